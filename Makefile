@@ -1,0 +1,77 @@
+# Everything a person does with this tree. `make` alone explains.
+#
+# PG_CONFIG   the pg_config of the server to build for (as with any PGXS extension)
+# DESTDIR     root to install under
+# PROFILE     release (default) or dev
+
+PG_CONFIG ?= $(or $(shell command -v pg_config),/usr/lib/postgresql/15/bin/pg_config)
+PROFILE   ?= release
+CARGO     ?= cargo
+
+# The real one behind Debian's wrapper: another path to the same would rebuild the bindings.
+PG_CONFIG_PATH = $(or $(wildcard $(shell $(PG_CONFIG) --bindir 2>/dev/null)/pg_config),$(PG_CONFIG))
+PG_MAJOR   = $(shell $(PG_CONFIG) --version 2>/dev/null | sed -E 's/^PostgreSQL ([0-9]+).*/\1/')
+VERSION   := $(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+SQL       := sql/outbox--$(VERSION).sql
+# One target directory per major: the bindings are generated from its headers.
+PG_TARGET  = target/pg$(PG_MAJOR)
+LIBRARY    = $(PG_TARGET)/$(if $(filter release,$(PROFILE)),release,debug)/liboutbox.so
+SHAREDIR   = $(DESTDIR)$(shell $(PG_CONFIG) --sharedir)/extension
+LIBDIR     = $(DESTDIR)$(shell $(PG_CONFIG) --pkglibdir)
+
+.PHONY: help demo test build install sql lint fmt clean tools private
+
+help: ## this text
+	@echo "outbox $(VERSION): a transactional outbox for Postgres with its relay inside the server"
+	@echo
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@echo
+	@echo "  for another server: make PG_CONFIG=/path/to/pg_config install"
+
+demo: private ## commit one event, roll back another, and see what a RabbitMQ consumer gets
+	@$(CARGO) build --quiet --locked -p outbox-tests --bin demo
+	@$(RUN) target/debug/demo
+
+test: private ## every test, on private servers under target/
+	$(CARGO) build --locked -p outbox-tests --bins
+	$(CARGO) test --locked -p outbox-core
+	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-transport
+	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-tests -- --test-threads=2
+
+build: tools ## build the extension
+	PGRX_PG_CONFIG_PATH=$(PG_CONFIG_PATH) CARGO_TARGET_DIR=$(PG_TARGET) \
+	  $(CARGO) build --locked --profile $(PROFILE) --no-default-features --features pg$(PG_MAJOR) -p outbox
+
+install: build $(SQL) ## install into the server of PG_CONFIG
+	install -d $(SHAREDIR) $(LIBDIR)
+	install -m 755 $(LIBRARY) $(LIBDIR)/outbox.so
+	sed 's/@CARGO_VERSION@/$(VERSION)/' outbox.control > $(SHAREDIR)/outbox.control
+	install -m 644 sql/outbox--*.sql $(SHAREDIR)/
+
+sql: ## put sql/src/*.sql together into the install script
+	@tests/support/build_sql.sh $(SQL)
+
+lint: tools ## formatting and clippy, warnings denied
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --all-targets -p outbox-core -p outbox-transport -p outbox-tests -- -D warnings
+	PGRX_PG_CONFIG_PATH=$(PG_CONFIG_PATH) CARGO_TARGET_DIR=$(PG_TARGET) \
+	  $(CARGO) clippy --locked --profile $(PROFILE) --no-default-features --features pg$(PG_MAJOR) -p outbox -- -D warnings
+
+fmt: ## format all code
+	$(CARGO) fmt --all
+
+clean: ## remove what was built and what private servers left
+	rm -rf target
+
+# ---- what the targets above stand on ---------------------------------------------------------------------------------
+
+tools: # compiler and server headers; says what it does before it does it
+	@PG_CONFIG=$(PG_CONFIG) tests/support/install_tools.sh build
+
+private: # a copy of the installed server under target/ with this extension in it; the installation itself is left alone
+	@PG_CONFIG=$(PG_CONFIG) tests/support/install_tools.sh servers
+	@tests/support/mirror_pg.sh $(PG_CONFIG_PATH) target/private/pg$(PG_MAJOR) > target/private.root || { cat target/private.root; exit 1; }
+	@$(MAKE) --no-print-directory install DESTDIR=$$(tail -n 1 target/private.root) PG_CONFIG=$(PG_CONFIG_PATH) PROFILE=$(PROFILE)
+
+RUN = OUTBOX_PG_ROOT=$$(tail -n 1 target/private.root) \
+      OUTBOX_PG_BINDIR=$$(tail -n 1 target/private.root)$$($(PG_CONFIG) --bindir)

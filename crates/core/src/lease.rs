@@ -1,0 +1,283 @@
+//! Which worker holds which partition: a plan from the workers and leases that one transaction saw. Called by each
+//! worker, alone, on its main thread; `src/store.rs` executes the plan with fenced updates.
+//!
+//! The rule is a stable modulo: partition `i` belongs to the worker at `i % n` of the live workers sorted by name. The
+//! workers never talk to each other. Where two saw different lists, both may plan the same partition; the fence on the
+//! row (free, or this owner and epoch) lets one of them have it, and the next pass mends the rest.
+
+use crate::partition::{Partition, PartitionCount};
+
+/// A row of `outbox_partitions` as read.
+///
+/// Written by the worker that acquires, renews or releases it; read by every worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    pub partition: Partition,
+    /// Name of the worker; none was released or never held.
+    pub owner: Option<String>,
+    /// The lease had not run out by the database's clock when it was read.
+    pub live: bool,
+    /// Raised by each acquisition.
+    pub epoch: i64,
+}
+
+/// What one worker does with the leases, each list in the order of the leases given. The epochs fence the updates: a
+/// row whose epoch has moved on belongs to another.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Free ones that are mine by the rule. Includes those I held and let run out: another may have held them since I
+    /// last looked, so they start over with a new epoch.
+    pub acquire: Vec<Partition>,
+    /// Live ones that I hold and keep.
+    pub renew: Vec<(Partition, i64)>,
+    /// Ones that I hold and another shall have, run out or not. To be released only after all that is in flight for
+    /// them is settled; until then the executor renews them.
+    pub release: Vec<(Partition, i64)>,
+}
+
+impl Plan {
+    pub fn is_empty(&self) -> bool {
+        self.acquire.is_empty() && self.renew.is_empty() && self.release.is_empty()
+    }
+}
+
+/// The partitions of `me` by the rule, ascending. `workers_sorted` is sorted and without repeats; who is not in it has
+/// none.
+pub fn target(workers_sorted: &[String], me: &str, count: PartitionCount) -> Vec<Partition> {
+    count
+        .partitions()
+        .filter(|partition| owner_by_rule(workers_sorted, *partition) == Some(me))
+        .collect()
+}
+
+/// My part of the rule, against what the leases say. `workers` are the live ones in any order; I count as one of them
+/// whether or not they name me, for my own heartbeat may be younger than the list. What another holds live I leave
+/// alone: it releases it when it sees me.
+pub fn plan(me: &str, workers: &[String], leases: &[Lease]) -> Plan {
+    let mut workers_sorted: Vec<&str> = workers.iter().map(String::as_str).chain([me]).collect();
+    workers_sorted.sort_unstable();
+    workers_sorted.dedup();
+
+    let mut plan = Plan::default();
+    for lease in leases {
+        let mine_by_rule = owner_by_rule(&workers_sorted, lease.partition) == Some(me);
+        let held_by_me = lease.owner.as_deref() == Some(me);
+        let free = lease.owner.is_none() || !lease.live;
+        match (mine_by_rule, held_by_me) {
+            (true, true) if lease.live => plan.renew.push((lease.partition, lease.epoch)),
+            (true, _) if free => plan.acquire.push(lease.partition),
+            (false, true) => plan.release.push((lease.partition, lease.epoch)),
+            _ => {}
+        }
+    }
+    plan
+}
+
+fn owner_by_rule<S: AsRef<str>>(workers_sorted: &[S], partition: Partition) -> Option<&str> {
+    let at = usize::from(partition.index()).checked_rem(workers_sorted.len())?;
+    workers_sorted.get(at).map(AsRef::as_ref)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::collection::{btree_set, vec};
+    use proptest::prelude::*;
+
+    fn p(index: i64) -> Partition {
+        Partition::new(index).unwrap()
+    }
+
+    fn names(list: &[&str]) -> Vec<String> {
+        list.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn lease(index: i64, owner: Option<&str>, live: bool, epoch: i64) -> Lease {
+        Lease {
+            partition: p(index),
+            owner: owner.map(str::to_owned),
+            live,
+            epoch,
+        }
+    }
+
+    #[test]
+    fn two_workers_share_alternately() {
+        let workers = names(&["a", "b"]);
+        let count = PartitionCount::new(5).unwrap();
+        assert_eq!(target(&workers, "a", count), [p(0), p(2), p(4)]);
+        assert_eq!(target(&workers, "b", count), [p(1), p(3)]);
+        assert_eq!(target(&workers, "c", count), []);
+        assert_eq!(target(&[], "a", count), []);
+    }
+
+    #[test]
+    fn a_lone_worker_takes_every_free_partition_even_if_the_list_has_not_seen_it() {
+        let leases = [lease(0, None, false, 0), lease(1, Some("gone"), false, 4)];
+        assert_eq!(
+            plan("me", &[], &leases),
+            Plan {
+                acquire: vec![p(0), p(1)],
+                ..Plan::default()
+            }
+        );
+    }
+
+    #[test]
+    fn what_another_holds_live_is_left_alone() {
+        assert!(plan("me", &[], &[lease(0, Some("other"), true, 4)]).is_empty());
+    }
+
+    #[test]
+    fn what_i_hold_live_is_renewed_under_its_epoch() {
+        let plan = plan("me", &[], &[lease(0, Some("me"), true, 4)]);
+        assert_eq!(
+            plan,
+            Plan {
+                renew: vec![(p(0), 4)],
+                ..Plan::default()
+            }
+        );
+    }
+
+    #[test]
+    fn what_i_let_run_out_is_acquired_anew_and_never_renewed() {
+        let plan = plan("me", &[], &[lease(0, Some("me"), false, 4)]);
+        assert_eq!(
+            plan,
+            Plan {
+                acquire: vec![p(0)],
+                ..Plan::default()
+            }
+        );
+    }
+
+    #[test]
+    fn a_newcomer_is_given_its_share() {
+        let leases = [lease(0, Some("b"), true, 1), lease(1, Some("b"), true, 2)];
+        let plan = plan("b", &names(&["b", "a"]), &leases);
+        assert_eq!(
+            plan,
+            Plan {
+                renew: vec![(p(1), 2)],
+                release: vec![(p(0), 1)],
+                ..Plan::default()
+            }
+        );
+    }
+
+    #[test]
+    fn a_partition_of_another_is_not_taken_even_when_free() {
+        assert!(plan("a", &names(&["b"]), &[lease(1, None, false, 0)]).is_empty());
+    }
+
+    fn some_workers() -> impl Strategy<Value = Vec<String>> {
+        btree_set("[a-z]{1,3}", 1..8).prop_map(|names| names.into_iter().collect())
+    }
+
+    fn some_leases() -> impl Strategy<Value = Vec<Lease>> {
+        vec((proptest::option::of("[a-z]{1,3}"), any::<bool>(), 0_i64..1_000), 1..70).prop_map(|rows| {
+            let rows = rows.into_iter().zip(0..);
+            rows.map(|((owner, live, epoch), index)| Lease {
+                partition: p(index),
+                owner,
+                live,
+                epoch,
+            })
+            .collect()
+        })
+    }
+
+    /// What the fenced updates do; panics where a fence would have refused.
+    fn execute(me: &str, plan: &Plan, leases: &mut [Lease]) {
+        for partition in &plan.acquire {
+            let lease = &mut leases[usize::from(partition.index())];
+            assert!(lease.owner.is_none() || !lease.live);
+            *lease = Lease {
+                partition: *partition,
+                owner: Some(me.to_owned()),
+                live: true,
+                epoch: lease.epoch + 1,
+            };
+        }
+        for (partition, epoch) in &plan.renew {
+            let lease = &leases[usize::from(partition.index())];
+            assert!(lease.owner.as_deref() == Some(me) && lease.live && lease.epoch == *epoch);
+        }
+        for (partition, epoch) in &plan.release {
+            let lease = &mut leases[usize::from(partition.index())];
+            assert!(lease.owner.as_deref() == Some(me) && lease.epoch == *epoch);
+            lease.owner = None;
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_targets_of_all_workers_are_all_partitions_once(workers in some_workers(), n in 1_i64..=1024) {
+            let count = PartitionCount::new(n).unwrap();
+            let mut all: Vec<Partition> = workers.iter().flat_map(|me| target(&workers, me, count)).collect();
+            all.sort_unstable();
+            prop_assert_eq!(all, count.partitions().collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn a_plan_depends_on_who_lives_and_not_on_how_they_are_listed(
+            workers in some_workers(),
+            leases in some_leases(),
+        ) {
+            let me = workers[0].clone();
+            let mut shuffled = workers.clone();
+            shuffled.reverse();
+            shuffled.push(workers[workers.len() / 2].clone());
+            let without_me: Vec<String> = workers.iter().filter(|name| **name != me).cloned().collect();
+            let found = plan(&me, &workers, &leases);
+            prop_assert_eq!(&plan(&me, &shuffled, &leases), &found);
+            prop_assert_eq!(&plan(&me, &without_me, &leases), &found);
+        }
+
+        #[test]
+        fn a_plan_names_a_partition_once_and_only_what_is_free_or_mine(
+            workers in some_workers(),
+            leases in some_leases(),
+        ) {
+            let me = &workers[0];
+            let found = plan(me, &workers, &leases);
+            let held = found.renew.iter().chain(&found.release).map(|(partition, _)| *partition);
+            let mut named: Vec<Partition> = found.acquire.iter().copied().chain(held).collect();
+            for partition in &named {
+                let lease = &leases[usize::from(partition.index())];
+                prop_assert!(lease.owner.as_ref() == Some(me) || lease.owner.is_none() || !lease.live);
+            }
+            let total = named.len();
+            named.sort_unstable();
+            named.dedup();
+            prop_assert_eq!(named.len(), total);
+        }
+
+        #[test]
+        fn planning_in_turn_ends_with_every_partition_at_its_worker(
+            workers in some_workers(),
+            leases in some_leases(),
+        ) {
+            let mut leases = leases;
+            for lease in &mut leases {
+                // Leases of workers that are not alive run out in time; nothing is waited for here.
+                lease.live &= lease.owner.as_ref().is_some_and(|owner| workers.contains(owner));
+            }
+            for _ in 0..2 {
+                for me in &workers {
+                    let found = plan(me, &workers, &leases);
+                    execute(me, &found, &mut leases);
+                }
+            }
+            let count = PartitionCount::new(leases.len() as i64).unwrap();
+            for me in &workers {
+                let held = leases.iter().filter(|lease| lease.owner.as_ref() == Some(me));
+                let mine: Vec<Partition> = held.map(|lease| lease.partition).collect();
+                prop_assert_eq!(mine, target(&workers, me, count));
+                let found = plan(me, &workers, &leases);
+                prop_assert!(found.acquire.is_empty() && found.release.is_empty(), "still moving: {:?}", found);
+            }
+        }
+    }
+}

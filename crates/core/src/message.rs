@@ -1,0 +1,124 @@
+//! The words of the message path, as plain data. `src/` fills `Pointer` and `Event` from rows on the worker's main
+//! thread, `envelope` makes a `Publication` of them, the publisher threads send it and answer with an `Outcome`.
+//!
+//! Nothing here knows Postgres or AMQP: both sides of the bounded queues between the threads speak these types.
+
+use crate::partition::Partition;
+
+/// What goes to the wire for one message, complete: the publisher adds nothing and looks nothing up.
+///
+/// Written by `envelope::publication` on the worker's main thread, read by a publisher thread.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Publication {
+    /// The worker's own number for this attempt; comes back with the [`Outcome`]. Never sent to the broker.
+    pub handle: u64,
+    /// Name of the exchange, at most 255 bytes; empty is the broker's default exchange.
+    pub exchange: String,
+    /// Rendered routing key, at most 255 bytes.
+    pub routing_key: String,
+    pub properties: Properties,
+    /// The bytes of the message: the same for each retry of the same event.
+    pub body: Vec<u8>,
+}
+
+/// The properties of a message, in AMQP's sense. `delivery_mode` is absent because it is always 2 (persistent).
+///
+/// Written by `envelope`, read by the transports.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Properties {
+    /// The event's id: stable across retries and reconnects, so consumers deduplicate by it. At most 255 bytes.
+    pub message_id: String,
+    /// AMQP's `type`: the event's type. At most 255 bytes.
+    pub kind: Option<String>,
+    /// MIME type of the body.
+    pub content_type: String,
+    /// When the event was created, in whole seconds since 1970; absent before 1970, which AMQP cannot say.
+    pub timestamp_s: Option<u64>,
+    /// The application that publishes; `outbox`.
+    pub app_id: String,
+    /// At most 255 bytes.
+    pub correlation_id: Option<String>,
+    /// In sending order, each name once, each name at most 255 bytes.
+    pub headers: Vec<(String, HeaderValue)>,
+}
+
+/// A header's value: what both an AMQP field table and JSON can say without loss.
+#[derive(Clone, Debug, PartialEq)]
+pub enum HeaderValue {
+    Text(String),
+    Int(i64),
+    Float(f64),
+    Bool(bool),
+}
+
+/// What the broker said of one publication, or that it said nothing. Exactly one per handle.
+///
+/// Written by a publisher thread, read by `settle::decide` on the worker's main thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The broker has taken responsibility: the only way to "published".
+    Confirmed,
+    /// The broker refused responsibility for this message (`basic.nack`): may be better next time.
+    Nacked,
+    /// Published as mandatory and not routed to any queue; `code` and `reason` are the broker's (312, `NO_ROUTE`).
+    Returned { code: u16, reason: String },
+    /// This message can never be sent as it is (too large, HTTP 400): no retry mends it.
+    Refused { reason: String },
+    /// No answer within the confirm timeout; the message may have arrived.
+    TimedOut,
+    /// The connection ended before an answer, or before sending; the message may have arrived.
+    Lost { reason: String },
+    /// Not sent: the broker blocks publishers (memory or disk alarm).
+    Blocked,
+}
+
+/// One claimed row of `outbox`: it names an event and carries the state of its delivery.
+///
+/// Written by the claim (`src/store.rs`, from `UPDATE … RETURNING`), read by `envelope` and the settlement.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pointer {
+    /// Position of the event in its source.
+    pub seq: i64,
+    /// Name of the destination.
+    pub destination: String,
+    /// Where the key's order is kept; never more than the database's partition count.
+    pub partition: Partition,
+    /// What is ordered; none is an unordered message.
+    pub key: Option<String>,
+    /// Attempts that are over and were charged to the message; 0 before the first.
+    pub attempts: i32,
+    /// Epoch of the lease under which the row was claimed; fences the settlement.
+    pub lease_epoch: i64,
+}
+
+/// The event as the source stores it. JSON columns are their text, untouched: it reaches the body byte for byte.
+///
+/// Written by the rehydration (`src/store.rs`), read by `envelope` and `route`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Event {
+    /// A UUID from the built-in store; any text of at most 255 bytes from the user's own.
+    pub id: String,
+    /// Position in the source; equal to the pointer's.
+    pub seq: i64,
+    /// The event's type, at most 255 bytes.
+    pub kind: String,
+    pub aggregate_type: Option<String>,
+    pub aggregate_id: Option<String>,
+    /// For captured rows: INSERT, UPDATE or DELETE; else whatever the application says.
+    pub operation: Option<String>,
+    /// JSON text.
+    pub payload: String,
+    /// JSON text.
+    pub previous_payload: Option<String>,
+    /// JSON text.
+    pub metadata: Option<String>,
+    /// JSON text of an object: the user's own headers.
+    pub headers: Option<String>,
+    pub actor: Option<String>,
+    /// At most 255 bytes.
+    pub correlation_id: Option<String>,
+    /// RFC 3339, UTC, with microseconds: `2026-01-31T12:00:00.000000Z`.
+    pub created_at: String,
+    /// The same moment in whole seconds since 1970, rounded down; negative before.
+    pub created_at_s: i64,
+}

@@ -1,0 +1,215 @@
+//! Which partition a key belongs to, and how a partition is called. Called at enqueue by every backend and by foreign
+//! writers that compute it themselves, so it never changes: the tests pin its vectors.
+//!
+//! partition = CRC-32 (IEEE, as zlib and PHP's `crc32()`) of the key's UTF-8 bytes, modulo the partition count.
+
+use std::fmt;
+
+/// How many partitions a database has: 1 to 1024. State of the database, never of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PartitionCount(u16);
+
+impl PartitionCount {
+    /// A lease row, a lock and a fair share of each claim per partition: beyond this they cost more than they spread.
+    pub const MAX: u16 = 1024;
+
+    /// # Errors
+    /// [`PartitionError::Count`] unless `1 <= count <= 1024`.
+    pub fn new(count: i64) -> Result<Self, PartitionError> {
+        match u16::try_from(count) {
+            Ok(n @ 1..=Self::MAX) => Ok(Self(n)),
+            _ => Err(PartitionError::Count(count)),
+        }
+    }
+
+    pub fn get(self) -> u16 {
+        self.0
+    }
+
+    /// Every partition of such a database, ascending.
+    pub fn partitions(self) -> impl Iterator<Item = Partition> {
+        (0..self.0).map(Partition)
+    }
+}
+
+/// The IEEE CRC-32 of the key's UTF-8 bytes.
+pub fn crc32(key: &str) -> u32 {
+    crc32fast::hash(key.as_bytes())
+}
+
+/// Number of a partition, 0 to 1023. Its key's order is kept inside it; its lease is held by one worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Partition(u16);
+
+impl Partition {
+    /// From a stored smallint.
+    ///
+    /// # Errors
+    /// [`PartitionError::Index`] unless `0 <= index <= 1023`.
+    pub fn new(index: i64) -> Result<Self, PartitionError> {
+        match u16::try_from(index) {
+            Ok(n) if n < PartitionCount::MAX => Ok(Self(n)),
+            _ => Err(PartitionError::Index(index)),
+        }
+    }
+
+    /// The partition of an ordering key; the empty string is a key like any other.
+    pub fn of_key(key: &str, count: PartitionCount) -> Self {
+        let remainder = crc32(key) % u32::from(count.0);
+        Self(remainder as u16) // lossless: below the count, which is at most 1024
+    }
+
+    pub fn index(self) -> u16 {
+        self.0
+    }
+
+    /// As a smallint; lossless, for an index is below 1024.
+    pub fn as_i16(self) -> i16 {
+        self.0 as i16
+    }
+
+    /// `p` and at least two digits: `p07`, `p63`, `p1023`.
+    pub fn label(self) -> String {
+        format!("p{:02}", self.0)
+    }
+
+    /// The strict inverse of [`Partition::label`]: `p07`, never `p7`, `07`, `P07` or `p007`.
+    ///
+    /// # Errors
+    /// [`PartitionError::Label`] for every other text.
+    pub fn parse_label(label: &str) -> Result<Self, PartitionError> {
+        let refused = || PartitionError::Label(label.chars().take(32).collect());
+        let digits = label.strip_prefix('p').ok_or_else(refused)?;
+        let index = digits.parse::<i64>().map_err(|_| refused())?;
+        let partition = Self::new(index).map_err(|_| refused())?;
+        if partition.label() == label {
+            Ok(partition)
+        } else {
+            Err(refused())
+        }
+    }
+}
+
+impl fmt::Display for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "p{:02}", self.0)
+    }
+}
+
+/// What cannot be a partition, a count or a label.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PartitionError {
+    Count(i64),
+    Index(i64),
+    /// The text, cut to 32 characters.
+    Label(String),
+}
+
+impl fmt::Display for PartitionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count(n) => write!(f, "partition count {n} is outside 1 to {}", PartitionCount::MAX),
+            Self::Index(n) => write!(f, "partition {n} is outside 0 to {}", PartitionCount::MAX - 1),
+            Self::Label(text) => write!(f, "\"{text}\" is not a partition label such as p07"),
+        }
+    }
+}
+
+impl std::error::Error for PartitionError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn count(n: i64) -> PartitionCount {
+        PartitionCount::new(n).unwrap()
+    }
+
+    /// Key, CRC, then the partition among 16, 64, 10 and 1024: from Python's `zlib.crc32(key.encode()) % count`.
+    const VECTORS: [(&str, u32, [u16; 4]); 7] = [
+        ("order-42", 0x57f7_06de, [14, 30, 2, 734]),
+        ("Ünï", 0x7bf6_e7d4, [4, 20, 2, 980]),
+        ("", 0x0000_0000, [0, 0, 0, 0]),
+        ("a", 0xe8b7_be43, [3, 3, 7, 579]),
+        ("注文-7", 0x871d_4bd3, [3, 19, 5, 979]),
+        ("🐇", 0x53f0_aaef, [15, 47, 7, 751]),
+        ("123456789", 0xcbf4_3926, [6, 38, 2, 294]), // the check value that every CRC catalogue prints
+    ];
+
+    #[test]
+    fn a_key_keeps_its_partition_for_ever() {
+        for (key, crc, expected) in VECTORS {
+            assert_eq!(crc32fast::hash(key.as_bytes()), crc, "crc of {key:?}");
+            let found = [16, 64, 10, 1024].map(|n| Partition::of_key(key, count(n)).index());
+            assert_eq!(found, expected, "partitions of {key:?}");
+        }
+    }
+
+    #[test]
+    fn one_partition_takes_every_key() {
+        assert_eq!(Partition::of_key("order-42", count(1)).index(), 0);
+    }
+
+    #[test]
+    fn a_count_is_between_1_and_1024() {
+        for refused in [i64::MIN, -1, 0, 1025, 65_537, i64::MAX] {
+            assert_eq!(PartitionCount::new(refused), Err(PartitionError::Count(refused)));
+        }
+        assert_eq!(count(1024).get(), 1024);
+        assert_eq!(
+            count(3).partitions().map(Partition::index).collect::<Vec<_>>(),
+            [0, 1, 2]
+        );
+    }
+
+    #[test]
+    fn an_index_is_between_0_and_1023() {
+        for refused in [i64::MIN, -1, 1024, 65_536, i64::MAX] {
+            assert_eq!(Partition::new(refused), Err(PartitionError::Index(refused)));
+        }
+        assert_eq!(Partition::new(1023).unwrap().as_i16(), 1023);
+    }
+
+    #[test]
+    fn a_label_has_at_least_two_digits() {
+        for (index, label) in [(0, "p00"), (7, "p07"), (63, "p63"), (100, "p100"), (1023, "p1023")] {
+            assert_eq!(Partition::new(index).unwrap().label(), label);
+            assert_eq!(Partition::new(index).unwrap().to_string(), label);
+            assert_eq!(Partition::parse_label(label), Partition::new(index));
+        }
+    }
+
+    #[test]
+    fn what_only_looks_like_a_label_is_refused() {
+        for text in [
+            "", "p", "p7", "07", "p007", "P07", "p+7", "p-1", "p 7", " p07", "p07 ", "p1024", "p٠٧", "pp07",
+        ] {
+            assert_eq!(
+                Partition::parse_label(text),
+                Err(PartitionError::Label(text.to_owned())),
+                "{text:?}"
+            );
+        }
+        let error = Partition::parse_label(&"x".repeat(1_000)).unwrap_err();
+        assert_eq!(
+            error,
+            PartitionError::Label("x".repeat(32)),
+            "an error does not carry a whole document"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn every_key_has_a_partition_below_the_count(key: String, n in 1_i64..=1024) {
+            prop_assert!(Partition::of_key(&key, count(n)).index() < count(n).get());
+        }
+
+        #[test]
+        fn labels_and_partitions_are_one_to_one(text in "p[0-9]{1,5}|\\PC{0,6}") {
+            if let Ok(partition) = Partition::parse_label(&text) {
+                prop_assert_eq!(partition.label(), text);
+            }
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! What becomes of a message, given what the broker said. Called once per outcome by the worker's main thread, which
+//! then executes the dispositions of a batch in one transaction.
+//!
+//! A message's own fault is charged to it (an attempt, in the end the dead letters). The destination's or the
+//! connection's fault is not: the message is released and goes again when the destination is back.
+
+use crate::backoff;
+use crate::message::Outcome;
+
+/// Errors and reasons are stored in rows and shown in views: cut to this many bytes.
+pub const TEXT_MAX_BYTES: usize = 500;
+
+/// Retry settings of a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RetryPolicy {
+    /// Attempts in all, the first included; 0 and 1 both mean no retry.
+    pub max_attempts: u32,
+    /// Delay after the first failure, in ms.
+    pub base_ms: u64,
+    /// No set delay exceeds it, in ms; jitter comes on top.
+    pub max_ms: u64,
+}
+
+/// What we do with a message. Texts are at most [`TEXT_MAX_BYTES`] long, on one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Disposition {
+    /// To the history, for good.
+    Publish,
+    /// To the waiting ones, an attempt charged, due after `delay_ms`.
+    Retry { delay_ms: u64, error: String },
+    /// To the dead letters.
+    Dead { reason: String },
+    /// Back to pending as it was: no attempt charged.
+    Release { reason: String },
+}
+
+/// Decides for one message. `attempts_before` counts the charged attempts before this one; `seed` feeds the jitter.
+pub fn decide(outcome: &Outcome, attempts_before: u32, policy: &RetryPolicy, seed: u64) -> Disposition {
+    match outcome {
+        Outcome::Confirmed => Disposition::Publish,
+        Outcome::Nacked => charge("nacked by the broker".to_owned(), attempts_before, policy, seed),
+        Outcome::Returned { code, reason } => {
+            charge(format!("unroutable: {code} {reason}"), attempts_before, policy, seed)
+        }
+        Outcome::Refused { reason } => Disposition::Dead {
+            reason: one_line(&format!("refused: {reason}"), ""),
+        },
+        Outcome::TimedOut => Disposition::Release {
+            reason: "no confirm in time".to_owned(),
+        },
+        Outcome::Lost { reason } => Disposition::Release {
+            reason: one_line(&format!("connection lost: {reason}"), ""),
+        },
+        Outcome::Blocked => Disposition::Release {
+            reason: "the broker blocks publishers".to_owned(),
+        },
+    }
+}
+
+/// Retry while attempts are left, else dead.
+fn charge(error: String, attempts_before: u32, policy: &RetryPolicy, seed: u64) -> Disposition {
+    let attempts_done = attempts_before.saturating_add(1);
+    if attempts_done < policy.max_attempts {
+        let delay_ms = backoff::delay_ms(attempts_done, policy.base_ms, policy.max_ms, seed);
+        return Disposition::Retry {
+            delay_ms,
+            error: one_line(&error, ""),
+        };
+    }
+    let plural = if attempts_done == 1 { "" } else { "s" };
+    Disposition::Dead {
+        reason: one_line(&error, &format!(" (after {attempts_done} attempt{plural})")),
+    }
+}
+
+/// `text` and `suffix` within the limit; the text is cut, never the suffix. A broker's text may hold line breaks, which
+/// would forge lines in a log.
+fn one_line(text: &str, suffix: &str) -> String {
+    let room_bytes = TEXT_MAX_BYTES.saturating_sub(suffix.len());
+    let mut line: String = text[..text.floor_char_boundary(room_bytes)]
+        .chars()
+        .map(|c| if c.is_ascii_control() { ' ' } else { c }) // same length, so still within the limit
+        .collect();
+    line.push_str(suffix);
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const POLICY: RetryPolicy = RetryPolicy {
+        max_attempts: 3,
+        base_ms: 100,
+        max_ms: 1_000,
+    };
+
+    fn no_route() -> Outcome {
+        Outcome::Returned {
+            code: 312,
+            reason: "NO_ROUTE".into(),
+        }
+    }
+
+    #[test]
+    fn only_a_confirm_publishes() {
+        assert_eq!(decide(&Outcome::Confirmed, 0, &POLICY, 1), Disposition::Publish);
+        assert_eq!(
+            decide(&Outcome::Confirmed, 99, &POLICY, 1),
+            Disposition::Publish,
+            "however many attempts it took"
+        );
+    }
+
+    #[test]
+    fn a_nack_is_retried_after_a_growing_delay() {
+        for (attempts_before, set_ms) in [(0, 100), (1, 200)] {
+            let Disposition::Retry { delay_ms, error } = decide(&Outcome::Nacked, attempts_before, &POLICY, 1) else {
+                panic!("not a retry");
+            };
+            assert!((set_ms..=set_ms + set_ms / 4).contains(&delay_ms));
+            assert_eq!(error, "nacked by the broker");
+        }
+    }
+
+    #[test]
+    fn an_unroutable_message_out_of_attempts_is_dead_and_says_why() {
+        let Disposition::Retry { error, .. } = decide(&no_route(), 1, &POLICY, 1) else {
+            panic!("not a retry")
+        };
+        assert_eq!(error, "unroutable: 312 NO_ROUTE");
+        let dead = Disposition::Dead {
+            reason: "unroutable: 312 NO_ROUTE (after 3 attempts)".into(),
+        };
+        assert_eq!(decide(&no_route(), 2, &POLICY, 1), dead);
+    }
+
+    #[test]
+    fn without_retries_the_first_failure_is_the_last() {
+        for max_attempts in [0, 1] {
+            let policy = RetryPolicy { max_attempts, ..POLICY };
+            let dead = Disposition::Dead {
+                reason: "nacked by the broker (after 1 attempt)".into(),
+            };
+            assert_eq!(decide(&Outcome::Nacked, 0, &policy, 1), dead);
+        }
+    }
+
+    #[test]
+    fn a_refused_message_is_dead_at_once() {
+        let outcome = Outcome::Refused {
+            reason: "body of 20 MB".into(),
+        };
+        assert_eq!(
+            decide(&outcome, 0, &POLICY, 1),
+            Disposition::Dead {
+                reason: "refused: body of 20 MB".into()
+            }
+        );
+    }
+
+    #[test]
+    fn a_fault_of_the_connection_burns_no_attempt() {
+        let lost = Outcome::Lost {
+            reason: "reset by peer".into(),
+        };
+        for outcome in [Outcome::TimedOut, lost, Outcome::Blocked] {
+            assert!(
+                matches!(decide(&outcome, 99, &POLICY, 1), Disposition::Release { .. }),
+                "{outcome:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_and_keeps_the_count() {
+        let outcome = Outcome::Returned {
+            code: 312,
+            reason: "é\n".repeat(1_000),
+        };
+        let Disposition::Dead { reason } = decide(&outcome, 9, &POLICY, 1) else {
+            panic!("not dead")
+        };
+        assert!(
+            reason.len() <= TEXT_MAX_BYTES && reason.len() > TEXT_MAX_BYTES - 4,
+            "{} bytes",
+            reason.len()
+        );
+        assert!(reason.ends_with(" (after 10 attempts)"));
+        assert!(!reason.contains('\n'));
+    }
+
+    proptest! {
+        #[test]
+        fn every_failure_ends_in_a_short_text(
+            which in 0..4,
+            text in "[\\s\\S]{0,600}",
+            code: u16,
+            before: u32,
+            max_attempts: u32,
+            seed: u64,
+        ) {
+            let outcome = match which {
+                0 => Outcome::Nacked,
+                1 => Outcome::Returned { code, reason: text },
+                2 => Outcome::Refused { reason: text },
+                _ => Outcome::Lost { reason: text },
+            };
+            match decide(&outcome, before, &RetryPolicy { max_attempts, ..POLICY }, seed) {
+                Disposition::Publish => prop_assert!(false, "{:?} published", outcome),
+                Disposition::Retry { error: text, .. } => {
+                    prop_assert!(before < max_attempts);
+                    prop_assert!(text.len() <= TEXT_MAX_BYTES);
+                }
+                Disposition::Dead { reason: text } | Disposition::Release { reason: text } => {
+                    prop_assert!(text.len() <= TEXT_MAX_BYTES);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Whether a worker's pass claims, and how long the worker sleeps before the next. Called by the worker's main thread.
+//!
+//! No pass needs a wake: one that comes only cuts the sleep short, and so does an outcome.
+
+/// What a worker knows at this point of its loop.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TickState {
+    /// Delivery is switched on.
+    pub enabled: bool,
+    /// A destination can take messages.
+    pub connected: bool,
+    /// The broker blocks publishers.
+    pub blocked: bool,
+    pub owned_partitions: usize,
+    /// Messages handed over and without an outcome.
+    pub outstanding: usize,
+    /// How many may be outstanding.
+    pub window: usize,
+    /// The bounded queue to the publisher takes another batch.
+    pub queue_has_room: bool,
+    /// The most recent claim brought as many rows as it asked for: there are probably more.
+    pub last_claim_was_full: bool,
+    /// A wake came since the most recent claim began: there is probably a row that it did not see.
+    pub woken: bool,
+    /// The sleep when nothing calls for haste.
+    pub idle_backoff_ms: u32,
+}
+
+/// Ask for `claim` at the start of a pass, and again after it for `wait_ms`: only then do `last_claim_was_full` and
+/// `woken` speak of the claim just made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Next {
+    /// Claim up to so many rows: the free slots of the window, an eighth of it at least unless nothing is outstanding.
+    pub claim: Option<u32>,
+    /// Sleep at most so long; a wake or an outcome ends it earlier.
+    pub wait_ms: u32,
+}
+
+pub fn next(state: &TickState) -> Next {
+    let free = state.window.saturating_sub(state.outstanding);
+    // Not for every slot that frees: near a full window that would be a transaction for a row or two.
+    let may_claim = state.enabled
+        && state.connected
+        && !state.blocked
+        && state.owned_partitions > 0
+        && state.queue_has_room
+        && free > 0
+        && (free >= state.window.div_ceil(8) || state.outstanding == 0);
+    if !may_claim {
+        // Even if woken or with rows left: what stands in the way does not go away by looking again at once.
+        return Next {
+            claim: None,
+            wait_ms: state.idle_backoff_ms.max(1),
+        };
+    }
+    let free_slots = u32::try_from(free).unwrap_or(u32::MAX);
+    let wait_ms = if state.last_claim_was_full || state.woken {
+        0
+    } else {
+        state.idle_backoff_ms.max(1)
+    };
+    Next {
+        claim: Some(free_slots),
+        wait_ms,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const READY: TickState = TickState {
+        enabled: true,
+        connected: true,
+        blocked: false,
+        owned_partitions: 2,
+        outstanding: 10,
+        window: 100,
+        queue_has_room: true,
+        last_claim_was_full: false,
+        woken: false,
+        idle_backoff_ms: 250,
+    };
+
+    #[test]
+    fn a_ready_worker_claims_the_free_slots_without_being_woken() {
+        assert_eq!(
+            next(&READY),
+            Next {
+                claim: Some(90),
+                wait_ms: 250
+            }
+        );
+    }
+
+    #[test]
+    fn nothing_is_claimed_while_something_stands_in_the_way() {
+        let in_the_way = [
+            TickState {
+                enabled: false,
+                ..READY
+            },
+            TickState {
+                connected: false,
+                ..READY
+            },
+            TickState { blocked: true, ..READY },
+            TickState {
+                owned_partitions: 0,
+                ..READY
+            },
+            TickState {
+                queue_has_room: false,
+                ..READY
+            },
+            TickState {
+                outstanding: 100,
+                ..READY
+            },
+            TickState {
+                outstanding: 200,
+                ..READY
+            }, // the window was made smaller
+            TickState {
+                window: 0,
+                outstanding: 0,
+                ..READY
+            },
+        ];
+        for state in in_the_way {
+            let hasty = TickState {
+                last_claim_was_full: true,
+                woken: true,
+                ..state
+            };
+            assert_eq!(
+                next(&hasty),
+                Next {
+                    claim: None,
+                    wait_ms: 250
+                },
+                "{state:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_nearly_full_window_is_left_to_drain_before_the_next_claim() {
+        assert_eq!(
+            next(&TickState {
+                outstanding: 88,
+                ..READY
+            })
+            .claim,
+            None
+        );
+        assert_eq!(
+            next(&TickState {
+                outstanding: 87,
+                ..READY
+            })
+            .claim,
+            Some(13)
+        );
+    }
+
+    #[test]
+    fn a_full_claim_or_a_wake_since_leaves_no_time_to_sleep() {
+        assert_eq!(
+            next(&TickState {
+                last_claim_was_full: true,
+                ..READY
+            })
+            .wait_ms,
+            0
+        );
+        assert_eq!(next(&TickState { woken: true, ..READY }).wait_ms, 0);
+    }
+
+    #[test]
+    fn an_idle_worker_never_spins() {
+        assert_eq!(
+            next(&TickState {
+                idle_backoff_ms: 0,
+                ..READY
+            })
+            .wait_ms,
+            1
+        );
+        assert_eq!(
+            next(&TickState::default()),
+            Next {
+                claim: None,
+                wait_ms: 1
+            }
+        );
+    }
+
+    #[test]
+    fn a_window_beyond_32_bits_is_no_overflow() {
+        assert_eq!(
+            next(&TickState {
+                window: usize::MAX,
+                ..READY
+            })
+            .claim,
+            Some(u32::MAX)
+        );
+    }
+}

@@ -1,0 +1,217 @@
+//! How to connect to the broker, what to check before the first publish, and what an error of it means.
+//!
+//! Runs on the publisher thread. Every wait is under a timeout of our own: lapin has none, and its connect has hung in
+//! several releases.
+
+use crate::config::{AmqpConfig, ExchangeType};
+use crate::guard::{FRAME_BYTES_MAX, GuardedStream, Kit, ThreadMark, Wire};
+use crate::publisher::DownReason;
+use lapin::options::{ConfirmSelectOptions, ExchangeDeclareOptions};
+use lapin::protocol::{AMQPError, AMQPErrorKind, AMQPHardError, AMQPSoftError};
+use lapin::types::{FieldTable, ShortString};
+use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
+use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, ErrorKind, ExchangeKind};
+use std::future::Future;
+use std::io;
+use std::sync::Mutex;
+use std::time::Duration;
+use tokio::net::TcpStream;
+
+/// lapin declares a peer dead after twice this time of silence and looks every half of it: at most 20 s.
+const HEARTBEAT_S: u16 = 8;
+/// One to publish on, one to check with, and spares: lapin frees a closed channel's number late.
+const CHANNELS_MAX: u16 = 8;
+const REPLY_SUCCESS: u16 = 200;
+
+/// Why the connection is down, or could not be made.
+#[derive(Clone, Debug)]
+pub(crate) struct Fault {
+    pub(crate) reason: DownReason,
+    pub(crate) detail: String,
+}
+
+impl Fault {
+    pub(crate) fn new(reason: DownReason, detail: impl Into<String>) -> Self {
+        Self {
+            reason,
+            detail: detail.into(),
+        }
+    }
+}
+
+/// A checked connection with a channel in confirm mode.
+pub(crate) struct Link {
+    pub(crate) connection: Connection,
+    pub(crate) channel: Channel,
+    pub(crate) frame_bytes_max: usize,
+}
+
+/// Connects and checks. `wire` is filled as soon as there is a socket, so that the caller can cut it whatever happens:
+/// also if this future is dropped half way.
+pub(crate) async fn connect(config: &AmqpConfig, wire: &mut Option<Wire>) -> Result<Link, Fault> {
+    let limit = config.connect_timeout;
+    let (new_wire, stream, mark) = dial(config).await?;
+    *wire = Some(new_wire);
+    let connection = within(limit, "the AMQP handshake", handshake(config, stream, mark)).await?;
+    within(limit, "the exchange check", check_exchange(config, &connection)).await?;
+    let channel = within(limit, "opening a channel", connection.create_channel()).await?;
+    let confirm = channel.confirm_select(ConfirmSelectOptions::default());
+    within(limit, "turning on confirms", confirm).await?;
+    let frame_bytes_max = connection.configuration().frame_max() as usize;
+    Ok(Link {
+        connection,
+        channel,
+        frame_bytes_max,
+    })
+}
+
+/// Says goodbye. The caller cuts the wire afterwards in any case.
+pub(crate) async fn close(connection: &Connection, limit: Duration) {
+    let _ = tokio::time::timeout(limit, connection.close(REPLY_SUCCESS, "OK".into())).await;
+}
+
+async fn dial(config: &AmqpConfig) -> Result<(Wire, GuardedStream, ThreadMark), Fault> {
+    // A name is resolved on a thread of tokio's pool, which inherits our blocked signals.
+    let dial = TcpStream::connect((config.host.as_str(), config.port));
+    let unreachable = |text: String| Fault::new(DownReason::Unreachable, text);
+    match tokio::time::timeout(config.connect_timeout, dial).await {
+        Ok(stream) => stream.and_then(Wire::new).map_err(|e| unreachable(e.to_string())),
+        Err(_) => Err(unreachable(format!(
+            "no answer to the TCP connect within {:?}",
+            config.connect_timeout
+        ))),
+    }
+}
+
+async fn handshake(config: &AmqpConfig, stream: GuardedStream, mark: ThreadMark) -> lapin::Result<Connection> {
+    // lapin calls this once: its own retries are off. It keeps the closure as long as its thread runs, and `mark` in it.
+    let stream = Mutex::new(Some(stream));
+    let connect = async move |_: AMQPUri, _: async_rs::Runtime<Kit>| {
+        let _mark = &mark;
+        let taken = stream.lock().ok().and_then(|mut slot| slot.take());
+        taken
+            .map(AsyncTcpStream::Plain)
+            .ok_or_else(|| lapin::Error::from(io::Error::from(io::ErrorKind::NotConnected)))
+    };
+    Connection::connector(uri(config), Kit::runtime(), connect, properties(config)).await
+}
+
+/// Built from parts, never from text: no text with the password in it exists.
+fn uri(config: &AmqpConfig) -> AMQPUri {
+    AMQPUri {
+        scheme: AMQPScheme::AMQP,
+        authority: AMQPAuthority {
+            userinfo: AMQPUserInfo {
+                username: config.user.clone(),
+                password: config.password.reveal().to_owned(),
+            },
+            host: config.host.clone(),
+            port: config.port,
+        },
+        vhost: config.vhost.clone(),
+        query: AMQPQueryString {
+            // Never leave this open: to "no limit" from the broker (0) lapin then answers u32::MAX and allocates
+            // 32 times that, 137 GB, which aborts the process.
+            frame_max: Some(FRAME_BYTES_MAX),
+            channel_max: Some(CHANNELS_MAX),
+            heartbeat: Some(HEARTBEAT_S),
+            ..AMQPQueryString::default()
+        },
+    }
+}
+
+fn properties(config: &AmqpConfig) -> ConnectionProperties {
+    ConnectionProperties::default()
+        .with_connection_name(config.connection_name.as_str().into())
+        // lapin overwrites the product unless product and version are both there.
+        .with_client_property("product".into(), "outbox".into())
+        .with_client_property("version".into(), env!("CARGO_PKG_VERSION").into())
+        // We reconnect ourselves: a retry inside lapin would sleep on its thread and be invisible here.
+        .configure_backoff(|backoff| backoff.with_max_times(0))
+}
+
+/// On a channel of its own, which an error closes: a publish to a missing exchange would close the publishing channel
+/// and fail every outstanding confirm, though many of those messages arrived.
+async fn check_exchange(config: &AmqpConfig, connection: &Connection) -> lapin::Result<()> {
+    if config.exchange.is_empty() {
+        return Ok(());
+    }
+    // Predefined exchanges can be checked but not declared.
+    let kind = if config.exchange.starts_with("amq.") {
+        None
+    } else {
+        exchange_kind(&config.exchange_type)
+    };
+    let options = ExchangeDeclareOptions {
+        passive: kind.is_none(),
+        durable: true,
+        ..Default::default()
+    };
+    let name = ShortString::from(config.exchange.as_str()); // at most 255 bytes: AmqpConfig::validate
+    let channel = connection.create_channel().await?;
+    channel
+        .exchange_declare(name, kind.unwrap_or_default(), options, FieldTable::default())
+        .await?;
+    channel.close(REPLY_SUCCESS, "OK".into()).await
+}
+
+fn exchange_kind(exchange_type: &ExchangeType) -> Option<ExchangeKind> {
+    Some(match exchange_type {
+        ExchangeType::None => return None,
+        ExchangeType::Direct => ExchangeKind::Direct,
+        ExchangeType::Fanout => ExchangeKind::Fanout,
+        ExchangeType::Topic => ExchangeKind::Topic,
+        ExchangeType::Headers => ExchangeKind::Headers,
+        ExchangeType::Custom(kind) => ExchangeKind::Custom(kind.clone()),
+    })
+}
+
+async fn within<T>(limit: Duration, step: &str, work: impl Future<Output = lapin::Result<T>>) -> Result<T, Fault> {
+    match tokio::time::timeout(limit, work).await {
+        Ok(done) => done.map_err(|e| fault(&e)),
+        Err(_) => Err(Fault::new(
+            DownReason::Timeout,
+            format!("no answer to {step} within {limit:?}"),
+        )),
+    }
+}
+
+/// What an error of lapin means to whoever reads the health view.
+pub(crate) fn fault(error: &lapin::Error) -> Fault {
+    let (reason, detail) = match error.kind() {
+        ErrorKind::ProtocolError(e) => (protocol_reason(e), e.get_message().to_string()),
+        ErrorKind::MissingHeartbeatError => (DownReason::Timeout, "the broker has fallen silent".to_owned()),
+        // What `guard` refuses; every other I/O error is a connection that ended.
+        ErrorKind::IOError(e) if e.kind() == io::ErrorKind::InvalidData => (DownReason::Protocol, e.to_string()),
+        ErrorKind::IOError(e) => (DownReason::Closed, e.to_string()),
+        ErrorKind::ParsingError(_) | ErrorKind::InvalidProtocolVersion(_) | ErrorKind::AuthProviderError(_) => {
+            (DownReason::Protocol, error.to_string())
+        }
+        _ => (DownReason::Closed, error.to_string()),
+    };
+    Fault { reason, detail }
+}
+
+fn protocol_reason(error: &AMQPError) -> DownReason {
+    match error.kind() {
+        AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => DownReason::AuthRefused,
+        AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => DownReason::ExchangeMissing,
+        // Of a publish 406 can also mean "too large"; `session` looks at the text.
+        AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) => DownReason::ExchangeMismatch,
+        // 530: RabbitMQ says so of a vhost that is missing or closed to this user.
+        AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => DownReason::VhostRefused,
+        AMQPErrorKind::Hard(AMQPHardError::CONNECTIONFORCED) => DownReason::Closed,
+        AMQPErrorKind::Hard(AMQPHardError::INVALIDPATH) => DownReason::VhostRefused,
+        _ => DownReason::Protocol,
+    }
+}
+
+/// How much an error tells about the cause. After one broken connection lapin gives out several.
+pub(crate) fn eloquence(error: &lapin::Error) -> u8 {
+    match error.kind() {
+        ErrorKind::ProtocolError(_) => 3,
+        ErrorKind::MissingHeartbeatError | ErrorKind::ParsingError(_) => 2,
+        ErrorKind::IOError(_) => 1,
+        _ => 0,
+    }
+}

@@ -1,0 +1,166 @@
+//! What a publisher needs to know, as plain data: written by the worker's main thread, read by the publisher thread.
+
+use crate::url::AmqpAddress;
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+/// AMQP short string; lapin panics on a longer one, so nothing longer may reach it.
+const SHORT_STRING_BYTES_MAX: usize = 255;
+
+/// A password. It has no `Display` and its `Debug` shows nothing, so no format string can leak it.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    pub fn new(secret: impl Into<String>) -> Self {
+        Self(secret.into())
+    }
+
+    /// The one way to the text; only `amqp` calls it, to log in.
+    pub(crate) fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+/// Whether the publisher may create its exchange, and how.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ExchangeType {
+    /// Only check that the exchange exists: whoever runs the broker made it.
+    #[default]
+    None,
+    Direct,
+    Fanout,
+    Topic,
+    Headers,
+    /// A type that a broker plugin brings, such as `x-consistent-hash`.
+    Custom(String),
+}
+
+/// One destination's broker. Not changed in place: stop the publisher and start another (see [`crate::Publisher::start`]).
+#[derive(Clone, Debug)]
+pub struct AmqpConfig {
+    pub host: String,
+    pub port: u16,
+    pub vhost: String,
+    pub user: String,
+    pub password: Secret,
+    /// Refused by [`crate::Publisher::start`]: this build has no TLS.
+    pub tls: bool,
+    /// Checked (or declared) at each connect. Empty is the broker's default exchange, which needs neither.
+    pub exchange: String,
+    pub exchange_type: ExchangeType,
+    /// For each step of connecting: TCP, handshake, channel, exchange check.
+    pub connect_timeout: Duration,
+    /// From publish to confirm; the clock stands while the broker blocks publishers.
+    pub confirm_timeout: Duration,
+    /// How many messages may be outstanding, at least 1.
+    pub window: usize,
+    /// Shown in the broker's list of connections.
+    pub connection_name: String,
+    /// Pause after the first failed connect; doubles up to `backoff_max`.
+    pub backoff_min: Duration,
+    pub backoff_max: Duration,
+}
+
+impl AmqpConfig {
+    /// `address` as a URL gave it, the broker's stock user where it names none, and the defaults of all else.
+    pub fn new(address: AmqpAddress, password: Secret) -> Self {
+        Self {
+            host: address.host,
+            port: address.port,
+            vhost: address.vhost,
+            user: address.user.unwrap_or_else(|| "guest".to_owned()),
+            password,
+            tls: false,
+            exchange: String::new(),
+            exchange_type: ExchangeType::None,
+            connect_timeout: Duration::from_secs(5),
+            confirm_timeout: Duration::from_secs(30),
+            window: 1000,
+            connection_name: "outbox".to_owned(),
+            backoff_min: Duration::from_millis(100),
+            backoff_max: Duration::from_secs(5),
+        }
+    }
+
+    /// Refuses what lapin would panic on or what could never work, before a thread exists.
+    pub(crate) fn validate(&self) -> io::Result<()> {
+        let custom = match &self.exchange_type {
+            ExchangeType::Custom(kind) => kind.as_str(),
+            _ => "",
+        };
+        let short = [
+            ("vhost", self.vhost.as_str()),
+            ("exchange", &self.exchange),
+            ("exchange type", custom),
+        ];
+        let problem = if self.tls {
+            Some("amqps is not supported by this build".to_owned())
+        } else if self.host.is_empty() || self.port == 0 {
+            Some("host and port must be set".to_owned())
+        } else if self.user.contains('\0') || self.password.reveal().contains('\0') {
+            Some("user and password must not contain NUL".to_owned())
+        } else if self.window == 0 || self.backoff_min.is_zero() {
+            Some("window and backoff must be above zero".to_owned())
+        } else {
+            short
+                .iter()
+                .find(|(_, v)| v.len() > SHORT_STRING_BYTES_MAX)
+                .map(|(what, _)| format!("{what} is over 255 bytes"))
+        };
+        problem.map_or(Ok(()), |text| Err(io::Error::new(io::ErrorKind::InvalidInput, text)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_format_string_shows_the_password() {
+        let config = AmqpConfig::new(crate::parse_url("amqp://u@h").unwrap(), Secret::new("hunter2"));
+        assert!(!format!("{config:?} {:#?}", config.password).contains("hunter2"));
+    }
+
+    #[test]
+    fn what_lapin_would_panic_on_is_refused_before_the_thread_starts() {
+        let good = AmqpConfig::new(crate::parse_url("amqp://h").unwrap(), Secret::default());
+        assert!(good.validate().is_ok());
+        let long = "x".repeat(256);
+        for bad in [
+            AmqpConfig {
+                vhost: long.clone(),
+                ..good.clone()
+            },
+            AmqpConfig {
+                exchange: long.clone(),
+                ..good.clone()
+            },
+            AmqpConfig {
+                exchange_type: ExchangeType::Custom(long),
+                ..good.clone()
+            },
+            AmqpConfig {
+                tls: true,
+                ..good.clone()
+            },
+            AmqpConfig {
+                window: 0,
+                ..good.clone()
+            },
+            AmqpConfig {
+                password: Secret::new("a\0b"),
+                ..good.clone()
+            },
+        ] {
+            assert_eq!(bad.validate().unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        }
+    }
+}

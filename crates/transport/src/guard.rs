@@ -1,0 +1,348 @@
+//! What a peer may make lapin parse: the socket that lapin reads through, and the kill switch of a connection.
+//!
+//! Read and written on the thread `lapin-io-loop`; made, and shut down, on the publisher thread.
+//!
+//! The trap: lapin parses whatever arrives, before and after login, by recursion, and looks at the frame size only
+//! afterwards. Nested arrays take 5 bytes a level on the wire and 1.5 kB a level on the stack (9 kB in a debug build):
+//! 10 kB overflow Rust's default stack, and lapin's 4 MB receive buffer would overflow any stack that one could
+//! reasonably set. A stack overflow is SIGSEGV, and that restarts the user's whole database server. So the frames are
+//! counted and measured here, before lapin sees them; what an honest broker sends never comes near these limits.
+
+use async_rs::traits::{Executor, Reactor, RuntimeKit};
+use async_rs::util::Task;
+use async_rs::{Runtime, Tokio};
+use futures_core::Stream;
+use futures_io::{AsyncRead, AsyncWrite};
+use std::future::Future;
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead as TokioRead, AsyncWrite as TokioWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+
+/// What we ask the broker for, and the most that a frame may take. 128 KiB is RabbitMQ's own default.
+pub(crate) const FRAME_BYTES_MAX: u32 = 131_072;
+/// A method frame carries a table only in `connection.start` (about 500 bytes from RabbitMQ 3.10).
+const METHOD_BYTES_MAX: u32 = 16_384;
+/// `connection.start` nests two deep; headers of a returned message are our own and do not nest.
+const NESTING_MAX: u32 = 64;
+
+/// One TCP connection, seen from the publisher thread. Dropping it shuts the socket down, which ends lapin's thread.
+///
+/// Without this, a timed-out connect would leave a thread, two sockets and 8 MB behind at each attempt: lapin's I/O
+/// thread waits for the peer for ever, and dropping the future that waits for it changes nothing.
+pub(crate) struct Wire {
+    /// A second handle on the socket that lapin owns.
+    socket: std::net::TcpStream,
+    /// Its sender lives in lapin's I/O thread and is never used: that it is dropped tells that the thread has ended.
+    thread_ended: oneshot::Receiver<()>,
+}
+
+/// Dropped by lapin's I/O thread at its end.
+pub(crate) struct ThreadMark(#[expect(dead_code, reason = "its drop is the message")] oneshot::Sender<()>);
+
+impl Wire {
+    pub(crate) fn new(stream: TcpStream) -> io::Result<(Self, GuardedStream, ThreadMark)> {
+        // A publish is one write; Nagle would hold back the next small one until the broker's TCP ack.
+        stream.set_nodelay(true)?;
+        let stream = stream.into_std()?;
+        let socket = stream.try_clone()?;
+        let (mark, thread_ended) = oneshot::channel();
+        let guarded = GuardedStream {
+            inner: TcpStream::from_std(stream)?,
+            frames: FrameGuard::default(),
+        };
+        Ok((Self { socket, thread_ended }, guarded, ThreadMark(mark)))
+    }
+
+    /// Ready once lapin's I/O thread is gone, for whatever reason: end of file, error, panic.
+    pub(crate) async fn thread_ended(&mut self) {
+        let _ = (&mut self.thread_ended).await;
+    }
+
+    /// Cuts the connection both ways and waits for lapin's thread. False: it is still there after `limit`.
+    pub(crate) async fn cut(mut self, limit: Duration) -> bool {
+        let _ = self.socket.shutdown(Shutdown::Both);
+        tokio::time::timeout(limit, &mut self.thread_ended).await.is_ok()
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+}
+
+/// The peer's side of the protocol, as far as needed to bound what the parser behind is given.
+#[derive(Debug, Default)]
+struct FrameGuard {
+    /// Type, channel and size of the next frame, as far as read.
+    head: [u8; 7],
+    head_bytes: usize,
+    kind: u8,
+    /// Payload and end octet still to come.
+    remaining_bytes: u32,
+    /// The last two bytes of the payload, newest last.
+    before: [u8; 2],
+    nesting: u32,
+}
+
+const FRAME_METHOD: u8 = 1;
+const FRAME_CONTENT_HEADER: u8 = 2;
+const FRAME_BODY: u8 = 3;
+const FRAME_HEARTBEAT: u8 = 8;
+
+impl FrameGuard {
+    fn accept(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while let Some(&first) = bytes.first() {
+            if self.remaining_bytes > 0 {
+                let (payload, rest) = bytes.split_at(bytes.len().min(self.remaining_bytes as usize));
+                self.accept_payload(payload)?;
+                self.remaining_bytes -= payload.len() as u32;
+                bytes = rest;
+                continue;
+            }
+            self.head[self.head_bytes] = first;
+            self.head_bytes += 1;
+            bytes = &bytes[1..];
+            if self.head_bytes == 1 {
+                check_kind(first)?;
+            } else if self.head_bytes == self.head.len() {
+                self.begin_frame()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_frame(&mut self) -> io::Result<()> {
+        let [kind, _, _, size @ ..] = self.head;
+        let size = u32::from_be_bytes(size);
+        let limit = if kind == FRAME_METHOD {
+            METHOD_BYTES_MAX
+        } else {
+            FRAME_BYTES_MAX
+        };
+        if size > limit {
+            return Err(violation(format!(
+                "the peer sent a frame of {size} bytes, the limit is {limit}"
+            )));
+        }
+        *self = Self {
+            kind,
+            remaining_bytes: size + 1,
+            ..Self::default()
+        };
+        Ok(())
+    }
+
+    /// Counts what can be the start of a nested array or table: its tag and a length that fits into a frame. Text never
+    /// looks like that (its next byte is not NUL), and each real level does, so the count bounds the depth.
+    fn accept_payload(&mut self, payload: &[u8]) -> io::Result<()> {
+        if !matches!(self.kind, FRAME_METHOD | FRAME_CONTENT_HEADER) {
+            return Ok(());
+        }
+        for &byte in payload {
+            let [tag, high] = self.before;
+            if matches!(tag, b'A' | b'F') && high == 0 && byte <= (FRAME_BYTES_MAX >> 16) as u8 {
+                self.nesting += 1;
+                if self.nesting > NESTING_MAX {
+                    return Err(violation("the peer sent a frame with deeply nested fields".to_owned()));
+                }
+            }
+            self.before = [high, byte];
+        }
+        Ok(())
+    }
+}
+
+fn check_kind(kind: u8) -> io::Result<()> {
+    match kind {
+        FRAME_METHOD | FRAME_CONTENT_HEADER | FRAME_BODY | FRAME_HEARTBEAT => Ok(()),
+        // A server answers "AMQP" and its version to a client whose version it does not speak.
+        b'A' => Err(violation("the peer does not speak AMQP 0-9-1".to_owned())),
+        other => Err(violation(format!(
+            "the peer does not speak AMQP: a frame began with byte 0x{other:02x}"
+        ))),
+    }
+}
+
+fn violation(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+/// The socket that lapin gets.
+#[derive(Debug)]
+pub(crate) struct GuardedStream {
+    inner: TcpStream,
+    frames: FrameGuard,
+}
+
+impl AsyncRead for GuardedStream {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        let mut read = ReadBuf::new(buf);
+        ready!(Pin::new(&mut self.inner).poll_read(cx, &mut read))?;
+        self.frames.accept(read.filled())?;
+        Poll::Ready(Ok(read.filled().len()))
+    }
+}
+
+impl AsyncWrite for GuardedStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+/// The runtime that lapin is told to use: tokio's, with our socket in place of tokio's.
+#[derive(Clone, Debug)]
+pub(crate) struct Kit(Tokio);
+
+impl Kit {
+    /// Bound to the runtime of the calling thread.
+    pub(crate) fn runtime() -> Runtime<Self> {
+        Runtime::new(Self(Tokio::current()))
+    }
+}
+
+impl RuntimeKit for Kit {}
+
+impl Executor for Kit {
+    type Task<T: Send + 'static> = <Tokio as Executor>::Task<T>;
+
+    fn block_on<T, F: Future<Output = T>>(&self, f: F) -> T {
+        self.0.block_on(f)
+    }
+
+    fn spawn<T: Send + 'static, F: Future<Output = T> + Send + 'static>(&self, f: F) -> Task<Self::Task<T>> {
+        self.0.spawn(f)
+    }
+
+    fn spawn_blocking<T: Send + 'static, F: FnOnce() -> T + Send + 'static>(&self, f: F) -> Task<Self::Task<T>> {
+        self.0.spawn_blocking(f)
+    }
+}
+
+/// lapin takes its socket from us ready made and asks this port for nothing but timers.
+impl Reactor for Kit {
+    type TcpStream = GuardedStream;
+    type Sleep = <Tokio as Reactor>::Sleep;
+
+    #[expect(refining_impl_trait_internal, reason = "never called; the type must be named")]
+    fn register<H: Send + 'static>(&self, _socket: H) -> io::Result<GuardedStream> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn sleep(&self, dur: Duration) -> Self::Sleep {
+        self.0.sleep(dur)
+    }
+
+    fn interval(&self, dur: Duration) -> impl Stream<Item = Instant> + Send + 'static {
+        self.0.interval(dur)
+    }
+
+    fn tcp_connect_addr(&self, _addr: SocketAddr) -> impl Future<Output = io::Result<GuardedStream>> + Send + 'static {
+        std::future::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
+        let mut frame = vec![kind, 0, 1];
+        frame.extend((payload.len() as u32).to_be_bytes());
+        frame.extend(payload);
+        frame.push(0xce);
+        frame
+    }
+
+    fn nested(tag: u8, levels: u32) -> Vec<u8> {
+        let mut value = vec![b'V'];
+        for _ in 0..levels {
+            let name: &[u8] = if tag == b'F' { &[1, b'x'] } else { &[] };
+            let inner = [name, &value].concat();
+            value = [&[tag][..], &(inner.len() as u32).to_be_bytes(), &inner].concat();
+        }
+        value
+    }
+
+    fn verdict(bytes: &[u8], chunk_bytes: usize) -> io::Result<()> {
+        let mut guard = FrameGuard::default();
+        bytes.chunks(chunk_bytes).try_for_each(|chunk| guard.accept(chunk))
+    }
+
+    #[test]
+    fn what_an_honest_broker_sends_passes_in_any_chunks() {
+        let text = "AFAF text with A\u{0}no length".repeat(100);
+        let bytes = [
+            frame(FRAME_METHOD, &nested(b'F', 3)),
+            frame(FRAME_HEARTBEAT, b""),
+            frame(FRAME_CONTENT_HEADER, text.as_bytes()),
+            frame(FRAME_BODY, &nested(b'A', 500)),
+            frame(FRAME_METHOD, b"\0\x0a\0\x0b"),
+        ]
+        .concat();
+        for chunk_bytes in 1..=20 {
+            assert!(verdict(&bytes, chunk_bytes).is_ok(), "{chunk_bytes}");
+        }
+    }
+
+    #[test]
+    fn deep_nesting_is_refused_before_it_is_handed_on() {
+        for (kind, tag) in [
+            (FRAME_METHOD, b'A'),
+            (FRAME_METHOD, b'F'),
+            (FRAME_CONTENT_HEADER, b'A'),
+            (FRAME_CONTENT_HEADER, b'F'),
+        ] {
+            for chunk_bytes in [1, 3, 1000] {
+                assert!(verdict(&frame(kind, &nested(tag, NESTING_MAX)), chunk_bytes).is_ok());
+                assert!(verdict(&frame(kind, &nested(tag, NESTING_MAX + 1)), chunk_bytes).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn an_oversized_frame_is_refused_by_its_head() {
+        let head = |kind: u8, size: u32| [&[kind, 0, 0][..], &size.to_be_bytes()].concat();
+        assert!(verdict(&head(FRAME_METHOD, METHOD_BYTES_MAX + 1), 100).is_err());
+        assert!(verdict(&head(FRAME_BODY, FRAME_BYTES_MAX + 1), 100).is_err());
+        assert!(verdict(&head(FRAME_BODY, u32::MAX), 1).is_err());
+        assert!(verdict(&head(FRAME_BODY, FRAME_BYTES_MAX), 100).is_ok());
+    }
+
+    #[test]
+    fn a_peer_of_another_protocol_is_named_as_such() {
+        assert!(verdict(b"HTTP/1.1 400", 100).unwrap_err().to_string().contains("0x48"));
+        assert!(verdict(b"AMQP\0\0\x08\0", 1).unwrap_err().to_string().contains("0-9-1"));
+    }
+
+    proptest! {
+        #[test]
+        fn the_verdict_does_not_depend_on_the_chunks(bytes in prop::collection::vec(any::<u8>(), 0..200), chunk_bytes in 1usize..50) {
+            let framed = frame(FRAME_METHOD, &bytes);
+            prop_assert_eq!(verdict(&framed, chunk_bytes).is_ok(), verdict(&framed, usize::MAX).is_ok());
+            prop_assert_eq!(verdict(&bytes, chunk_bytes).is_ok(), verdict(&bytes, usize::MAX).is_ok());
+        }
+    }
+}

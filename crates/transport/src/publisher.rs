@@ -1,0 +1,343 @@
+//! The worker's side of the publisher: hand over batches, learn outcomes, stop in time.
+//!
+//! ======== Everything in this file runs on the worker's main thread. The other side is publisher_thread.rs. ========
+//!
+//! | crossing | direction | bound | when full |
+//! |---|---|---|---|
+//! | batches | main → thread | [`QUEUED_BATCHES_MAX`] | `try_publish` gives the batch back |
+//! | outcomes | thread → main | 8 windows of unsettled messages | `try_publish` gives the batch back |
+//! | states | thread → main | [`QUEUED_STATES_MAX`] | the oldest is dropped |
+//! | stop | main → thread | one value | overwritten |
+
+use crate::config::AmqpConfig;
+use crate::publisher_thread;
+use crate::{Outcome, Publication};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc as std_mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, watch};
+
+const QUEUED_BATCHES_MAX: usize = 4;
+const QUEUED_STATES_MAX: usize = 32;
+/// In windows. Bounds what piles up if the caller publishes but never drains.
+const UNSETTLED_WINDOWS_MAX: usize = 8;
+/// For our own thread and, by RUST_MIN_STACK, those that lapin starts. `guard` bounds what they recurse over to a tenth
+/// of this in a debug build. No larger than needed: under vm.overcommit_memory = 2 a stack counts in full.
+const STACK_BYTES: usize = 8 << 20;
+
+/// Sets the stack size of the threads that lapin and tokio start through `std::thread`.
+///
+/// lapin takes no stack size; std reads RUST_MIN_STACK once, at the first spawn without an explicit size, and remembers
+/// it. So this belongs into the start of the worker, before the first [`Publisher::start`].
+///
+/// # Safety
+///
+/// The process must have one thread only: `setenv` moves the environment while another thread may read it (glibc's
+/// getaddrinfo does). A background worker is single threaded until it starts a publisher.
+pub unsafe fn prepare_process() {
+    // SAFETY: the caller promises that no other thread exists.
+    unsafe { std::env::set_var("RUST_MIN_STACK", STACK_BYTES.to_string()) };
+}
+
+/// What the publisher thread has to say.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    State(ConnectionState),
+    /// One for each publication taken by `try_publish`, by its handle, in the order of becoming certain.
+    Outcomes(Vec<(u64, Outcome)>),
+    /// The thread has ended by itself (a panic, or a connection that could not be got rid of). No more outcomes will
+    /// come: treat what is unanswered as `Lost`, and start a new publisher or, better, a new process.
+    Died(String),
+}
+
+/// After a failure the state stays `Down`, with the newest reason, until `Connected`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConnectionState {
+    Connecting,
+    Connected,
+    /// The broker is short of memory or disk: nothing more is published, and no confirm times out, until `Connected`.
+    Blocked {
+        reason: String,
+    },
+    Down {
+        reason: DownReason,
+        detail: String,
+    },
+}
+
+/// Why the connection is down. `Display` names the cause in words for a health view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DownReason {
+    Unreachable,
+    AuthRefused,
+    VhostRefused,
+    ExchangeMissing,
+    ExchangeMismatch,
+    Timeout,
+    TlsFailed,
+    Protocol,
+    Closed,
+}
+
+impl fmt::Display for DownReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unreachable => "the broker cannot be reached",
+            Self::AuthRefused => "the broker refuses the user, the password or the permission",
+            Self::VhostRefused => "the virtual host is missing or closed to this user",
+            Self::ExchangeMissing => "the exchange does not exist",
+            Self::ExchangeMismatch => "the exchange exists with other properties",
+            Self::Timeout => "the broker did not answer in time",
+            Self::TlsFailed => "the TLS handshake failed",
+            Self::Protocol => "the peer broke the protocol, or does not speak AMQP 0-9-1",
+            Self::Closed => "the connection was closed",
+        })
+    }
+}
+
+/// One connection to one broker, on a thread of its own.
+pub struct Publisher {
+    shared: Arc<Shared>,
+    batches: mpsc::Sender<Vec<Publication>>,
+    stop: watch::Sender<Option<Instant>>,
+    /// Never sent on: it ends when the thread does.
+    ended: std_mpsc::Receiver<()>,
+    thread: Option<JoinHandle<()>>,
+    unsettled_max: usize,
+}
+
+/// Both sides hold it, so the eventfd outlives whichever ends first.
+pub(crate) struct Shared {
+    event_fd: OwnedFd,
+    /// Written by the thread, emptied by main. Held for a push or a take only.
+    inbox: Mutex<Vec<Event>>,
+    /// Messages taken whose outcome main has not drained. Raised and lowered by main only.
+    unsettled: AtomicUsize,
+}
+
+impl Publisher {
+    /// Starts the thread, which connects at once and keeps reconnecting. To change the configuration, stop and start:
+    /// a new connection is needed anyway, and outcomes never mix.
+    pub fn start(config: AmqpConfig) -> io::Result<Self> {
+        config.validate()?;
+        let unsettled_max = config.window.saturating_mul(UNSETTLED_WINDOWS_MAX);
+        let shared = Arc::new(Shared::new()?);
+        let (batches, batches_rx) = mpsc::channel(QUEUED_BATCHES_MAX);
+        let (stop, stop_rx) = watch::channel(None);
+        let (ended_tx, ended) = std_mpsc::channel();
+        let thread = {
+            let shared = shared.clone();
+            let _masked = AllSignalsBlocked::new()?;
+            std::thread::Builder::new()
+                .name("outbox-publish".to_owned())
+                .stack_size(STACK_BYTES)
+                .spawn(move || {
+                    publisher_thread::main(config, &shared, batches_rx, stop_rx);
+                    drop(ended_tx);
+                })?
+        };
+        Ok(Self {
+            shared,
+            batches,
+            stop,
+            ended,
+            thread: Some(thread),
+            unsettled_max,
+        })
+    }
+
+    /// Readable while events wait. Owned by the publisher: do not read or close it.
+    pub fn event_fd(&self) -> RawFd {
+        self.shared.event_fd.as_raw_fd()
+    }
+
+    /// Hands over one batch, to be published in its order, behind the batches before it. Gives it back when the queue is
+    /// full, too many outcomes wait for `drain`, or the thread is gone.
+    pub fn try_publish(&self, batch: Vec<Publication>) -> Result<(), Vec<Publication>> {
+        let count = batch.len();
+        if count == 0 {
+            return Ok(());
+        }
+        let unsettled = self.shared.unsettled.load(Ordering::Relaxed);
+        // A batch larger than the limit goes alone, else it would never go.
+        if unsettled > 0 && unsettled + count > self.unsettled_max {
+            return Err(batch);
+        }
+        self.batches.try_send(batch).map_err(|e| match e {
+            mpsc::error::TrySendError::Full(batch) | mpsc::error::TrySendError::Closed(batch) => batch,
+        })?;
+        self.shared.unsettled.fetch_add(count, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Clears the eventfd and takes all events. Also after `stop`: it brings the last outcomes.
+    pub fn drain(&mut self) -> Vec<Event> {
+        let events = self.shared.take();
+        let settled = events
+            .iter()
+            .map(|e| if let Event::Outcomes(o) = e { o.len() } else { 0 })
+            .sum();
+        self.shared.unsettled.fetch_sub(settled, Ordering::Relaxed);
+        events
+    }
+
+    /// Publishes nothing more, waits briefly for outstanding confirms, closes. Returns within `limit` whatever the broker
+    /// does; false: the thread still runs and must be left behind, the process being about to exit.
+    pub fn stop(&mut self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        let _ = self.stop.send(Some(deadline));
+        let Some(thread) = self.thread.take() else { return true };
+        // Nothing is ever sent: the only end but the timeout is the sender's drop, the thread's last act.
+        match self.ended.recv_timeout(limit) {
+            Err(std_mpsc::RecvTimeoutError::Timeout) => {
+                self.thread = Some(thread);
+                false
+            }
+            _ => thread.join().is_ok(),
+        }
+    }
+}
+
+impl Shared {
+    fn new() -> io::Result<Self> {
+        // SAFETY: no pointers are passed; the result is checked.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: fd is open and nobody else's.
+        let event_fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self {
+            event_fd,
+            inbox: Mutex::new(Vec::new()),
+            unsettled: AtomicUsize::new(0),
+        })
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.inbox.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Called on the publisher thread.
+    pub(crate) fn push(&self, event: Event) {
+        let mut inbox = self.inbox();
+        // An inbox with something in it has signalled already, and main clears the signal before it takes.
+        let signal = inbox.is_empty();
+        match (inbox.last_mut(), event) {
+            (Some(Event::Outcomes(last)), Event::Outcomes(more)) => last.extend(more),
+            (_, event) => {
+                drop_oldest_state(&mut inbox, &event);
+                inbox.push(event);
+            }
+        }
+        drop(inbox);
+        if signal {
+            self.signal();
+        }
+    }
+
+    fn signal(&self) {
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: writes 8 bytes from a live buffer. It fails only if the counter is full, and then it is readable anyway.
+        unsafe { libc::write(self.event_fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    }
+
+    fn take(&self) -> Vec<Event> {
+        let mut count = [0u8; 8];
+        // Cleared first, taken second: an event pushed in between signals again.
+        // SAFETY: reads at most 8 bytes into a live buffer. It fails with EAGAIN if nothing was signalled.
+        unsafe { libc::read(self.event_fd.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+        std::mem::take(&mut *self.inbox())
+    }
+}
+
+fn drop_oldest_state(inbox: &mut Vec<Event>, incoming: &Event) {
+    let is_state = |e: &Event| matches!(e, Event::State(_));
+    if is_state(incoming)
+        && inbox.iter().filter(|e| is_state(e)).count() >= QUEUED_STATES_MAX
+        && let Some(at) = inbox.iter().position(is_state)
+    {
+        inbox.remove(at);
+    }
+}
+
+/// Blocks every signal in the calling thread while it lives; a thread spawned meanwhile inherits that and keeps it, and
+/// so do the threads that one starts.
+///
+/// On Linux a Postgres latch is SIGURG through a signalfd and the other handlers longjmp or touch shared state: one that
+/// ran on a foreign thread would corrupt the server.
+struct AllSignalsBlocked {
+    before: libc::sigset_t,
+}
+
+impl AllSignalsBlocked {
+    fn new() -> io::Result<Self> {
+        // SAFETY: sigset_t is plain data; both sets are initialised (sigfillset, pthread_sigmask) before they are read.
+        let (code, before) = unsafe {
+            let mut all: libc::sigset_t = std::mem::zeroed();
+            let mut before: libc::sigset_t = std::mem::zeroed();
+            libc::sigfillset(&mut all);
+            (libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before), before)
+        };
+        if code == 0 {
+            Ok(Self { before })
+        } else {
+            Err(io::Error::from_raw_os_error(code))
+        }
+    }
+}
+
+impl Drop for AllSignalsBlocked {
+    fn drop(&mut self) {
+        // SAFETY: `before` was filled by pthread_sigmask; a null third argument is allowed.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(n: usize) -> Event {
+        Event::State(ConnectionState::Blocked { reason: n.to_string() })
+    }
+
+    fn readable(fd: RawFd) -> bool {
+        let mut poll = libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one live pollfd.
+        unsafe { libc::poll(&mut poll, 1, 0) == 1 }
+    }
+
+    #[test]
+    fn outcomes_are_merged_and_the_fd_is_readable_until_they_are_taken() {
+        let shared = Shared::new().unwrap();
+        assert!(!readable(shared.event_fd.as_raw_fd()));
+        shared.push(Event::Outcomes(vec![(1, Outcome::Confirmed)]));
+        shared.push(Event::Outcomes(vec![(2, Outcome::Nacked)]));
+        assert!(readable(shared.event_fd.as_raw_fd()));
+        assert_eq!(
+            shared.take(),
+            [Event::Outcomes(vec![(1, Outcome::Confirmed), (2, Outcome::Nacked)])]
+        );
+        assert!(!readable(shared.event_fd.as_raw_fd()));
+    }
+
+    #[test]
+    fn states_are_bounded_by_dropping_the_oldest_and_outcomes_are_never_dropped() {
+        let shared = Shared::new().unwrap();
+        shared.push(Event::Outcomes(vec![(1, Outcome::Confirmed)]));
+        (0..QUEUED_STATES_MAX + 5).for_each(|n| shared.push(state(n)));
+        let events = shared.take();
+        assert_eq!(events.len(), QUEUED_STATES_MAX + 1);
+        assert_eq!(events[0], Event::Outcomes(vec![(1, Outcome::Confirmed)]));
+        assert_eq!(events[1], state(5));
+    }
+}

@@ -1,0 +1,289 @@
+//! The life of the publisher thread: connect, serve, tear down, wait, again; and end in bounded time when told to.
+//!
+//! ======== From here on: publisher thread. No Postgres, no signal, no panic that gets out. ========
+//!
+//! Started by `publisher`. A current-thread runtime drives everything here and lapin's tasks; lapin's own thread does the
+//! socket calls. `session` is what happens while connected.
+
+use crate::amqp::{self, Fault};
+use crate::config::AmqpConfig;
+use crate::publisher::{ConnectionState, Event, Shared};
+use crate::session::{self, Ended};
+use crate::{Outcome, Publication};
+use std::any::Any;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::time::{Duration, Instant};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{mpsc, watch};
+
+/// For a goodbye to a broker that still answers.
+const CLOSE_LIMIT: Duration = Duration::from_millis(500);
+/// For lapin's thread to notice that its socket is shut.
+const CUT_LIMIT: Duration = Duration::from_secs(2);
+/// So many threads of lapin that outlive their socket are a leak that only a new process mends.
+const STUCK_THREADS_MAX: u32 = 3;
+
+/// The body of the thread.
+pub(crate) fn main(
+    config: AmqpConfig,
+    shared: &Shared,
+    batches: mpsc::Receiver<Vec<Publication>>,
+    stop: watch::Receiver<Option<Instant>>,
+) {
+    let run = AssertUnwindSafe(|| {
+        let runtime = OurRuntime::new().map_err(|e| format!("no runtime: {e}"))?;
+        let mut intake = Intake { batches, stop, shared };
+        runtime.get().block_on(keep_connected(&config, &mut intake))
+    });
+    let died = match catch_unwind(run) {
+        Ok(Ok(())) => return,
+        Ok(Err(text)) => text,
+        Err(panic) => format!("the publisher thread panicked: {}", panic_text(&*panic)),
+    };
+    shared.push(Event::Died(died));
+}
+
+/// A runtime whose drop never waits. Tokio's waits for its pool, and there a name look-up can hang for half a minute.
+struct OurRuntime(Option<Runtime>);
+
+impl OurRuntime {
+    fn new() -> std::io::Result<Self> {
+        // The pool only resolves names: one, and one more if that one hangs.
+        let runtime = Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .max_blocking_threads(2)
+            .build()?;
+        Ok(Self(Some(runtime)))
+    }
+
+    fn get(&self) -> &Runtime {
+        self.0.as_ref().expect("taken by drop only")
+    }
+}
+
+impl Drop for OurRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no text")
+}
+
+/// What comes from, and goes back to, the main thread.
+pub(crate) struct Intake<'a> {
+    batches: mpsc::Receiver<Vec<Publication>>,
+    stop: watch::Receiver<Option<Instant>>,
+    shared: &'a Shared,
+}
+
+/// Told to stop, and to be done by then.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StopBy(pub(crate) Instant);
+
+impl Intake<'_> {
+    pub(crate) fn try_next(&mut self) -> Option<Vec<Publication>> {
+        self.batches.try_recv().ok()
+    }
+
+    /// The next batch, or the order to stop, which goes first.
+    pub(crate) async fn next_or_stop(&mut self, want_batch: bool) -> Result<Vec<Publication>, StopBy> {
+        let Self { batches, stop, .. } = self;
+        tokio::select! {
+            biased;
+            stop = stop_order(stop) => Err(stop),
+            Some(batch) = batches.recv(), if want_batch => Ok(batch),
+        }
+    }
+
+    pub(crate) fn say_state(&self, state: ConnectionState) {
+        self.shared.push(Event::State(state));
+    }
+
+    pub(crate) fn say_outcomes(&self, outcomes: Vec<(u64, Outcome)>) {
+        if !outcomes.is_empty() {
+            self.shared.push(Event::Outcomes(outcomes));
+        }
+    }
+
+    fn lose(&self, batch: Vec<Publication>, reason: &str) {
+        let lost = || Outcome::Lost {
+            reason: reason.to_owned(),
+        };
+        self.say_outcomes(batch.into_iter().map(|p| (p.handle, lost())).collect());
+    }
+
+    /// Does `work` while there is no connection: every batch is answered at once, so that the caller can release it.
+    async fn losing_batches<T>(&mut self, reason: &str, work: impl Future<Output = T>) -> Result<T, StopBy> {
+        let mut work = pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                next = self.next_or_stop(true) => self.lose(next?, reason),
+                done = &mut work => return Ok(done),
+            }
+        }
+    }
+
+    fn lose_queue(&mut self, reason: &str) {
+        self.batches.close();
+        while let Some(batch) = self.try_next() {
+            self.lose(batch, reason);
+        }
+    }
+}
+
+/// Ready once `stop` was called, or the publisher was dropped.
+async fn stop_order(stop: &mut watch::Receiver<Option<Instant>>) -> StopBy {
+    loop {
+        if let Some(deadline) = *stop.borrow_and_update() {
+            return StopBy(deadline);
+        }
+        if stop.changed().await.is_err() {
+            return StopBy(Instant::now());
+        }
+    }
+}
+
+/// Ends when told to stop, or with `Err` when only a new process helps.
+async fn keep_connected(config: &AmqpConfig, intake: &mut Intake<'_>) -> Result<(), String> {
+    let mut backoff = Backoff::new(config);
+    let mut stuck_threads = 0;
+    let mut why = "not connected yet".to_owned();
+    intake.say_state(ConnectionState::Connecting);
+    loop {
+        let gone = match connect_and_serve(config, intake, &mut backoff, &mut why).await {
+            Ok(gone) => gone,
+            Err(StopBy(_)) => break,
+        };
+        if !gone {
+            stuck_threads += 1;
+            if stuck_threads >= STUCK_THREADS_MAX {
+                return Err(format!("{stuck_threads} connections could not be closed"));
+            }
+        }
+        if intake
+            .losing_batches(&why, tokio::time::sleep(backoff.next()))
+            .await
+            .is_err()
+        {
+            break;
+        }
+    }
+    intake.lose_queue("the publisher was stopped");
+    Ok(())
+}
+
+/// One connection from first to last, or one failed attempt. `Ok(false)`: lapin's thread did not end with its socket.
+async fn connect_and_serve(
+    config: &AmqpConfig,
+    intake: &mut Intake<'_>,
+    backoff: &mut Backoff,
+    why: &mut String,
+) -> Result<bool, StopBy> {
+    let mut wire = None;
+    let mut link = None;
+    let ended = match intake.losing_batches(why, amqp::connect(config, &mut wire)).await? {
+        Err(fault) => Ended::Fault(fault),
+        Ok(new_link) => {
+            intake.say_state(ConnectionState::Connected);
+            let since = Instant::now();
+            let ended = session::serve(&new_link, wire.as_mut(), config, intake).await;
+            backoff.connection_lived(since.elapsed());
+            link = Some(new_link);
+            ended
+        }
+    };
+    let (close_limit, cut_limit) = match &ended {
+        Ended::Fault(fault) => {
+            say_down(intake, why, fault);
+            (CLOSE_LIMIT, CUT_LIMIT)
+        }
+        // A share of the time left each, so that all of it ends before `stop` gives up on this thread.
+        Ended::Stopped(StopBy(deadline)) => {
+            let left = deadline.saturating_duration_since(Instant::now());
+            (CLOSE_LIMIT.min(left / 3), CUT_LIMIT.min(left / 3))
+        }
+    };
+    let tear_down = async {
+        if let Some(link) = link.filter(|l| l.connection.status().connected() && !l.connection.status().blocked()) {
+            amqp::close(&link.connection, close_limit).await;
+        }
+        match wire {
+            Some(wire) => wire.cut(cut_limit).await,
+            None => true,
+        }
+    };
+    match ended {
+        Ended::Fault(_) => intake.losing_batches(why, tear_down).await,
+        Ended::Stopped(stop) => {
+            tear_down.await;
+            Err(stop)
+        }
+    }
+}
+
+fn say_down(intake: &Intake<'_>, why: &mut String, fault: &Fault) {
+    *why = format!("{}: {}", fault.reason, fault.detail);
+    intake.say_state(ConnectionState::Down {
+        reason: fault.reason,
+        detail: fault.detail.clone(),
+    });
+}
+
+/// Doubles from min to max. A connection starts it afresh only by living for max: one that breaks at once, again and
+/// again (a publish that the broker punishes by closing), must not be retried at full speed.
+struct Backoff {
+    min: Duration,
+    max: Duration,
+    next: Duration,
+}
+
+impl Backoff {
+    fn new(config: &AmqpConfig) -> Self {
+        let min = config.backoff_min;
+        Self {
+            min,
+            max: config.backoff_max.max(min),
+            next: min,
+        }
+    }
+
+    fn next(&mut self) -> Duration {
+        let now = self.next;
+        self.next = (now * 2).min(self.max);
+        now
+    }
+
+    fn connection_lived(&mut self, time: Duration) {
+        if time >= self.max {
+            self.next = self.min;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Secret;
+
+    #[test]
+    fn the_backoff_doubles_to_its_maximum_and_restarts_only_after_a_connection_that_lived() {
+        let config = AmqpConfig::new(crate::parse_url("amqp://h").unwrap(), Secret::default());
+        let mut backoff = Backoff::new(&config);
+        let waits: Vec<u128> = (0..8).map(|_| backoff.next().as_millis()).collect();
+        assert_eq!(waits, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+        backoff.connection_lived(Duration::from_secs(1));
+        assert_eq!(backoff.next().as_millis(), 5000);
+        backoff.connection_lived(Duration::from_secs(5));
+        assert_eq!(backoff.next().as_millis(), 100);
+    }
+}

@@ -1,0 +1,191 @@
+//! Can this message be put on the wire at all? Pure; called by `session` on the publisher thread before each publish.
+//!
+//! What is caught here would otherwise hit the wrong one: a short string over 255 bytes panics inside lapin, a header
+//! frame over `frame_max` or a malformed CC header makes the broker close the connection or channel, which fails every
+//! other message in the window too. Here it costs only the culprit.
+
+use crate::{HeaderValue, Properties, Publication};
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
+
+/// Persistent: a confirm then means "on disk" (durable queue) and not only "in memory".
+const DELIVERY_MODE_PERSISTENT: u8 = 2;
+/// AMQP 0-9-1, 4.2.3: type, channel, size and end octet.
+const FRAME_OVERHEAD_BYTES: usize = 8;
+/// Content header: class, weight, body size, property flags.
+const HEADER_FIXED_BYTES: usize = 2 + 2 + 8 + 2;
+
+/// A message in lapin's terms.
+pub(crate) struct Sendable {
+    pub(crate) exchange: ShortString,
+    pub(crate) routing_key: ShortString,
+    pub(crate) properties: BasicProperties,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Sendable {
+    /// `Err` says why the message can never go as it is.
+    pub(crate) fn build(publication: Publication, frame_bytes_max: usize) -> Result<Self, String> {
+        let (properties, properties_bytes) = build_properties(publication.properties)?;
+        let frame_bytes = FRAME_OVERHEAD_BYTES + HEADER_FIXED_BYTES + properties_bytes;
+        if frame_bytes > frame_bytes_max {
+            return Err(format!(
+                "properties and headers take {frame_bytes} bytes, the broker's limit is {frame_bytes_max}"
+            ));
+        }
+        Ok(Self {
+            exchange: short("exchange", publication.exchange)?,
+            routing_key: short("routing key", publication.routing_key)?,
+            properties,
+            body: publication.body,
+        })
+    }
+}
+
+/// The properties and how many bytes they take at most.
+fn build_properties(given: Properties) -> Result<(BasicProperties, usize), String> {
+    let mut bytes = 0;
+    let mut take = |what: &str, value: String| {
+        bytes += 1 + value.len();
+        short(what, value)
+    };
+    let mut properties = BasicProperties::default()
+        .with_delivery_mode(DELIVERY_MODE_PERSISTENT)
+        .with_message_id(take("message_id", given.message_id)?);
+    if !given.content_type.is_empty() {
+        properties = properties.with_content_type(take("content_type", given.content_type)?);
+    }
+    if !given.app_id.is_empty() {
+        properties = properties.with_app_id(take("app_id", given.app_id)?);
+    }
+    if let Some(kind) = given.kind {
+        properties = properties.with_type(take("type", kind)?);
+    }
+    if let Some(id) = given.correlation_id {
+        properties = properties.with_correlation_id(take("correlation_id", id)?);
+    }
+    bytes += 1;
+    if let Some(timestamp_s) = given.timestamp_s {
+        properties = properties.with_timestamp(timestamp_s);
+        bytes += 8;
+    }
+    if !given.headers.is_empty() {
+        let (table, table_bytes) = build_headers(given.headers)?;
+        properties = properties.with_headers(table);
+        bytes += table_bytes;
+    }
+    Ok((properties, bytes))
+}
+
+fn build_headers(headers: Vec<(String, HeaderValue)>) -> Result<(FieldTable, usize), String> {
+    let mut table = FieldTable::default();
+    let mut bytes = 4;
+    for (name, value) in headers {
+        // RabbitMQ routes by these two and closes the channel unless they are arrays, which our values never are
+        // (rabbit_basic:header_routes/1).
+        if name == "CC" || name == "BCC" {
+            return Err(format!("the header name {name} is reserved by the broker"));
+        }
+        bytes += 2 + name.len();
+        let value = match value {
+            HeaderValue::Text(text) => {
+                bytes += 4 + text.len();
+                AMQPValue::LongString(LongString::from(text))
+            }
+            HeaderValue::Int(int) => {
+                bytes += 8;
+                AMQPValue::LongLongInt(int)
+            }
+            HeaderValue::Float(float) => {
+                bytes += 8;
+                AMQPValue::Double(float)
+            }
+            HeaderValue::Bool(bool) => {
+                bytes += 1;
+                AMQPValue::Boolean(bool)
+            }
+        };
+        table.insert(short("header name", name)?, value);
+    }
+    Ok((table, bytes))
+}
+
+fn short(what: &str, value: String) -> Result<ShortString, String> {
+    let bytes = value.len();
+    ShortString::try_new(value).map_err(|_| format!("{what} takes {bytes} bytes, the limit of AMQP is 255"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn publication() -> Publication {
+        Publication {
+            handle: 1,
+            exchange: "x".into(),
+            routing_key: "k".into(),
+            properties: Properties {
+                message_id: "m".into(),
+                ..Properties::default()
+            },
+            body: b"body".to_vec(),
+        }
+    }
+
+    fn refusal(publication: Publication) -> String {
+        Sendable::build(publication, 131_072).err().expect("refused")
+    }
+
+    #[test]
+    fn every_short_string_over_255_bytes_is_refused_by_name() {
+        let long = "é".repeat(128);
+        let with = |change: &dyn Fn(&mut Publication)| {
+            let mut p = publication();
+            change(&mut p);
+            refusal(p)
+        };
+        assert!(with(&|p| p.exchange = long.clone()).starts_with("exchange takes 256"));
+        assert!(with(&|p| p.routing_key = long.clone()).starts_with("routing key"));
+        assert!(with(&|p| p.properties.message_id = long.clone()).starts_with("message_id"));
+        assert!(with(&|p| p.properties.content_type = long.clone()).starts_with("content_type"));
+        assert!(with(&|p| p.properties.app_id = long.clone()).starts_with("app_id"));
+        assert!(with(&|p| p.properties.kind = Some(long.clone())).starts_with("type"));
+        assert!(with(&|p| p.properties.correlation_id = Some(long.clone())).starts_with("correlation_id"));
+        assert!(with(&|p| p.properties.headers = vec![(long.clone(), HeaderValue::Int(1))]).starts_with("header name"));
+    }
+
+    #[test]
+    fn exactly_255_bytes_and_interior_nul_go() {
+        let mut p = publication();
+        p.routing_key = format!("{}\0", "k".repeat(254));
+        p.properties.headers = vec![("n\0".into(), HeaderValue::Text("v\0".into()))];
+        assert!(Sendable::build(p, 131_072).is_ok());
+    }
+
+    #[test]
+    fn headers_over_the_frame_are_refused_and_fitting_ones_go() {
+        let with = |text_bytes| {
+            let mut p = publication();
+            p.properties.headers = vec![("h".into(), HeaderValue::Text("v".repeat(text_bytes)))];
+            Sendable::build(p, 4096).is_ok()
+        };
+        // frame 8, fixed 14, message_id 2, mode 1, table 4, name 2, tag 1, length 4
+        assert!(with(4096 - 36));
+        assert!(!with(4096 - 35));
+    }
+
+    #[test]
+    fn the_headers_that_the_broker_routes_by_are_refused() {
+        let mut p = publication();
+        p.properties.headers = vec![("CC".into(), HeaderValue::Text("q".into()))];
+        assert!(refusal(p).contains("CC"));
+    }
+
+    #[test]
+    fn a_message_is_persistent_and_absent_properties_stay_absent() {
+        let sendable = Sendable::build(publication(), 131_072).unwrap();
+        assert_eq!(sendable.properties.delivery_mode(), &Some(2));
+        assert_eq!(sendable.properties.content_type(), &None);
+        assert_eq!(sendable.properties.headers(), &None);
+    }
+}

@@ -1,0 +1,463 @@
+//! One connection's time of use: publish within the window, collect confirms and returns, time out, give up.
+//!
+//! Runs on the publisher thread, from `Connected` to `Down`. A pipeline without barriers: batches follow each other on
+//! one channel in order, and an outcome is reported as soon as it is certain.
+
+use crate::amqp::{self, Fault, Link};
+use crate::config::AmqpConfig;
+use crate::guard::Wire;
+use crate::publisher::{ConnectionState, DownReason};
+use crate::publisher_thread::{Intake, StopBy};
+use crate::returns::{Answer, Returned, Returns, Verdict};
+use crate::sendable::Sendable;
+use crate::{Outcome, Publication};
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, Stream, StreamExt};
+use lapin::message::BasicReturnMessage;
+use lapin::options::BasicPublishOptions;
+use lapin::{Channel, Confirmation, Event as LapinEvent};
+use std::cell::Cell;
+use std::collections::{BTreeMap, VecDeque};
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+use tokio::time::{Instant, sleep_until, timeout};
+
+/// How many messages may be in lapin's buffer and not yet in the socket's: after the order to stop, or a lost lease, no
+/// more than these go out. Enough to keep the socket busy: 1,000 instead is not measurably faster.
+const UNWRITTEN_MAX: usize = 64;
+/// Bodies of outstanding messages. Unroutable ones come back whole, so the window bounds memory twice.
+const WINDOW_BYTES_MAX: usize = 64 << 20;
+/// After a channel or connection broke: how long to wait for lapin to tell the cause too.
+const CAUSE_LIMIT: Duration = Duration::from_millis(100);
+/// For the confirms that are on their way when told to stop: each one spares a duplicate at the next start.
+const STOP_GRACE_MAX: Duration = Duration::from_millis(500);
+
+/// Why the session is over.
+pub(crate) enum Ended {
+    Stopped(StopBy),
+    Fault(Fault),
+}
+
+/// Serves until told to stop or the connection fails. At its end every message it took has its outcome.
+pub(crate) async fn serve(link: &Link, wire: Option<&mut Wire>, config: &AmqpConfig, intake: &mut Intake<'_>) -> Ended {
+    let mut events = pin!(link.connection.events_listener());
+    let mut thread_ended = pin!(async move {
+        match wire {
+            Some(wire) => wire.thread_ended().await,
+            None => std::future::pending().await,
+        }
+    });
+    let mut timer = pin!(sleep_until(Instant::now()));
+    let mut session = Session::new(link, config);
+    let mut stop = None;
+    loop {
+        if stop.is_none() {
+            session.fill(intake);
+        }
+        session.drain();
+        intake.say_outcomes(std::mem::take(&mut session.outcomes));
+        if session.broken.is_some() || (stop.is_some() && session.open.is_empty()) {
+            break;
+        }
+        if session.arm_timer() {
+            timer.as_mut().reset(session.next_timeout());
+        }
+        let want_batch = stop.is_none() && session.waiting.is_empty() && session.has_room();
+        // A loop that always finds work must still let the runtime poll the socket for lapin.
+        tokio::task::coop::consume_budget().await;
+        tokio::select! {
+            biased;
+            () = &mut thread_ended => session.break_off(0, Fault::new(DownReason::Closed, "the connection has ended")),
+            Some(event) = events.next() => session.hear(event, intake),
+            () = timer.as_mut(), if session.timer_armed => session.timer_fired(stop.is_some()),
+            next = intake.next_or_stop(want_batch), if stop.is_none() => match next {
+                Ok(batch) => session.waiting = batch.into(),
+                Err(order) => {
+                    stop = Some(order);
+                    session.begin_stop(order);
+                }
+            },
+            () = session.progress() => {}
+        }
+    }
+    let ended = match (session.find_cause(events).await, stop) {
+        (_, Some(order)) => Ended::Stopped(order),
+        (fault, None) => Ended::Fault(fault),
+    };
+    let lost_why = match &ended {
+        Ended::Fault(fault) => fault.clone(),
+        Ended::Stopped(_) => Fault::new(DownReason::Closed, "the publisher was stopped"),
+    };
+    session.abandon(&lost_why);
+    intake.say_outcomes(std::mem::take(&mut session.outcomes));
+    ended
+}
+
+/// What lapin said of one message: by its seq.
+type LapinAnswer = (u64, lapin::Result<Confirmation>);
+type Attempt<'a> = Pin<Box<dyn Future<Output = LapinAnswer> + 'a>>;
+
+/// A message on its way.
+struct Open {
+    handle: u64,
+    started: Instant,
+    body_bytes: usize,
+    /// Unless it is the one that was checked at connect.
+    other_exchange: Option<String>,
+}
+
+struct Session<'a> {
+    channel: &'a Channel,
+    config: &'a AmqpConfig,
+    frame_bytes_max: usize,
+    /// The rest of the batch taken last.
+    waiting: VecDeque<Publication>,
+    /// Messages without an outcome, by seq, which is the order of publishing. At most `config.window`.
+    open: BTreeMap<u64, Open>,
+    open_bytes: usize,
+    next_seq: u64,
+    attempts: FuturesUnordered<Attempt<'a>>,
+    /// Attempts whose bytes lapin has not written yet. Shared with the attempts; all on this thread.
+    unwritten: std::rc::Rc<Cell<usize>>,
+    answers: Vec<LapinAnswer>,
+    returns: Returns,
+    outcomes: Vec<(u64, Outcome)>,
+    blocked: bool,
+    /// Confirm timeouts count from here, if later than the publish.
+    timeouts_from: Instant,
+    timer_armed: bool,
+    stop_at: Option<Instant>,
+    /// The first end of this connection, replaced by a more eloquent account of it.
+    broken: Option<(u8, Fault)>,
+}
+
+impl<'a> Session<'a> {
+    fn new(link: &'a Link, config: &'a AmqpConfig) -> Self {
+        Self {
+            channel: &link.channel,
+            config,
+            frame_bytes_max: link.frame_bytes_max,
+            waiting: VecDeque::new(),
+            open: BTreeMap::new(),
+            open_bytes: 0,
+            next_seq: 0,
+            attempts: FuturesUnordered::new(),
+            unwritten: std::rc::Rc::default(),
+            answers: Vec::new(),
+            returns: Returns::default(),
+            outcomes: Vec::new(),
+            blocked: link.connection.status().blocked(),
+            timeouts_from: Instant::now(),
+            timer_armed: false,
+            stop_at: None,
+            broken: None,
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        !self.blocked
+            && self.open.len() < self.config.window
+            && self.open_bytes < WINDOW_BYTES_MAX
+            && self.unwritten.get() < UNWRITTEN_MAX
+    }
+
+    /// Publishes what the window allows.
+    fn fill(&mut self, intake: &mut Intake<'_>) {
+        while self.has_room() && self.answers.is_empty() {
+            let Some(publication) = self.waiting.pop_front() else {
+                match intake.try_next() {
+                    Some(batch) => self.waiting = batch.into(),
+                    None => return,
+                }
+                continue;
+            };
+            self.publish(publication);
+        }
+    }
+
+    /// Starts one attempt. Its first poll, right here, puts the frames into lapin's buffer: that is what keeps the order,
+    /// and it costs a fifth of waiting for each write (lapin's `send_method_frame_with_body`).
+    fn publish(&mut self, publication: Publication) {
+        let handle = publication.handle;
+        let body_bytes = publication.body.len();
+        let message_id = publication.properties.message_id.clone();
+        let other_exchange = (publication.exchange != self.config.exchange).then(|| publication.exchange.clone());
+        let sendable = match Sendable::build(publication, self.frame_bytes_max) {
+            Ok(sendable) => sendable,
+            Err(reason) => return self.outcomes.push((handle, Outcome::Refused { reason })),
+        };
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        self.open.insert(
+            seq,
+            Open {
+                handle,
+                started: Instant::now(),
+                body_bytes,
+                other_exchange,
+            },
+        );
+        self.open_bytes += body_bytes;
+        self.returns.sent(seq, message_id);
+        let mut attempt: Attempt<'a> = Box::pin(attempt(self.channel, seq, sendable, self.unwritten.clone()));
+        match attempt.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(answer) => self.answers.push(answer),
+            Poll::Pending => self.attempts.push(attempt),
+        }
+    }
+
+    /// Ready when there is an answer to drain, or room again for what waits.
+    async fn progress(&mut self) {
+        let had_room = self.has_room();
+        poll_fn(|cx| match self.attempts.poll_next_unpin(cx) {
+            Poll::Ready(Some(answer)) => {
+                self.answers.push(answer);
+                Poll::Ready(())
+            }
+            _ if !had_room && self.has_room() => Poll::Ready(()),
+            _ => Poll::Pending,
+        })
+        .await;
+    }
+
+    /// Takes every answer that lapin has resolved so far: the complete drain that `returns` asks for.
+    fn drain(&mut self) {
+        // Woken attempts wait in a first-in-first-out queue, in the order in which lapin's one thread resolved them, so
+        // an empty queue means that nothing resolved earlier is left. A `None` alone does not mean empty:
+        // FuturesUnordered also pauses after a round of attempts that were not ready; then it is asked once more.
+        let mut pauses = 0;
+        while pauses < 2 {
+            match self.attempts.next().now_or_never() {
+                Some(Some(answer)) => self.answers.push(answer),
+                Some(None) => break,
+                None => pauses += 1,
+            }
+        }
+        let mut answers = Vec::with_capacity(self.answers.len());
+        for (seq, result) in std::mem::take(&mut self.answers) {
+            match result {
+                Ok(Confirmation::Ack(carried)) => answers.push(answer(seq, true, carried)),
+                Ok(Confirmation::Nack(carried)) => answers.push(answer(seq, false, carried)),
+                Ok(Confirmation::NotRequested) => self.break_off(0, Fault::new(DownReason::Protocol, "no confirms")),
+                Err(error) => self.break_off(amqp::eloquence(&error), amqp::fault(&error)),
+            }
+        }
+        if answers.is_empty() {
+            return;
+        }
+        for (seq, verdict) in self.returns.drained(answers) {
+            let Some(open) = self.open.remove(&seq) else { continue };
+            self.open_bytes -= open.body_bytes;
+            self.outcomes.push((open.handle, outcome(verdict)));
+        }
+    }
+
+    fn hear(&mut self, event: LapinEvent, intake: &Intake<'_>) {
+        match event {
+            LapinEvent::ConnectionBlocked(reason) => {
+                self.blocked = true;
+                intake.say_state(ConnectionState::Blocked { reason });
+            }
+            LapinEvent::ConnectionUnblocked => {
+                self.blocked = false;
+                self.timeouts_from = Instant::now();
+                intake.say_state(ConnectionState::Connected);
+            }
+            LapinEvent::Error(error) => self.break_off(amqp::eloquence(&error), amqp::fault(&error)),
+            _ => {}
+        }
+    }
+
+    fn break_off(&mut self, eloquence: u8, fault: Fault) {
+        if self.broken.as_ref().is_none_or(|(known, _)| eloquence > *known) {
+            self.broken = Some((eloquence, fault));
+        }
+    }
+
+    /// True if the timer has to be set: something is outstanding and it is not running yet.
+    fn arm_timer(&mut self) -> bool {
+        let arm = !self.timer_armed && (self.stop_at.is_some() || (!self.open.is_empty() && !self.blocked));
+        self.timer_armed |= arm;
+        arm
+    }
+
+    fn next_timeout(&self) -> Instant {
+        let oldest = self
+            .open
+            .first_key_value()
+            .map_or_else(Instant::now, |(_, open)| open.started);
+        let confirm = oldest.max(self.timeouts_from) + self.config.confirm_timeout;
+        self.stop_at.map_or(confirm, |stop| stop.min(confirm))
+    }
+
+    /// The timer is set for the message that was the oldest then: look whether it still counts.
+    fn timer_fired(&mut self, stopping: bool) {
+        self.timer_armed = false;
+        if stopping && self.stop_at.is_some_and(|at| at <= Instant::now()) {
+            self.break_off(0, Fault::new(DownReason::Closed, "the publisher was stopped"));
+        } else if self.open.values().next().is_some_and(|open| self.is_overdue(open)) {
+            let detail = format!("no confirm within {:?}", self.config.confirm_timeout);
+            self.break_off(u8::MAX, Fault::new(DownReason::Timeout, detail));
+        }
+    }
+
+    fn is_overdue(&self, open: &Open) -> bool {
+        !self.blocked && open.started.max(self.timeouts_from) + self.config.confirm_timeout <= Instant::now()
+    }
+
+    fn begin_stop(&mut self, StopBy(deadline): StopBy) {
+        let left = deadline.saturating_duration_since(std::time::Instant::now());
+        let grace = if self.blocked {
+            Duration::ZERO
+        } else {
+            STOP_GRACE_MAX.min(left / 3)
+        };
+        self.stop_at = Some(Instant::now() + grace);
+        self.timer_armed = false;
+    }
+
+    /// The most telling account of what ended this connection. The first one often only says that it has ended.
+    async fn find_cause(&mut self, mut events: Pin<&mut impl Stream<Item = LapinEvent>>) -> Fault {
+        let until = Instant::now() + CAUSE_LIMIT;
+        while self.stop_at.is_none() && matches!(self.broken, Some((0, _))) {
+            match timeout(until - Instant::now(), events.next()).await {
+                Ok(Some(LapinEvent::Error(error))) => self.break_off(amqp::eloquence(&error), amqp::fault(&error)),
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) => break,
+            }
+        }
+        self.drain();
+        let fault = self.broken.take().map(|(_, fault)| fault);
+        let mut fault = fault.unwrap_or_else(|| Fault::new(DownReason::Closed, "the connection has ended"));
+        if fault.reason == DownReason::ExchangeMismatch {
+            fault.reason = DownReason::Closed; // 406 of a publish speaks of the message, not of the exchange
+        }
+        fault
+    }
+
+    /// Gives everything that has no outcome the one that its end deserves.
+    fn abandon(&mut self, fault: &Fault) {
+        let reason = format!("{}: {}", fault.reason, fault.detail);
+        let lost = Outcome::Lost { reason };
+        for (_, open) in std::mem::take(&mut self.open) {
+            let outcome = match () {
+                () if is_culprit(&open, &fault.detail) => Outcome::Refused {
+                    reason: fault.detail.clone(),
+                },
+                () if fault.reason == DownReason::Timeout && self.is_overdue(&open) => Outcome::TimedOut,
+                () => lost.clone(),
+            };
+            self.outcomes.push((open.handle, outcome));
+        }
+        self.outcomes
+            .extend(self.waiting.drain(..).map(|p| (p.handle, lost.clone())));
+    }
+}
+
+/// One message: into lapin's buffer at the first poll, done when the broker has answered.
+async fn attempt(channel: &Channel, seq: u64, message: Sendable, unwritten: std::rc::Rc<Cell<usize>>) -> LapinAnswer {
+    // Mandatory: an unroutable message comes back instead of vanishing behind an ack.
+    let options = BasicPublishOptions {
+        mandatory: true,
+        immediate: false,
+    };
+    let Sendable {
+        exchange,
+        routing_key,
+        properties,
+        body,
+    } = message;
+    unwritten.set(unwritten.get() + 1);
+    let written = channel
+        .basic_publish(exchange, routing_key, options, &body, properties)
+        .await;
+    unwritten.set(unwritten.get() - 1);
+    drop(body);
+    match written {
+        Ok(confirm) => (seq, confirm.await),
+        Err(error) => (seq, Err(error)),
+    }
+}
+
+fn answer(seq: u64, acked: bool, carried: Option<BasicReturnMessage>) -> Answer {
+    let carried = carried.map(|message| Returned {
+        message_id: message
+            .properties
+            .message_id()
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
+        code: message.reply_code,
+        reason: message.reply_text.to_string(),
+    });
+    Answer { seq, acked, carried }
+}
+
+fn outcome(verdict: Verdict) -> Outcome {
+    match verdict {
+        Verdict::Confirmed => Outcome::Confirmed,
+        Verdict::Nacked => Outcome::Nacked,
+        Verdict::Returned { code, reason } => Outcome::Returned { code, reason },
+    }
+}
+
+/// A publish that the broker will not have closes the channel and fails everything outstanding. Two cases name who it
+/// was; charged for it, that message does not come back and take the others down again.
+fn is_culprit(open: &Open, detail: &str) -> bool {
+    // rabbit_channel:check_msg_size/3: "message size 134217729 is larger than configured max size 134217728"
+    let too_large = bytes_after(detail, "message size ").zip(bytes_after(detail, "max size "));
+    if too_large.is_some_and(|(size, limit)| size > limit && open.body_bytes > limit) {
+        return true;
+    }
+    // "NOT_FOUND - no exchange 'x' in vhost '/'": trouble of the destination if it is the destination's exchange, which
+    // the next connect checks; else of this message.
+    let other = open.other_exchange.as_ref().filter(|x| !x.is_empty());
+    other.is_some_and(|exchange| detail.contains(&format!("exchange '{exchange}' in vhost")))
+}
+
+fn bytes_after(text: &str, label: &str) -> Option<usize> {
+    let rest = &text[text.find(label)? + label.len()..];
+    let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    rest[..digits].parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(body_bytes: usize, other_exchange: Option<&str>) -> Open {
+        Open {
+            handle: 0,
+            started: Instant::now(),
+            body_bytes,
+            other_exchange: other_exchange.map(Into::into),
+        }
+    }
+
+    #[test]
+    fn the_brokers_text_names_the_message_that_was_too_large() {
+        for text in [
+            "PRECONDITION_FAILED - message size 2000 is larger than configured max size 1000",
+            "PRECONDITION_FAILED - message size 2000 is larger than max size 1000",
+        ] {
+            assert!(is_culprit(&open(2000, None), text));
+            assert!(is_culprit(&open(1001, None), text));
+            assert!(!is_culprit(&open(1000, None), text));
+        }
+        assert!(!is_culprit(&open(2000, None), "PRECONDITION_FAILED - something else"));
+        assert!(!is_culprit(
+            &open(2000, None),
+            "message size x is larger than max size "
+        ));
+    }
+
+    #[test]
+    fn a_missing_exchange_is_the_messages_fault_only_if_it_is_not_the_destinations() {
+        let text = "NOT_FOUND - no exchange 'x' in vhost '/'";
+        assert!(is_culprit(&open(1, Some("x")), text));
+        assert!(!is_culprit(&open(1, Some("y")), text));
+        assert!(!is_culprit(&open(1, None), text));
+    }
+}

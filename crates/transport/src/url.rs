@@ -1,0 +1,265 @@
+//! Reads an `amqp://` URL into its parts. Pure; called by the worker when `outbox.url` is set or read, on any thread.
+//!
+//! A URL never carries the password: core logs and echoes settings (`SHOW`, `log_statement`, error DETAIL), so a password
+//! in one is a password in the log. For the same reason no error here repeats any part of what was given.
+
+use std::fmt;
+use std::net::Ipv6Addr;
+
+const DEFAULT_PORT: u16 = 5672;
+/// AMQP short string: the broker cannot be told a longer vhost, and lapin panics on one.
+const VHOST_BYTES_MAX: usize = 255;
+
+/// Where a broker is, as the URL says it. What the URL leaves out stays `None` or takes the protocol's default.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AmqpAddress {
+    /// Name or address; an IPv6 address stands without brackets.
+    pub host: String,
+    pub port: u16,
+    /// `/` when absent, and for a bare trailing slash: nobody means the vhost whose name is empty.
+    pub vhost: String,
+    pub user: Option<String>,
+}
+
+/// Why a URL was refused. Its text never repeats the URL: it may hold a password.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UrlError {
+    UnknownScheme,
+    TlsUnsupported,
+    CarriesPassword,
+    BadUser,
+    EmptyHost,
+    BadHost,
+    BadPort,
+    BadVhost,
+    TrailingPart,
+}
+
+impl fmt::Display for UrlError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::UnknownScheme => "the URL must start with amqp://",
+            Self::TlsUnsupported => "amqps is not supported by this build",
+            Self::CarriesPassword => "the URL must not carry a password; put it where only the server reads it",
+            Self::BadUser => "the user name in the URL is empty or not valid percent-encoded UTF-8",
+            Self::EmptyHost => "the URL names no host",
+            Self::BadHost => "the host in the URL is not a host name, an IPv4 address or an IPv6 address in brackets",
+            Self::BadPort => "the port in the URL is not a number from 1 to 65535",
+            Self::BadVhost => {
+                "the virtual host in the URL must be at most 255 bytes of percent-encoded UTF-8, with / written as %2f and @ as %40"
+            }
+            Self::TrailingPart => "the URL must not have a query (?) or a fragment (#)",
+        })
+    }
+}
+
+impl std::error::Error for UrlError {}
+
+/// `amqp://[user@]host[:port][/vhost]`. Percent-escapes are decoded in user and vhost.
+pub fn parse_url(url: &str) -> Result<AmqpAddress, UrlError> {
+    let rest = strip_scheme(url)?;
+    if rest.contains(['?', '#']) {
+        return Err(UrlError::TrailingPart);
+    }
+    let (authority, path) = rest.split_once('/').map_or((rest, None), |(a, p)| (a, Some(p)));
+    // A raw @ behind the first slash is a password with a slash in it, cut in two; never let half of it pass as a port.
+    if path.is_some_and(|p| p.contains('@')) {
+        return Err(if authority.contains(':') {
+            UrlError::CarriesPassword
+        } else {
+            UrlError::BadVhost
+        });
+    }
+    let (userinfo, hostport) = authority
+        .rsplit_once('@')
+        .map_or((None, authority), |(u, h)| (Some(u), h));
+    let user = userinfo.map(parse_user).transpose()?;
+    let (host, port) = parse_host_and_port(hostport)?;
+    Ok(AmqpAddress {
+        host,
+        port,
+        vhost: parse_vhost(path.unwrap_or_default())?,
+        user,
+    })
+}
+
+fn strip_scheme(url: &str) -> Result<&str, UrlError> {
+    let (scheme, rest) = url.split_once("://").ok_or(UrlError::UnknownScheme)?;
+    match scheme.to_ascii_lowercase().as_str() {
+        "amqp" => Ok(rest),
+        "amqps" => Err(UrlError::TlsUnsupported),
+        _ => Err(UrlError::UnknownScheme),
+    }
+}
+
+fn parse_user(userinfo: &str) -> Result<String, UrlError> {
+    // Also "user:@host": an empty password is a password someone meant to fill in.
+    if userinfo.contains(':') {
+        return Err(UrlError::CarriesPassword);
+    }
+    let user = percent_decode(userinfo).ok_or(UrlError::BadUser)?;
+    // NUL separates the fields of SASL PLAIN: one in a name would shift the password.
+    if user.is_empty() || user.contains('\0') {
+        return Err(UrlError::BadUser);
+    }
+    Ok(user)
+}
+
+fn parse_host_and_port(hostport: &str) -> Result<(String, u16), UrlError> {
+    let (host, port) = if let Some(rest) = hostport.strip_prefix('[') {
+        let (host, after) = rest.split_once(']').ok_or(UrlError::BadHost)?;
+        host.parse::<Ipv6Addr>().map_err(|_| UrlError::BadHost)?;
+        let port = match after {
+            "" => None,
+            _ => Some(after.strip_prefix(':').ok_or(UrlError::BadHost)?),
+        };
+        (host, port)
+    } else {
+        hostport.split_once(':').map_or((hostport, None), |(h, p)| (h, Some(p)))
+    };
+    if host.is_empty() {
+        return Err(UrlError::EmptyHost);
+    }
+    let legal = |c: char| c.is_alphanumeric() || matches!(c, '-' | '.' | '_' | ':' | '%');
+    if !host.chars().all(legal) {
+        return Err(UrlError::BadHost);
+    }
+    Ok((host.to_owned(), port.map_or(Ok(DEFAULT_PORT), parse_port)?))
+}
+
+fn parse_port(port: &str) -> Result<u16, UrlError> {
+    // u16::from_str takes "+5672"; a URL does not.
+    if !port.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(UrlError::BadPort);
+    }
+    port.parse().ok().filter(|p| *p != 0).ok_or(UrlError::BadPort)
+}
+
+fn parse_vhost(path: &str) -> Result<String, UrlError> {
+    if path.contains('/') {
+        return Err(UrlError::BadVhost);
+    }
+    let vhost = percent_decode(path)
+        .filter(|v| v.len() <= VHOST_BYTES_MAX)
+        .ok_or(UrlError::BadVhost)?;
+    Ok(if vhost.is_empty() { "/".to_owned() } else { vhost })
+}
+
+fn percent_decode(text: &str) -> Option<String> {
+    let mut bytes = text.bytes();
+    let mut decoded = Vec::with_capacity(text.len());
+    while let Some(byte) = bytes.next() {
+        decoded.push(match byte {
+            b'%' => hex(bytes.next()?)? << 4 | hex(bytes.next()?)?,
+            other => other,
+        });
+    }
+    String::from_utf8(decoded).ok()
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    (digit as char).to_digit(16).map(|d| d as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn address(host: &str, port: u16, vhost: &str, user: Option<&str>) -> AmqpAddress {
+        AmqpAddress {
+            host: host.into(),
+            port,
+            vhost: vhost.into(),
+            user: user.map(Into::into),
+        }
+    }
+
+    #[test]
+    fn what_is_left_out_takes_the_protocols_default() {
+        assert_eq!(parse_url("amqp://h"), Ok(address("h", 5672, "/", None)));
+        assert_eq!(parse_url("amqp://h/"), Ok(address("h", 5672, "/", None)));
+        assert_eq!(parse_url("AMQP://h:1"), Ok(address("h", 1, "/", None)));
+    }
+
+    #[test]
+    fn user_and_vhost_are_percent_decoded() {
+        assert_eq!(
+            parse_url("amqp://a%40b@10.0.0.1:5673/my%2fhost%20%C3%A9"),
+            Ok(address("10.0.0.1", 5673, "my/host é", Some("a@b")))
+        );
+        assert_eq!(parse_url("amqp://h/%2F"), Ok(address("h", 5672, "/", None)));
+    }
+
+    #[test]
+    fn an_ipv6_address_stands_in_brackets() {
+        assert_eq!(parse_url("amqp://[::1]"), Ok(address("::1", 5672, "/", None)));
+        assert_eq!(
+            parse_url("amqp://u@[fe80::1]:5673/v"),
+            Ok(address("fe80::1", 5673, "v", Some("u")))
+        );
+        for bad in ["amqp://[::1", "amqp://[x]", "amqp://[::1]5672", "amqp://[]"] {
+            assert_eq!(parse_url(bad), Err(UrlError::BadHost), "{bad}");
+        }
+    }
+
+    #[test]
+    fn each_mistake_has_its_own_error() {
+        for (url, error) in [
+            ("", UrlError::UnknownScheme),
+            ("h:5672", UrlError::UnknownScheme),
+            ("http://h", UrlError::UnknownScheme),
+            ("amqps://h", UrlError::TlsUnsupported),
+            ("amqp://", UrlError::EmptyHost),
+            ("amqp:///v", UrlError::EmptyHost),
+            ("amqp://:5672", UrlError::EmptyHost),
+            ("amqp://u@", UrlError::EmptyHost),
+            ("amqp://@h", UrlError::BadUser),
+            ("amqp://%zz@h", UrlError::BadUser),
+            ("amqp://a%00b@h", UrlError::BadUser),
+            ("amqp://h h", UrlError::BadHost),
+            ("amqp://h:", UrlError::BadPort),
+            ("amqp://h:0", UrlError::BadPort),
+            ("amqp://h:65536", UrlError::BadPort),
+            ("amqp://h:+1", UrlError::BadPort),
+            ("amqp://::1", UrlError::EmptyHost),
+            ("amqp://h/%ff", UrlError::BadVhost),
+            ("amqp://h/a/b", UrlError::BadVhost),
+            ("amqp://h/a@b", UrlError::BadVhost),
+            ("amqp://h/v?heartbeat=1", UrlError::TrailingPart),
+        ] {
+            assert_eq!(parse_url(url), Err(error), "{url}");
+        }
+        assert_eq!(
+            parse_url(&format!("amqp://h/{}", "v".repeat(256))),
+            Err(UrlError::BadVhost)
+        );
+    }
+
+    #[test]
+    fn a_password_is_refused_wherever_it_stands() {
+        for url in [
+            "amqp://u:hunter2@h",
+            "amqp://u:@h",
+            "amqp://:hunter2@h",
+            "amqp://u:hun@ter2@h/v",
+            "amqp://u:hun/ter2@h/v",
+            "amqp://u:12/ter2@h/v",
+        ] {
+            assert_eq!(parse_url(url), Err(UrlError::CarriesPassword), "{url}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_url_panics_and_no_error_repeats_it(scheme in "(amqps?|http|x)://", secret in "[a-z0-9]{6,12}", rest in "\\PC{0,20}") {
+            for url in [format!("{scheme}u:zq{secret}@{rest}"), format!("{scheme}{rest}zq{secret}"), format!("zq{secret}{rest}")] {
+                if let Err(error) = parse_url(&url) {
+                    let token = format!("zq{secret}");
+                    let said = format!("{error} {error:?}");
+                    prop_assert!(!said.contains(&token));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What both test files use: a publisher whose events are collected, and facts about this process' threads.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use outbox_transport::{AmqpConfig, ConnectionState, Event, Outcome, Properties, Publication, Publisher, Secret};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// No test waits longer for anything.
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A publisher and everything it has said.
+pub struct Desk {
+    pub publisher: Publisher,
+    pub outcomes: HashMap<u64, Outcome>,
+    pub states: Vec<ConnectionState>,
+    pub died: Option<String>,
+}
+
+impl Desk {
+    pub fn start(config: AmqpConfig) -> Self {
+        let publisher = Publisher::start(config).expect("publisher starts");
+        Self {
+            publisher,
+            outcomes: HashMap::new(),
+            states: Vec::new(),
+            died: None,
+        }
+    }
+
+    /// Takes what has been said, without waiting.
+    pub fn collect(&mut self) {
+        for event in self.publisher.drain() {
+            match event {
+                Event::State(state) => self.states.push(state),
+                Event::Died(text) => self.died = Some(text),
+                Event::Outcomes(outcomes) => {
+                    for (handle, outcome) in outcomes {
+                        let before = self.outcomes.insert(handle, outcome);
+                        assert_eq!(before, None, "two outcomes for {handle}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits on the eventfd, like the worker does.
+    pub fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            self.collect();
+            if done(self) {
+                return;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(
+                !left.is_zero(),
+                "{what}: {:?}, {} outcomes, died {:?}",
+                self.states,
+                self.outcomes.len(),
+                self.died
+            );
+            let mut poll = libc::pollfd {
+                fd: self.publisher.event_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: one live pollfd.
+            unsafe { libc::poll(&mut poll, 1, left.as_millis() as i32) };
+        }
+    }
+
+    pub fn until_connected(&mut self) {
+        self.until("connected", |d| d.states.last() == Some(&ConnectionState::Connected));
+    }
+
+    pub fn until_answered(&mut self, count: usize) {
+        self.until("answered", |d| d.outcomes.len() >= count);
+    }
+
+    /// Waits until the first `Down` and gives its reason and detail.
+    pub fn until_down(&mut self) -> (outbox_transport::DownReason, String) {
+        let down = |s: &ConnectionState| match s {
+            ConnectionState::Down { reason, detail } => Some((*reason, detail.clone())),
+            _ => None,
+        };
+        self.until("down", |d| d.states.iter().any(|s| down(s).is_some()));
+        self.states.iter().find_map(down).unwrap()
+    }
+
+    /// Hands over, collecting meanwhile when the queue is full.
+    pub fn publish(&mut self, mut batch: Vec<Publication>) {
+        let deadline = Instant::now() + DEADLINE;
+        while let Err(back) = self.publisher.try_publish(batch) {
+            assert!(Instant::now() < deadline, "the queue stays full");
+            batch = back;
+            let mut poll = libc::pollfd {
+                fd: self.publisher.event_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: one live pollfd.
+            unsafe { libc::poll(&mut poll, 1, 10) };
+            self.collect();
+        }
+    }
+
+    pub fn stop(&mut self) {
+        assert!(self.publisher.stop(Duration::from_secs(5)), "the thread did not end");
+        self.collect();
+        assert_eq!(self.died, None);
+    }
+}
+
+pub fn config(port: u16) -> AmqpConfig {
+    let address = outbox_transport::parse_url(&format!("amqp://guest@127.0.0.1:{port}")).unwrap();
+    AmqpConfig {
+        connect_timeout: Duration::from_secs(3),
+        backoff_min: Duration::from_millis(20),
+        ..AmqpConfig::new(address, Secret::new("guest"))
+    }
+}
+
+pub fn publication(handle: u64, exchange: &str, routing_key: &str, body: Vec<u8>) -> Publication {
+    Publication {
+        handle,
+        exchange: exchange.into(),
+        routing_key: routing_key.into(),
+        properties: Properties {
+            message_id: format!("id-{handle}"),
+            content_type: "application/json".into(),
+            app_id: "outbox".into(),
+            ..Properties::default()
+        },
+        body,
+    }
+}
+
+/// This process' threads: name and blocked signals.
+pub fn threads() -> Vec<(String, u64)> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let status = tasks.filter_map(|t| std::fs::read_to_string(t.ok()?.path().join("status")).ok());
+    let field = |status: &str, name: &str| {
+        let line = status.lines().find(|l| l.starts_with(name)).unwrap_or_default();
+        line.split_once(':')
+            .map(|(_, v)| v.trim().to_owned())
+            .unwrap_or_default()
+    };
+    status
+        .map(|s| {
+            (
+                field(&s, "Name"),
+                u64::from_str_radix(&field(&s, "SigBlk"), 16).unwrap(),
+            )
+        })
+        .collect()
+}
+
+pub fn threads_named(name: &str) -> usize {
+    threads().iter().filter(|(n, _)| n == name).count()
+}

@@ -1,0 +1,181 @@
+-- What a person reads. None of it is used by the delivery.
+
+create function @extschema@.outbox_is_preloaded()
+returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_is_preloaded_wrapper';
+comment on function @extschema@.outbox_is_preloaded() is
+  'Whether the server was started with outbox in shared_preload_libraries.';
+
+create function @extschema@.outbox_counters()
+returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_counters_wrapper';
+comment on function @extschema@.outbox_counters() is
+  'Internal: counters of this database from shared memory, read by outbox_status; NULL when not preloaded.';
+
+create function @extschema@.outbox_server_state()
+returns text language c stable as 'MODULE_PATHNAME', 'outbox_server_state_wrapper';
+comment on function @extschema@.outbox_server_state() is
+  'Internal: why the launcher runs no worker for this database, in a word; NULL if it does, or does not know yet.';
+
+create view @extschema@.outbox_messages as
+with m as (
+  select o.seq, o.destination, o.partition, o.key,
+         case when @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.available_at) then 'in flight'
+              when o.attempts > 0 then 'retrying'
+              when o.available_at > pg_catalog.now() then 'scheduled'
+              else 'pending' end as status,
+         o.attempts, case when o.available_at = '-infinity' then o.enqueued_at else o.available_at end as available_at,
+         o.enqueued_at, null::timestamptz as published_at, o.claim_token, o.last_error
+  from @extschema@.outbox o
+  union all
+  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason
+  from @extschema@.outbox_dead d
+  union all
+  select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
+         h.attempts, null, h.enqueued_at, case when not h.discarded then h.published_at end, null, h.last_error
+  from @extschema@.outbox_history h
+)
+select m.seq, m.seq as global_sequence, m.status,
+       case m.status when 'published' then 'PUBLISHED' when 'dead' then 'FAILED' when 'discarded' then 'FAILED'
+                     else 'PENDING' end as reference_status,
+       m.destination, @extschema@.outbox_partition_label(m.partition) as partition_key, m.key,
+       m.attempts, m.available_at, m.enqueued_at, m.published_at, m.claim_token, m.last_error,
+       e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
+       e.actor, e.correlation_id, e.created_at,
+       -- the names other systems give the same columns
+       e.id as outbox_id, e.type as event_type, e.payload as body, e.actor as "user", m.destination as transport_name,
+       m.attempts as retry_count, m.last_error as error_message
+from m left join @extschema@.outbox_events e on e.seq = m.seq;
+comment on view @extschema@.outbox_messages is
+  'Every message with its event and one status: pending, in flight, retrying, scheduled, published, dead, discarded. For people and audits; give a seq or a limit.';
+
+create view @extschema@.outbox_status as
+select greatest(c.counters[1], 0) as pending,
+       c.counters[2] as in_flight,
+       (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) d) as dead,
+       (select pg_catalog.clock_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_partitions p
+        cross join lateral (select x.enqueued_at from @extschema@.outbox x
+                            where x.destination = 'default' and x.partition = p.partition
+                              and x.available_at <= pg_catalog.now()
+                            order by x.destination, x.partition, x.seq limit 1) o) as oldest_pending_age,
+       c.counters[3] as published_total,
+       c.counters[4] as failed_total,
+       pg_catalog.round(c.counters[5] / 60.0, 1) as published_per_s,
+       pg_catalog.round(c.counters[6] / 60.0, 1) as failed_per_s,
+       pg_catalog.to_timestamp(c.counters[7] / 1e6) as stats_reset
+from (select @extschema@.outbox_counters() as counters) c;
+comment on view @extschema@.outbox_status is
+  'One row, at constant cost whatever the backlog: what waits (scheduled included), what is in flight, dead letters (counted to 10000), totals since stats_reset and rates of the last minute.';
+
+create view @extschema@.outbox_worker_status as
+select w.worker_id, w.pid, w.state, w.reason, w.detail,
+       w.heartbeat_until > pg_catalog.clock_timestamp() as alive,
+       pg_catalog.date_trunc('milliseconds', w.heartbeat_until - pg_catalog.clock_timestamp()) as heartbeat_ttl,
+       (select pg_catalog.count(*) from @extschema@.outbox_partitions p
+        where p.lease_owner = w.worker_id and p.lease_until > pg_catalog.clock_timestamp()) as partitions,
+       w.started_at
+from @extschema@.outbox_workers w;
+comment on view @extschema@.outbox_worker_status is
+  'One row a worker: whether it lives, what it knows of the broker, how many partitions it owns.';
+
+create view @extschema@.outbox_partition_status as
+select @extschema@.outbox_partition_label(p.partition) as partition_key,
+       case when p.lease_until > pg_catalog.clock_timestamp() then p.lease_owner end as lease_owner,
+       case when p.lease_until > pg_catalog.clock_timestamp()
+            then pg_catalog.date_trunc('milliseconds', p.lease_until - pg_catalog.clock_timestamp()) end as lease_ttl,
+       p.lease_epoch, p.updated_at,
+       (select o.seq from @extschema@.outbox o where o.destination = 'default' and o.partition = p.partition
+        order by o.destination, o.partition, o.seq limit 1) as first_waiting_seq
+from @extschema@.outbox_partitions p;
+comment on view @extschema@.outbox_partition_status is
+  'One row a partition: who owns it, how long still, and the first message that waits in it.';
+
+create view @extschema@.outbox_health as
+with worker as (
+  select w.state, w.reason, w.detail from @extschema@.outbox_workers w
+  where w.heartbeat_until > pg_catalog.clock_timestamp()
+), server as (
+  select @extschema@.outbox_is_preloaded() as preloaded, @extschema@.outbox_server_state() as obstacle,
+         pg_catalog.current_setting('outbox.worker_role') as worker_role,
+         pg_catalog.current_setting('outbox.workers')::integer as workers
+), sick as (
+  select w.reason, w.detail from worker w where w.state in ('down', 'connecting') and w.reason is not null limit 1
+)
+select 'preload' as "check", s.preloaded as ok,
+       case when not s.preloaded then 'outbox is not in shared_preload_libraries: no worker runs, messages wait' end as problem,
+       case when not s.preloaded then 'add outbox to shared_preload_libraries and restart the server' end as remedy
+from server s
+union all
+select 'enabled', pg_catalog.current_setting('outbox.enabled')::boolean,
+       case when not pg_catalog.current_setting('outbox.enabled')::boolean then 'outbox.enabled is off: messages wait' end,
+       case when not pg_catalog.current_setting('outbox.enabled')::boolean
+            then 'set outbox.enabled = on (ALTER SYSTEM or ALTER DATABASE)' end
+union all
+select 'role', p.problem is null, p.problem, p.remedy
+from server s left join pg_catalog.pg_roles r on r.rolname = s.worker_role
+cross join lateral (select
+  case when r.rolname is null then pg_catalog.format('role %I, as which the workers run, does not exist', s.worker_role)
+       when r.rolsuper then pg_catalog.format('role %I is a superuser: the workers do not start as it', s.worker_role) end as problem,
+  case when r.rolname is null then pg_catalog.format('DROP EXTENSION and CREATE EXTENSION outbox, or CREATE ROLE %I and make it owner of the outbox tables', s.worker_role)
+       when r.rolsuper then pg_catalog.format('ALTER ROLE %I NOSUPERUSER', s.worker_role) end as remedy) p
+union all
+select 'workers', p.problem is null, p.problem, p.remedy
+from server s cross join lateral (select
+  case when s.workers = 0 then 'outbox.workers is 0: nothing is delivered'
+       when not exists (select from worker) then 'no worker is alive in this database'
+         || case s.obstacle when 'slots' then ': max_worker_processes is used up'
+                            when 'excluded' then ': outbox.databases does not name it'
+                            when 'role' then ': its role is missing or a superuser'
+                            else '' end end as problem,
+  case when s.workers = 0 then 'set outbox.workers to 1 or more and reload'
+       when exists (select from worker) then null
+       when not s.preloaded then 'see the check "preload"'
+       when s.obstacle = 'slots' then 'raise max_worker_processes and restart the server'
+       when s.obstacle = 'excluded' then 'add it to outbox.databases, or make that empty, and reload'
+       when s.obstacle = 'role' then 'see the check "role"'
+       else 'wait a few seconds; then look into the server log for "outbox"' end as remedy) p
+union all
+select 'destination', p.problem is null, p.problem, p.remedy
+from (select case when exists (select from worker where state = 'unconfigured')
+                    or (not exists (select from worker) and pg_catalog.current_setting('outbox.url') = '')
+                  then coalesce((select w.detail from worker w where w.state = 'unconfigured' limit 1),
+                                'outbox.url is empty: there is no broker to deliver to') end as problem,
+             'set outbox.url, for example amqp://localhost' as hint) d
+cross join lateral (select d.problem, case when d.problem is not null then d.hint end as remedy) p
+union all
+select 'broker', p.problem is null, p.problem, p.remedy
+from (select) one left join sick on true
+cross join lateral (select
+  case sick.reason
+    when 'auth_refused' then 'the broker refuses the user or password: '
+    when 'vhost_refused' then 'the broker refuses the virtual host: '
+    when 'exchange_missing' then 'the exchange does not exist: '
+    when 'exchange_mismatch' then 'the exchange exists with other properties: '
+    when 'unreachable' then 'the broker cannot be reached: '
+    when 'timeout' then 'the broker does not answer: '
+    else case when sick.reason is not null then 'the connection to the broker failed: ' end
+  end || coalesce(sick.detail, '') as problem,
+  case sick.reason
+    when 'auth_refused' then 'check the user in outbox.url and the password in outbox.password_file'
+    when 'vhost_refused' then 'check the path of outbox.url and the user''s permissions'
+    when 'exchange_missing' then 'declare the exchange, or set outbox.exchange_type so that the worker declares it'
+    when 'exchange_mismatch' then 'make outbox.exchange_type fit the exchange, or empty it to only check'
+    when 'unreachable' then 'start the broker, or check host and port in outbox.url'
+    when 'timeout' then 'check the network and the broker''s load'
+    else case when sick.reason is not null then 'see the broker''s log' end
+  end as remedy) p
+union all
+select 'blocked', p.problem is null, p.problem, case when p.problem is not null then 'free memory or disk on the broker; delivery resumes by itself' end
+from (select (select 'the broker blocks publishers: ' || coalesce(w.detail, '') from worker w where w.state = 'blocked' limit 1) as problem) p
+union all
+select 'dead letters', d.n = 0,
+       case when d.n > 0 then pg_catalog.format('%s dead letters, the last: %s', case when d.n = 10000 then '10000 or more' else d.n::text end, d.reason) end,
+       case when d.n > 0 then 'select * from outbox_dead; then outbox_retry(seq) or outbox_discard(seq)' end
+from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) x) as n,
+             (select x.reason from @extschema@.outbox_dead x limit 1) as reason) d
+union all
+select 'lag', coalesce(s.oldest_pending_age < interval '1 minute', true),
+       case when s.oldest_pending_age >= interval '1 minute'
+            then pg_catalog.format('the oldest message that could go has waited for %s', pg_catalog.date_trunc('seconds', s.oldest_pending_age)) end,
+       case when s.oldest_pending_age >= interval '1 minute' then 'see the other checks; if all are well, raise outbox.batch_size' end
+from @extschema@.outbox_status s;
+comment on view @extschema@.outbox_health is
+  'One row a check: ok or not, what is wrong, what to do. Every reason why messages do not move shows here.';

@@ -1,0 +1,61 @@
+-- Who owns and who may. Everything belongs to the worker role, so that neither the workers nor the definer functions
+-- need a superuser; nothing is open to PUBLIC but what is harmless. Last, when every object stands.
+
+do $owner$
+declare
+  worker_role constant name := pg_catalog.current_setting('outbox.worker_role');
+  thing record;
+begin
+  for thing in
+    select d.classid, d.objid, i.type, i.identity
+    from pg_catalog.pg_depend d
+    cross join lateral pg_catalog.pg_identify_object(d.classid, d.objid, d.objsubid) i
+    where d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass and d.deptype = 'e'
+      and d.refobjid = (select x.oid from pg_catalog.pg_extension x where x.extname = 'outbox')
+      and i.type in ('table', 'view', 'function', 'composite type')
+  loop
+    execute pg_catalog.format('alter %s %s owner to %I',
+      case thing.type when 'composite type' then 'type' else thing.type end, thing.identity, worker_role);
+    if thing.type = 'function' then
+      execute pg_catalog.format('revoke all on function %s from public', thing.identity);
+    end if;
+  end loop;
+end
+$owner$;
+
+grant execute on function
+  @extschema@.outbox_enqueue(bigint, text, text, timestamptz, text),
+  @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text),
+  @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid)
+  to outbox_writer;
+
+grant execute on function
+  @extschema@.outbox_partition_of(text, integer), @extschema@.outbox_partition_label(integer),
+  @extschema@.outbox_crc32(text), @extschema@.outbox_uuid_v7()
+  to public;
+
+grant select on
+  @extschema@.outbox_status, @extschema@.outbox_worker_status, @extschema@.outbox_partition_status,
+  @extschema@.outbox_health, @extschema@.outbox, @extschema@.outbox_history,
+  @extschema@.outbox_dead, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings
+  to outbox_monitor;
+grant execute on function
+  @extschema@.outbox_is_preloaded(), @extschema@.outbox_counters(), @extschema@.outbox_server_state(),
+  @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz)
+  to outbox_monitor;
+
+grant execute on function
+  @extschema@.outbox_retry(bigint, text), @extschema@.outbox_discard(bigint, text, text), @extschema@.outbox_wake()
+  to outbox_admin;
+grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads
+
+insert into @extschema@.outbox_settings (partition_count, leasing)
+values (pg_catalog.current_setting('outbox.partition_count')::smallint, pg_catalog.current_setting('outbox.leasing')::boolean);
+
+-- The launcher looks for new databases when this commits.
+create function @extschema@.outbox_installed()
+returns void language c volatile as 'MODULE_PATHNAME', 'outbox_installed_wrapper';
+comment on function @extschema@.outbox_installed() is
+  'Internal: tells the launcher at COMMIT that this database has the extension; warns if the library is not preloaded.';
+revoke all on function @extschema@.outbox_installed() from public;
+select @extschema@.outbox_installed();

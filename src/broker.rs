@@ -1,0 +1,206 @@
+//! The worker's end of the publisher: starts it with what the settings say, and puts its state into the words that
+//! outbox_workers and outbox_health show. Main thread; no Postgres here but the settings.
+
+use crate::config::BrokerSettings;
+use outbox_transport::{AmqpConfig, ConnectionState, DownReason, Event, Outcome, Publication, Publisher, Secret};
+use std::os::fd::RawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How often a publisher that could not start (no url, no password file) is tried again.
+const RETRY_START: Duration = Duration::from_secs(1);
+
+/// What is known of the broker, as outbox_report takes it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Status {
+    pub state: &'static str,
+    pub reason: Option<&'static str>,
+    pub detail: Option<String>,
+}
+
+pub struct Broker {
+    settings: BrokerSettings,
+    worker: String,
+    publisher: Option<Publisher>,
+    next_start: Instant,
+    pub status: Status,
+}
+
+impl Broker {
+    pub fn new(settings: BrokerSettings, worker: String) -> Self {
+        let status = Status {
+            state: "starting",
+            reason: None,
+            detail: None,
+        };
+        Self {
+            settings,
+            worker,
+            publisher: None,
+            next_start: Instant::now(),
+            status,
+        }
+    }
+
+    /// Takes over new settings: if any differs, the connection is given up and made anew. What was outstanding is lost
+    /// to us; the caller releases it (true).
+    pub fn reconfigure(&mut self, settings: BrokerSettings) -> bool {
+        if settings == self.settings {
+            return false;
+        }
+        self.settings = settings;
+        self.stop(Duration::from_millis(500));
+        self.next_start = Instant::now();
+        true
+    }
+
+    /// Starts the publisher if there is none and there can be one.
+    pub fn ensure(&mut self, now: Instant) {
+        if self.publisher.is_some() || now < self.next_start {
+            return;
+        }
+        match self.start() {
+            Ok(publisher) => {
+                self.publisher = Some(publisher);
+                self.status = Status {
+                    state: "connecting",
+                    reason: None,
+                    detail: None,
+                };
+            }
+            Err(detail) => {
+                self.next_start = now + RETRY_START;
+                self.status = Status {
+                    state: "unconfigured",
+                    reason: None,
+                    detail: Some(detail),
+                };
+            }
+        }
+    }
+
+    fn start(&self) -> Result<Publisher, String> {
+        let settings = &self.settings;
+        let address = settings.address()?;
+        let password = match settings.password_file.as_str() {
+            "" => "guest".to_string(), // the protocol's default, as is the user
+            path => read_password(Path::new(path))?,
+        };
+        let config = AmqpConfig {
+            exchange: settings.exchange.clone(),
+            exchange_type: settings.exchange_type.clone(),
+            connect_timeout: settings.connect_timeout,
+            confirm_timeout: settings.confirm_timeout,
+            connection_name: format!("outbox: {}", self.worker),
+            ..AmqpConfig::new(address, Secret::new(password))
+        };
+        Publisher::start(config).map_err(|error| format!("the publisher cannot start: {error}"))
+    }
+
+    pub fn event_fd(&self) -> Option<RawFd> {
+        self.publisher.as_ref().map(Publisher::event_fd)
+    }
+
+    pub fn is_connected(&self) -> bool {
+        self.status.state == "connected"
+    }
+
+    /// Hands a batch over; gives it back when there is no room or no connection.
+    pub fn publish(&self, batch: Vec<Publication>) -> Result<(), Vec<Publication>> {
+        match &self.publisher {
+            Some(publisher) => publisher.try_publish(batch),
+            None => Err(batch),
+        }
+    }
+
+    /// Takes what the publisher has to say: outcomes are returned, states remembered. `died` is true when the thread is
+    /// gone and whatever it held with it.
+    pub fn take(&mut self, now: Instant) -> (Vec<(u64, Outcome)>, bool) {
+        let Some(publisher) = &mut self.publisher else {
+            return (Vec::new(), false);
+        };
+        let mut outcomes = Vec::new();
+        let mut died = None;
+        for event in publisher.drain() {
+            match event {
+                Event::Outcomes(more) => outcomes.extend(more),
+                Event::State(state) => self.status = status_of(state),
+                Event::Died(why) => died = Some(why),
+            }
+        }
+        let is_dead = died.is_some();
+        if let Some(why) = died {
+            self.stop(Duration::from_millis(100));
+            self.next_start = now + RETRY_START;
+            self.status = Status {
+                state: "down",
+                reason: Some("protocol"),
+                detail: Some(format!("the publisher thread ended: {why}")),
+            };
+        }
+        (outcomes, is_dead)
+    }
+
+    /// Gives the connection up within `limit`.
+    pub fn stop(&mut self, limit: Duration) {
+        if let Some(mut publisher) = self.publisher.take() {
+            publisher.stop(limit);
+        }
+    }
+}
+
+fn status_of(state: ConnectionState) -> Status {
+    match state {
+        ConnectionState::Connecting => Status {
+            state: "connecting",
+            reason: None,
+            detail: None,
+        },
+        ConnectionState::Connected => Status {
+            state: "connected",
+            reason: None,
+            detail: None,
+        },
+        ConnectionState::Blocked { reason } => Status {
+            state: "blocked",
+            reason: None,
+            detail: Some(reason),
+        },
+        ConnectionState::Down { reason, detail } => {
+            let reason = match reason {
+                DownReason::Unreachable => "unreachable",
+                DownReason::AuthRefused => "auth_refused",
+                DownReason::VhostRefused => "vhost_refused",
+                DownReason::ExchangeMissing => "exchange_missing",
+                DownReason::ExchangeMismatch => "exchange_mismatch",
+                DownReason::Timeout => "timeout",
+                DownReason::TlsFailed => "tls_failed",
+                DownReason::Protocol => "protocol",
+                DownReason::Closed => "closed",
+            };
+            Status {
+                state: "down",
+                reason: Some(reason),
+                detail: Some(detail),
+            }
+        }
+    }
+}
+
+/// The first line of the file. It must be ours alone, as core asks of a server key.
+fn read_password(path: &Path) -> Result<String, String> {
+    let shown = path.display();
+    let meta = std::fs::metadata(path).map_err(|error| format!("cannot read outbox.password_file {shown}: {error}"))?;
+    if meta.mode() & 0o077 != 0 {
+        return Err(format!(
+            "outbox.password_file {shown} is open to group or others: chmod 600 it"
+        ));
+    }
+    let text =
+        std::fs::read_to_string(path).map_err(|error| format!("cannot read outbox.password_file {shown}: {error}"))?;
+    match text.lines().next().map(str::trim_end) {
+        Some(password) if !password.is_empty() => Ok(password.to_string()),
+        _ => Err(format!("outbox.password_file {shown} is empty")),
+    }
+}

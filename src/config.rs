@@ -1,0 +1,454 @@
+//! Every setting: its unit, range, default and one sentence. docs/settings.md says the same at length.
+//!
+//! SUSET settings can be set per database (ALTER DATABASE … SET); SIGHUP ones belong to the whole server.
+
+use crate::pg::guc::{Refused, check_hook, reserve_prefix};
+use outbox_core::route::Template;
+use outbox_core::settle::RetryPolicy;
+use outbox_transport::{AmqpAddress, ExchangeType, UrlError, parse_url};
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
+use std::ffi::{CStr, CString};
+use std::time::Duration;
+
+type Text = GucSetting<Option<CString>>;
+
+static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
+static URL: Text = Text::new(Some(c""));
+static PASSWORD_FILE: Text = Text::new(Some(c""));
+static EXCHANGE: Text = Text::new(Some(c"outbox"));
+static EXCHANGE_TYPE: Text = Text::new(Some(c""));
+static ROUTING_KEY: Text = Text::new(Some(c"{aggregate_type}.{operation}"));
+static WORKERS: GucSetting<i32> = GucSetting::<i32>::new(1);
+static PARTITION_COUNT: GucSetting<i32> = GucSetting::<i32>::new(16);
+static LEASING: GucSetting<bool> = GucSetting::<bool>::new(true);
+static LEASE_TTL: GucSetting<i32> = GucSetting::<i32>::new(15);
+static LEASE_RENEW: GucSetting<i32> = GucSetting::<i32>::new(6);
+static HEARTBEAT_TTL: GucSetting<i32> = GucSetting::<i32>::new(20);
+static BATCH_SIZE: GucSetting<i32> = GucSetting::<i32>::new(1000);
+static IDLE_BACKOFF: GucSetting<i32> = GucSetting::<i32>::new(1000);
+static CLAIM_TTL: GucSetting<i32> = GucSetting::<i32>::new(60);
+static RETRY_BACKOFF: GucSetting<i32> = GucSetting::<i32>::new(1000);
+static RETRY_BACKOFF_MAX: GucSetting<i32> = GucSetting::<i32>::new(600_000);
+static MAX_ATTEMPTS: GucSetting<i32> = GucSetting::<i32>::new(15);
+static RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
+static CONNECT_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
+static CONFIRM_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30_000);
+static WORKER_ROLE: Text = Text::new(Some(c"outbox_worker"));
+static DATABASES: Text = Text::new(Some(c""));
+
+/// Defines every setting. From `_PG_init`.
+pub fn define() {
+    use GucContext::{Sighup as Server, Suset as Database};
+    flag(
+        c"outbox.enabled",
+        c"Delivers messages. Off stops delivery only; enqueue goes on.",
+        &ENABLED,
+        Database,
+    );
+    text(
+        c"outbox.url",
+        c"The broker: amqp://[user@]host[:port][/vhost]. Carries no password.",
+        &URL,
+        Database,
+        Some(url_hook),
+    );
+    text(
+        c"outbox.password_file",
+        c"File that holds the broker's password: absolute path, mode 0600, owned by the server's user.",
+        &PASSWORD_FILE,
+        Database,
+        Some(path_hook),
+    );
+    text(
+        c"outbox.exchange",
+        c"The exchange that messages are published to.",
+        &EXCHANGE,
+        Database,
+        Some(exchange_hook),
+    );
+    text(c"outbox.exchange_type", c"direct, fanout, topic or headers: declare the exchange durable of that type. Empty: only check that it exists.", &EXCHANGE_TYPE, Database, Some(exchange_type_hook));
+    text(
+        c"outbox.routing_key",
+        c"Template of the routing key: {aggregate_type} {operation} (lower case), {type} {aggregate_id} {key}.",
+        &ROUTING_KEY,
+        Database,
+        Some(routing_key_hook),
+    );
+    number(
+        c"outbox.workers",
+        c"Workers for each database that has the extension.",
+        &WORKERS,
+        0..=16,
+        Server,
+        GucFlags::empty(),
+    );
+    number(
+        c"outbox.partition_count",
+        c"Partitions of a database; taken over at CREATE EXTENSION.",
+        &PARTITION_COUNT,
+        1..=1024,
+        Database,
+        GucFlags::empty(),
+    );
+    flag(
+        c"outbox.leasing",
+        c"Workers share partitions by leases and keep order per key; taken over at CREATE EXTENSION.",
+        &LEASING,
+        Database,
+    );
+    number(
+        c"outbox.lease_ttl",
+        c"How long a lease lasts unless renewed.",
+        &LEASE_TTL,
+        2..=3600,
+        Database,
+        GucFlags::UNIT_S,
+    );
+    number(
+        c"outbox.lease_renew",
+        c"How often leases are renewed; at most half of lease_ttl is used.",
+        &LEASE_RENEW,
+        1..=1800,
+        Database,
+        GucFlags::UNIT_S,
+    );
+    number(
+        c"outbox.heartbeat_ttl",
+        c"How long a worker counts as alive after its last heartbeat.",
+        &HEARTBEAT_TTL,
+        2..=3600,
+        Database,
+        GucFlags::UNIT_S,
+    );
+    number(
+        c"outbox.batch_size",
+        c"Messages claimed at once, at most.",
+        &BATCH_SIZE,
+        1..=10_000,
+        Database,
+        GucFlags::empty(),
+    );
+    number(
+        c"outbox.idle_backoff",
+        c"Longest wait of a worker that nobody wakes.",
+        &IDLE_BACKOFF,
+        10..=1000,
+        Database,
+        GucFlags::UNIT_MS,
+    );
+    number(
+        c"outbox.claim_ttl",
+        c"With leasing off: how long a claim holds a message. Longer than confirm_timeout.",
+        &CLAIM_TTL,
+        1..=86_400,
+        Database,
+        GucFlags::UNIT_S,
+    );
+    number(
+        c"outbox.retry_backoff",
+        c"Delay before the second attempt; doubles with each further one.",
+        &RETRY_BACKOFF,
+        1..=86_400_000,
+        Database,
+        GucFlags::UNIT_MS,
+    );
+    number(
+        c"outbox.retry_backoff_max",
+        c"Longest delay between attempts.",
+        &RETRY_BACKOFF_MAX,
+        1..=86_400_000,
+        Database,
+        GucFlags::UNIT_MS,
+    );
+    number(
+        c"outbox.max_attempts",
+        c"Attempts before a message is a dead letter.",
+        &MAX_ATTEMPTS,
+        1..=1000,
+        Database,
+        GucFlags::empty(),
+    );
+    number(
+        c"outbox.retention",
+        c"How long history is kept; -1 = forever.",
+        &RETENTION,
+        -1..=i32::MAX,
+        Database,
+        GucFlags::UNIT_S,
+    );
+    number(
+        c"outbox.connect_timeout",
+        c"Longest wait for the broker to accept a connection and open it.",
+        &CONNECT_TIMEOUT,
+        100..=300_000,
+        Database,
+        GucFlags::UNIT_MS,
+    );
+    number(
+        c"outbox.confirm_timeout",
+        c"Longest wait for a publisher confirm; then the connection is given up.",
+        &CONFIRM_TIMEOUT,
+        100..=3_600_000,
+        Database,
+        GucFlags::UNIT_MS,
+    );
+    text(
+        c"outbox.worker_role",
+        c"The role the workers run as; never a superuser.",
+        &WORKER_ROLE,
+        Server,
+        Some(worker_role_hook),
+    );
+    text(
+        c"outbox.databases",
+        c"Databases to serve, separated by commas. Empty = all that have the extension.",
+        &DATABASES,
+        Server,
+        None,
+    );
+    reserve_prefix(c"outbox");
+}
+
+/// What a worker needs, read at one moment.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Settings {
+    pub enabled: bool,
+    pub broker: BrokerSettings,
+    pub routing_key: Template,
+    pub lease_ttl_s: i32,
+    pub lease_renew: Duration,
+    pub heartbeat_ttl_s: i32,
+    pub batch_size: u32,
+    pub idle_backoff_ms: u32,
+    pub claim_ttl_s: i32,
+    pub retry: RetryPolicy,
+    /// None = forever
+    pub retention_s: Option<i32>,
+}
+
+/// What the publisher connects with; when any of it changes the worker connects anew.
+#[derive(Clone, PartialEq, Debug)]
+pub struct BrokerSettings {
+    pub url: String,
+    pub password_file: String,
+    pub exchange: String,
+    pub exchange_type: ExchangeType,
+    pub connect_timeout: Duration,
+    pub confirm_timeout: Duration,
+}
+
+impl Settings {
+    pub fn snapshot() -> Self {
+        let lease_ttl_s = LEASE_TTL.get();
+        Self {
+            enabled: ENABLED.get(),
+            broker: BrokerSettings {
+                url: string(&URL),
+                password_file: string(&PASSWORD_FILE),
+                exchange: string(&EXCHANGE),
+                exchange_type: exchange_type(&string(&EXCHANGE_TYPE)).expect("the check hook let nothing else pass"),
+                connect_timeout: millis(&CONNECT_TIMEOUT),
+                confirm_timeout: millis(&CONFIRM_TIMEOUT),
+            },
+            routing_key: routing_template(),
+            lease_ttl_s,
+            lease_renew: Duration::from_millis((LEASE_RENEW.get() as u64 * 1000).min(lease_ttl_s as u64 * 500)),
+            heartbeat_ttl_s: HEARTBEAT_TTL.get().max(lease_ttl_s),
+            batch_size: BATCH_SIZE.get() as u32,
+            idle_backoff_ms: IDLE_BACKOFF.get() as u32,
+            claim_ttl_s: CLAIM_TTL.get(),
+            retry: RetryPolicy {
+                max_attempts: MAX_ATTEMPTS.get() as u32,
+                base_ms: RETRY_BACKOFF.get() as u64,
+                max_ms: RETRY_BACKOFF_MAX.get().max(RETRY_BACKOFF.get()) as u64,
+            },
+            retention_s: (RETENTION.get() >= 0).then(|| RETENTION.get()),
+        }
+    }
+}
+
+impl BrokerSettings {
+    /// The address, or why there is none, in words for outbox_health.
+    pub fn address(&self) -> Result<AmqpAddress, String> {
+        if self.url.is_empty() {
+            return Err("outbox.url is empty: there is no broker to deliver to".into());
+        }
+        parse_url(&self.url).map_err(|error| error.to_string())
+    }
+}
+
+/// The template of the routing key as it is set now.
+pub fn routing_template() -> Template {
+    Template::parse(&string(&ROUTING_KEY)).expect("the check hook let nothing else pass")
+}
+
+/// What the launcher needs.
+pub struct ServerSettings {
+    pub workers: u32,
+    pub worker_role: String,
+    databases: String,
+}
+
+impl ServerSettings {
+    pub fn snapshot() -> Self {
+        Self {
+            workers: WORKERS.get() as u32,
+            worker_role: string(&WORKER_ROLE),
+            databases: string(&DATABASES),
+        }
+    }
+
+    pub fn serves(&self, database: &str) -> bool {
+        let mut names = self
+            .databases
+            .split(',')
+            .map(|name| name.trim().trim_matches('"'))
+            .filter(|n| !n.is_empty())
+            .peekable();
+        names.peek().is_none() || names.any(|name| name == database)
+    }
+}
+
+// ---- checks ---------------------------------------------------------------------------------------------------------
+
+check_hook!(url_hook, check_url);
+check_hook!(path_hook, check_path);
+check_hook!(exchange_hook, check_exchange);
+check_hook!(exchange_type_hook, check_exchange_type);
+check_hook!(routing_key_hook, check_routing_key);
+check_hook!(worker_role_hook, check_worker_role);
+
+fn refused(message: impl Into<String>, hint: impl Into<String>) -> Result<(), Refused> {
+    Err(Refused {
+        message: message.into(),
+        hint: hint.into(),
+    })
+}
+
+fn check_url(url: &str) -> Result<(), Refused> {
+    if url.is_empty() {
+        return Ok(());
+    }
+    match parse_url(url) {
+        Ok(_) => Ok(()),
+        // The value itself is not repeated: it may carry a password.
+        Err(error @ UrlError::CarriesPassword) => refused(
+            format!("outbox.url is refused: {error}"),
+            "Write amqp://user@host and put the password into a file that outbox.password_file names.",
+        ),
+        Err(error) => refused(
+            format!("outbox.url is refused: {error}"),
+            "Example: amqp://user@host:5672/vhost",
+        ),
+    }
+}
+
+fn check_path(path: &str) -> Result<(), Refused> {
+    if path.is_empty() || path.starts_with('/') {
+        return Ok(());
+    }
+    refused(
+        "outbox.password_file is not an absolute path",
+        "Name a file of mode 0600 that belongs to the server's user.",
+    )
+}
+
+fn check_exchange(exchange: &str) -> Result<(), Refused> {
+    if exchange.len() <= 255 {
+        return Ok(());
+    }
+    refused(
+        format!("outbox.exchange is {} bytes long", exchange.len()),
+        "AMQP allows 255 bytes.",
+    )
+}
+
+fn exchange_type(name: &str) -> Option<ExchangeType> {
+    Some(match name {
+        "" => ExchangeType::None,
+        "direct" => ExchangeType::Direct,
+        "fanout" => ExchangeType::Fanout,
+        "topic" => ExchangeType::Topic,
+        "headers" => ExchangeType::Headers,
+        plugin if plugin.starts_with("x-") && plugin.len() <= 255 => ExchangeType::Custom(plugin.into()),
+        _ => return None,
+    })
+}
+
+fn check_exchange_type(name: &str) -> Result<(), Refused> {
+    match exchange_type(name) {
+        Some(_) => Ok(()),
+        None => refused(
+            format!("outbox.exchange_type \"{name}\" is unknown"),
+            "Use direct, fanout, topic, headers or a plugin's x-…; or leave it empty to only check that the exchange exists.",
+        ),
+    }
+}
+
+fn check_routing_key(template: &str) -> Result<(), Refused> {
+    match Template::parse(template) {
+        Ok(_) => Ok(()),
+        Err(error) => refused(format!("outbox.routing_key is refused: {error}"), error.hint()),
+    }
+}
+
+fn check_worker_role(name: &str) -> Result<(), Refused> {
+    if !name.is_empty() && name.len() < 64 {
+        return Ok(());
+    }
+    refused(
+        "outbox.worker_role is not the name of a role",
+        "Leave it at outbox_worker unless that name is taken.",
+    )
+}
+
+// ---- plumbing -------------------------------------------------------------------------------------------------------
+
+fn string(setting: &Text) -> String {
+    setting
+        .get()
+        .map(|text| text.to_string_lossy().into_owned())
+        .unwrap_or_default()
+}
+
+fn millis(setting: &GucSetting<i32>) -> Duration {
+    Duration::from_millis(setting.get() as u64)
+}
+
+fn flag(name: &'static CStr, about: &'static CStr, setting: &'static GucSetting<bool>, context: GucContext) {
+    GucRegistry::define_bool_guc(name, about, c"", setting, context, GucFlags::empty());
+}
+
+fn number(
+    name: &'static CStr,
+    about: &'static CStr,
+    setting: &'static GucSetting<i32>,
+    range: std::ops::RangeInclusive<i32>,
+    context: GucContext,
+    unit: GucFlags,
+) {
+    GucRegistry::define_int_guc(name, about, c"", setting, *range.start(), *range.end(), context, unit);
+}
+
+fn text(
+    name: &'static CStr,
+    about: &'static CStr,
+    setting: &'static Text,
+    context: GucContext,
+    check: pgrx::pg_sys::GucStringCheckHook,
+) {
+    // SAFETY: the hooks come from check_hook!, which guards them.
+    unsafe {
+        GucRegistry::define_string_guc_with_hooks(
+            name,
+            about,
+            c"",
+            setting,
+            context,
+            GucFlags::empty(),
+            check,
+            None,
+            None,
+        );
+    }
+}

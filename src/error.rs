@@ -1,0 +1,53 @@
+//! Errors as users meet them: SQLSTATE, one short line, a factual DETAIL, a HINT that says what to do.
+
+use outbox_core::envelope::Refusal;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::{PgLogLevel, PgSqlErrorCode, function_name};
+
+pub struct UserError {
+    pub sqlstate: PgSqlErrorCode,
+    pub message: String,
+    pub detail: Option<String>,
+    pub hint: String,
+}
+
+impl UserError {
+    pub fn new(sqlstate: PgSqlErrorCode, message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self {
+            sqlstate,
+            message: message.into(),
+            detail: None,
+            hint: hint.into(),
+        }
+    }
+
+    pub fn raise(self) -> ! {
+        let mut report = ErrorReport::new(self.sqlstate, self.message, function_name!()).set_hint(self.hint);
+        if let Some(detail) = self.detail {
+            report = report.set_detail(detail);
+        }
+        report.report(PgLogLevel::ERROR);
+        unreachable!("ERROR does not return")
+    }
+}
+
+impl From<Refusal> for UserError {
+    fn from(refusal: Refusal) -> Self {
+        Self::new(
+            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+            refusal.message,
+            refusal.hint,
+        )
+    }
+}
+
+/// A bad value of an argument.
+pub fn invalid(message: impl Into<String>, hint: impl Into<String>) -> UserError {
+    UserError::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, message, hint)
+}
+
+pub fn notice(message: &'static str, hint: &str) {
+    ErrorReport::new(PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, message, function_name!())
+        .set_hint(hint)
+        .report(PgLogLevel::NOTICE);
+}

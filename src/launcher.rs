@@ -1,0 +1,260 @@
+//! The launcher: one process of the server, connected to no database, that starts the workers of every database that has
+//! the extension and starts them again when they end. It cannot look into a database, so it starts a worker to see:
+//! one that finds no extension says so in shared memory and ends.
+
+use crate::config::ServerSettings;
+use crate::pg::bgworker::{self, Handle, Spec};
+use crate::pg::catalog::{self, Role};
+use crate::pg::txn::{self, Durability};
+use crate::pg::{latch, signals};
+use crate::shmem::{self, Obstacle};
+use crate::store::now_us;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// How often databases are looked for without news.
+const RESCAN: Duration = Duration::from_secs(60);
+/// Wait before a worker that ended soon is started again; doubles up to the longest.
+const RESTART_SHORTEST: Duration = Duration::from_millis(100);
+const RESTART_LONGEST: Duration = Duration::from_secs(30);
+/// A worker that lived this long did not end because it started.
+const SETTLED_DOWN: Duration = Duration::from_secs(5);
+
+const RESTART_OF_LAUNCHER_S: i32 = 5;
+
+/// From `_PG_init`, while preloading.
+pub fn register() {
+    let spec = Spec {
+        name: "outbox launcher",
+        kind: "outbox launcher",
+        function: "outbox_launcher_main",
+        argument: 0,
+    };
+    bgworker::register_static(&spec, RESTART_OF_LAUNCHER_S);
+}
+
+/// The database and number of the worker, out of the argument it was started with.
+pub fn unpack(argument: u64) -> (u32, u32) {
+    (argument as u32, (argument >> 32) as u32)
+}
+
+fn pack(database: u32, number: u32) -> u64 {
+    u64::from(number) << 32 | u64::from(database)
+}
+
+pub fn main() {
+    signals::install();
+    bgworker::connect_to_shared_catalogs();
+    shmem::launcher_starts();
+    let mut launcher = Launcher {
+        databases: HashMap::new(),
+        news: 0,
+        scanned: None,
+        complained: None,
+    };
+    loop {
+        let wait = launcher.pass();
+        latch::wait(None, wait.as_millis() as i64);
+        signals::check_for_interrupts();
+        if signals::reload_if_asked() {
+            launcher.scanned = None;
+        }
+    }
+}
+
+struct Launcher {
+    databases: HashMap<u32, Served>,
+    news: u32,
+    scanned: Option<Instant>,
+    /// When it last said in the log that worker slots are missing: at most once a minute.
+    complained: Option<Instant>,
+}
+
+/// A database and its workers; index = number of the worker.
+struct Served {
+    name: String,
+    workers: Vec<Place>,
+    /// The last worker found no extension; nobody looks again before there is news or a rescan.
+    absent: bool,
+}
+
+#[derive(Default)]
+struct Place {
+    running: Option<(Handle, Instant)>,
+    not_before: Option<Instant>,
+    failures: u32,
+}
+
+impl Launcher {
+    /// Brings the workers to where they should be; returns how long it may sleep unless something happens.
+    fn pass(&mut self) -> Duration {
+        let now = Instant::now();
+        let news = shmem::news();
+        let rescan_due = self.scanned.is_none_or(|scanned| now >= scanned + RESCAN);
+        if news != self.news || rescan_due {
+            self.news = news;
+            self.scan(now);
+        }
+        let settings = ServerSettings::snapshot();
+        let mut next = RESCAN;
+        for oid in self.databases.keys().copied().collect::<Vec<_>>() {
+            next = next.min(self.tend(oid, &settings, now));
+        }
+        next
+    }
+
+    fn scan(&mut self, now: Instant) {
+        let found = match txn::run(c"outbox: look for databases", 30_000, Durability::Relaxed, || {
+            Ok(catalog::databases())
+        }) {
+            Ok(found) => found,
+            Err(failure) => {
+                pgrx::warning!("outbox launcher: cannot list databases: {}", failure.message);
+                return;
+            }
+        };
+        self.scanned = Some(now);
+        let oids: Vec<u32> = found.iter().map(|database| database.oid).collect();
+        self.databases
+            .retain(|oid, served| oids.contains(oid) || served.workers.iter().any(|p| p.running.is_some()));
+        shmem::forget_databases_but(&oids);
+        for database in found {
+            shmem::add_database(database.oid, now_us());
+            let served = self.databases.entry(database.oid).or_insert_with(|| Served {
+                name: String::new(),
+                workers: Vec::new(),
+                absent: false,
+            });
+            served.name = database.name;
+            if std::mem::take(&mut served.absent) {
+                shmem::forget_extension(database.oid);
+            }
+        }
+    }
+
+    /// One database. Returns when to look again.
+    fn tend(&mut self, oid: u32, settings: &ServerSettings, now: Instant) -> Duration {
+        let Some(served) = self.databases.get_mut(&oid) else {
+            return RESCAN;
+        };
+        served.reap(oid, now);
+        let Some(place) = shmem::add_database(oid, now_us()) else {
+            return RESCAN;
+        };
+        let wanted = match settings.serves(&served.name) {
+            false => {
+                place.set_obstacle(Obstacle::Excluded);
+                0
+            }
+            true if served.absent => 0,
+            // Until the first worker has found the extension, one is enough.
+            true if !place.has_extension() => settings.workers.min(1),
+            true => settings.workers,
+        };
+        served.stop_beyond(wanted);
+        if wanted == 0 {
+            return RESCAN;
+        }
+        let role = txn::run(c"outbox: look up the worker role", 30_000, Durability::Relaxed, || {
+            Ok(catalog::role(&settings.worker_role))
+        });
+        let Ok(Role::Usable(role)) = role else {
+            place.set_obstacle(Obstacle::Role);
+            served.stop_beyond(0);
+            return Duration::from_secs(5);
+        };
+        shmem::set_worker_role(role);
+        let mut next = RESCAN;
+        let mut obstacle = Obstacle::None;
+        for number in 0..wanted {
+            match served.ensure(oid, number, now) {
+                Started::Runs => {}
+                Started::Waits(wait) => next = next.min(wait),
+                Started::NoSlot => {
+                    obstacle = Obstacle::Slots;
+                    next = next.min(Duration::from_secs(5));
+                }
+            }
+        }
+        place.set_obstacle(obstacle);
+        if obstacle == Obstacle::Slots && self.complained.is_none_or(|said| now >= said + Duration::from_secs(60)) {
+            self.complained = Some(now);
+            pgrx::warning!(
+                "outbox: no free worker slot for database \"{}\"; raise max_worker_processes",
+                self.databases[&oid].name
+            );
+        }
+        next
+    }
+}
+
+enum Started {
+    Runs,
+    Waits(Duration),
+    NoSlot,
+}
+
+impl Served {
+    /// Notices workers that have ended.
+    fn reap(&mut self, oid: u32, now: Instant) {
+        let absent = shmem::add_database(oid, now_us()).is_some_and(|place| place.lacks_extension());
+        for place in &mut self.workers {
+            let Some((handle, since)) = &place.running else {
+                continue;
+            };
+            if handle.is_alive() {
+                continue;
+            }
+            place.failures = if now >= *since + SETTLED_DOWN {
+                0
+            } else {
+                place.failures + 1
+            };
+            let wait = RESTART_SHORTEST
+                .saturating_mul(1 << place.failures.min(9))
+                .min(RESTART_LONGEST);
+            place.not_before = Some(now + wait);
+            place.running = None;
+            if absent {
+                place.failures = 0;
+                place.not_before = None;
+                self.absent = true;
+            }
+        }
+    }
+
+    fn stop_beyond(&mut self, wanted: u32) {
+        for place in self.workers.iter().skip(wanted as usize) {
+            if let Some((handle, _)) = &place.running {
+                handle.terminate();
+            }
+        }
+    }
+
+    fn ensure(&mut self, oid: u32, number: u32, now: Instant) -> Started {
+        while self.workers.len() <= number as usize {
+            self.workers.push(Place::default());
+        }
+        let name = format!("outbox worker {} of {}", number + 1, self.name);
+        let place = &mut self.workers[number as usize];
+        if place.running.is_some() {
+            return Started::Runs;
+        }
+        if let Some(not_before) = place.not_before.filter(|not_before| *not_before > now) {
+            return Started::Waits(not_before - now);
+        }
+        let spec = Spec {
+            name: &name,
+            kind: "outbox worker",
+            function: "outbox_worker_main",
+            argument: pack(oid, number),
+        };
+        match bgworker::start(&spec) {
+            Some(handle) => {
+                place.running = Some((handle, now));
+                Started::Runs
+            }
+            None => Started::NoSlot,
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! outbox: a transactional outbox for Postgres with its relay inside the server. This file is the module map and the
+//! entry points that the server calls by name; the logic is elsewhere. ARCHITECTURE.md tells how a message flows.
+
+mod api;
+mod broker;
+mod config;
+mod error;
+mod launcher;
+mod pg;
+mod shmem;
+mod store;
+mod wake;
+mod worker;
+
+use pgrx::{pg_guard, pg_sys};
+
+pgrx::pg_module_magic!(name, version);
+
+/// Called when the library is loaded: by the postmaster (shared_preload_libraries), or by a backend that uses a function
+/// of ours without that. In the second case enqueue works, but there is no shared memory and no worker.
+#[allow(non_snake_case)]
+#[pg_guard]
+pub extern "C-unwind" fn _PG_init() {
+    config::define();
+    wake::init();
+    if pg::shmem::preloading() {
+        shmem::init();
+        launcher::register();
+    }
+}
+
+#[pg_guard]
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn outbox_launcher_main(_argument: pg_sys::Datum) {
+    launcher::main()
+}
+
+#[pg_guard]
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn outbox_worker_main(argument: pg_sys::Datum) {
+    // SAFETY: a background worker has one thread until it starts a publisher.
+    unsafe { outbox_transport::prepare_process() };
+    worker::main(argument.value() as u64)
+}

@@ -1,0 +1,115 @@
+//! Registering background workers and asking what became of them.
+
+use pgrx::pg_sys;
+use std::ffi::CString;
+
+/// What a worker is started with. `argument` reaches its main function.
+pub struct Spec<'a> {
+    pub name: &'a str,
+    pub kind: &'a str,
+    pub function: &'a str,
+    pub argument: u64,
+}
+
+/// A dynamic worker that this process started.
+pub struct Handle(*mut pg_sys::BackgroundWorkerHandle);
+
+fn describe(spec: &Spec, restart_s: i32) -> pg_sys::BackgroundWorker {
+    let mut worker = pg_sys::BackgroundWorker {
+        bgw_flags: (pg_sys::BGWORKER_SHMEM_ACCESS | pg_sys::BGWORKER_BACKEND_DATABASE_CONNECTION) as i32,
+        // Recovery finished: on a standby nothing starts until it is promoted.
+        bgw_start_time: pg_sys::BgWorkerStartTime::BgWorkerStart_RecoveryFinished,
+        bgw_restart_time: restart_s,
+        bgw_main_arg: pg_sys::Datum::from(spec.argument),
+        ..Default::default()
+    };
+    copy(spec.name, &mut worker.bgw_name);
+    copy(spec.kind, &mut worker.bgw_type);
+    copy("outbox", &mut worker.bgw_library_name);
+    copy(spec.function, &mut worker.bgw_function_name);
+    worker
+}
+
+/// Registers a worker that runs as long as the server. While preloading only.
+pub fn register_static(spec: &Spec, restart_s: i32) {
+    let mut worker = describe(spec, restart_s);
+    // SAFETY: the struct is copied.
+    unsafe { pg_sys::RegisterBackgroundWorker(&mut worker) }
+}
+
+/// Starts a worker that is not restarted by the server; this process' latch is set when it starts or ends. None when
+/// max_worker_processes is used up.
+pub fn start(spec: &Spec) -> Option<Handle> {
+    let mut worker = describe(spec, pg_sys::BGW_NEVER_RESTART);
+    let mut handle = std::ptr::null_mut();
+    // SAFETY: the struct is copied; the handle lives in the memory context that is current, which for a launcher
+    // outside of a transaction is one that lives as long as the process.
+    unsafe {
+        worker.bgw_notify_pid = pg_sys::MyProcPid;
+        let before = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+        let started = pg_sys::RegisterDynamicBackgroundWorker(&mut worker, &mut handle);
+        pg_sys::MemoryContextSwitchTo(before);
+        started.then_some(Handle(handle))
+    }
+}
+
+impl Handle {
+    /// False once the worker has ended.
+    pub fn is_alive(&self) -> bool {
+        let mut pid = 0;
+        // SAFETY: the handle came from RegisterDynamicBackgroundWorker.
+        let status = unsafe { pg_sys::GetBackgroundWorkerPid(self.0, &mut pid) };
+        status != pg_sys::BgwHandleStatus::BGWH_STOPPED
+    }
+
+    /// Asks the worker to end.
+    pub fn terminate(&self) {
+        // SAFETY: as above.
+        unsafe { pg_sys::TerminateBackgroundWorker(self.0) }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: the handle was palloc'ed by RegisterDynamicBackgroundWorker and is used no more.
+        unsafe { pg_sys::pfree(self.0.cast()) }
+    }
+}
+
+/// Connects this worker to no database: shared catalogs only.
+pub fn connect_to_shared_catalogs() {
+    // SAFETY: the first thing a worker's main function does after `signals::install`.
+    unsafe { pg_sys::BackgroundWorkerInitializeConnection(std::ptr::null(), std::ptr::null(), 0) }
+}
+
+/// Connects this worker to a database as a role. FATAL when either is gone.
+pub fn connect(database: pg_sys::Oid, role: pg_sys::Oid) {
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    let flags = 0;
+    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+    let flags = pg_sys::BGWORKER_BYPASS_ROLELOGINCHECK;
+    // SAFETY: as above.
+    unsafe { pg_sys::BackgroundWorkerInitializeConnectionByOid(database, role, flags) }
+}
+
+pub fn my_pid() -> i32 {
+    // SAFETY: a plain static of this process.
+    unsafe { pg_sys::MyProcPid }
+}
+
+/// Runs `callback` when this process ends, while it may still touch shared memory.
+pub fn on_exit(callback: unsafe extern "C-unwind" fn(i32, pg_sys::Datum)) {
+    // SAFETY: the callback is a static function.
+    unsafe { pg_sys::before_shmem_exit(Some(callback), pg_sys::Datum::from(0)) }
+}
+
+/// Copies `text` into a fixed C buffer, cut to fit.
+fn copy(text: &str, buffer: &mut [std::ffi::c_char]) {
+    let text = CString::new(text.replace('\0', "")).expect("no NUL left");
+    let bytes = text.as_bytes();
+    let n = bytes.len().min(buffer.len() - 1);
+    for (to, from) in buffer.iter_mut().zip(&bytes[..n]) {
+        *to = *from as std::ffi::c_char;
+    }
+    buffer[n] = 0;
+}

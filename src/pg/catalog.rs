@@ -1,0 +1,104 @@
+//! Look-ups in the catalogs that need no SQL.
+
+use pgrx::pg_sys;
+use std::ffi::{CStr, CString};
+
+/// A database that can be connected to.
+pub struct Database {
+    pub oid: u32,
+    pub name: String,
+}
+
+pub fn my_database() -> u32 {
+    // SAFETY: a plain static of this process.
+    unsafe { pg_sys::MyDatabaseId.to_u32() }
+}
+
+/// Every database that takes connections and is no template. Inside a transaction; works without a database, as
+/// pg_database is shared.
+pub fn databases() -> Vec<Database> {
+    let mut all = Vec::new();
+    // SAFETY: the sequence of the autovacuum launcher (get_database_list in autovacuum.c).
+    unsafe {
+        let relation = pg_sys::table_open(pg_sys::DatabaseRelationId, pg_sys::AccessShareLock as i32);
+        let scan = pg_sys::table_beginscan_catalog(relation, 0, std::ptr::null_mut());
+        loop {
+            let tuple = pg_sys::heap_getnext(scan, pg_sys::ScanDirection::ForwardScanDirection);
+            if tuple.is_null() {
+                break;
+            }
+            let form = pg_sys::GETSTRUCT(tuple) as *mut pg_sys::FormData_pg_database;
+            if (*form).datallowconn && !(*form).datistemplate {
+                let name = CStr::from_ptr((*form).datname.data.as_ptr())
+                    .to_string_lossy()
+                    .into_owned();
+                all.push(Database {
+                    oid: (*form).oid.to_u32(),
+                    name,
+                });
+            }
+        }
+        pg_sys::table_endscan(scan);
+        pg_sys::table_close(relation, pg_sys::AccessShareLock as i32);
+    }
+    all
+}
+
+/// Who a role is, for the launcher's decision. Inside a transaction.
+pub enum Role {
+    Missing,
+    Superuser,
+    Usable(u32),
+}
+
+pub fn role(name: &str) -> Role {
+    let Ok(name) = CString::new(name) else {
+        return Role::Missing;
+    };
+    // SAFETY: syscache look-ups on a shared catalog.
+    unsafe {
+        let oid = pg_sys::get_role_oid(name.as_ptr(), true);
+        if oid == pg_sys::InvalidOid {
+            Role::Missing
+        } else if pg_sys::superuser_arg(oid) {
+            Role::Superuser
+        } else {
+            Role::Usable(oid.to_u32())
+        }
+    }
+}
+
+/// Holds the extension for the rest of this transaction: true if it is there and cannot be dropped before the end.
+/// DROP EXTENSION takes the same lock first of all, so it and a worker never wait for each other in a circle.
+pub fn hold_extension(name: &CStr) -> bool {
+    // SAFETY: inside a transaction, on the main thread.
+    unsafe {
+        let before = pg_sys::get_extension_oid(name.as_ptr(), true);
+        if before == pg_sys::InvalidOid {
+            return false;
+        }
+        pg_sys::LockDatabaseObject(pg_sys::ExtensionRelationId, before, 0, pg_sys::AccessShareLock as i32);
+        pg_sys::AcceptInvalidationMessages();
+        pg_sys::get_extension_oid(name.as_ptr(), true) == before
+    }
+}
+
+/// The OID of the SQL function that is being called.
+pub fn called_function(fcinfo: pg_sys::FunctionCallInfo) -> u32 {
+    // SAFETY: every call through SQL has flinfo.
+    unsafe { (*(*fcinfo).flinfo).fn_oid.to_u32() }
+}
+
+/// The schema of a function.
+pub fn schema_of_function(function: u32) -> String {
+    // SAFETY: inside a transaction; the name is copied.
+    unsafe {
+        let schema = pg_sys::get_func_namespace(pg_sys::Oid::from(function));
+        let name = pg_sys::get_namespace_name(schema);
+        if name.is_null() {
+            String::new()
+        } else {
+            CStr::from_ptr(name).to_string_lossy().into_owned()
+        }
+    }
+}

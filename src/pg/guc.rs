@@ -1,0 +1,84 @@
+//! Settings of the server: refusing a bad value in our own words, and changing one for the length of a statement.
+
+use pgrx::pg_sys;
+use std::ffi::{CStr, CString, c_char};
+
+/// Why a value is refused, and what to write instead.
+pub struct Refused {
+    pub message: String,
+    pub hint: String,
+}
+
+/// The C form of `check`, for `define_string_guc_with_hooks`. Core echoes a refused value unless the hook brings a
+/// message of its own, so every refusal does.
+macro_rules! check_hook {
+    ($name:ident, $check:path) => {
+        #[pgrx::pg_guard]
+        unsafe extern "C-unwind" fn $name(
+            value: *mut *mut std::ffi::c_char,
+            _extra: *mut *mut std::ffi::c_void,
+            _source: pgrx::pg_sys::GucSource::Type,
+        ) -> bool {
+            // SAFETY: core passes a pointer to a C string, or to null.
+            unsafe { $crate::pg::guc::check(value, $check) }
+        }
+    };
+}
+pub(crate) use check_hook;
+
+/// # Safety
+/// `value` is what core passes to a string check hook.
+pub unsafe fn check(value: *mut *mut c_char, check: fn(&str) -> Result<(), Refused>) -> bool {
+    // SAFETY: as promised by the caller.
+    let text = unsafe {
+        if value.is_null() || (*value).is_null() {
+            return true;
+        }
+        CStr::from_ptr(*value).to_string_lossy()
+    };
+    match check(&text) {
+        Ok(()) => true,
+        Err(refused) => {
+            // SAFETY: the strings are copied into the context core reads them from.
+            unsafe {
+                pg_sys::GUC_check_errmsg_string = in_error_context(&refused.message);
+                pg_sys::GUC_check_errhint_string = in_error_context(&refused.hint);
+            }
+            false
+        }
+    }
+}
+
+unsafe fn in_error_context(text: &str) -> *mut c_char {
+    let text = CString::new(text.replace('\0', " ")).expect("no NUL left");
+    // SAFETY: ErrorContext always exists.
+    unsafe { pg_sys::MemoryContextStrdup(pg_sys::ErrorContext, text.as_ptr()) }
+}
+
+/// From here on a setting `PREFIX.x` that nobody defined is refused.
+pub fn reserve_prefix(prefix: &CStr) {
+    // SAFETY: the string is copied.
+    unsafe { pg_sys::MarkGUCPrefixReserved(prefix.as_ptr()) }
+}
+
+/// Plans and runs `body` with sequential scans as the last resort.
+pub fn without_sequential_scans<T>(body: impl FnOnce() -> T) -> T {
+    // SAFETY: what a function's SET clause does (fmgr_security_definer in fmgr.c); an error on the way is cleaned up by
+    // the end of the (sub)transaction.
+    unsafe {
+        let level = pg_sys::NewGUCNestLevel();
+        pg_sys::set_config_option(
+            c"enable_seqscan".as_ptr(),
+            c"off".as_ptr(),
+            pg_sys::GucContext::PGC_USERSET,
+            pg_sys::GucSource::PGC_S_SESSION,
+            pg_sys::GucAction::GUC_ACTION_SAVE,
+            true,
+            0,
+            false,
+        );
+        let value = body();
+        pg_sys::AtEOXact_GUC(true, level);
+        value
+    }
+}

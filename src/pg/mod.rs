@@ -1,0 +1,14 @@
+//! The only module that says `unsafe` and `pg_sys` (with the entry points in lib.rs): thin, safe words for what the
+//! rest of the extension needs of the server. Main thread only; nothing here decides anything.
+//!
+//! Invariant: no policy, no SQL, no setting is named here.
+
+pub mod bgworker;
+pub mod catalog;
+pub mod guc;
+pub mod latch;
+pub mod shmem;
+pub mod signals;
+pub mod stat;
+pub mod txn;
+pub mod xact;

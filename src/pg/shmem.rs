@@ -1,0 +1,86 @@
+//! A struct of atomics in the server's shared memory, made by the postmaster and inherited by every process.
+
+use pgrx::{pg_guard, pg_sys};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// What may lie in shared memory: only atomics, valid when all bytes are zero, nothing to drop.
+///
+/// # Safety
+/// The implementor promises exactly that.
+pub unsafe trait Shareable: Sync {}
+
+pub struct Shared<T: Shareable>(AtomicPtr<T>);
+
+impl<T: Shareable> Shared<T> {
+    pub const fn new() -> Self {
+        Self(AtomicPtr::new(std::ptr::null_mut()))
+    }
+
+    /// The struct, or None when the library was not preloaded: then there is none.
+    pub fn get(&self) -> Option<&T> {
+        // SAFETY: set once by the postmaster to memory that lives as long as the server; T is Shareable.
+        unsafe { self.0.load(Ordering::Relaxed).as_ref() }
+    }
+
+    /// In the startup hook, under AddinShmemInitLock: finds the struct or makes it.
+    pub unsafe fn attach(&self, name: &'static std::ffi::CStr) {
+        // SAFETY: ShmemInitStruct returns memory of that size, aligned to a cache line; zero is a valid T.
+        unsafe {
+            let mut found = false;
+            let memory = pg_sys::ShmemInitStruct(name.as_ptr(), size_of::<T>(), &mut found);
+            if !found {
+                std::ptr::write_bytes(memory.cast::<u8>(), 0, size_of::<T>());
+            }
+            self.0.store(memory.cast(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// True while the postmaster loads shared_preload_libraries.
+pub fn preloading() -> bool {
+    // SAFETY: a plain flag of the server.
+    unsafe { pg_sys::process_shared_preload_libraries_in_progress }
+}
+
+static mut NEXT_REQUEST: Option<unsafe extern "C-unwind" fn()> = None;
+static mut NEXT_STARTUP: Option<unsafe extern "C-unwind" fn()> = None;
+static REQUESTED_BYTES: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+static ATTACH: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Asks for `bytes` of shared memory and for `attach` to be called when it may be used. Once, while preloading.
+pub fn request(bytes: usize, attach: fn()) {
+    REQUESTED_BYTES.store(bytes, Ordering::Relaxed);
+    ATTACH.store(attach as *mut (), Ordering::Relaxed);
+    // SAFETY: the postmaster is single-threaded here; hooks are chained as core asks.
+    unsafe {
+        NEXT_REQUEST = pg_sys::shmem_request_hook;
+        pg_sys::shmem_request_hook = Some(on_request);
+        NEXT_STARTUP = pg_sys::shmem_startup_hook;
+        pg_sys::shmem_startup_hook = Some(on_startup);
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn on_request() {
+    // SAFETY: called by the postmaster; the hook before us comes first.
+    unsafe {
+        if let Some(next) = NEXT_REQUEST {
+            next();
+        }
+        pg_sys::RequestAddinShmemSpace(REQUESTED_BYTES.load(Ordering::Relaxed));
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn on_startup() {
+    // SAFETY: called by the postmaster (again after a crash restart); ATTACH holds a fn() from `request`.
+    unsafe {
+        if let Some(next) = NEXT_STARTUP {
+            next();
+        }
+        let attach = ATTACH.load(Ordering::Relaxed);
+        if !attach.is_null() {
+            std::mem::transmute::<*mut (), fn()>(attach)();
+        }
+    }
+}

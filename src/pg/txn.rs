@@ -1,0 +1,133 @@
+//! One way to run a transaction in a worker. pgrx's own commits half-done work when its closure catches an error, and
+//! lets an ERROR end the worker.
+
+use super::stat;
+use pgrx::pg_sys::panic::CaughtError;
+use pgrx::{PgTryBuilder, pg_sys};
+use std::ffi::CStr;
+use std::panic::AssertUnwindSafe;
+
+/// Why a transaction was rolled back.
+#[derive(Debug)]
+pub struct Failure {
+    pub message: String,
+}
+
+/// How durable the commit must be when `run` returns.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Durability {
+    /// On disk (and on synchronous standbys), as synchronous_commit of the server says.
+    Full,
+    /// Soon: a crash may undo it, which only repeats work.
+    Relaxed,
+}
+
+// From utils/timeout.h, which the bindings leave out. The id is the same in PG 13 to 18.
+const STATEMENT_TIMEOUT: i32 = 3;
+unsafe extern "C-unwind" {
+    fn enable_timeout_after(id: i32, delay_ms: i32);
+    fn disable_timeout(id: i32, keep_indicator: bool);
+}
+
+/// Runs `body` in a transaction of its own with a snapshot, commits, and reports to the statistics. An ERROR inside, or
+/// an Err of `body`, rolls back and is returned; it is the caller who logs it. `statement_timeout` does nothing in a worker, so the timer
+/// is armed by hand.
+pub fn run<T>(
+    what: &CStr,
+    timeout_ms: i32,
+    durability: Durability,
+    body: impl FnOnce() -> Result<T, String>,
+) -> Result<T, Failure> {
+    stat::running(what);
+    let result = PgTryBuilder::new(AssertUnwindSafe(|| {
+        // SAFETY: main thread of a connected worker, no transaction open: the usual sequence of a worker.
+        unsafe {
+            pg_sys::SetCurrentStatementStartTimestamp();
+            pg_sys::StartTransactionCommand();
+            pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+            enable_timeout_after(STATEMENT_TIMEOUT, timeout_ms);
+            if durability == Durability::Relaxed {
+                relax_commit();
+            }
+        }
+        let value = body().map_err(|message| Failure { message })?;
+        // SAFETY: balances the sequence above.
+        unsafe {
+            disable_timeout(STATEMENT_TIMEOUT, false);
+            pg_sys::PopActiveSnapshot();
+            pg_sys::CommitTransactionCommand();
+        }
+        Ok(value)
+    }))
+    .catch_others(|caught| Err(failure_of(&caught)))
+    .catch_rust_panic(|caught| Err(failure_of(&caught)))
+    .execute();
+    if result.is_err() {
+        // SAFETY: an error left the transaction open; this closes it whatever its state.
+        unsafe {
+            disable_timeout(STATEMENT_TIMEOUT, false);
+            pg_sys::AbortCurrentTransaction();
+        }
+    }
+    stat::flush();
+    stat::idle();
+    result
+}
+
+fn failure_of(caught: &CaughtError) -> Failure {
+    let report = match caught {
+        CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => report,
+        CaughtError::RustPanic { ereport, .. } => ereport,
+    };
+    Failure {
+        message: report.message().to_string(),
+    }
+}
+
+/// `SET LOCAL synchronous_commit = off`.
+unsafe fn relax_commit() {
+    // SAFETY: inside a transaction; the setting goes back at its end.
+    unsafe {
+        pg_sys::set_config_option(
+            c"synchronous_commit".as_ptr(),
+            c"off".as_ptr(),
+            pg_sys::GucContext::PGC_USERSET,
+            pg_sys::GucSource::PGC_S_SESSION,
+            pg_sys::GucAction::GUC_ACTION_LOCAL,
+            true,
+            0,
+            false,
+        );
+    }
+}
+
+/// Sets a parameter for the rest of this worker's life.
+pub fn set_for_session(name: &CStr, value: &CStr) {
+    // SAFETY: plain strings; the values are ours.
+    unsafe {
+        pg_sys::SetConfigOption(
+            name.as_ptr(),
+            value.as_ptr(),
+            pg_sys::GucContext::PGC_SUSET,
+            pg_sys::GucSource::PGC_S_OVERRIDE,
+        );
+    }
+}
+
+/// How far WAL has been written by now, flushed or not: every commit that the current snapshot sees lies before it.
+pub fn wal_position() -> u64 {
+    // SAFETY: reads shared state under its own lock.
+    let position = unsafe { pg_sys::GetXLogInsertRecPtr() };
+    // At a page boundary the server names the place after the next page's header (24 or 40 bytes, xlog_internal.h),
+    // which does not exist yet; asked to flush up to there it would log "request to flush past end of generated WAL".
+    match position % u64::from(pg_sys::XLOG_BLCKSZ) {
+        offset @ (24 | 40) => position - offset,
+        _ => position,
+    }
+}
+
+/// Waits until WAL is on disk up to `position`. Nothing to do where every producer commits synchronously.
+pub fn flush_wal(position: u64) {
+    // SAFETY: the position came from the server.
+    unsafe { pg_sys::XLogFlush(position) }
+}

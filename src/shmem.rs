@@ -1,0 +1,307 @@
+//! What lies in shared memory: who to wake for which database, and the counters that the status view shows. Every field
+//! says who writes it. Nothing here is an authority: the tables are; a lost value costs a poll or a wrong digit.
+
+use crate::pg::shmem::{Shareable, Shared, request};
+use crate::pg::{bgworker, catalog, latch};
+use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+pub const MAX_DATABASES: usize = 128;
+pub const MAX_WORKERS: usize = 128;
+const BUCKETS: usize = 64;
+
+#[repr(C)]
+pub struct State {
+    /// Process number of the launcher + 1; 0 = none. Written by the launcher.
+    launcher: AtomicI32,
+    /// OID of the role that workers run as. Written by the launcher before it starts one.
+    worker_role: AtomicU32,
+    /// Grows when a database got or lost the extension. Written at commit, read by the launcher.
+    news: AtomicU32,
+    databases: [Database; MAX_DATABASES],
+    workers: [Worker; MAX_WORKERS],
+}
+
+#[repr(C)]
+pub struct Database {
+    /// 0 = free. Written by the launcher.
+    oid: AtomicU32,
+    /// Why the launcher runs no worker here: see `Obstacle`. Written by the launcher.
+    obstacle: AtomicU32,
+    /// Whether the extension is there: 0 = nobody knows, 1 = yes, 2 = no. Written by the worker that looked.
+    extension: AtomicU32,
+    /// Messages that wait. Producers add at commit, workers subtract at settle and set it right when they count.
+    pending: AtomicI64,
+    /// Totals since `reset_at_us`. Written by workers.
+    published: AtomicU64,
+    failed: AtomicU64,
+    reset_at_us: AtomicI64,
+    buckets: [Bucket; BUCKETS],
+}
+
+/// One second of the last minute. Written by workers.
+#[repr(C)]
+struct Bucket {
+    second: AtomicI64,
+    published: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// One running worker. Written by the worker.
+#[repr(C)]
+pub struct Worker {
+    database: AtomicU32,
+    /// Process number + 1; 0 = the slot is free.
+    proc_number: AtomicI32,
+    in_flight: AtomicU32,
+}
+
+// SAFETY: only atomics and arrays of them; zero is a valid value of each.
+unsafe impl Shareable for State {}
+
+static STATE: Shared<State> = Shared::new();
+
+/// Why a database has no worker.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Obstacle {
+    None = 0,
+    /// max_worker_processes is used up.
+    Slots = 1,
+    /// outbox.databases does not name it.
+    Excluded = 2,
+    /// The worker role is missing or a superuser.
+    Role = 3,
+}
+
+/// Reserves the memory. From `_PG_init`, while preloading.
+pub fn init() {
+    fn attach() {
+        // SAFETY: called in the startup hook.
+        unsafe { STATE.attach(c"outbox") }
+    }
+    request(size_of::<State>(), attach);
+}
+
+pub fn is_preloaded() -> bool {
+    STATE.get().is_some()
+}
+
+// ---- waking ---------------------------------------------------------------------------------------------------------
+
+/// Wakes the workers of this database. Called in the commit callback: no allocation, no error.
+pub fn wake_workers() {
+    let Some(state) = STATE.get() else { return };
+    let database = catalog::my_database();
+    for worker in &state.workers {
+        if worker.database.load(Relaxed) == database {
+            latch::set(worker.proc_number.load(Relaxed) - 1);
+        }
+    }
+}
+
+/// Tells the launcher that a database got or lost the extension. Called in the commit callback.
+pub fn wake_launcher() {
+    let Some(state) = STATE.get() else { return };
+    state.news.fetch_add(1, Relaxed);
+    latch::set(state.launcher.load(Relaxed) - 1);
+}
+
+/// How much news there was so far.
+pub fn news() -> u32 {
+    STATE.get().map_or(0, |state| state.news.load(Relaxed))
+}
+
+pub fn worker_role() -> u32 {
+    STATE.get().map_or(0, |state| state.worker_role.load(Relaxed))
+}
+
+pub fn set_worker_role(oid: u32) {
+    if let Some(state) = STATE.get() {
+        state.worker_role.store(oid, Relaxed);
+    }
+}
+
+pub fn launcher_starts() {
+    if let Some(state) = STATE.get() {
+        state.launcher.store(latch::my_proc_number() + 1, Relaxed);
+    }
+    bgworker::on_exit(launcher_ends);
+}
+
+unsafe extern "C-unwind" fn launcher_ends(_code: i32, _arg: pgrx::pg_sys::Datum) {
+    if let Some(state) = STATE.get() {
+        state.launcher.store(0, Relaxed);
+    }
+}
+
+/// Takes a place among the workers, so that commits in `database` wake this process.
+pub fn worker_starts(database: u32) -> Option<&'static Worker> {
+    let state = static_state()?;
+    let me = latch::my_proc_number() + 1;
+    let slot = state
+        .workers
+        .iter()
+        .find(|worker| worker.proc_number.compare_exchange(0, me, Relaxed, Relaxed).is_ok())?;
+    slot.in_flight.store(0, Relaxed);
+    slot.database.store(database, Relaxed);
+    bgworker::on_exit(worker_ends);
+    Some(slot)
+}
+
+unsafe extern "C-unwind" fn worker_ends(_code: i32, _arg: pgrx::pg_sys::Datum) {
+    let Some(state) = STATE.get() else { return };
+    let me = latch::my_proc_number() + 1;
+    for worker in state
+        .workers
+        .iter()
+        .filter(|worker| worker.proc_number.load(Relaxed) == me)
+    {
+        worker.database.store(0, Relaxed);
+        worker.in_flight.store(0, Relaxed);
+        worker.proc_number.store(0, Relaxed);
+    }
+}
+
+impl Worker {
+    pub fn set_in_flight(&self, count: usize) {
+        self.in_flight.store(count as u32, Relaxed);
+    }
+}
+
+fn static_state() -> Option<&'static State> {
+    static HOLD: &Shared<State> = &STATE;
+    HOLD.get()
+}
+
+// ---- databases and counters -----------------------------------------------------------------------------------------
+
+/// The place of a database, made if missing. Launcher only (so that no two processes make one).
+pub fn add_database(oid: u32, now_us: i64) -> Option<&'static Database> {
+    let state = static_state()?;
+    if let Some(known) = find(state, oid) {
+        return Some(known);
+    }
+    let free = find(state, 0)?;
+    free.extension.store(0, Relaxed);
+    free.pending.store(0, Relaxed);
+    free.published.store(0, Relaxed);
+    free.failed.store(0, Relaxed);
+    free.reset_at_us.store(now_us, Relaxed);
+    free.oid.store(oid, Relaxed);
+    Some(free)
+}
+
+/// Nobody knows any more whether this database has the extension: a worker shall look. Launcher only.
+pub fn forget_extension(oid: u32) {
+    if let Some(database) = static_state().and_then(|state| find(state, oid)) {
+        database.extension.store(0, Relaxed);
+    }
+}
+
+/// Frees the places of databases that are gone. Launcher only.
+pub fn forget_databases_but(alive: &[u32]) {
+    let Some(state) = STATE.get() else { return };
+    for database in &state.databases {
+        if !alive.contains(&database.oid.load(Relaxed)) {
+            database.oid.store(0, Relaxed);
+        }
+    }
+}
+
+/// The place of this process' database; None when not preloaded, or before the launcher has seen it.
+pub fn my_database() -> Option<&'static Database> {
+    find(static_state()?, catalog::my_database())
+}
+
+fn find(state: &'static State, oid: u32) -> Option<&'static Database> {
+    state
+        .databases
+        .iter()
+        .find(|database| database.oid.load(Relaxed) == oid)
+}
+
+impl Database {
+    pub fn set_obstacle(&self, obstacle: Obstacle) {
+        self.obstacle.store(obstacle as u32, Relaxed);
+    }
+
+    pub fn obstacle(&self) -> Option<&'static str> {
+        match self.obstacle.load(Relaxed) {
+            1 => Some("slots"),
+            2 => Some("excluded"),
+            3 => Some("role"),
+            _ => None,
+        }
+    }
+
+    /// `count` messages were enqueued and are committed.
+    pub fn enqueued(&self, count: i64) {
+        self.pending.fetch_add(count, Relaxed);
+    }
+
+    pub fn pending(&self) -> i64 {
+        self.pending.load(Relaxed)
+    }
+
+    /// A worker counted the messages that wait and found the counter off by so many.
+    pub fn correct_pending(&self, difference: i64) {
+        self.pending.fetch_add(difference, Relaxed);
+    }
+
+    pub fn set_extension(&self, present: bool) {
+        self.extension.store(if present { 1 } else { 2 }, Relaxed);
+    }
+
+    pub fn has_extension(&self) -> bool {
+        self.extension.load(Relaxed) == 1
+    }
+
+    pub fn lacks_extension(&self) -> bool {
+        self.extension.load(Relaxed) == 2
+    }
+
+    /// A worker settled: so many were published, so many failed once, so many left the outbox.
+    pub fn settled(&self, published: u64, failed: u64, gone: i64, now_us: i64) {
+        self.published.fetch_add(published, Relaxed);
+        self.failed.fetch_add(failed, Relaxed);
+        self.pending.fetch_sub(gone, Relaxed);
+        let second = now_us.div_euclid(1_000_000);
+        let bucket = &self.buckets[second.rem_euclid(BUCKETS as i64) as usize];
+        if bucket.second.swap(second, Relaxed) != second {
+            bucket.published.store(0, Relaxed);
+            bucket.failed.store(0, Relaxed);
+        }
+        bucket.published.fetch_add(published, Relaxed);
+        bucket.failed.fetch_add(failed, Relaxed);
+    }
+
+    /// [pending, in flight, published, failed, published in the last 60 s, failed in the last 60 s, reset at in µs].
+    pub fn counters(&self, now_us: i64) -> [i64; 7] {
+        let now_s = now_us.div_euclid(1_000_000);
+        let (mut published_60s, mut failed_60s) = (0, 0);
+        for bucket in &self.buckets {
+            if (now_s - 60..now_s).contains(&bucket.second.load(Relaxed)) {
+                published_60s += bucket.published.load(Relaxed);
+                failed_60s += bucket.failed.load(Relaxed);
+            }
+        }
+        let oid = self.oid.load(Relaxed);
+        let in_flight: u32 = static_state()
+            .map(|s| {
+                s.workers
+                    .iter()
+                    .filter(|w| w.database.load(Relaxed) == oid)
+                    .map(|w| w.in_flight.load(Relaxed))
+                    .sum()
+            })
+            .unwrap_or(0);
+        [
+            self.pending.load(Relaxed),
+            i64::from(in_flight),
+            self.published.load(Relaxed) as i64,
+            self.failed.load(Relaxed) as i64,
+            published_60s as i64,
+            failed_60s as i64,
+            self.reset_at_us.load(Relaxed),
+        ]
+    }
+}

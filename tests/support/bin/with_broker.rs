@@ -1,0 +1,35 @@
+//! usage: with-broker COMMAND [ARGUMENT…]
+//!
+//! Runs a command beside a private RabbitMQ, whose port it finds in OUTBOX_BROKER_PORT, and exits as it did. Called by
+//! the Makefile: one broker serves all test binaries, each of which would otherwise wait for one of its own.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitCode};
+
+use support::{Broker, process};
+
+fn main() -> ExitCode {
+    let mut args = std::env::args_os().skip(1);
+    let Some(program) = args.next() else {
+        eprintln!("usage: with-broker COMMAND [ARGUMENT…]");
+        return ExitCode::from(2);
+    };
+    let broker = Broker::start();
+    let mut command = Command::new(&program);
+    command.args(args).env("OUTBOX_BROKER_PORT", broker.port().to_string());
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            eprintln!("with-broker: {}: {error}", program.display());
+            return ExitCode::from(127);
+        }
+    };
+    // A Ctrl-C goes to the command as well, which ends; then we end the broker and remove its files.
+    process::ignore_interrupts();
+    let status = child.wait().expect("wait for the command");
+    // As a shell reports it.
+    let code = status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
+}

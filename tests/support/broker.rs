@@ -1,0 +1,188 @@
+//! What can a test do with a broker that is not its own? Called by tests and the demo.
+//!
+//! A broker takes seconds to start, so tests share one and keep apart by names of their own ([`fresh_names`]). Whoever
+//! needs to stop or disturb a broker starts a [`PrivateBroker`]; the shared one has no such methods.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use amqprs::BasicProperties;
+use amqprs::channel::{
+    BasicPublishArguments, ExchangeDeclareArguments, ExchangeDeleteArguments, QueueBindArguments,
+    QueueDeclareArguments, QueueDeleteArguments, QueueUnbindArguments,
+};
+use serde_json::Value;
+
+use crate::amqp::{self, Address};
+use crate::private_broker::PrivateBroker;
+
+/// A RabbitMQ that listens on loopback.
+#[derive(Clone, Debug)]
+pub struct Broker {
+    address: Address,
+}
+
+impl Broker {
+    /// The broker at `port` of loopback, spoken to as the default user.
+    pub(crate) fn at(port: u16) -> Self {
+        Self {
+            address: Address {
+                port,
+                user: "guest".into(),
+                password: "guest".into(),
+            },
+        }
+    }
+
+    /// The broker that all tests share: the one at OUTBOX_BROKER_PORT when that is set (see bin/with_broker.rs), or
+    /// else one that is started at the first call and ends with this process.
+    pub fn shared() -> &'static Self {
+        static GIVEN: OnceLock<Option<Broker>> = OnceLock::new();
+        let given = GIVEN.get_or_init(|| {
+            let port = std::env::var("OUTBOX_BROKER_PORT").ok()?;
+            Some(Self::at(
+                port.parse()
+                    .unwrap_or_else(|_| panic!("OUTBOX_BROKER_PORT is no port: {port:?}")),
+            ))
+        });
+        given.as_ref().unwrap_or_else(|| PrivateBroker::of_this_process())
+    }
+
+    /// A broker of the test's own.
+    pub fn start() -> PrivateBroker {
+        PrivateBroker::start()
+    }
+
+    pub fn port(&self) -> u16 {
+        self.address.port
+    }
+
+    /// Without user and password: those have settings of their own.
+    pub fn url(&self) -> String {
+        format!("amqp://127.0.0.1:{}", self.port())
+    }
+
+    pub fn user(&self) -> &str {
+        &self.address.user
+    }
+
+    pub fn password(&self) -> &str {
+        &self.address.password
+    }
+
+    pub(crate) fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// `kind` is "direct", "fanout", "topic" or "headers".
+    pub fn declare_exchange(&self, exchange: &str, kind: &str, durable: bool) {
+        let args = ExchangeDeclareArguments::new(exchange, kind).durable(durable).finish();
+        amqp::operate(
+            &self.address,
+            &format!("declare exchange {exchange}"),
+            |channel| async move { channel.exchange_declare(args).await },
+        );
+    }
+
+    pub fn delete_exchange(&self, exchange: &str) {
+        amqp::operate(
+            &self.address,
+            &format!("delete exchange {exchange}"),
+            |channel| async move { channel.exchange_delete(ExchangeDeleteArguments::new(exchange)).await },
+        );
+    }
+
+    /// A durable queue. `args` is a JSON object, such as `json!({"x-queue-type": "quorum"})`, or null.
+    pub fn declare_queue(&self, queue: &str, args: Value) {
+        let args = match args {
+            Value::Null => amqprs::FieldTable::new(),
+            Value::Object(object) => amqp::table_from_json(&object),
+            other => panic!("the arguments of a queue are a JSON object, not {other}"),
+        };
+        let args = QueueDeclareArguments::durable_client_named(queue)
+            .arguments(args)
+            .finish();
+        amqp::operate(&self.address, &format!("declare queue {queue}"), |channel| async move {
+            channel.queue_declare(args).await
+        });
+    }
+
+    pub fn delete_queue(&self, queue: &str) {
+        amqp::operate(&self.address, &format!("delete queue {queue}"), |channel| async move {
+            channel.queue_delete(QueueDeleteArguments::new(queue)).await
+        });
+    }
+
+    pub fn bind(&self, queue: &str, exchange: &str, routing_key: &str) {
+        amqp::operate(
+            &self.address,
+            &format!("bind {queue} to {exchange}"),
+            |channel| async move {
+                channel
+                    .queue_bind(QueueBindArguments::new(queue, exchange, routing_key))
+                    .await
+            },
+        );
+    }
+
+    pub fn unbind(&self, queue: &str, exchange: &str, routing_key: &str) {
+        amqp::operate(
+            &self.address,
+            &format!("unbind {queue} from {exchange}"),
+            |channel| async move {
+                channel
+                    .queue_unbind(QueueUnbindArguments::new(queue, exchange, routing_key))
+                    .await
+            },
+        );
+    }
+
+    /// How many messages are ready; those that a consumer holds unacknowledged do not count.
+    pub fn queue_len(&self, queue: &str) -> u32 {
+        let args = QueueDeclareArguments::durable_client_named(queue)
+            .passive(true)
+            .finish();
+        let declared = amqp::operate(&self.address, &format!("count queue {queue}"), |channel| async move {
+            channel.queue_declare(args).await
+        });
+        declared.expect("an answer, for we did not ask for none").1
+    }
+
+    /// Publishes one persistent message, for tests of consumers and the demo.
+    pub fn publish(&self, exchange: &str, routing_key: &str, body: &[u8]) {
+        self.publish_with(
+            exchange,
+            routing_key,
+            BasicProperties::default().with_persistence(true).finish(),
+            body,
+        );
+    }
+
+    /// Publishes one message with properties of the caller's.
+    pub fn publish_with(&self, exchange: &str, routing_key: &str, properties: BasicProperties, body: &[u8]) {
+        let args = BasicPublishArguments::new(exchange, routing_key);
+        amqp::operate(&self.address, &format!("publish to {exchange}"), |channel| async move {
+            channel.basic_publish(properties, body.to_vec(), args).await
+        });
+    }
+}
+
+/// Names of an exchange and a queue that no other test uses, in this process or another.
+pub fn fresh_names() -> (String, String) {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    static RUN: OnceLock<String> = OnceLock::new();
+    let run = RUN.get_or_init(|| {
+        // A shared broker may outlive this process and see its pid again.
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_millis();
+        format!("{}.{now}", std::process::id())
+    });
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    (
+        format!("test.{run}.{number}.exchange"),
+        format!("test.{run}.{number}.queue"),
+    )
+}

@@ -1,0 +1,338 @@
+//! A private Postgres that a test may stop, crash and configure. Called by tests and the demo.
+//!
+//! The server is started as our own child, not through pg_ctl: pg_ctl's server is an orphan that nobody can reap or
+//! bind to our death, and pg_ctl polls every 100 ms, too coarse for a test that measures how long a stop takes. For
+//! the rest it does what pg_ctl does: the same signals, the same status line in postmaster.pid.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use postgres::types::FromSqlOwned;
+use postgres::{Client, NoTls};
+
+use crate::install::Installation;
+use crate::port::free_port;
+use crate::wait::{wait_for, wait_until};
+use crate::workdir::{ServerDir, last_lines};
+use crate::{process, template};
+
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+const LOG_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How to stop the server; the names are those of `pg_ctl stop -m`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopMode {
+    /// Waits for the clients to leave.
+    Smart,
+    /// Ends the sessions and writes a checkpoint.
+    Fast,
+    /// Drops everything; the next start recovers from the log.
+    Immediate,
+}
+
+impl StopMode {
+    fn signal(self) -> i32 {
+        match self {
+            Self::Smart => libc::SIGTERM,
+            Self::Fast => libc::SIGINT,
+            Self::Immediate => libc::SIGQUIT,
+        }
+    }
+}
+
+/// What a cluster is to be before its first start.
+pub struct ClusterBuilder {
+    settings: Vec<String>,
+    preload: bool,
+    fsync: bool,
+}
+
+impl ClusterBuilder {
+    /// Adds a line of postgresql.conf. The last one of a name wins, also over what the builder itself sets.
+    pub fn conf(mut self, line: &str) -> Self {
+        self.settings.push(line.to_owned());
+        self
+    }
+
+    /// Whether the extension is in shared_preload_libraries (default: yes).
+    pub fn preload(mut self, preload: bool) -> Self {
+        self.preload = preload;
+        self
+    }
+
+    /// Whether commits reach the disk (default: yes, as in production).
+    pub fn fsync(mut self, fsync: bool) -> Self {
+        self.fsync = fsync;
+        self
+    }
+
+    pub fn start(self) -> Cluster {
+        let cluster = Cluster {
+            installation: Installation::from_env(),
+            dir: ServerDir::create("cluster"),
+            port: free_port(),
+            server: Mutex::new(None),
+        };
+        template::create_data_dir(&cluster.installation, &cluster.data_dir());
+        append(&cluster.config_file(), &self.config(cluster.port));
+        cluster.start_again();
+        cluster
+    }
+
+    fn config(&self, port: u16) -> String {
+        let mut config = String::new();
+        let mut line = |text: &str| writeln!(config, "{text}").expect("write to a string");
+        line("listen_addresses = '127.0.0.1'");
+        line(&format!("port = {port}"));
+        // The path of a socket is limited to 107 bytes, and a work directory may be deeper.
+        line("unix_socket_directories = ''");
+        // The default puts segments in /dev/shm, where a killed server leaves them.
+        line("dynamic_shared_memory_type = mmap");
+        line("max_worker_processes = 16");
+        line("log_line_prefix = '%m [%p] %b '");
+        line(&format!("fsync = {}", self.fsync));
+        if self.preload {
+            line("shared_preload_libraries = 'outbox'");
+        }
+        self.settings.iter().for_each(|setting| line(setting));
+        config
+    }
+}
+
+/// A private Postgres. Dropping it stops the server and removes its files.
+pub struct Cluster {
+    installation: Installation,
+    dir: ServerDir,
+    port: u16,
+    server: Mutex<Option<Child>>,
+}
+
+impl Cluster {
+    pub fn builder() -> ClusterBuilder {
+        ClusterBuilder {
+            settings: Vec::new(),
+            preload: true,
+            fsync: true,
+        }
+    }
+
+    pub fn installation(&self) -> &Installation {
+        &self.installation
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn data_dir(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    fn config_file(&self) -> PathBuf {
+        self.data_dir().join("postgresql.conf")
+    }
+
+    // ------------------------------------------------------------------------------------------------------------ SQL
+
+    /// For the superuser, in the key=value form that libpq and the Rust clients share.
+    pub fn conn_string(&self, db: &str) -> String {
+        format!("host=127.0.0.1 port={} user=postgres dbname={db}", self.port)
+    }
+
+    /// A connection as the superuser.
+    pub fn connect(&self, db: &str) -> Client {
+        self.try_connect(db)
+            .unwrap_or_else(|error| panic!("connect to database {db}: {error:#?}"))
+    }
+
+    pub fn try_connect(&self, db: &str) -> Result<Client, postgres::Error> {
+        Client::connect(&self.conn_string(db), NoTls)
+    }
+
+    /// Runs statements on a connection of their own, which is closed afterwards: an open one blocks DROP DATABASE.
+    pub fn exec(&self, db: &str, sql: &str) {
+        self.connect(db)
+            .batch_execute(sql)
+            .unwrap_or_else(|error| panic!("{sql}: {error:#?}"));
+    }
+
+    /// The single value of the single row that `sql` gives, on a connection of its own.
+    pub fn query_one<T: FromSqlOwned>(&self, db: &str, sql: &str) -> T {
+        let row = self
+            .connect(db)
+            .query_one(sql, &[])
+            .unwrap_or_else(|error| panic!("{sql}: {error:#?}"));
+        row.try_get(0).unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    // ------------------------------------------------------------------------------------------------- start and stop
+
+    /// Starts the stopped server on the same port and data, and waits until it takes connections.
+    pub fn start_again(&self) {
+        let mut server = self.server();
+        assert!(server.is_none(), "the server runs already");
+        let log = self.dir.open_log();
+        let mut postgres = Command::new(self.installation.bin("postgres"));
+        postgres
+            .arg("-D")
+            .arg(self.data_dir())
+            .current_dir(self.data_dir())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("share the log"))
+            .stderr(log);
+        // Variables such as PGPORT would override the configuration.
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PG")) {
+            postgres.env_remove(name);
+        }
+        process::run_as(&mut postgres, process::postgres_account());
+        // When we die it must go even if a worker of ours does not react to the polite signals.
+        let child = process::spawn_bound(postgres, StopMode::Immediate.signal());
+        let child = server.insert(child.unwrap_or_else(|error| panic!("start postgres: {error}")));
+        let pid = child.id().to_string();
+        let started = wait_for("Postgres to take connections", START_TIMEOUT, || {
+            if let Some(status) = child.try_wait().expect("wait for a child of ours") {
+                return Some(Err(status));
+            }
+            // Line 1 is the pid, line 8 the status; a file left by a crash has another pid. See pg_ctl.c.
+            let text = fs::read_to_string(self.data_dir().join("postmaster.pid")).ok()?;
+            let lines: Vec<&str> = text.lines().map(str::trim).collect();
+            (lines.first() == Some(&pid.as_str()) && lines.get(7) == Some(&"ready")).then_some(Ok(()))
+        });
+        if let Err(status) = started {
+            *server = None;
+            panic!("Postgres did not start: {status}\n{}", last_lines(&self.log(), 20));
+        }
+    }
+
+    /// Stops the server and says how long that took. Panics when a minute was not enough.
+    pub fn stop(&self, mode: StopMode) -> Duration {
+        let mut server = self.server();
+        let child = server.as_mut().expect("the server runs");
+        let started = Instant::now();
+        process::signal(child.id(), mode.signal());
+        let Some(_) = process::reap(child, STOP_TIMEOUT) else {
+            panic!(
+                "{mode:?} stop of Postgres took over {STOP_TIMEOUT:?}\n{}",
+                last_lines(&self.log(), 20)
+            );
+        };
+        *server = None;
+        started.elapsed()
+    }
+
+    /// A fast stop and a start.
+    pub fn restart(&self) {
+        self.stop(StopMode::Fast);
+        self.start_again();
+    }
+
+    /// Kills the postmaster alone and waits until its children have noticed and ended by themselves.
+    pub fn kill_postmaster(&self) {
+        let mut server = self.server();
+        let mut child = server.take().expect("the server runs");
+        let children = process::children_of(child.id());
+        process::kill(&mut child);
+        process::wait_until_ended("the children of a killed postmaster to end", &children, STOP_TIMEOUT);
+    }
+
+    /// The postmaster's process id.
+    pub fn pid(&self) -> u32 {
+        self.server().as_ref().expect("the server runs").id()
+    }
+
+    fn server(&self) -> MutexGuard<'_, Option<Child>> {
+        self.server.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    // ------------------------------------------------------------------------------------------------------- settings
+
+    /// Makes the server read its configuration, and waits until the postmaster has. Processes that run already read it
+    /// when they come to it.
+    pub fn reload(&self) {
+        const LOADED_AT: &str = "select extract(epoch from pg_conf_load_time())::float8";
+        let before: f64 = self.query_one("postgres", LOADED_AT);
+        process::signal(self.pid(), libc::SIGHUP);
+        // Every connection is a new process, which inherits the postmaster's time of loading.
+        wait_until("the postmaster to reload", START_TIMEOUT, || {
+            self.query_one::<f64>("postgres", LOADED_AT) != before
+        });
+    }
+
+    /// Writes a setting to postgresql.conf, and reloads if the server runs.
+    pub fn set_conf(&self, key: &str, value: &str) {
+        append(
+            &self.config_file(),
+            &format!("{key} = '{}'\n", value.replace('\'', "''")),
+        );
+        let runs = self.server().is_some();
+        if runs {
+            self.reload();
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------------------------ log
+
+    /// The whole log so far.
+    pub fn log(&self) -> String {
+        self.dir.log()
+    }
+
+    /// Where the log ends now: take it before an action, and look from there for what the action logged.
+    pub fn log_offset(&self) -> usize {
+        fs::read(self.dir.log_file()).unwrap_or_default().len()
+    }
+
+    /// Waits for a line that contains `text` after `from_offset`, and returns that line.
+    pub fn wait_for_log(&self, text: &str, from_offset: usize) -> String {
+        wait_for(&format!("{text:?} in the log of Postgres"), LOG_TIMEOUT, || {
+            let log = fs::read(self.dir.log_file()).unwrap_or_default();
+            let recent = String::from_utf8_lossy(log.get(from_offset..)?);
+            recent.lines().find(|line| line.contains(text)).map(str::to_owned)
+        })
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.server().take() {
+            let children = process::children_of(child.id());
+            process::signal(child.id(), StopMode::Immediate.signal());
+            // The postmaster itself kills children that do not react within 5 s.
+            if process::reap(&mut child, Duration::from_secs(20)).is_none() {
+                process::kill(&mut child);
+                children.into_iter().for_each(|pid| process::signal(pid, libc::SIGKILL));
+            }
+        }
+        remove_shared_memory(&self.data_dir());
+        self.dir.finish();
+    }
+}
+
+/// A killed postmaster leaves its System V segment behind; the next start on the data directory would reuse it, but
+/// here there is none. Line 7 of postmaster.pid, which only a crash leaves, holds its key and id.
+fn remove_shared_memory(data_dir: &Path) {
+    let Ok(text) = fs::read_to_string(data_dir.join("postmaster.pid")) else {
+        return;
+    };
+    let id = text
+        .lines()
+        .nth(6)
+        .and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
+    if let Some(id) = id {
+        // SAFETY: IPC_RMID takes no buffer, and a wrong id is an error that leaves nothing to do.
+        unsafe { libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut()) };
+    }
+}
+
+fn append(file: &Path, text: &str) {
+    use std::io::Write as _;
+    let opened = fs::File::options().append(true).open(file);
+    opened
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .unwrap_or_else(|error| panic!("{file:?}: {error}"));
+}

@@ -1,0 +1,201 @@
+//! What arrived at a queue? Called by tests and the demo. A consumer runs on a thread of its own and hands deliveries
+//! over in order.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use amqprs::callbacks::DefaultChannelCallback;
+use amqprs::channel::{BasicAckArguments, BasicConsumeArguments, Channel, ConsumerMessage};
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+use crate::amqp::{self, Address};
+use crate::broker::Broker;
+
+/// One message as it came out of a queue.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    pub body: Vec<u8>,
+    pub exchange: String,
+    pub routing_key: String,
+    pub redelivered: bool,
+    pub message_id: Option<String>,
+    /// The property "type".
+    pub kind: Option<String>,
+    pub content_type: Option<String>,
+    /// 2 means persistent.
+    pub delivery_mode: Option<u8>,
+    /// Seconds since 1970.
+    pub timestamp: Option<u64>,
+    pub app_id: Option<String>,
+    pub correlation_id: Option<String>,
+    pub headers: BTreeMap<String, Value>,
+    pub received_at: Instant,
+}
+
+impl Delivery {
+    /// The body as JSON.
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("a body of JSON: {error}: {self:?}"))
+    }
+
+    fn new(message: ConsumerMessage) -> Self {
+        const COMPLETE: &str = "amqprs delivers complete messages";
+        let (deliver, properties) = (
+            message.deliver.expect(COMPLETE),
+            message.basic_properties.expect(COMPLETE),
+        );
+        Self {
+            body: message.content.expect(COMPLETE),
+            exchange: deliver.exchange().clone(),
+            routing_key: deliver.routing_key().clone(),
+            redelivered: deliver.redelivered(),
+            message_id: properties.message_id().cloned(),
+            kind: properties.message_type().cloned(),
+            content_type: properties.content_type().cloned(),
+            delivery_mode: properties.delivery_mode(),
+            timestamp: properties.timestamp(),
+            app_id: properties.app_id().cloned(),
+            correlation_id: properties.correlation_id().cloned(),
+            headers: properties.headers().map(amqp::headers_to_json).unwrap_or_default(),
+            received_at: Instant::now(),
+        }
+    }
+}
+
+/// Takes every message of one queue as it comes, and acknowledges it. It lives as long as its connection: after a
+/// restart of the broker make a new one.
+pub struct Consumer {
+    queue: String,
+    deliveries: mpsc::Receiver<Delivery>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Consumer {
+    /// Returns when the broker has registered the consumer.
+    pub fn new(broker: &Broker, queue: &str) -> Self {
+        let (sender, deliveries) = mpsc::channel();
+        let (stop, stopped) = oneshot::channel();
+        let (ready, is_ready) = mpsc::channel();
+        let (address, name) = (broker.address().clone(), queue.to_owned());
+        let thread = std::thread::Builder::new().name("consumer".into());
+        let thread = thread.spawn(move || amqp::runtime().block_on(consume(address, name, sender, ready, stopped)));
+        let thread = thread.expect("start a consumer thread");
+        match is_ready.recv() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => panic!("consume queue {queue}: {error}; the broker's log has the reason"),
+            Err(_) => panic!("consume queue {queue}: the consumer's thread panicked"),
+        }
+        Self {
+            queue: queue.to_owned(),
+            deliveries,
+            stop: Some(stop),
+            thread: Some(thread),
+        }
+    }
+
+    /// The next message, or none when none came in time. Panics when the connection or the queue is gone: "nothing
+    /// came" would then be a false answer.
+    pub fn recv(&self, timeout: Duration) -> Option<Delivery> {
+        match self.deliveries.recv_timeout(timeout) {
+            Ok(delivery) => Some(delivery),
+            Err(mpsc::RecvTimeoutError::Timeout) => None,
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                panic!("queue {} or the connection of its consumer is gone", self.queue)
+            }
+        }
+    }
+
+    /// The next `count` messages. Panics when they did not all come within `timeout`.
+    pub fn recv_n(&self, count: usize, timeout: Duration) -> Vec<Delivery> {
+        let deadline = Instant::now() + timeout;
+        let mut received = Vec::with_capacity(count);
+        while received.len() < count {
+            match self.recv(deadline.saturating_duration_since(Instant::now())) {
+                Some(delivery) => received.push(delivery),
+                None => panic!(
+                    "{} of {count} messages came from queue {} in {timeout:?}",
+                    received.len(),
+                    self.queue
+                ),
+            }
+        }
+        received
+    }
+
+    /// All messages until none has come for `quiet`.
+    pub fn drain_quiet(&self, quiet: Duration) -> Vec<Delivery> {
+        std::iter::from_fn(|| self.recv(quiet)).collect()
+    }
+}
+
+impl Drop for Consumer {
+    fn drop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            // An error means that the thread has ended already.
+            let _ = stop.send(());
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The consumer's thread: from here on nothing is called by a test.
+async fn consume(
+    address: Address,
+    queue: String,
+    deliveries: mpsc::Sender<Delivery>,
+    ready: mpsc::Sender<Result<(), amqprs::error::Error>>,
+    mut stopped: oneshot::Receiver<()>,
+) {
+    let subscribed = async {
+        let connection = amqp::connect(&address).await?;
+        let channel = connection.open_channel(None).await?;
+        // Without a callback amqprs ignores that the broker cancels a consumer whose queue is deleted.
+        channel.register_callback(DefaultChannelCallback).await?;
+        let args = BasicConsumeArguments::new(&queue, "").manual_ack(true).finish();
+        let (_, messages) = channel.basic_consume_rx(args).await?;
+        Ok((connection, channel, messages))
+    };
+    let (connection, channel, mut messages) = match subscribed.await {
+        Ok(subscribed) => subscribed,
+        Err(error) => return ready.send(Err(error)).unwrap_or_default(),
+    };
+    ready.send(Ok(())).unwrap_or_default();
+    loop {
+        let message = tokio::select! {
+            message = messages.recv() => message,
+            _ = &mut stopped => break,
+        };
+        // None: the connection, the channel or the queue is gone. Dropping the sender tells the test.
+        let Some(message) = message else { return };
+        let mut last_tag = hand_over(message, &deliveries);
+        while let Ok(message) = messages.try_recv() {
+            last_tag = hand_over(message, &deliveries);
+        }
+        // After the handover: a message that dies with the connection in between comes again and is not lost.
+        if acknowledge_up_to(&channel, last_tag).await.is_err() {
+            return;
+        }
+    }
+    let _ = connection.close().await;
+}
+
+fn hand_over(message: ConsumerMessage, deliveries: &mpsc::Sender<Delivery>) -> u64 {
+    let tag = message
+        .deliver
+        .as_ref()
+        .expect("amqprs delivers complete messages")
+        .delivery_tag();
+    // An error means that the consumer is being dropped.
+    let _ = deliveries.send(Delivery::new(message));
+    tag
+}
+
+async fn acknowledge_up_to(channel: &Channel, tag: u64) -> Result<(), amqprs::error::Error> {
+    channel.basic_ack(BasicAckArguments::new(tag, true)).await
+}

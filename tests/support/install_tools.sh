@@ -1,0 +1,48 @@
+#!/bin/sh
+# Makes sure that what the build ($1 = build) or the tests and the demo ($1 = servers) need is there. On Debian and its
+# kin it installs what is missing with apt, as root or with sudo, and says so first; elsewhere it names what is missing.
+set -eu
+
+missing=""
+need() { # need PACKAGE PATH-OR-COMMAND
+  case $2 in
+    /*) [ -e "$2" ] || missing="$missing $1" ;;
+    *) command -v "$2" >/dev/null 2>&1 || missing="$missing $1" ;;
+  esac
+}
+
+command -v cargo >/dev/null 2>&1 || {
+  echo "outbox needs Rust: install it from https://rustup.rs, then try again." >&2
+  exit 1
+}
+
+pg_config=${PG_CONFIG:-/usr/lib/postgresql/15/bin/pg_config}
+if ! { command -v "$pg_config" && [ -d "$("$pg_config" --includedir-server)" ]; } >/dev/null 2>&1; then
+  missing="$missing postgresql-15 postgresql-server-dev-15"
+fi
+need gcc cc
+if [ "${1:-build}" = servers ]; then
+  need rabbitmq-server /usr/lib/rabbitmq/bin/rabbitmq-server
+  need postgresql-client-15 "$("$pg_config" --bindir 2>/dev/null || echo /usr/lib/postgresql/15/bin)/pg_dump"
+fi
+[ -n "$missing" ] || exit 0
+
+if ! command -v apt-get >/dev/null 2>&1; then
+  echo "outbox needs these (Debian's names), and apt-get is not here to install them:$missing" >&2
+  exit 1
+fi
+if [ "$(id -u)" = 0 ]; then sudo=""
+elif command -v sudo >/dev/null 2>&1; then sudo=sudo
+else
+  echo "outbox needs these packages; install them as root, then try again:$missing" >&2
+  exit 1
+fi
+# A server that apt sets up would be started with the machine: nothing here needs that, so no cluster is made.
+echo "outbox: installing with apt:$missing"
+if [ ! -e /etc/postgresql-common/createcluster.conf ] && echo "$missing" | grep -q postgresql-15; then
+  $sudo mkdir -p /etc/postgresql-common
+  echo 'create_main_cluster = false' | $sudo tee /etc/postgresql-common/createcluster.conf >/dev/null
+fi
+$sudo apt-get update -qq
+# shellcheck disable=SC2086
+$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null

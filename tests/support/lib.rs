@@ -1,0 +1,26 @@
+//! Private servers for the tests and the demo: a Postgres, a RabbitMQ, a consumer, a proxy between them. Every call
+//! blocks, and panics with what it was waiting for when it fails: a test reads as a list of sentences.
+//!
+//! Invariants: everything listens on loopback; no file is left outside the work directory (see [`workdir`]); no server
+//! outlives the process that started it, however that process ends (see [`process`]); only [`wait`] sleeps.
+
+mod amqp;
+pub mod broker;
+pub mod cluster;
+pub mod consumer;
+pub mod install;
+pub mod port;
+pub mod private_broker;
+pub mod process;
+pub mod proxy;
+mod template;
+pub mod wait;
+pub mod workdir;
+
+pub use broker::{Broker, fresh_names};
+pub use cluster::{Cluster, StopMode};
+pub use consumer::{Consumer, Delivery};
+pub use install::Installation;
+pub use private_broker::PrivateBroker;
+pub use proxy::{Mode, Proxy};
+pub use wait::{wait_for, wait_until};

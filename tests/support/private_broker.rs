@@ -1,0 +1,257 @@
+//! How does a private RabbitMQ start, stop and suffer? Called by tests that disturb a broker, by with-broker, and by
+//! [`Broker::shared`].
+//!
+//! The broker is a plain process of the user who runs the tests. Its launcher is called without the distribution's
+//! wrapper, which would switch user, and as under systemd, so that it becomes the Erlang machine instead of its
+//! parent: the child we hold is then the broker itself. Its port mapper (epmd) would start as a daemon that outlives
+//! it, so we start that too, as a child.
+
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
+
+use crate::broker::Broker;
+use crate::port::free_port;
+use crate::wait::wait_for;
+use crate::workdir::{ServerDir, last_lines};
+use crate::{amqp, process};
+
+const START_TIMEOUT: Duration = Duration::from_secs(120);
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Above what a broker without load uses (about 130 MB), and little enough to run several.
+const MEMORY_LIMIT: &str = "512MB";
+
+/// A RabbitMQ that its owner may stop and disturb. Dropping it ends the broker and removes its files.
+pub struct PrivateBroker {
+    broker: Broker,
+    dir: ServerDir,
+    epmd_port: u16,
+    dist_port: u16,
+    epmd: Mutex<Child>,
+    server: Mutex<Option<Child>>,
+}
+
+/// All that can be done with any broker.
+impl Deref for PrivateBroker {
+    type Target = Broker;
+
+    fn deref(&self) -> &Broker {
+        &self.broker
+    }
+}
+
+impl PrivateBroker {
+    pub(crate) fn start() -> Self {
+        let dir = ServerDir::create("broker");
+        let (port, epmd_port, dist_port) = (free_port(), free_port(), free_port());
+        let config = format!(
+            "listeners.tcp.1 = 127.0.0.1:{port}\n\
+             log.console = false\n\
+             vm_memory_high_watermark.absolute = {MEMORY_LIMIT}\n\
+             disk_free_limit.absolute = 50MB\n"
+        );
+        std::fs::write(dir.path().join("rabbitmq.conf"), config).expect("write the broker's configuration");
+        std::fs::write(dir.path().join("enabled_plugins"), "[].\n").expect("write the broker's plugins");
+        let mut epmd = Command::new("epmd");
+        epmd.args(["-address", "127.0.0.1", "-port", &epmd_port.to_string()]);
+        epmd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let epmd = process::spawn_bound(epmd, libc::SIGKILL)
+            .unwrap_or_else(|error| panic!("start epmd of Erlang: {error}; is RabbitMQ installed?"));
+        let broker = Self {
+            broker: Broker::at(port),
+            dir,
+            epmd_port,
+            dist_port,
+            epmd: Mutex::new(epmd),
+            server: Mutex::new(None),
+        };
+        broker.start_again();
+        broker
+    }
+
+    /// The broker behind [`Broker::shared`]. Statics are not dropped, so it ends when libc runs its exit handlers.
+    pub(crate) fn of_this_process() -> &'static Self {
+        static BROKER: OnceLock<PrivateBroker> = OnceLock::new();
+        extern "C" fn end() {
+            if let Some(broker) = BROKER.get() {
+                broker.end();
+            }
+        }
+        BROKER.get_or_init(|| {
+            let broker = Self::start();
+            // SAFETY: the handler is a plain function that stays valid, takes nothing and does not unwind.
+            unsafe { libc::atexit(end) };
+            broker
+        })
+    }
+
+    /// Starts the stopped broker on the same port and data, and waits until clients can log in.
+    pub fn start_again(&self) {
+        let mut server = self.server();
+        assert!(server.is_none(), "the broker runs already");
+        let log = self.dir.open_log();
+        let mut launcher = self.program("rabbitmq-server");
+        launcher
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("share the log"))
+            .stderr(log);
+        let child = process::spawn_bound(launcher, libc::SIGKILL);
+        let child = server.insert(child.unwrap_or_else(|error| panic!("start RabbitMQ: {error}")));
+        let started = wait_for("RabbitMQ to take connections", START_TIMEOUT, || {
+            if let Some(status) = child.try_wait().expect("wait for a child of ours") {
+                return Some(Err(status));
+            }
+            let login = async {
+                let login = tokio::time::timeout(Duration::from_secs(5), amqp::connect(self.broker.address())).await;
+                login.ok()?.ok()?.close().await.ok()
+            };
+            amqp::runtime().block_on(login).map(Ok)
+        });
+        if let Err(status) = started {
+            *server = None;
+            panic!("RabbitMQ did not start: {status}\n{}", last_lines(&self.dir.log(), 20));
+        }
+    }
+
+    /// A clean stop, as an operator does it.
+    pub fn stop(&self) {
+        self.end_by(libc::SIGTERM);
+    }
+
+    /// A crash.
+    pub fn kill(&self) {
+        self.end_by(libc::SIGKILL);
+    }
+
+    fn end_by(&self, signal: i32) {
+        let mut server = self.server();
+        let child = server.as_mut().expect("the broker runs");
+        process::signal(child.id(), signal);
+        assert!(
+            process::reap(child, STOP_TIMEOUT).is_some(),
+            "RabbitMQ did not end within {STOP_TIMEOUT:?}"
+        );
+        *server = None;
+    }
+
+    /// From now on the broker answers nothing, while the kernel still accepts connections and bytes for it.
+    pub fn suspend(&self) {
+        process::signal(self.pid(), libc::SIGSTOP);
+    }
+
+    pub fn resume(&self) {
+        process::signal(self.pid(), libc::SIGCONT);
+    }
+
+    /// The process id of the Erlang machine.
+    pub fn pid(&self) -> u32 {
+        self.server().as_ref().expect("the broker runs").id()
+    }
+
+    /// A user who may do everything in the default virtual host.
+    pub fn add_user(&self, name: &str, password: &str) {
+        self.ctl(&["add_user", name, password]);
+        self.ctl(&["set_permissions", name, ".*", ".*", ".*"]);
+    }
+
+    /// While the alarm is on, the broker blocks every connection that publishes.
+    pub fn set_memory_alarm(&self, on: bool) {
+        match on {
+            // 0 is documented to block all publishing.
+            true => self.ctl(&["set_vm_memory_high_watermark", "0"]),
+            false => self.ctl(&["set_vm_memory_high_watermark", "absolute", MEMORY_LIMIT]),
+        };
+    }
+
+    /// Runs rabbitmqctl (about 0.3 s) and returns what it printed.
+    pub fn ctl(&self, args: &[&str]) -> String {
+        let output = self
+            .program("rabbitmqctl")
+            .arg("--quiet")
+            .args(args)
+            .output()
+            .expect("run rabbitmqctl");
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        // Not the arguments: one may be a password.
+        assert!(
+            output.status.success(),
+            "rabbitmqctl {}: {}\n{said}",
+            args[0],
+            output.status
+        );
+        said
+    }
+
+    /// A program of RabbitMQ, in the surroundings of this broker: nothing of the system's own broker is read or
+    /// written.
+    fn program(&self, name: &str) -> Command {
+        let dir = self.dir.path();
+        let mut command = Command::new(rabbitmq_bindir().join(name));
+        command
+            .current_dir(dir)
+            // Erlang makes its cookie in the home directory.
+            .env("HOME", dir)
+            .env("LC_ALL", "C.UTF-8")
+            .env("ERL_EPMD_ADDRESS", "127.0.0.1")
+            .env("ERL_EPMD_PORT", self.epmd_port.to_string())
+            .env("RABBITMQ_NODENAME", format!("outbox-{}@localhost", self.port()))
+            .env("RABBITMQ_DIST_PORT", self.dist_port.to_string())
+            .env("RABBITMQ_CONF_ENV_FILE", "/dev/null")
+            .env("RABBITMQ_CONFIG_FILE", dir.join("rabbitmq"))
+            .env("RABBITMQ_ADVANCED_CONFIG_FILE", dir.join("advanced"))
+            .env("RABBITMQ_ENABLED_PLUGINS_FILE", dir.join("enabled_plugins"))
+            .env("RABBITMQ_GENERATED_CONFIG_DIR", dir.join("generated"))
+            .env("RABBITMQ_SCHEMA_DIR", dir.join("schema"))
+            .env("RABBITMQ_MNESIA_BASE", dir.join("mnesia"))
+            .env("RABBITMQ_LOG_BASE", dir)
+            .env("RABBITMQ_LOGS", self.dir.log_file())
+            .env("RABBITMQ_PID_FILE", dir.join("pid"))
+            .env("RABBITMQ_CTL_ERL_ARGS", "-kernel inet_dist_use_interface {127,0,0,1}")
+            .env(
+                "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS",
+                // One scheduler that never spins: the tests measure Postgres on the same machine.
+                "-kernel inet_dist_use_interface {127,0,0,1} -start_epmd false \
+                 +S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none",
+            )
+            // The launcher's word for "become the Erlang machine". NOTIFY_SOCKET would send notices to systemd.
+            .env("RUNNING_UNDER_SYSTEMD", "true")
+            .env_remove("NOTIFY_SOCKET");
+        command
+    }
+
+    fn server(&self) -> MutexGuard<'_, Option<Child>> {
+        self.server.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn end(&self) {
+        if let Some(mut child) = self.server().take() {
+            process::kill(&mut child);
+        }
+        process::kill(&mut self.epmd.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        self.dir.finish();
+    }
+}
+
+impl Drop for PrivateBroker {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Where the launcher is: OUTBOX_RABBITMQ_BINDIR, or where the distributions put it. The `rabbitmq-server` in PATH may
+/// be a wrapper that switches user, so PATH is not asked.
+fn rabbitmq_bindir() -> PathBuf {
+    if let Some(bindir) = std::env::var_os("OUTBOX_RABBITMQ_BINDIR") {
+        return PathBuf::from(bindir);
+    }
+    let usual = ["/usr/lib/rabbitmq/bin", "/opt/rabbitmq/sbin"];
+    let found = usual
+        .iter()
+        .map(Path::new)
+        .find(|bindir| bindir.join("rabbitmq-server").is_file());
+    let found = found.expect("RabbitMQ in a usual place; or else set OUTBOX_RABBITMQ_BINDIR");
+    found.to_path_buf()
+}

@@ -1,0 +1,155 @@
+//! How does a server start so that it cannot outlive us, and as which user? Called by whatever starts a server.
+//!
+//! A test process may be killed at any time. The kernel then sends each server the signal it asked for with
+//! PR_SET_PDEATHSIG, so no run leaves a server behind and nothing ever needs to be ended by name.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::{Mutex, OnceLock, mpsc};
+use std::time::Duration;
+
+use crate::wait::{try_wait_for, wait_until};
+
+/// The user that servers run as when we are root: Postgres refuses to run as root.
+#[derive(Clone, Copy, Debug)]
+pub struct Account {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+pub fn we_are_root() -> bool {
+    // SAFETY: geteuid has no preconditions and cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// The account to run Postgres under, or none when we are an ordinary user and it simply runs as us.
+pub fn postgres_account() -> Option<Account> {
+    static ACCOUNT: OnceLock<Option<Account>> = OnceLock::new();
+    *ACCOUNT.get_or_init(|| {
+        we_are_root().then(|| Account {
+            uid: ask_id("-u"),
+            gid: ask_id("-g"),
+        })
+    })
+}
+
+fn ask_id(option: &str) -> u32 {
+    let output = Command::new("id").args([option, "postgres"]).output().expect("run id");
+    let answer = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    answer
+        .parse()
+        .unwrap_or_else(|_| panic!("as root the tests run Postgres as user postgres, and there is none"))
+}
+
+/// Makes `command` run under `account`. The supplementary groups of root are dropped with it.
+pub fn run_as(command: &mut Command, account: Option<Account>) {
+    if let Some(Account { uid, gid }) = account {
+        command.uid(uid).gid(gid);
+    }
+}
+
+/// Starts a server that gets `death_signal` when this process ends.
+///
+/// It gets a process group of its own: a Ctrl-C in the terminal goes to the test alone, which then decides.
+pub fn spawn_bound(mut command: Command, death_signal: i32) -> io::Result<Child> {
+    let us = std::process::id();
+    command.process_group(0);
+    // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed; prctl and
+    // getppid are plain system calls and nothing is allocated. It runs after the change of user, which clears the
+    // setting.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, death_signal) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // We may have died before the call above; then no signal will ever come.
+            if libc::getppid().cast_unsigned() != us {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            Ok(())
+        })
+    };
+    let (answer, child) = mpsc::channel();
+    let order = Order { command, answer };
+    spawner()
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+        .send(order)
+        .expect("the spawner never ends");
+    child.recv().expect("the spawner answers every order")
+}
+
+struct Order {
+    command: Command,
+    answer: mpsc::Sender<io::Result<Child>>,
+}
+
+/// The thread that starts all servers. The trap: "parent" in PR_SET_PDEATHSIG is the thread that forked, and a test
+/// runs in a thread of its own, so a server shared by tests would die with the first of them. This thread lives as
+/// long as the process.
+fn spawner() -> &'static Mutex<mpsc::Sender<Order>> {
+    static SPAWNER: OnceLock<Mutex<mpsc::Sender<Order>>> = OnceLock::new();
+    SPAWNER.get_or_init(|| {
+        let (orders, inbox) = mpsc::channel::<Order>();
+        std::thread::Builder::new()
+            .name("spawner".into())
+            .spawn(move || {
+                for mut order in inbox {
+                    // A caller that is gone cannot own the child; dropping it here leaves it to its death signal.
+                    let _ = order.answer.send(order.command.spawn());
+                }
+            })
+            .expect("start the spawner thread");
+        Mutex::new(orders)
+    })
+}
+
+/// Sends `signal` to one process. A process that is gone already is no error: it may end at any time.
+pub fn signal(pid: u32, signal: i32) {
+    let pid = libc::pid_t::try_from(pid).expect("a pid");
+    assert!(pid > 1, "never signal a process group or init");
+    // SAFETY: kill takes plain numbers.
+    unsafe { libc::kill(pid, signal) };
+}
+
+/// Lets a Ctrl-C pass this process by.
+pub fn ignore_interrupts() {
+    // SAFETY: to ignore a signal installs no handler.
+    unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
+}
+
+/// Waits until `child` has ended and reaps it; none when `timeout` is over.
+pub fn reap(child: &mut Child, timeout: Duration) -> Option<ExitStatus> {
+    try_wait_for(timeout, || child.try_wait().expect("wait for a child of ours"))
+}
+
+/// Kills `child` and reaps it.
+pub fn kill(child: &mut Child) {
+    // An error means that it has ended already.
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+/// The live processes whose parent is `pid`.
+pub fn children_of(pid: u32) -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").expect("read /proc");
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    pids.filter(|child| state_and_parent(*child).is_some_and(|(_, parent)| parent == pid))
+        .collect()
+}
+
+/// Waits until none of `pids` runs any more. A zombie counts as ended: its parent may be an init that never reaps.
+pub fn wait_until_ended(what: &str, pids: &[u32], timeout: Duration) {
+    wait_until(what, timeout, || {
+        pids.iter()
+            .all(|pid| state_and_parent(*pid).is_none_or(|(state, _)| state == "Z"))
+    });
+}
+
+fn state_and_parent(pid: u32) -> Option<(String, u32)> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // "pid (name) state ppid …", and the name may hold spaces and brackets.
+    let mut rest = stat.rsplit_once(')')?.1.split_whitespace();
+    Some((rest.next()?.to_owned(), rest.next()?.parse().ok()?))
+}

@@ -1,0 +1,190 @@
+//! Where do private servers keep their files, and who removes them? Called by whatever starts a server.
+//!
+//! ```text
+//! WORK/                      OUTBOX_WORK_DIR, or target/private of the workspace
+//!   template-…/              a data directory fresh from initdb, copied for each cluster (see template.rs)
+//!   run-PID/                 of one process; holds `lock`, locked while that process lives
+//!     cluster-1/ broker-2/   of one server, removed when the server is dropped
+//!     keep                   present when a failed test left a server's files to look at
+//! ```
+//! A process that was killed cannot clean up, so the next one removes each run-PID whose lock is free.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::process;
+
+/// The directory of one server.
+#[derive(Debug)]
+pub struct ServerDir {
+    path: PathBuf,
+}
+
+impl ServerDir {
+    /// A new empty directory. `kind` becomes part of its name.
+    pub fn create(kind: &str) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let path = run_dir().join(format!("{kind}-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+        create_open_dir(&path);
+        Self { path }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where everything goes that the server says.
+    pub fn log_file(&self) -> PathBuf {
+        self.path.join("log")
+    }
+
+    /// Opened by us and inherited by the server, which may run as a user who cannot write here.
+    pub(crate) fn open_log(&self) -> File {
+        let opened = File::options().create(true).append(true).open(self.log_file());
+        opened.unwrap_or_else(|error| panic!("open {}: {error}", self.log_file().display()))
+    }
+
+    pub fn log(&self) -> String {
+        // The last line may be cut in the middle of a character while it is being written.
+        String::from_utf8_lossy(&fs::read(self.log_file()).unwrap_or_default()).into_owned()
+    }
+
+    /// Ends the directory's life: removes it, or keeps it when OUTBOX_KEEP=1 or the thread panics, and then says where
+    /// it is and shows the end of the server's log.
+    pub fn finish(&self) {
+        let failed = std::thread::panicking();
+        if !failed && std::env::var_os("OUTBOX_KEEP").is_none_or(|value| value != "1") {
+            // What cannot be removed now is swept by the next process.
+            let _ = fs::remove_dir_all(&self.path);
+            return;
+        }
+        let _ = File::create(run_dir().join("keep"));
+        eprintln!("kept for you to look at: {}", self.log_file().display());
+        if failed {
+            eprintln!("{}", last_lines(&self.log(), 40));
+        }
+    }
+}
+
+/// The last `count` lines of `text`.
+pub fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+/// The directory above all runs. It can be entered by the user that Postgres runs as.
+pub fn work_dir() -> &'static Path {
+    static WORK_DIR: OnceLock<PathBuf> = OnceLock::new();
+    WORK_DIR.get_or_init(|| {
+        let wanted = match std::env::var_os("OUTBOX_WORK_DIR") {
+            Some(path) => PathBuf::from(path),
+            None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/private"),
+        };
+        fs::create_dir_all(&wanted).unwrap_or_else(|error| panic!("create {}: {error}", wanted.display()));
+        let wanted = wanted.canonicalize().expect("the path of a directory just created");
+        if postgres_can_enter(&wanted) {
+            return wanted;
+        }
+        // Root's clone may lie under a home of mode 0700.
+        let path = std::env::temp_dir().join("outbox-private-root");
+        eprintln!(
+            "user postgres cannot enter {}: the servers' files are in {}",
+            wanted.display(),
+            path.display()
+        );
+        if !path.is_dir() {
+            create_open_dir(&path);
+        }
+        let owner = fs::symlink_metadata(&path).expect("a directory just created");
+        assert!(
+            owner.is_dir() && owner.uid() == 0,
+            "{} is not ours: remove it",
+            path.display()
+        );
+        path
+    })
+}
+
+fn postgres_can_enter(dir: &Path) -> bool {
+    let mut command = Command::new("true");
+    process::run_as(&mut command, process::postgres_account());
+    // The change of directory happens after the change of user, and spawning fails where it fails.
+    command.current_dir(dir).status().is_ok_and(|status| status.success())
+}
+
+/// Creates one directory that others may enter, whatever the umask says.
+pub(crate) fn create_open_dir(path: &Path) {
+    fs::create_dir(path)
+        .and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o755)))
+        .unwrap_or_else(|error| panic!("create {}: {error}", path.display()));
+}
+
+/// Takes the lock that guards changes in the work directory itself; it is free again when the file is dropped.
+pub(crate) fn lock_work_dir() -> File {
+    let gate = open_lock(&work_dir().join("lock"));
+    gate.lock().expect("lock the work directory");
+    gate
+}
+
+fn open_lock(path: &Path) -> File {
+    let opened = File::options().create(true).truncate(false).write(true).open(path);
+    opened.unwrap_or_else(|error| panic!("open {}: {error}", path.display()))
+}
+
+struct RunDir {
+    path: PathBuf,
+    _alive: File,
+}
+
+static RUN_DIR: OnceLock<RunDir> = OnceLock::new();
+
+/// The directory of this process.
+fn run_dir() -> &'static Path {
+    let run_dir = RUN_DIR.get_or_init(|| {
+        let _gate = lock_work_dir();
+        sweep();
+        let path = work_dir().join(format!("run-{}", std::process::id()));
+        // Left by a process of the same pid, and kept by the sweep: a failed test's files.
+        if path.exists() {
+            fs::remove_dir_all(&path).expect("remove the files of an earlier run");
+        }
+        create_open_dir(&path);
+        let alive = open_lock(&path.join("lock"));
+        alive.lock().expect("lock a file just created");
+        // SAFETY: the handler is a plain function that stays valid, takes nothing and does not unwind.
+        unsafe { libc::atexit(remove_run_dir) };
+        RunDir { path, _alive: alive }
+    });
+    &run_dir.path
+}
+
+/// Statics are not dropped, so the process' own directory goes when libc runs the handlers of a normal exit.
+extern "C" fn remove_run_dir() {
+    if let Some(RunDir { path, .. }) = RUN_DIR.get()
+        && !path.join("keep").exists()
+    {
+        let _ = fs::remove_dir_all(path);
+    }
+}
+
+/// Removes what killed processes left. The caller holds the work directory's lock, so no run is half created.
+fn sweep() {
+    for entry in fs::read_dir(work_dir()).expect("read the work directory").flatten() {
+        let path = entry.path();
+        let is_run = entry.file_name().to_string_lossy().starts_with("run-");
+        if is_run && !path.join("keep").exists() && is_dead(&path) {
+            let _ = fs::remove_dir_all(path);
+        }
+    }
+}
+
+fn is_dead(run: &Path) -> bool {
+    match File::options().write(true).open(run.join("lock")) {
+        Ok(lock) => lock.try_lock().is_ok(),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    }
+}

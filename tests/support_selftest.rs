@@ -1,0 +1,266 @@
+//! Do the private servers do what the tests rely on? No test here needs the extension.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use amqprs::{BasicProperties, FieldTable, FieldValue};
+use serde_json::{Value, json};
+use support::{Broker, Cluster, Consumer, Mode, Proxy, StopMode, fresh_names, process, wait_for, wait_until};
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn cluster() -> Cluster {
+    Cluster::builder()
+        .preload(false)
+        .conf("log_min_messages = info")
+        .start()
+}
+
+#[test]
+fn a_cluster_keeps_its_data_over_every_kind_of_stop() {
+    let cluster = cluster();
+    cluster.exec("postgres", "create table t (n int)");
+    for (n, mode) in [StopMode::Smart, StopMode::Fast, StopMode::Immediate]
+        .into_iter()
+        .enumerate()
+    {
+        cluster.exec("postgres", &format!("insert into t values ({n})"));
+        let took = cluster.stop(mode);
+        assert!(took < SOON, "{mode:?} took {took:?}");
+        assert!(
+            cluster.try_connect("postgres").is_err(),
+            "a stopped server takes no connections"
+        );
+        cluster.start_again();
+    }
+    cluster.kill_postmaster();
+    cluster.start_again();
+    assert_eq!(cluster.query_one::<i64>("postgres", "select count(*) from t"), 3);
+    let before = cluster.pid();
+    cluster.restart();
+    assert_ne!(cluster.pid(), before);
+}
+
+#[test]
+fn a_cluster_takes_settings_before_and_after_its_start() {
+    let cluster = Cluster::builder()
+        .preload(false)
+        .fsync(false)
+        .conf("work_mem = '5MB'")
+        .start();
+    let show = |name: &str| cluster.query_one::<String>("postgres", &format!("show {name}"));
+    assert_eq!((show("work_mem"), show("fsync")), ("5MB".into(), "off".into()));
+    cluster.set_conf("application_name", "it's set");
+    // The client's connection string does not name one, so the new default shows at once.
+    assert_eq!(show("application_name"), "it's set");
+    cluster.stop(StopMode::Fast);
+    cluster.set_conf("work_mem", "6MB");
+    cluster.start_again();
+    assert_eq!(show("work_mem"), "6MB");
+}
+
+#[test]
+fn the_log_is_searched_from_an_offset() {
+    let cluster = cluster();
+    cluster.exec("postgres", "do $$ begin raise log 'one mark'; end $$");
+    cluster.wait_for_log("one mark", 0);
+    let offset = cluster.log_offset();
+    cluster.exec("postgres", "do $$ begin raise log 'another mark'; end $$");
+    let line = cluster.wait_for_log("mark", offset);
+    assert!(
+        line.contains("another mark") && line.contains("client backend"),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_crashed_cluster_leaves_nothing_behind() {
+    let cluster = cluster();
+    let files = cluster.data_dir();
+    cluster.kill_postmaster();
+    drop(cluster);
+    assert!(!files.exists());
+}
+
+#[test]
+fn a_message_comes_back_with_all_its_properties() {
+    let broker = Broker::shared();
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, json!({"x-max-length": 100, "x-overflow": "reject-publish"}));
+    broker.bind(&queue, &exchange, "orders.*");
+
+    let mut headers = FieldTable::new();
+    let mut put = |name: &str, value: FieldValue| headers.insert(name.try_into().expect("a short name"), value);
+    put("text", "ü".into());
+    put("yes", true.into());
+    put("small", FieldValue::b(-1));
+    put("big", FieldValue::l(i64::MAX));
+    put("double", FieldValue::d(0.5));
+    put("null", FieldValue::V);
+    let mut nested = FieldTable::new();
+    nested.insert("n".try_into().expect("a short name"), FieldValue::I(-7));
+    put("nested", nested.into());
+    let properties = BasicProperties::default()
+        .with_content_type("application/json")
+        .with_message_id("id 1")
+        .with_message_type("OrderPlaced")
+        .with_app_id("shop")
+        .with_correlation_id("c 1")
+        .with_timestamp(1_700_000_000)
+        .with_persistence(true)
+        .with_headers(headers)
+        .finish();
+    broker.publish_with(&exchange, "orders.placed", properties, br#"{"order": 1}"#);
+    broker.publish(&exchange, "elsewhere", b"not routed");
+    assert_eq!(broker.queue_len(&queue), 1);
+
+    let consumer = Consumer::new(broker, &queue);
+    let got = consumer.recv(SOON).expect("the message");
+    assert_eq!(got.json(), json!({"order": 1}));
+    assert_eq!(
+        (got.exchange.as_str(), got.routing_key.as_str()),
+        (exchange.as_str(), "orders.placed")
+    );
+    assert_eq!(
+        (got.message_id.as_deref(), got.kind.as_deref()),
+        (Some("id 1"), Some("OrderPlaced"))
+    );
+    assert_eq!(
+        (got.app_id.as_deref(), got.correlation_id.as_deref()),
+        (Some("shop"), Some("c 1"))
+    );
+    assert_eq!(got.content_type.as_deref(), Some("application/json"));
+    assert_eq!(
+        (got.delivery_mode, got.timestamp, got.redelivered),
+        (Some(2), Some(1_700_000_000), false)
+    );
+    let expected = json!({"text": "ü", "yes": true, "small": -1, "big": i64::MAX, "double": 0.5, "null": null,
+        "nested": {"n": -7}});
+    assert_eq!(Value::Object(got.headers.into_iter().collect()), expected);
+
+    (0..500).for_each(|n: u32| broker.publish("", &queue, n.to_string().as_bytes()));
+    let bodies = consumer.recv_n(500, SOON).into_iter().map(|delivery| delivery.body);
+    assert!(
+        bodies.eq((0..500).map(|n: u32| n.to_string().into_bytes())),
+        "in order and complete"
+    );
+    assert!(consumer.drain_quiet(Duration::from_millis(50)).is_empty());
+    drop(consumer);
+    assert_eq!(broker.queue_len(&queue), 0, "what was handed over is acknowledged");
+    broker.delete_queue(&queue);
+    broker.delete_exchange(&exchange);
+}
+
+/// "Nothing came" would be a false answer.
+fn assert_tells_its_end(consumer: &Consumer) {
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| consumer.recv(SOON)));
+    let message = outcome.expect_err("a panic").downcast::<String>().expect("a message");
+    assert!(message.contains("is gone"), "{message}");
+}
+
+#[test]
+fn a_consumer_says_when_its_queue_was_deleted() {
+    let broker = Broker::shared();
+    let (_, queue) = fresh_names();
+    broker.declare_queue(&queue, Value::Null);
+    let consumer = Consumer::new(broker, &queue);
+    broker.delete_queue(&queue);
+    assert_tells_its_end(&consumer);
+}
+
+#[test]
+fn a_private_broker_stops_crashes_hangs_and_comes_back() {
+    let broker = Broker::start();
+    let (_, queue) = fresh_names();
+    broker.declare_queue(&queue, Value::Null);
+    broker.publish("", &queue, b"kept");
+    broker.stop();
+    broker.start_again();
+    assert_eq!(broker.queue_len(&queue), 1);
+    broker.kill();
+    broker.start_again();
+    let consumer = Consumer::new(&broker, &queue);
+    assert_eq!(consumer.recv(SOON).expect("a persistent message").body, b"kept");
+
+    broker.suspend();
+    let mut hello = TcpStream::connect(("127.0.0.1", broker.port())).expect("the kernel accepts");
+    hello
+        .write_all(b"AMQP\0\0\x09\x01")
+        .expect("the kernel takes the bytes");
+    hello
+        .set_read_timeout(Some(Duration::from_millis(100)))
+        .expect("a timeout");
+    assert_eq!(
+        hello.read(&mut [0]).expect_err("no answer").kind(),
+        ErrorKind::WouldBlock
+    );
+    broker.resume();
+    hello.set_read_timeout(Some(SOON)).expect("a timeout");
+    hello.read_exact(&mut [0]).expect("the answer");
+
+    broker.set_memory_alarm(true);
+    wait_until("the alarm", SOON, || {
+        broker.ctl(&["eval", "rabbit_alarm:get_alarms()."]).contains("memory")
+    });
+    broker.set_memory_alarm(false);
+    wait_until("no alarm", SOON, || {
+        broker.ctl(&["eval", "rabbit_alarm:get_alarms()."]).trim() == "[]"
+    });
+    broker.add_user("someone", "secret");
+    assert!(broker.ctl(&["list_users"]).contains("someone"));
+
+    broker.kill();
+    assert_tells_its_end(&consumer);
+    broker.start_again();
+    let pid = broker.pid();
+    drop(broker);
+    process::wait_until_ended("the broker to be gone", &[pid], Duration::ZERO);
+}
+
+#[test]
+fn a_proxy_passes_delays_swallows_refuses_and_resets() {
+    let broker = Broker::shared();
+    let proxy = Proxy::start(broker.port());
+    let connect = || {
+        let stream = TcpStream::connect(("127.0.0.1", proxy.port())).expect("connect to the proxy");
+        stream
+            .set_read_timeout(Some(Duration::from_millis(300)))
+            .expect("a timeout");
+        stream
+    };
+    // A broker answers the protocol header with a method frame, whose first byte is 1.
+    let greet = |stream: &mut TcpStream| {
+        stream.write_all(b"AMQP\0\0\x09\x01")?;
+        let mut answer = [0];
+        stream.read_exact(&mut answer).map(|()| answer[0])
+    };
+    let kind = |outcome: std::io::Result<u8>| outcome.expect_err("no answer").kind();
+
+    let mut passed = connect();
+    assert_eq!(greet(&mut passed).expect("an answer"), 1);
+
+    proxy.mode(Mode::Delay(50));
+    let started = Instant::now();
+    assert_eq!(greet(&mut connect()).expect("an answer"), 1);
+    assert!(started.elapsed() >= Duration::from_millis(100), "50 ms each way");
+
+    for swallowing in [Mode::Blackhole, Mode::DropReplies] {
+        proxy.mode(swallowing);
+        assert_eq!(kind(greet(&mut connect())), ErrorKind::WouldBlock, "{swallowing:?}");
+    }
+
+    proxy.mode(Mode::Refuse);
+    assert_eq!(kind(greet(&mut connect())), ErrorKind::ConnectionReset);
+    assert_eq!(proxy.accepted(), 5);
+
+    proxy.mode(Mode::Pass);
+    proxy.reset_all();
+    let reset = wait_for("the end of a connection", SOON, || match passed.read(&mut [0; 4096]) {
+        Ok(read) if read > 0 => None,
+        ended => Some(ended),
+    });
+    assert_eq!(reset.expect_err("a reset").kind(), ErrorKind::ConnectionReset);
+    assert_eq!(greet(&mut connect()).expect("an answer"), 1);
+}
