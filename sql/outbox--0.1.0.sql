@@ -32,8 +32,8 @@ begin
       using hint = pg_catalog.format('ALTER ROLE %I NOSUPERUSER;', worker_role);
   end if;
   execute pg_catalog.format('grant connect on database %I to %I', pg_catalog.current_database(), worker_role);
-  execute pg_catalog.format('grant usage on schema %I to %I, outbox_writer, outbox_monitor, outbox_admin',
-                            '@extschema@', worker_role);
+  execute pg_catalog.format('grant usage on schema @extschema@ to %I, outbox_writer, outbox_monitor, outbox_admin',
+                            worker_role);
   grant outbox_writer, outbox_monitor to outbox_admin;
 end
 $roles$;
@@ -89,7 +89,11 @@ create table @extschema@.outbox_events (
   headers          jsonb       check (pg_catalog.jsonb_typeof(headers) = 'object'),
   actor            text,
   correlation_id   text        check (pg_catalog.octet_length(correlation_id) <= 255),
-  created_at       timestamptz not null default pg_catalog.now() check (pg_catalog.isfinite(created_at))
+  created_at       timestamptz not null default pg_catalog.now() check (pg_catalog.isfinite(created_at)),
+  -- A claim stops at a number of bytes, so that large events do not fill the memory of a worker.
+  body_bytes       integer     not null generated always as (
+    pg_catalog.octet_length(payload::text) + coalesce(pg_catalog.octet_length(previous_payload::text), 0)
+    + coalesce(pg_catalog.octet_length(metadata::text), 0) + coalesce(pg_catalog.octet_length(headers::text), 0)) stored
 );
 comment on table @extschema@.outbox_events is
   'The built-in event store: one row an event, in order of seq. outbox_publish() writes it.';
@@ -155,7 +159,9 @@ language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   delete from @extschema@.outbox_settings;
   new.partitions := array(select g::smallint from generate_series(0, new.partition_count - 1) g);
-  insert into @extschema@.outbox_partitions (partition) select unnest(new.partitions) on conflict do nothing;
+  -- Epochs start at random: a restored row may carry the claim of an epoch of the database it came from.
+  insert into @extschema@.outbox_partitions (partition, lease_epoch)
+  select p, floor(random() * 4294967296)::bigint from unnest(new.partitions) p on conflict do nothing;
   return new;
 end
 $$;
@@ -272,17 +278,18 @@ $$;
 comment on function @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid) is
   'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq. Its aggregate is the key: events of one aggregate are delivered in order.';
 
-create function @extschema@.outbox_wake()
-returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
-comment on function @extschema@.outbox_wake() is
-  'Wakes this database''s workers at COMMIT. Never needed for delivery: enqueue does it, and workers look every second.';
+create function @extschema@.outbox_wake(more_waiting bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
+comment on function @extschema@.outbox_wake(bigint) is
+  'Internal: at COMMIT, wakes this database''s workers and counts so many more messages as waiting.';
 
 -- ---- sql/src/30_worker.sql
 
 -- The protocol of a worker: heartbeat, lease, claim, settle. The in-server workers call these functions and nothing else;
 -- a foreign relay may call the same. Time is the database's. Lock order: outbox_partitions, then outbox, then the rest.
 -- A claim and a settle are planned once and reused for years of table sizes, so the plans that read a whole table are
--- switched off for them: the right one is always an index or a ctid.
+-- switched off for them: the right one is always an index or a ctid. JIT is off with them, since a plan that still holds
+-- a switched-off scan (of a table of one row) looks dear enough to be compiled each time.
 
 create function @extschema@.outbox_heartbeat(worker text, pid integer, ttl_s integer)
 returns setof text language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -393,20 +400,28 @@ create type @extschema@.outbox_claimed as (
 comment on type @extschema@.outbox_claimed is
   'A claimed message with its event. id is NULL where the event store lacks the event.';
 
+create view @extschema@.outbox_with_event as
+select o.ctid as row_tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.available_at, o.claim_token,
+       e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
+       e.actor, e.correlation_id, e.created_at, coalesce(e.body_bytes, 0)::bigint as body_bytes
+from @extschema@.outbox o left join @extschema@.outbox_events e on e.seq = o.seq;
+comment on view @extschema@.outbox_with_event is
+  'Internal: waiting messages with their events, as a claim reads them.';
+
 create function @extschema@.outbox_claim(
-  worker text, destination text, partitions smallint[], epochs bigint[], limits integer[]
+  worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], bytes_max bigint
 ) returns setof @extschema@.outbox_claimed language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan as $$
+set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 begin
   return query
   with pick as materialized (
-    select row_tid, l.epoch
+    select due.*, l.epoch, sum(due.body_bytes) over (order by due.seq) - due.body_bytes as bytes_before
     from unnest(partitions, epochs, limits) as l (partition, epoch, n)
     -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
     cross join lateral (
-      select o.ctid as row_tid from @extschema@.outbox o
+      select o.* from @extschema@.outbox_with_event o
       where o.destination = outbox_claim.destination and o.partition = l.partition
         and o.available_at <= now() and o.claim_token is distinct from l.epoch
       order by o.destination, o.partition, o.seq limit l.n
@@ -414,59 +429,65 @@ begin
     where exists (select from @extschema@.outbox_partitions p
                   where p.partition = l.partition and p.lease_owner = outbox_claim.worker and p.lease_epoch = l.epoch)
   ), claimed as (
-    update @extschema@.outbox o set claim_token = pick.epoch from pick where o.ctid = pick.row_tid
-    returning o.ctid as row_tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.claim_token
+    update @extschema@.outbox o set claim_token = pick.epoch
+    from pick where o.ctid = pick.row_tid and pick.bytes_before < bytes_max
+    returning o.ctid as row_tid, o.claim_token, pick.seq, pick.destination, pick.partition, pick.key, pick.attempts,
+      pick.id, pick.type, pick.aggregate_type, pick.aggregate_id, pick.operation, pick.payload, pick.previous_payload,
+      pick.metadata, pick.headers, pick.actor, pick.correlation_id, pick.created_at
   )
   select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.claim_token,
-         e.id::text, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload::text, e.previous_payload::text,
-         e.metadata::text, e.headers::text, e.actor, e.correlation_id,
-         to_char(e.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-         floor(extract(epoch from e.created_at))::bigint
-  from claimed c left join @extschema@.outbox_events e on e.seq = c.seq
-  order by c.seq;
+         c.id::text, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload::text, c.previous_payload::text,
+         c.metadata::text, c.headers::text, c.actor, c.correlation_id,
+         to_char(c.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+         floor(extract(epoch from c.created_at))::bigint
+  from claimed c order by c.seq;
 end
 $$;
-comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[]) is
-  'Worker protocol: claims due messages of leased partitions, up to a limit each, in order of seq, with their events.';
+comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[], bigint) is
+  'Worker protocol: claims due messages of leased partitions, up to a limit each, in order of seq, with their events; stops after bytes_max of bodies.';
 
 create function @extschema@.outbox_claim_unleased(
-  destination text, token bigint, claim_ttl_s integer, batch integer
+  destination text, token bigint, claim_ttl_s integer, batch integer, bytes_max bigint
 ) returns setof @extschema@.outbox_claimed language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan as $$
+set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 begin
   return query
-  with pick as materialized (
-    select o.ctid as row_tid from @extschema@.outbox o
+  with locked as materialized (
+    select o.ctid as tid from @extschema@.outbox o
     where o.destination = outbox_claim_unleased.destination and o.available_at <= now()
       and o.claim_token is distinct from outbox_claim_unleased.token
     limit batch for update skip locked
+  ), pick as materialized (
+    select o.*, sum(o.body_bytes) over (order by o.seq) - o.body_bytes as bytes_before
+    from locked join @extschema@.outbox_with_event o on o.row_tid = locked.tid
   ), claimed as (
     -- available_at moves ahead by the claim's time to live: when it passes, another worker may claim the row.
     update @extschema@.outbox o
     set claim_token = outbox_claim_unleased.token, available_at = now() + make_interval(secs => claim_ttl_s)
-    from pick where o.ctid = pick.row_tid
-    returning o.ctid as row_tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.claim_token
+    from pick where o.ctid = pick.row_tid and pick.bytes_before < bytes_max
+    returning o.ctid as row_tid, o.claim_token, pick.seq, pick.destination, pick.partition, pick.key, pick.attempts,
+      pick.id, pick.type, pick.aggregate_type, pick.aggregate_id, pick.operation, pick.payload, pick.previous_payload,
+      pick.metadata, pick.headers, pick.actor, pick.correlation_id, pick.created_at
   )
   select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.claim_token,
-         e.id::text, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload::text, e.previous_payload::text,
-         e.metadata::text, e.headers::text, e.actor, e.correlation_id,
-         to_char(e.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-         floor(extract(epoch from e.created_at))::bigint
-  from claimed c left join @extschema@.outbox_events e on e.seq = c.seq
-  order by c.seq;
+         c.id::text, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload::text, c.previous_payload::text,
+         c.metadata::text, c.headers::text, c.actor, c.correlation_id,
+         to_char(c.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+         floor(extract(epoch from c.created_at))::bigint
+  from claimed c order by c.seq;
 end
 $$;
-comment on function @extschema@.outbox_claim_unleased(text, bigint, integer, integer) is
-  'Worker protocol with leasing off: claims due messages of any partition for claim_ttl_s seconds. No order is promised.';
+comment on function @extschema@.outbox_claim_unleased(text, bigint, integer, integer, bigint) is
+  'Worker protocol with leasing off: claims due messages of any partition for claim_ttl_s seconds; stops after bytes_max of bodies. No order is promised.';
 
 create function @extschema@.outbox_settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
   actions "char"[], delays_ms bigint[], reasons text[]
 ) returns integer language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan as $$
+set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 declare
   leased constant boolean := tokens[1] > 0;
@@ -517,7 +538,7 @@ comment on function @extschema@.outbox_settle(text, tid[], bigint[], text[], sma
   'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, r retry after delays_ms, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
 
 create function @extschema@.outbox_locate(seqs bigint[], destinations text[], partitions smallint[])
-returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   select array_agg(coalesce((select o.ctid from @extschema@.outbox o
                              where o.destination = u.destination and o.partition = u.partition and o.seq = u.seq),
                             '(0,0)'::tid) order by u.i)
@@ -558,6 +579,7 @@ create function @extschema@.outbox_retry(seq bigint, destination text default nu
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   found_one boolean;
+  risen_count bigint;
 begin
   with risen as (
     delete from @extschema@.outbox_dead d
@@ -576,8 +598,9 @@ begin
       and not exists (select from risen)
     returning 1
   )
-  select exists (select from risen) or exists (select from sooner) into found_one from (select count(*) from again) x;
-  perform @extschema@.outbox_wake();
+  select exists (select from risen) or exists (select from sooner), x.n into found_one, risen_count
+  from (select count(*) as n from again) x;
+  perform @extschema@.outbox_wake(risen_count);
   return found_one;
 end
 $$;
@@ -588,6 +611,7 @@ create function @extschema@.outbox_discard(seq bigint, destination text default 
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   ended bigint;
+  waited bigint;
 begin
   if exists (select from @extschema@.outbox o
              where o.seq = outbox_discard.seq and o.destination = coalesce(outbox_discard.destination, 'default')
@@ -612,7 +636,8 @@ begin
     from (select * from waiting union all select * from dead) x
     returning 1
   )
-  select count(*) from written into ended;
+  select count(*), (select count(*) from waiting) from written into ended, waited;
+  perform @extschema@.outbox_wake(-waited);
   return ended > 0;
 end
 $$;
@@ -671,7 +696,7 @@ comment on view @extschema@.outbox_messages is
   'Every message with its event and one status: pending, in flight, retrying, scheduled, published, dead, discarded. For people and audits; give a seq or a limit.';
 
 create view @extschema@.outbox_status as
-select greatest(c.counters[1], 0) as pending,
+select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- NULL = not preloaded: nobody counts
        c.counters[2] as in_flight,
        (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) d) as dead,
        (select pg_catalog.clock_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_partitions p
@@ -761,7 +786,9 @@ from (select case when exists (select from worker where state = 'unconfigured')
                     or (not exists (select from worker) and pg_catalog.current_setting('outbox.url') = '')
                   then coalesce((select w.detail from worker w where w.state = 'unconfigured' limit 1),
                                 'outbox.url is empty: there is no broker to deliver to') end as problem,
-             'set outbox.url, for example amqp://localhost' as hint) d
+             case when exists (select from worker where state = 'unconfigured' and detail like '%password_file%')
+                  then 'make the file readable for the server''s user alone, with the password as its first line'
+                  else 'set outbox.url, for example amqp://localhost' end as hint) d
 cross join lateral (select d.problem, case when d.problem is not null then d.hint end as remedy) p
 union all
 select 'broker', p.problem is null, p.problem, p.remedy
@@ -790,7 +817,7 @@ select 'blocked', p.problem is null, p.problem, case when p.problem is not null 
 from (select (select 'the broker blocks publishers: ' || coalesce(w.detail, '') from worker w where w.state = 'blocked' limit 1) as problem) p
 union all
 select 'dead letters', d.n = 0,
-       case when d.n > 0 then pg_catalog.format('%s dead letters, the last: %s', case when d.n = 10000 then '10000 or more' else d.n::text end, d.reason) end,
+       case when d.n > 0 then pg_catalog.format('%s dead letter(s), one of them: %s', case when d.n = 10000 then '10000 or more' else d.n::text end, d.reason) end,
        case when d.n > 0 then 'select * from outbox_dead; then outbox_retry(seq) or outbox_discard(seq)' end
 from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) x) as n,
              (select x.reason from @extschema@.outbox_dead x limit 1) as reason) d
@@ -852,7 +879,7 @@ grant execute on function
   to outbox_monitor;
 
 grant execute on function
-  @extschema@.outbox_retry(bigint, text), @extschema@.outbox_discard(bigint, text, text), @extschema@.outbox_wake()
+  @extschema@.outbox_retry(bigint, text), @extschema@.outbox_discard(bigint, text, text)
   to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads
 

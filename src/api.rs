@@ -64,6 +64,12 @@ fn enqueue(
     partition_key: Option<&str>,
 ) -> i64 {
     let enqueued = check_enqueue(seqs, key, destination).and_then(|()| {
+        if available_at.is_some_and(|at| at.is_infinity()) {
+            return Err(invalid(
+                "available_at is infinity: the message would never be due",
+                "Leave it out, or give a time.",
+            ));
+        }
         let partition = partition_key.map(partition_of_label).transpose()?;
         store::enqueue(
             fcinfo,
@@ -145,7 +151,9 @@ fn outbox_check_event(
     correlation_id: Option<&str>,
     headers: Option<&str>,
     body_bytes: i64,
+    fcinfo: pg_sys::FunctionCallInfo,
 ) {
+    store::hold_extension(fcinfo); // outbox_publish calls this first
     let event = Event {
         kind: kind.into(),
         aggregate_type: aggregate_type.map(Into::into),
@@ -175,7 +183,7 @@ fn check_event(event: &Event, body_bytes: i64) -> Result<(), UserError> {
     }
     let key = store::aggregate_key(event.aggregate_type.as_deref(), event.aggregate_id.as_deref());
     if let Some(key) = &key {
-        envelope::check_short("the key, aggregate_type:aggregate_id,", key)?;
+        envelope::check_short("key (aggregate_type:aggregate_id)", key)?;
     }
     if let Some(headers) = &event.headers {
         envelope::check_headers(headers)?;
@@ -194,15 +202,15 @@ fn check_event(event: &Event, body_bytes: i64) -> Result<(), UserError> {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_wake() {
-    wake::enqueued(0);
+fn outbox_wake(more_waiting: i64) {
+    wake::enqueued(more_waiting);
 }
 
 #[pg_extern(sql = false)]
 fn outbox_installed() {
     wake::installed();
     if !shmem::is_preloaded() {
-        error::notice(
+        error::warning(
             "outbox is not preloaded: messages can be enqueued, but nothing delivers them yet",
             "Add outbox to shared_preload_libraries and restart the server.",
         );

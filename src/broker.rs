@@ -19,6 +19,9 @@ pub struct Status {
     pub detail: Option<String>,
 }
 
+/// What the broker said, by the handle of the message.
+pub type Outcomes = Vec<(u64, Outcome)>;
+
 pub struct Broker {
     settings: BrokerSettings,
     worker: String,
@@ -43,16 +46,16 @@ impl Broker {
         }
     }
 
-    /// Takes over new settings: if any differs, the connection is given up and made anew. What was outstanding is lost
-    /// to us; the caller releases it (true).
-    pub fn reconfigure(&mut self, settings: BrokerSettings) -> bool {
-        if settings == self.settings {
-            return false;
+    /// Takes over new settings: if any differs, the connection is given up and made anew. Returns the last outcomes of
+    /// the old one, or None if it goes on.
+    pub fn reconfigure(&mut self, settings: BrokerSettings) -> Option<Outcomes> {
+        // Refused for its password: the file may say another one now.
+        if settings == self.settings && self.status.reason != Some("auth_refused") {
+            return None;
         }
         self.settings = settings;
-        self.stop(Duration::from_millis(500));
         self.next_start = Instant::now();
-        true
+        Some(self.stop(Duration::from_millis(500)))
     }
 
     /// Starts the publisher if there is none and there can be one.
@@ -116,7 +119,7 @@ impl Broker {
 
     /// Takes what the publisher has to say: outcomes are returned, states remembered. `died` is true when the thread is
     /// gone and whatever it held with it.
-    pub fn take(&mut self, now: Instant) -> (Vec<(u64, Outcome)>, bool) {
+    pub fn take(&mut self, now: Instant) -> (Outcomes, bool) {
         let Some(publisher) = &mut self.publisher else {
             return (Vec::new(), false);
         };
@@ -142,11 +145,21 @@ impl Broker {
         (outcomes, is_dead)
     }
 
-    /// Gives the connection up within `limit`.
-    pub fn stop(&mut self, limit: Duration) {
-        if let Some(mut publisher) = self.publisher.take() {
-            publisher.stop(limit);
-        }
+    /// Gives the connection up within `limit`; returns the last outcomes. Messages without one may have arrived or not.
+    pub fn stop(&mut self, limit: Duration) -> Outcomes {
+        let Some(mut publisher) = self.publisher.take() else {
+            return Vec::new();
+        };
+        publisher.stop(limit);
+        let last = publisher.drain().into_iter();
+        last.flat_map(|event| {
+            if let Event::Outcomes(outcomes) = event {
+                outcomes
+            } else {
+                Vec::new()
+            }
+        })
+        .collect()
     }
 }
 

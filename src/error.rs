@@ -46,8 +46,9 @@ pub fn invalid(message: impl Into<String>, hint: impl Into<String>) -> UserError
     UserError::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, message, hint)
 }
 
-pub fn notice(message: &'static str, hint: &str) {
-    ErrorReport::new(PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, message, function_name!())
+/// A WARNING: core keeps anything less from the client while the script of an extension runs.
+pub fn warning(message: &'static str, hint: &str) {
+    ErrorReport::new(PgSqlErrorCode::ERRCODE_WARNING, message, function_name!())
         .set_hint(hint)
-        .report(PgLogLevel::NOTICE);
+        .report(PgLogLevel::WARNING);
 }

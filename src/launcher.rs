@@ -161,7 +161,7 @@ impl Launcher {
         let Ok(Role::Usable(role)) = role else {
             place.set_obstacle(Obstacle::Role);
             served.stop_beyond(0);
-            return Duration::from_secs(5);
+            return Duration::from_secs(1); // CREATE EXTENSION makes the role; its news may come before we can see it
         };
         shmem::set_worker_role(role);
         let mut next = RESCAN;

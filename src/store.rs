@@ -28,8 +28,12 @@ pub struct Enqueue<'a> {
 
 /// Statements of one schema, planned once per backend.
 struct Statements {
+    /// Held by every transaction that enqueues, before it touches a table: so DROP EXTENSION waits for it, and the two
+    /// never for each other in a circle.
+    extension: u32,
     schema: String,
     insert: OnceCell<OwnedPreparedStatement>,
+    insert_new: OnceCell<OwnedPreparedStatement>,
     aggregates: OnceCell<OwnedPreparedStatement>,
 }
 
@@ -44,13 +48,20 @@ fn statements(fcinfo: pg_sys::FunctionCallInfo) -> Rc<Statements> {
         let make = || {
             let schema = quote_identifier(catalog::schema_of_function(function));
             Rc::new(Statements {
+                extension: catalog::extension(c"outbox"),
                 schema,
                 insert: OnceCell::new(),
+                insert_new: OnceCell::new(),
                 aggregates: OnceCell::new(),
             })
         };
         Rc::clone(known.entry(function).or_insert_with(make))
     })
+}
+
+/// Keeps the extension from being dropped before this transaction ends.
+pub fn hold_extension(fcinfo: pg_sys::FunctionCallInfo) {
+    catalog::hold_extension_with(statements(fcinfo).extension);
 }
 
 /// The key of an event that was enqueued without one.
@@ -66,6 +77,7 @@ pub fn aggregate_key(aggregate_type: Option<&str>, aggregate_id: Option<&str>) -
 /// search_path, so every operator and function in it is qualified.
 pub fn enqueue(fcinfo: pg_sys::FunctionCallInfo, request: &Enqueue) -> Result<i64, UserError> {
     let statements = statements(fcinfo);
+    catalog::hold_extension_with(statements.extension);
     Spi::connect_mut(|client| {
         let keys = match request.key {
             Some(key) => vec![Some(key.to_string()); request.seqs.len()],
@@ -76,22 +88,33 @@ pub fn enqueue(fcinfo: pg_sys::FunctionCallInfo, request: &Enqueue) -> Result<i6
             .iter()
             .map(|key| key.as_deref().map(|key| i64::from(crc32(key))))
             .collect();
-        let insert = match statements.insert.get() {
+        let cached = if request.new {
+            &statements.insert_new
+        } else {
+            &statements.insert
+        };
+        let insert = match cached.get() {
             Some(insert) => insert,
             None => {
+                // A seq waits once a destination, whatever partition its key gave it then. What was stored just now
+                // cannot wait yet.
+                let probe = format!(
+                    "and (select true from {s}.outbox o
+                          where o.destination operator(pg_catalog.=) $1
+                            and o.partition operator(pg_catalog.=) any (s.partitions)
+                            and o.seq operator(pg_catalog.=) u.seq limit 1) is null",
+                    s = statements.schema
+                );
                 let sql = format!(
                     "insert into {s}.outbox (destination, partition, seq, key, available_at)
                      select $1, coalesce($6, (coalesce(u.crc, u.seq) operator(pg_catalog.%) s.partition_count)::pg_catalog.int2),
                             u.seq, u.key, coalesce($5, '-infinity'::pg_catalog.timestamptz)
                      from {s}.outbox_settings s,
                           rows from (pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4)) as u (seq, key, crc)
-                     where ($6 is null or $6 operator(pg_catalog.<) s.partition_count)
-                       and ($7 or (select true from {s}.outbox o
-                                   where o.destination operator(pg_catalog.=) $1
-                                     and o.partition operator(pg_catalog.=) any (s.partitions)
-                                     and o.seq operator(pg_catalog.=) u.seq limit 1) is null)
+                     where ($6 is null or $6 operator(pg_catalog.<) s.partition_count) {probe}
                      on conflict do nothing",
-                    s = statements.schema
+                    s = statements.schema,
+                    probe = if request.new { "" } else { &probe }
                 );
                 let types = [
                     PgBuiltInOids::TEXTOID,
@@ -100,13 +123,12 @@ pub fn enqueue(fcinfo: pg_sys::FunctionCallInfo, request: &Enqueue) -> Result<i6
                     PgBuiltInOids::INT8ARRAYOID,
                     PgBuiltInOids::TIMESTAMPTZOID,
                     PgBuiltInOids::INT2OID,
-                    PgBuiltInOids::BOOLOID,
                 ];
                 let prepared = client
                     .prepare_mut(sql.as_str(), &types.map(PgOid::from))
                     .map_err(internal)?
                     .keep();
-                statements.insert.get_or_init(|| prepared)
+                cached.get_or_init(|| prepared)
             }
         };
         let partition = request.partition.map(|partition| partition.as_i16());
@@ -117,12 +139,15 @@ pub fn enqueue(fcinfo: pg_sys::FunctionCallInfo, request: &Enqueue) -> Result<i6
             crcs.into(),
             request.available_at.into(),
             partition.into(),
-            request.new.into(),
         ];
-        // The probe for the seq must use the index even while the table is empty: the plan outlives that.
-        let inserted = guc::without_sequential_scans(|| client.update(insert, None, &args))
-            .map_err(internal)?
-            .len();
+        let mut run = || client.update(insert, None, &args);
+        // The probe must use the index even while the table is empty: the plan outlives that.
+        let inserted = if request.new {
+            run()
+        } else {
+            guc::without_sequential_scans(run)
+        };
+        let inserted = inserted.map_err(internal)?.len();
         if inserted == 0 && partition.is_some() {
             check_partition(client, &statements, partition)?;
         }
@@ -240,6 +265,9 @@ pub struct Settlement {
     pub pointer: Pointer,
     pub disposition: Disposition,
 }
+
+/// Bodies that one claim may bring, in bytes: bounds the memory of a worker. One message is always taken.
+const CLAIM_BYTES_MAX: i64 = 32 << 20;
 
 /// How partitions are shared in this database.
 #[derive(Clone, Copy, PartialEq)]
@@ -387,6 +415,7 @@ impl Store {
             partitions.into(),
             epochs.into(),
             limits.into(),
+            CLAIM_BYTES_MAX.into(),
         ];
         let types = [
             PgBuiltInOids::TEXTOID,
@@ -394,8 +423,9 @@ impl Store {
             PgBuiltInOids::INT2ARRAYOID,
             PgBuiltInOids::INT8ARRAYOID,
             PgBuiltInOids::INT4ARRAYOID,
+            PgBuiltInOids::INT8OID,
         ];
-        let rows = self.claimed("outbox_claim($1, $2, $3, $4, $5)", &types, &args)?;
+        let rows = self.claimed("outbox_claim($1, $2, $3, $4, $5, $6)", &types, &args)?;
         Ok((rows, position))
     }
 
@@ -408,14 +438,21 @@ impl Store {
         limit: u32,
     ) -> SpiResult<(Vec<Claimed>, u64)> {
         let position = txn::wal_position();
-        let args = [destination.into(), token.into(), ttl_s.into(), (limit as i32).into()];
+        let args = [
+            destination.into(),
+            token.into(),
+            ttl_s.into(),
+            (limit as i32).into(),
+            CLAIM_BYTES_MAX.into(),
+        ];
         let types = [
             PgBuiltInOids::TEXTOID,
             PgBuiltInOids::INT8OID,
             PgBuiltInOids::INT4OID,
             PgBuiltInOids::INT4OID,
+            PgBuiltInOids::INT8OID,
         ];
-        let rows = self.claimed("outbox_claim_unleased($1, $2, $3, $4)", &types, &args)?;
+        let rows = self.claimed("outbox_claim_unleased($1, $2, $3, $4, $5)", &types, &args)?;
         Ok((rows, position))
     }
 

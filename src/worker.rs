@@ -3,14 +3,14 @@
 //! `broker`. Policy is in crates/core; here is the order of things and what happens when one fails.
 
 use crate::api::DEFAULT_DESTINATION;
-use crate::broker::{Broker, Status};
+use crate::broker::{Broker, Outcomes, Status};
 use crate::config::Settings;
 use crate::pg::bgworker;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, latch, signals};
 use crate::store::{Claimed, Settlement, Sharing, Store, now_us};
 use crate::{launcher, shmem};
-use outbox_core::budget::{self, ClaimBudget};
+use outbox_core::budget;
 use outbox_core::lease;
 use outbox_core::message::{Outcome, Pointer, Publication};
 use outbox_core::partition::Partition;
@@ -20,6 +20,7 @@ use outbox_core::tick::{self, TickState};
 use pgrx::spi::SpiResult;
 use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Messages claimed and not settled, at most: one batch on the wire while the next is claimed.
@@ -51,13 +52,17 @@ pub fn main(argument: u64) -> ! {
     // A settle that a crash undoes would be sent again: wait for the disk. Claims and heartbeats need not.
     txn::set_for_session(c"synchronous_commit", c"on");
     txn::set_for_session(c"lock_timeout", c"10s");
+    txn::set_for_session(c"jit", c"off");
     let mut worker = Worker::start(number);
+    signals::end_in_order();
     loop {
         let wait_ms = worker.pass();
-        latch::wait(worker.broker.event_fd(), i64::from(wait_ms));
-        if signals::take_die_request() {
+        if !signals::asked_to_end() {
+            latch::wait(worker.broker.event_fd(), i64::from(wait_ms));
+        }
+        if signals::asked_to_end() {
             worker.finish();
-            signals::die_now();
+            signals::exit(1);
         }
         signals::check_for_interrupts();
         if signals::reload_if_asked() {
@@ -81,9 +86,10 @@ struct Worker {
     /// With leasing off: the token of this process' claims, negative.
     row_token: i64,
     in_flight: HashMap<u64, InFlight>,
+    /// Claimed and made ready, but the publisher's queue was full.
+    ready: Vec<Publication>,
     unsettled: Vec<Settlement>,
     next_handle: u64,
-    budget: ClaimBudget,
     /// Partitions that filled their share of the last claim.
     hungry: HashSet<Partition>,
     claims: u64,
@@ -137,9 +143,9 @@ impl Worker {
             held: Vec::new(),
             leaving: HashSet::new(),
             in_flight: HashMap::new(),
+            ready: Vec::new(),
             unsettled: Vec::new(),
             next_handle: 1,
-            budget: ClaimBudget::new(),
             hungry: HashSet::new(),
             claims: 0,
             last_claim_was_full: false,
@@ -170,6 +176,7 @@ impl Worker {
         }
         match result {
             Ok(wait_ms) => wait_ms,
+            Err(_) if signals::asked_to_end() => 0, // the statement was cancelled for that
             Err(failure) => {
                 pgrx::warning!("outbox {}: {}; tries again", self.id, failure.message);
                 PAUSE_AFTER_FAILURE_MS
@@ -181,11 +188,15 @@ impl Worker {
 
     fn take_outcomes(&mut self, now: Instant) {
         let (outcomes, died) = self.broker.take(now);
-        for (handle, outcome) in outcomes {
-            self.conclude(handle, &outcome);
-        }
+        self.conclude_all(outcomes);
         if died {
             self.release_all("the publisher ended");
+        }
+    }
+
+    fn conclude_all(&mut self, outcomes: Outcomes) {
+        for (handle, outcome) in outcomes {
+            self.conclude(handle, &outcome);
         }
     }
 
@@ -205,6 +216,7 @@ impl Worker {
 
     /// Whatever is with the publisher counts as lost: it may or may not have arrived.
     fn release_all(&mut self, reason: &str) {
+        self.ready.clear();
         for (_, message) in self.in_flight.drain() {
             let disposition = Disposition::Release { reason: reason.into() };
             self.unsettled.push(Settlement {
@@ -271,18 +283,14 @@ impl Worker {
         in_transaction(c"outbox: report", Durability::Relaxed, || {
             store.report(status.state, status.reason, status.detail.as_deref())
         })?;
-        let detail = status.detail.as_deref().unwrap_or_default();
+        let words = [Some(status.state), status.reason, status.detail.as_deref()];
+        let words: Vec<&str> = words.into_iter().flatten().collect();
         if self
             .reported
             .as_ref()
             .is_none_or(|r| (r.state, r.reason) != (status.state, status.reason))
         {
-            pgrx::log!(
-                "outbox {}: broker {} {} {detail}",
-                self.id,
-                status.state,
-                status.reason.unwrap_or_default()
-            );
+            pgrx::log!("outbox {}: broker {}", self.id, words.join(" "));
         }
         self.reported = Some(status);
         Ok(())
@@ -302,7 +310,7 @@ impl Worker {
             .map(|m| m.pointer.partition)
             .chain(self.unsettled.iter().map(|s| s.pointer.partition))
             .collect();
-        let (id, sharing) = (&self.id, self.sharing);
+        let (id, sharing, before) = (&self.id, self.sharing, &self.held);
         let (held, leaving) = in_transaction(c"outbox: leases", Durability::Relaxed, || {
             let workers = store.heartbeat(bgworker::my_pid(), settings.heartbeat_ttl_s)?;
             if sharing == Sharing::RowClaims {
@@ -310,15 +318,25 @@ impl Worker {
             }
             let plan = lease::plan(id, &workers, &store.leases()?);
             // A partition that another worker should have is given back once nothing of it is in flight here.
+            // A lease in our name that this process does not hold was an earlier process' of the same name: it is taken
+            // anew, so that what that one had claimed counts as unclaimed.
+            let (ours, inherited): (Vec<_>, Vec<_>) =
+                plan.renew.iter().copied().partition(|lease| before.contains(lease));
+            let acquire: Vec<Partition> = plan
+                .acquire
+                .iter()
+                .copied()
+                .chain(inherited.into_iter().map(|(partition, _)| partition))
+                .collect();
             let (busy, free): (Vec<_>, Vec<_>) = plan.release.iter().copied().partition(|(p, _)| in_use.contains(p));
             store.release(&free)?;
-            let wanted: Vec<(Partition, i64)> = plan.renew.iter().chain(&busy).copied().collect();
+            let wanted: Vec<(Partition, i64)> = ours.iter().chain(&busy).copied().collect();
             let renewed = store.renew(&wanted, settings.lease_ttl_s)?;
             let mut held: Vec<(Partition, i64)> = wanted
                 .into_iter()
                 .filter(|(partition, _)| renewed.contains(partition))
                 .collect();
-            held.extend(store.take(&plan.acquire, settings.lease_ttl_s)?);
+            held.extend(store.take(&acquire, settings.lease_ttl_s)?);
             held.sort_unstable();
             Ok((held, busy.into_iter().map(|(partition, _)| partition).collect()))
         })?;
@@ -351,33 +369,25 @@ impl Worker {
             },
             outstanding: worker.in_flight.len(),
             window: WINDOW,
-            queue_has_room: true, // the window bounds what is handed over; a refused batch is released
+            queue_has_room: worker.ready.is_empty(),
             last_claim_was_full: worker.last_claim_was_full,
             woken: false,
             idle_backoff_ms: worker.settings.idle_backoff_ms,
         };
+        self.hand_over();
         let Some(room) = tick::next(&state(self)).claim else {
             return Ok(tick::next(&state(self)).wait_ms);
         };
-        let limit = self.budget.next_limit(self.settings.batch_size, room);
+        let limit = self.settings.batch_size.min(room);
         let (claimed, wal_position) = self.claim_rows(limit)?;
         self.last_claim_was_full = claimed.len() as u32 >= limit || !self.hungry.is_empty();
         self.idle = claimed.is_empty();
         if !claimed.is_empty() {
-            let batch = self.make_ready(claimed);
+            self.make_ready(claimed);
             // What a crash could still undo must not be sent: a commit with synchronous_commit off is visible before
             // it is on disk.
             txn::flush_wal(wal_position);
-            if let Err(refused) = self.broker.publish(batch) {
-                for publication in refused {
-                    self.conclude(
-                        publication.handle,
-                        &Outcome::Lost {
-                            reason: "not connected".into(),
-                        },
-                    );
-                }
-            }
+            self.hand_over();
         }
         Ok(if self.unsettled.is_empty() {
             tick::next(&state(self)).wait_ms
@@ -423,16 +433,14 @@ impl Worker {
     }
 
     /// Turns claimed messages into publications. One that cannot become one is settled as dead, alone.
-    fn make_ready(&mut self, claimed: Vec<Claimed>) -> Vec<Publication> {
-        let mut batch = Vec::with_capacity(claimed.len());
-        let (rows, mut bytes) = (claimed.len() as u32, 0);
+    fn make_ready(&mut self, claimed: Vec<Claimed>) {
+        let route = Route {
+            exchange: &self.settings.broker.exchange,
+            template: &self.settings.routing_key,
+        };
         for message in claimed {
             let handle = self.next_handle;
             self.next_handle += 1;
-            let route = Route {
-                exchange: &self.settings.broker.exchange,
-                template: &self.settings.routing_key,
-            };
             let publication = match &message.event {
                 None => Err(format!("the event store has no event with seq {}", message.pointer.seq)),
                 Some(event) => outbox_core::envelope::publication(handle, &message.pointer, event, &route)
@@ -440,8 +448,7 @@ impl Worker {
             };
             match publication {
                 Ok(publication) => {
-                    bytes += publication.body.len() as u64;
-                    batch.push(publication);
+                    self.ready.push(publication);
                     self.in_flight.insert(
                         handle,
                         InFlight {
@@ -460,15 +467,22 @@ impl Worker {
                 }
             }
         }
-        self.budget.observe(rows, bytes);
-        batch
+    }
+
+    /// Gives what is ready to the publisher; keeps it, in order, while its queue is full. Without a connection the
+    /// publisher answers each message as lost.
+    fn hand_over(&mut self) {
+        if let Err(refused) = self.broker.publish(std::mem::take(&mut self.ready)) {
+            self.ready = refused;
+        }
     }
 
     // ---- everything else --------------------------------------------------------------------------------------------
 
     fn take_settings(&mut self) {
         self.settings = Settings::snapshot();
-        if self.broker.reconfigure(self.settings.broker.clone()) {
+        if let Some(last) = self.broker.reconfigure(self.settings.broker.clone()) {
+            self.conclude_all(last);
             self.release_all("the settings of the broker changed");
         }
         self.leases_due = Instant::now();
@@ -554,7 +568,8 @@ impl Worker {
             latch::wait(self.broker.event_fd(), left.as_millis() as i64);
             self.take_outcomes(Instant::now());
         }
-        self.broker.stop(LAST_WORDS_TO_BROKER);
+        let last = self.broker.stop(LAST_WORDS_TO_BROKER);
+        self.conclude_all(last);
         self.release_all("the worker ended");
         let ended = self.settle(LAST_TRANSACTION_MS).and_then(|()| {
             held_transaction(c"outbox: leave", LAST_TRANSACTION_MS, Durability::Relaxed, || {
@@ -582,6 +597,16 @@ fn count_settled(batch: &[Settlement]) {
     database.settled(published, failed, gone, now_us());
 }
 
+/// Whether this is the extension that the worker started with.
+fn is_the_same(extension: u32) -> bool {
+    static KNOWN: AtomicU32 = AtomicU32::new(0);
+    let known = KNOWN.load(Relaxed);
+    if known == 0 {
+        KNOWN.store(extension, Relaxed);
+    }
+    known == 0 || known == extension
+}
+
 /// A transaction that holds the extension; the worker ends if there is none any more.
 fn held_transaction<T>(
     what: &CStr,
@@ -591,10 +616,11 @@ fn held_transaction<T>(
 ) -> Result<T, Failure> {
     let result = txn::run(what, timeout_ms, durability, || {
         match catalog::hold_extension(c"outbox") {
-            true => body()
+            Some(extension) if is_the_same(extension) => body()
                 .map(Some)
                 .map_err(|error| format!("a statement of its own failed: {error}")),
-            false => Ok(None),
+            Some(_) => signals::exit(0), // dropped and made anew meanwhile: the launcher starts a worker that knows it
+            None => Ok(None),
         }
     })?;
     result.map_or_else(

@@ -1,1 +1,828 @@
-//! delivery
+//! Does what is committed reach a consumer, and nothing else? On a real Postgres and a real RabbitMQ without a fault;
+//! faults.rs has those.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use common::load::{Load, Plan};
+use common::oracle::{Arrived, Fate, Sent, Verdict, judge};
+use common::{
+    DB, LONG, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, unconnected_cluster, wait_connected,
+    wait_drained, wait_published, wait_true,
+};
+use postgres::Client;
+use postgres::error::SqlState;
+use serde_json::{Value, json};
+use support::{Broker, Cluster, Consumer, Delivery, Mode, Proxy, fresh_names};
+
+/// A cluster that delivers to the shared broker, and the queue that gets all of it.
+struct Stage {
+    cluster: Cluster,
+    broker: &'static Broker,
+    exchange: String,
+    queue: String,
+}
+
+impl Stage {
+    fn new(conf: &[&str]) -> Self {
+        let broker = Broker::shared();
+        let (exchange, queue) = exchange_and_queue(broker);
+        let cluster = outbox_cluster_with(broker, &exchange, conf);
+        Self {
+            cluster,
+            broker,
+            exchange,
+            queue,
+        }
+    }
+
+    fn client(&self) -> Client {
+        self.cluster.connect(DB)
+    }
+
+    /// All that was delivered, once nothing waits any more.
+    fn delivered(&self) -> Vec<Delivery> {
+        wait_drained(&self.cluster);
+        all_of(self.broker, &self.queue)
+    }
+
+    /// (status, reference_status, attempts) of outbox_messages.
+    fn status(&self, seq: i64) -> (String, String, i32) {
+        let row = self
+            .client()
+            .query_one(
+                "select status, reference_status, attempts from outbox_messages where seq = $1",
+                &[&seq],
+            )
+            .unwrap_or_else(|error| panic!("message {seq}: {error:?}"));
+        (row.get(0), row.get(1), row.get(2))
+    }
+
+    fn wait_for_status(&self, seq: i64, status: &str) {
+        let sql = format!("select exists (select from outbox_messages where seq = {seq} and status = '{status}')");
+        wait_true(&self.cluster, &format!("message {seq} to be {status}"), &sql);
+    }
+}
+
+/// Publishes an event of the aggregate "item" with `label` as its payload.
+fn publish(client: &mut Client, item: &str, label: &str) -> i64 {
+    let row = client
+        .query_one(
+            "select outbox_publish('Changed', $1, 'item', $2, 'changed')",
+            &[&json!({"label": label}), &item],
+        )
+        .expect("publish");
+    row.get(0)
+}
+
+fn labels(deliveries: &[Delivery]) -> Vec<String> {
+    deliveries.iter().map(|delivery| Arrived::new(delivery).label).collect()
+}
+
+fn arrived(deliveries: &[Delivery]) -> Vec<Arrived> {
+    deliveries.iter().map(Arrived::new).collect()
+}
+
+fn run(client: &mut Client, sql: &str) {
+    client
+        .batch_execute(sql)
+        .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+}
+
+fn status(status: &str, reference: &str, attempts: i32) -> (String, String, i32) {
+    (status.into(), reference.into(), attempts)
+}
+
+// ---- commit and rollback --------------------------------------------------------------------------------------------
+
+#[test]
+fn a_commit_delivers_and_a_rollback_does_not() {
+    let stage = Stage::new(&[]);
+    let mut client = stage.client();
+    run(&mut client, "begin");
+    publish(&mut client, "a", "rolled back");
+    run(&mut client, "rollback");
+    run(&mut client, "begin");
+    publish(&mut client, "a", "first");
+    run(&mut client, "savepoint s");
+    publish(&mut client, "a", "in a savepoint that is rolled back");
+    run(&mut client, "rollback to s; savepoint s");
+    publish(&mut client, "a", "in a savepoint that is released");
+    run(&mut client, "release s");
+    publish(&mut client, "a", "last");
+    run(&mut client, "commit");
+    assert_eq!(
+        labels(&stage.delivered()),
+        ["first", "in a savepoint that is released", "last"]
+    );
+    wait_published(&stage.cluster, 3);
+}
+
+#[test]
+fn a_prepared_transaction_delivers_at_its_commit_and_not_before() {
+    let stage = Stage::new(&["max_prepared_transactions = 10"]);
+    let consumer = Consumer::new(stage.broker, &stage.queue);
+    let next = || Arrived::new(&consumer.recv(LONG).expect("a message")).label;
+    let mut client = stage.client();
+    for name in [
+        "committed",
+        "committed elsewhere",
+        "rolled back",
+        "rolled back elsewhere",
+    ] {
+        run(&mut client, "begin");
+        publish(&mut client, name, name);
+        run(&mut client, &format!("prepare transaction '{name}'"));
+    }
+    publish(&mut client, "fence", "not prepared");
+    assert_eq!(next(), "not prepared");
+    run(&mut client, "commit prepared 'committed'");
+    assert_eq!(next(), "committed");
+    run(&mut client, "rollback prepared 'rolled back'");
+    run(&mut stage.client(), "commit prepared 'committed elsewhere'");
+    assert_eq!(next(), "committed elsewhere");
+    run(&mut stage.client(), "rollback prepared 'rolled back elsewhere'");
+    publish(&mut client, "fence", "the end");
+    assert_eq!(next(), "the end");
+    wait_published(&stage.cluster, 4);
+    wait_drained(&stage.cluster);
+    drop(consumer);
+    assert!(all_of(stage.broker, &stage.queue).is_empty());
+}
+
+#[test]
+fn a_scheduled_message_waits_for_its_time() {
+    let stage = Stage::new(&[]);
+    let consumer = Consumer::new(stage.broker, &stage.queue);
+    let mut client = stage.client();
+    let scheduled: i64 = client
+        .query_one(
+            r#"select outbox_publish('Due', '{"label": "scheduled"}', 'item', 'a', available_at => now() + '2 s')"#,
+            &[],
+        )
+        .expect("publish")
+        .get(0);
+    assert_eq!(stage.status(scheduled), status("scheduled", "PENDING", 0));
+    publish(&mut client, "a", "at once");
+    assert_eq!(labels(&consumer.recv_n(2, LONG)), ["at once", "scheduled"]);
+    wait_published(&stage.cluster, 2);
+    assert_eq!(stage.status(scheduled), status("published", "PUBLISHED", 1));
+    let in_time = "select published_at >= created_at + '2 s' from outbox_messages where type = 'Due'";
+    assert!(
+        stage.cluster.query_one::<bool>(DB, in_time),
+        "published before it was due"
+    );
+}
+
+// ---- what a consumer sees -------------------------------------------------------------------------------------------
+
+/// Not all of it can be read by every JSON parser: numbers beyond a double, and more levels than most follow.
+fn awkward_payload() -> String {
+    let deep = format!("{}{}", "[".repeat(2000), "]".repeat(2000));
+    format!(
+        r#"{{"big": 1e400, "small": 1e-400, "exact": 12345678901234567890.123456789000, "negative": -0, "empty": "",
+            "text": "Ünï \" \\ \/ \b\f\n\r\t \u0001 \u2028 \ud83d\ude00 \u00e9", "": null, "deep": {deep},
+            "list": [1, 2.50, true, false, null, {{}}, []], "b": 1, "b": 2}}"#
+    )
+}
+
+#[test]
+fn a_consumer_reads_the_event_byte_for_byte_and_all_its_properties() {
+    let stage = Stage::new(&[]);
+    let consumer = Consumer::new(stage.broker, &stage.queue);
+    let mut client = stage.client();
+    let headers = r#"{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "whole": -7, "broken": 0.5,
+        "beyond": 123456789012345678901234567890, "yes": true, "no": false, "none": null, "list": [1, "a"],
+        "object": {"a": {"b": null}}, "ünï": "ü\n", "seq": "not the user's to set"}"#;
+    let metadata = r#"{"ip": "::1"}"#;
+    let previous = r#"{"total": 1.10}"#;
+    let seq: i64 = client
+        .query_one(
+            "select outbox_publish('OrderPlaced', $1::text::jsonb, 'Order', 'A-42', 'PLACED', $2::text::jsonb,
+               $3::text::jsonb, $4::text::jsonb, 'Änne', 'corr \"1\"')",
+            &[&awkward_payload(), &previous, &metadata, &headers],
+        )
+        .expect("publish")
+        .get(0);
+    let message = consumer.recv(LONG).expect("the message");
+    wait_published(&stage.cluster, 1);
+
+    let stored = client
+        .query_one(
+            r#"select e.id::text, e.payload::text, e.previous_payload::text, e.metadata::text, e.headers::text,
+                 to_char(e.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as created_at,
+                 floor(extract(epoch from e.created_at))::bigint as created_at_s, m.partition_key, p.lease_epoch,
+                 outbox_partition_of('Order:A-42') as partition_of_key
+               from outbox_events e join outbox_messages m using (seq)
+               join outbox_partition_status p using (partition_key) where e.seq = $1"#,
+            &[&seq],
+        )
+        .expect("the stored event");
+    let text = |column: &str| stored.get::<_, String>(column);
+    let body = format!(
+        r#"{{"id":"{id}","seq":{seq},"type":"OrderPlaced","aggregate_type":"Order","aggregate_id":"A-42","operation":"PLACED","payload":{payload},"previous_payload":{previous},"metadata":{metadata},"actor":"Änne","correlation_id":"corr \"1\"","created_at":"{created_at}","key":"Order:A-42","headers":{headers}}}"#,
+        id = text("id"),
+        payload = text("payload"),
+        previous = text("previous_payload"),
+        metadata = text("metadata"),
+        created_at = text("created_at"),
+        headers = text("headers"),
+    );
+    assert_eq!(String::from_utf8(message.body).expect("UTF-8"), body);
+
+    assert_eq!(message.exchange, stage.exchange);
+    assert_eq!(message.routing_key, "order.placed");
+    assert_eq!(message.message_id, Some(text("id")));
+    assert_eq!(message.kind.as_deref(), Some("OrderPlaced"));
+    assert_eq!(message.content_type.as_deref(), Some("application/json"));
+    assert_eq!(message.delivery_mode, Some(2));
+    assert_eq!(
+        message.timestamp,
+        Some(stored.get::<_, i64>("created_at_s").cast_unsigned())
+    );
+    assert_eq!(message.app_id.as_deref(), Some("outbox"));
+    assert_eq!(message.correlation_id.as_deref(), Some("corr \"1\""));
+    assert_eq!(text("partition_key"), text("partition_of_key"));
+    let expected = json!({
+        "id": text("id"), "aggregate_type": "Order", "aggregate_id": "A-42", "seq": seq,
+        "partition_key": text("partition_key"), "lease_epoch": stored.get::<_, i64>("lease_epoch"), "attempt": 1,
+        "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "whole": -7, "broken": 0.5,
+        "beyond": "123456789012345678901234567890", "yes": true, "no": false, "list": "[1, \"a\"]",
+        "object": "{\"a\": {\"b\": null}}", "ünï": "ü\n",
+    });
+    assert_eq!(Value::Object(message.headers.into_iter().collect()), expected);
+}
+
+#[test]
+fn what_an_event_lacks_its_message_lacks_too() {
+    let stage = Stage::new(&[]);
+    let consumer = Consumer::new(stage.broker, &stage.queue);
+    let mut client = stage.client();
+    let id = "0190d8f0-0000-7000-8000-000000000001";
+    run(
+        &mut client,
+        &format!("select outbox_publish('Ping', 'null', id => '{id}')"),
+    );
+    let message = consumer.recv(LONG).expect("the message");
+    let created_at: String = stage.cluster.query_one(
+        DB,
+        r#"select to_char(created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') from outbox_events"#,
+    );
+    assert_eq!(
+        String::from_utf8(message.body).expect("UTF-8"),
+        format!(r#"{{"id":"{id}","seq":1,"type":"Ping","payload":null,"created_at":"{created_at}"}}"#)
+    );
+    assert_eq!(
+        (message.routing_key.as_str(), message.correlation_id, message.message_id),
+        (".", None, Some(id.into()))
+    );
+    let names: Vec<&str> = message.headers.keys().map(String::as_str).collect();
+    assert_eq!(names, ["attempt", "id", "lease_epoch", "partition_key", "seq"]);
+}
+
+#[test]
+fn large_events_arrive_whole_and_too_large_ones_are_refused_at_the_call() {
+    let stage = Stage::new(&[]);
+    let mut client = stage.client();
+    let events: Vec<Sent> = (0..40)
+        .map(|n| Sent {
+            label: n.to_string(),
+            payload: json!({"label": n.to_string(), "pad": n.to_string().repeat(500_000)[..500_000]}),
+            fate: Fate::Committed,
+        })
+        .collect();
+    run(&mut client, "begin");
+    for event in &events {
+        client
+            .execute("select outbox_publish('Large', $1, 'item', 'large')", &[&event.payload])
+            .expect("publish");
+    }
+    run(&mut client, "commit");
+    judge(&events, &arrived(&stage.delivered())).assert_perfect();
+
+    let refused = client
+        .execute(
+            "select outbox_publish('Huge', to_jsonb(repeat('x', 16 * 1024 * 1024)))",
+            &[],
+        )
+        .expect_err("larger than what is taken");
+    let refused = refused.as_db_error().expect("an error of the server");
+    assert_eq!(*refused.code(), SqlState::PROGRAM_LIMIT_EXCEEDED);
+    assert!(refused.hint().is_some(), "{refused:?}");
+}
+
+// ---- many events ----------------------------------------------------------------------------------------------------
+
+#[test]
+fn ten_thousand_events_of_many_writers_arrive_once_and_in_order_per_key() {
+    let stage = Stage::new(&[]);
+    let plan = Plan {
+        writers: 8,
+        keys: 200,
+        transactions_per_s: None,
+        events_per_writer: 1_250,
+        mixed: true,
+        ..Plan::default()
+    };
+    let sent = Load::start(&stage.cluster, &plan).finish();
+    assert!(sent.len() >= 10_000);
+    let committed = sent.iter().filter(|sent| sent.fate == Fate::Committed).count();
+    let rolled_back = sent.iter().filter(|sent| sent.fate == Fate::RolledBack).count();
+    assert!(
+        committed > 7_000 && rolled_back > 1_000 && committed + rolled_back == sent.len(),
+        "{committed} committed, {rolled_back} rolled back"
+    );
+    judge(&sent, &arrived(&stage.delivered())).assert_perfect();
+    wait_published(&stage.cluster, committed);
+    let tried_once: bool = stage
+        .cluster
+        .query_one(DB, "select bool_and(attempts = 1) from outbox_history");
+    assert!(tried_once);
+}
+
+#[test]
+fn two_workers_share_the_partitions_and_keep_order_per_key() {
+    let stage = Stage::new(&["outbox.workers = 2"]);
+    let owned: Vec<i64> = stage
+        .client()
+        .query("select partitions from outbox_worker_status where alive", &[])
+        .expect("the status of the workers")
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    assert_eq!(owned.len(), 2);
+    assert!(owned.iter().all(|partitions| *partitions > 0), "{owned:?}");
+    let sent = Load::start(&stage.cluster, &two_thousand()).finish();
+    judge(&sent, &arrived(&stage.delivered())).assert_perfect();
+}
+
+#[test]
+fn without_leases_two_workers_deliver_everything_once() {
+    let stage = Stage::new(&["outbox.workers = 2", "outbox.leasing = off"]);
+    let sent = Load::start(&stage.cluster, &two_thousand()).finish();
+    let verdict = judge(&sent, &arrived(&stage.delivered()));
+    let expected = Verdict {
+        reordered: verdict.reordered.clone(), // no order is promised
+        ..Verdict::default()
+    };
+    assert_eq!(verdict, expected);
+    let epochs: i64 = stage
+        .cluster
+        .query_one(DB, "select sum(lease_epoch)::bigint from outbox_partitions");
+    assert_eq!(epochs, 0, "no lease was taken");
+}
+
+fn two_thousand() -> Plan {
+    Plan {
+        writers: 4,
+        keys: 50,
+        transactions_per_s: None,
+        events_per_writer: 500,
+        ..Plan::default()
+    }
+}
+
+#[test]
+fn twenty_messages_sent_one_by_one_do_not_wait_for_the_poll() {
+    let stage = Stage::new(&["outbox.idle_backoff = '1s'"]);
+    let consumer = Consumer::new(stage.broker, &stage.queue);
+    let mut client = stage.client();
+    let mut latencies: Vec<Duration> = (0..20)
+        .map(|n| {
+            let label = n.to_string();
+            let sent_at = Instant::now();
+            publish(&mut client, "a", &label);
+            let message = consumer.recv(LONG).expect("the message");
+            assert_eq!(Arrived::new(&message).label, label);
+            message.received_at.duration_since(sent_at)
+        })
+        .collect();
+    latencies.sort_unstable();
+    let total: Duration = latencies.iter().sum();
+    println!(
+        "from publish to consumer: median {:.1} ms",
+        latencies[10].as_secs_f64() * 1000.0
+    );
+    // Found by the poll, each takes half a second on average.
+    assert!(total < Duration::from_secs(5), "{latencies:?}");
+}
+
+// ---- enqueue --------------------------------------------------------------------------------------------------------
+
+/// Stores events without enqueuing them; returns their seqs.
+fn store(client: &mut Client, items: &[&str]) -> Vec<i64> {
+    items
+        .iter()
+        .map(|item| {
+            client
+                .query_one(
+                    "insert into outbox_events (id, type, aggregate_type, aggregate_id, operation, payload)
+                     values (outbox_uuid_v7(), 'Stored', 'item', $1, 'stored', $2) returning seq",
+                    &[item, &json!({"label": item})],
+                )
+                .expect("store an event")
+                .get(0)
+        })
+        .collect()
+}
+
+#[test]
+fn a_seq_that_waits_already_stays_one_message() {
+    let stage = Stage::new(&[]);
+    let mut client = stage.client();
+    let seqs = store(&mut client, &["a", "b", "c"]);
+    let enqueue = |client: &mut Client, seq: i64, key: Option<&str>| -> bool {
+        client
+            .query_one("select outbox_enqueue($1, $2)", &[&seq, &key])
+            .expect("enqueue")
+            .get(0)
+    };
+    run(&mut client, "begin");
+    assert!(enqueue(&mut client, seqs[0], None));
+    assert!(!enqueue(&mut client, seqs[0], None));
+    assert!(!enqueue(&mut client, seqs[0], Some("another key")));
+    assert!(enqueue(&mut client, seqs[1], Some("a key")));
+    assert!(!enqueue(&mut client, seqs[1], None));
+    let many: i64 = client
+        .query_one(
+            "select outbox_enqueue_many($1)",
+            &[&vec![seqs[2], seqs[0], seqs[2], seqs[1]]],
+        )
+        .expect("enqueue")
+        .get(0);
+    assert_eq!(many, 1, "c is the only new one");
+    run(&mut client, "commit");
+    let mut got = labels(&stage.delivered());
+    got.sort_unstable();
+    assert_eq!(got, ["a", "b", "c"]);
+    wait_published(&stage.cluster, 3);
+
+    assert!(
+        enqueue(&mut client, seqs[0], None),
+        "what is published waits no more, and may go again"
+    );
+    assert_eq!(labels(&stage.delivered()), ["a"]);
+    wait_published(&stage.cluster, 4);
+}
+
+#[test]
+fn an_explicit_key_and_partition_are_used_as_given() {
+    let stage = Stage::new(&[]);
+    let mut client = stage.client();
+    let seqs = store(&mut client, &["a", "b"]);
+    let enqueue = "select outbox_enqueue($1, key => 'my key', partition_key => $2)";
+    client
+        .execute(enqueue, &[&seqs[0], &Some("p03")])
+        .expect("enqueue into a partition");
+    client
+        .execute(enqueue, &[&seqs[1], &None::<&str>])
+        .expect("enqueue by key");
+    let by_key: String = stage.cluster.query_one(DB, "select outbox_partition_of('my key')");
+    assert_ne!(by_key, "p03", "else the test shows nothing");
+    let partitions: BTreeMap<String, (Value, Value)> = stage
+        .delivered()
+        .iter()
+        .map(|delivery| {
+            let body = delivery.json();
+            let partition = delivery.headers["partition_key"].clone();
+            (Arrived::new(delivery).label, (body["key"].clone(), partition))
+        })
+        .collect();
+    let expected = |partition: &str| (json!("my key"), json!(partition));
+    assert_eq!(
+        partitions,
+        BTreeMap::from([("a".into(), expected("p03")), ("b".into(), expected(&by_key))])
+    );
+}
+
+#[test]
+fn a_missing_event_is_refused_without_a_key_and_ends_dead_with_one() {
+    let stage = Stage::new(&[]);
+    let mut client = stage.client();
+    let refused = client
+        .execute("select outbox_enqueue(999)", &[])
+        .expect_err("there is no such event");
+    let refused = refused.as_db_error().expect("an error of the server");
+    assert_eq!(*refused.code(), SqlState::NO_DATA_FOUND); // P0002 to PL/pgSQL and here
+    assert!(
+        refused.message().contains("999") && refused.hint().is_some(),
+        "{refused:?}"
+    );
+
+    run(&mut client, "select outbox_enqueue(999, key => 'my key')");
+    publish(&mut client, "a", "a neighbour");
+    assert_eq!(labels(&stage.delivered()), ["a neighbour"]);
+    let (seq, reason) = dead(&mut client).pop().expect("a dead letter");
+    assert_eq!(seq, 999);
+    assert!(reason.contains("no event with seq 999"), "{reason}");
+    assert_eq!(stage.status(999), status("dead", "FAILED", 1));
+}
+
+/// The dead letters in order of seq, with their reasons.
+fn dead(client: &mut Client) -> Vec<(i64, String)> {
+    let rows = client.query("select seq, reason from outbox_dead order by seq", &[]);
+    let rows = rows.expect("read the dead letters");
+    rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+// ---- failures of a message ------------------------------------------------------------------------------------------
+
+#[test]
+fn an_unroutable_message_ends_dead_with_its_reason_and_harms_no_other() {
+    let stage = Stage::new(&["outbox.retry_backoff = '50ms'", "outbox.max_attempts = 3"]);
+    stage.broker.unbind(&stage.queue, &stage.exchange, "#");
+    stage.broker.bind(&stage.queue, &stage.exchange, "item.routable");
+    let mut client = stage.client();
+    run(
+        &mut client,
+        "do $$ begin for n in 1 .. 700 loop
+           perform outbox_publish('Numbered', jsonb_build_object('label', n::text), 'item', n::text,
+                                  case when n % 7 = 0 then 'lost' else 'routable' end);
+         end loop; end $$",
+    );
+    let sent = |unroutable: bool| -> Vec<Sent> {
+        (1..=700)
+            .filter(|n| (n % 7 == 0) == unroutable)
+            .map(|n| Sent {
+                label: n.to_string(),
+                payload: json!({"label": n.to_string()}),
+                fate: Fate::Committed,
+            })
+            .collect()
+    };
+    judge(&sent(false), &arrived(&stage.delivered())).assert_perfect();
+    wait_published(&stage.cluster, 600);
+    assert!(
+        stage
+            .cluster
+            .query_one::<bool>(DB, "select bool_and(attempts = 1) from outbox_history")
+    );
+    let dead = dead(&mut client);
+    assert_eq!(dead.len(), 100);
+    assert!(
+        dead.iter().all(|(_, reason)| reason.contains("312 NO_ROUTE")),
+        "{:?}",
+        dead[0]
+    );
+    assert_eq!(stage.status(dead[0].0), status("dead", "FAILED", 3));
+
+    stage.broker.bind(&stage.queue, &stage.exchange, "item.lost");
+    run(&mut client, "select outbox_retry(seq) from outbox_dead");
+    judge(&sent(true), &arrived(&stage.delivered())).assert_perfect();
+    wait_published(&stage.cluster, 700);
+    assert_eq!(stage.status(dead[0].0), status("published", "PUBLISHED", 1));
+}
+
+#[test]
+fn retry_and_discard_do_what_they_say_to_a_message_in_every_state() {
+    let stage = Stage::new(&["outbox.retry_backoff = '1h'", "outbox.retry_backoff_max = '1h'"]);
+    stage.broker.unbind(&stage.queue, &stage.exchange, "#");
+    let mut client = stage.client();
+    let mut ask = |sql: &str, seq: i64| -> bool { client.query_one(sql, &[&seq]).expect("an answer").get(0) };
+    const RETRY: &str = "select outbox_retry($1)";
+    const DISCARD: &str = "select outbox_discard($1, reason => 'not wanted')";
+    let mut other = stage.client();
+
+    // Unroutable, so it backs off for an hour; outbox_retry lets it go at once.
+    let backing_off = publish(&mut other, "a", "backing off");
+    stage.wait_for_status(backing_off, "retrying");
+    assert_eq!(stage.status(backing_off), status("retrying", "PENDING", 1));
+    stage.broker.bind(&stage.queue, &stage.exchange, "#");
+    assert!(ask(RETRY, backing_off));
+    stage.wait_for_status(backing_off, "published");
+    assert_eq!(stage.status(backing_off), status("published", "PUBLISHED", 1));
+    assert!(!ask(RETRY, backing_off), "published is final");
+    assert!(!ask(DISCARD, backing_off), "published is final");
+
+    let scheduled: i64 = other
+        .query_one(
+            "select outbox_publish('Due', '{}', 'item', 'b', available_at => now() + '1 h')",
+            &[],
+        )
+        .expect("publish")
+        .get(0);
+    assert_eq!(stage.status(scheduled), status("scheduled", "PENDING", 0));
+    assert!(ask(DISCARD, scheduled));
+    assert_eq!(stage.status(scheduled), status("discarded", "FAILED", 0));
+    assert!(!ask(DISCARD, scheduled) && !ask(RETRY, scheduled));
+
+    run(&mut other, "select outbox_enqueue(999, key => 'c')");
+    stage.wait_for_status(999, "dead");
+    assert_eq!(stage.status(999), status("dead", "FAILED", 1));
+    assert!(ask(DISCARD, 999));
+    assert_eq!(stage.status(999), status("discarded", "FAILED", 1));
+    assert!(!ask(DISCARD, 12_345) && !ask(RETRY, 12_345), "there is none");
+
+    let reasons: Vec<String> = other
+        .query("select last_error from outbox_history where discarded", &[])
+        .expect("the history")
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    assert_eq!(reasons, ["not wanted", "not wanted"]);
+    assert_eq!(labels(&stage.delivered()), ["backing off"]);
+}
+
+// ---- the exchange ---------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_worker_declares_a_fanout_exchange_when_told_its_type() {
+    let broker = Broker::shared();
+    let (exchange, queue) = fresh_names();
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.exchange_type = 'fanout'"]);
+    // Refused, with a panic here, unless the exchange is a durable fanout one already.
+    broker.declare_exchange(&exchange, "fanout", true);
+    broker.declare_queue(&queue, Value::Null);
+    broker.bind(&queue, &exchange, "");
+    publish(&mut cluster.connect(DB), "a", "to all");
+    wait_published(&cluster, 1);
+    assert_eq!(labels(&all_of(broker, &queue)), ["to all"]);
+}
+
+// ---- asynchronous commits -------------------------------------------------------------------------------------------
+
+#[test]
+fn what_producers_commit_asynchronously_is_delivered() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let plan = Plan {
+        synchronous_commit: false,
+        mixed: true,
+        ..two_thousand()
+    };
+    let sent = Load::start(&cluster, &plan).finish();
+    wait_drained(&cluster);
+    judge(&sent, &arrived(&all_of(broker, &queue))).assert_perfect();
+}
+
+#[test]
+fn no_message_is_sent_that_a_crash_could_still_undo() {
+    let broker = Broker::shared();
+    let proxy = Proxy::start(broker.port());
+    let (exchange, queue) = exchange_and_queue(broker);
+    // Nothing but the worker brings asynchronous commits to disk for the time of the test.
+    let conf = ["wal_writer_delay = '10s'", "wal_writer_flush_after = '1GB'"];
+    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &conf);
+    wait_connected(&cluster);
+    run(&mut cluster.connect(DB), "create table canary (n bigint)");
+
+    let plan = Plan {
+        synchronous_commit: false,
+        ..Plan::default()
+    };
+    let load = Load::start(&cluster, &plan);
+    load.wait_for_more(200);
+    // From here on no confirm arrives, so no settle brings the commits to disk either.
+    proxy.mode(Mode::DropReplies);
+    load.wait_for_more(300);
+    let before = broker.queue_len(&queue);
+    support::wait_until("messages without confirm in the queue", LONG, || {
+        broker.queue_len(&queue) > before
+    });
+    let sent = load.stop();
+    let mut canary = cluster.connect(DB);
+    run(&mut canary, "set synchronous_commit = off");
+    for n in 0..100_i64 {
+        canary.execute("insert into canary values ($1)", &[&n]).expect("insert");
+    }
+    cluster.kill_postmaster();
+    proxy.reset_all();
+    proxy.mode(Mode::Pass);
+    cluster.start_again();
+    wait_connected(&cluster);
+    wait_drained(&cluster);
+    assert!(
+        cluster.query_one::<i64>(DB, "select count(*) from canary") < 100,
+        "the crash undid nothing, so the test showed nothing"
+    );
+
+    let survived: BTreeMap<String, Value> = cluster
+        .connect(DB)
+        .query("select payload from outbox_events", &[])
+        .expect("read the events")
+        .iter()
+        .map(|row| row.get::<_, Value>(0))
+        .map(|payload| (payload["label"].as_str().unwrap_or_default().to_owned(), payload))
+        .collect();
+    let truth: Vec<Sent> = sent
+        .into_iter()
+        .map(|sent| Sent {
+            fate: match survived.contains_key(&sent.label) {
+                true => Fate::Committed,
+                false => Fate::RolledBack,
+            },
+            ..sent
+        })
+        .collect();
+    judge(&truth, &arrived(&all_of(broker, &queue))).assert_nothing_lost(2_000);
+}
+
+// ---- the oracle itself ----------------------------------------------------------------------------------------------
+
+/// Three committed events a, b, c of one key, and one that was rolled back; and their arrival.
+fn three_events() -> (Vec<Sent>, Vec<Arrived>) {
+    let sent = [
+        ("a", Fate::Committed),
+        ("b", Fate::Committed),
+        ("c", Fate::Committed),
+        ("x", Fate::RolledBack),
+    ];
+    let sent: Vec<Sent> = sent
+        .into_iter()
+        .map(|(label, fate)| Sent {
+            label: label.into(),
+            payload: json!({"label": label}),
+            fate,
+        })
+        .collect();
+    let arrived = (0..3).map(|n: usize| Arrived {
+        label: sent[n].label.clone(),
+        key: "k".into(),
+        seq: n as i64,
+        payload: sent[n].payload.clone(),
+    });
+    let arrived = arrived.collect();
+    (sent, arrived)
+}
+
+#[test]
+fn the_oracle_finds_a_perfect_delivery_perfect() {
+    let (sent, arrived) = three_events();
+    judge(&sent, &arrived).assert_perfect();
+}
+
+#[test]
+fn the_oracle_sees_a_dropped_message() {
+    let (sent, mut arrived) = three_events();
+    arrived.remove(1);
+    let expected = Verdict {
+        lost: vec!["b".into()],
+        ..Verdict::default()
+    };
+    assert_eq!(judge(&sent, &arrived), expected);
+}
+
+#[test]
+fn the_oracle_sees_a_doubled_message_and_does_not_call_it_reordered() {
+    let (sent, mut arrived) = three_events();
+    arrived.push(arrived[0].clone());
+    arrived.push(arrived[0].clone());
+    let expected = Verdict {
+        doubled: vec!["a".into(), "a".into()],
+        ..Verdict::default()
+    };
+    assert_eq!(judge(&sent, &arrived), expected);
+}
+
+#[test]
+fn the_oracle_sees_reordered_messages_of_a_key_and_not_of_two() {
+    let (sent, mut arrived) = three_events();
+    arrived.swap(1, 2);
+    let expected = Verdict {
+        reordered: vec!["b".into()],
+        ..Verdict::default()
+    };
+    assert_eq!(judge(&sent, &arrived), expected);
+    arrived[1].key = "another".into();
+    judge(&sent, &arrived).assert_perfect();
+}
+
+#[test]
+fn the_oracle_sees_an_invented_and_a_rolled_back_message() {
+    let (sent, mut arrived) = three_events();
+    for label in ["x", "y"] {
+        arrived.push(Arrived {
+            label: label.into(),
+            key: label.into(),
+            ..arrived[0].clone()
+        });
+    }
+    let expected = Verdict {
+        invented: vec!["x".into(), "y".into()],
+        ..Verdict::default()
+    };
+    assert_eq!(judge(&sent, &arrived), expected);
+}
+
+#[test]
+fn the_oracle_sees_an_altered_message() {
+    let (sent, mut arrived) = three_events();
+    arrived[2].payload = json!({"label": "c", "more": 1});
+    let expected = Verdict {
+        altered: vec!["c".into()],
+        ..Verdict::default()
+    };
+    assert_eq!(judge(&sent, &arrived), expected);
+}
+
+#[test]
+fn the_oracle_accepts_either_end_where_the_answer_to_commit_was_lost() {
+    let (mut sent, mut arrived) = three_events();
+    sent[1].fate = Fate::Unknown;
+    judge(&sent, &arrived).assert_perfect();
+    arrived.remove(1);
+    judge(&sent, &arrived).assert_perfect();
+}

@@ -1,1 +1,57 @@
-//! operating
+//! What does the person meet who runs the server? One room a question: what health says, how a stop goes, CREATE and
+//! DROP EXTENSION, settings changed while it runs, what status counts, dumps. Delivery itself is in delivery.rs, what
+//! goes wrong on the way in faults.rs.
+
+mod common;
+
+#[path = "operating/dump.rs"]
+mod dump;
+#[path = "operating/extension.rs"]
+mod extension;
+#[path = "operating/health.rs"]
+mod health;
+#[path = "operating/running.rs"]
+mod running;
+#[path = "operating/status.rs"]
+mod status;
+#[path = "operating/stop.rs"]
+mod stop;
+
+use common::{DB, LONG};
+use support::{Cluster, Consumer};
+
+pub fn publish(cluster: &Cluster, db: &str, payload: i32) -> i64 {
+    let sql = format!("select outbox_publish('T', '{payload}', 'thing', '{payload}')");
+    cluster.query_one(db, &sql)
+}
+
+pub fn payload(consumer: &Consumer) -> serde_json::Value {
+    let delivery = consumer.recv(LONG).expect("a message");
+    delivery.json()["payload"].clone()
+}
+
+/// Every check of outbox_health that fails, and that none is silent about what is wrong and what to do.
+pub fn problems(cluster: &Cluster) -> Vec<String> {
+    let sql = r#"select "check", ok, problem, remedy from outbox_health"#;
+    let rows = cluster.connect(DB).query(sql, &[]).expect("outbox_health");
+    assert!(rows.len() >= 8, "{} checks", rows.len());
+    let mut failing = Vec::new();
+    for row in rows {
+        let (check, ok): (String, bool) = (row.get(0), row.get(1));
+        let (problem, remedy): (Option<String>, Option<String>) = (row.get(2), row.get(3));
+        let words = |text: &Option<String>| text.as_ref().is_some_and(|text| text.contains(' '));
+        assert_eq!(words(&problem), !ok, "{check}: {problem:?}");
+        assert_eq!(words(&remedy), !ok, "{check}: {remedy:?}");
+        if !ok {
+            failing.push(check);
+        }
+    }
+    failing
+}
+
+pub fn has_worker(db: &str) -> String {
+    format!(
+        "select exists (select from pg_stat_activity where backend_type = 'outbox worker' and datname = '{db}'
+                        and usename is not null)"
+    )
+}

@@ -1,1 +1,486 @@
-//! tidy
+//! The rules of the house that a test can keep. Each rule is a pure function over a file's text that returns its
+//! complaints, a test that holds it against every file, and a test that shows it a violation. No server is needed.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+// ---- the rules, over the tree ---------------------------------------------------------------------------------------
+
+#[test]
+fn only_the_store_says_spi() {
+    assert_no_complaints(&rust_files(), |path, text| match path {
+        "src/store.rs" => Vec::new(),
+        _ if path.starts_with("tests/") => Vec::new(),
+        _ => lines_that_say("Spi", text),
+    });
+}
+
+#[test]
+fn only_src_pg_is_unsafe_or_names_the_server() {
+    assert_no_complaints(&rust_files(), |path, text| match path {
+        _ if !path.starts_with("src/") || path.starts_with("src/pg/") => Vec::new(),
+        _ => unsafe_lines(path, text),
+    });
+}
+
+#[test]
+fn no_exemption_outlives_its_line() {
+    for Exemption { path, line, .. } in EXEMPTIONS {
+        let used = read(path).lines().any(|l| l.contains(line) && is_code(l));
+        assert!(used, "{path} has no {line:?} any more: remove the exemption");
+    }
+}
+
+#[test]
+fn no_crate_below_crates_depends_on_pgrx() {
+    let manifests = files("crates", "toml");
+    assert!(manifests.len() >= 2, "no manifests found");
+    assert_no_complaints(&manifests, |_, text| lines_that_say("pgrx", text));
+}
+
+#[test]
+fn the_core_has_no_clock_no_dice_no_threads_and_no_io() {
+    assert_no_complaints(&files("crates/core/src", "rs"), |_, text| impure_lines(text));
+}
+
+#[test]
+fn only_one_file_of_the_tests_lets_time_pass() {
+    let files: Vec<_> = rust_files()
+        .into_iter()
+        .filter(|(path, _)| path.starts_with("tests/") || path.contains("/tests/"))
+        .filter(|(path, _)| !["tests/support/wait.rs", "tests/tidy.rs"].contains(&path.as_str()))
+        .collect();
+    assert_no_complaints(&files, |_, text| sleeping_lines(text));
+}
+
+#[test]
+fn every_file_says_first_what_it_is_for() {
+    let mut all = rust_files();
+    all.extend(files("sql", "sql"));
+    all.extend(files("pg_test/sql", "sql"));
+    all.extend(files("tests", "sh"));
+    all.push((".ci/run".into(), read(".ci/run")));
+    assert_no_complaints(&all, missing_header);
+}
+
+#[test]
+fn the_install_script_is_what_make_sql_makes() {
+    let made = Command::new(root().join("tests/support/build_sql.sh"))
+        .output()
+        .expect("run build_sql.sh");
+    assert!(made.status.success(), "build_sql.sh: {}", made.status);
+    let made = String::from_utf8(made.stdout).expect("SQL in UTF-8");
+    let script = format!("sql/outbox--{}.sql", version());
+    if let Some(line) = first_difference(&made, &read(&script)) {
+        panic!("{script} is stale from line {line} on: run `make sql`");
+    }
+}
+
+#[test]
+fn every_setting_stands_in_the_docs() {
+    let complaints = undocumented_settings(&read("src/config.rs"), &read("docs/settings.md"));
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}
+
+#[test]
+fn every_sql_object_has_a_comment() {
+    assert_no_complaints(&files("sql/src", "sql"), |_, text| uncommented_objects(text));
+}
+
+#[test]
+fn every_definer_and_plpgsql_function_pins_its_search_path() {
+    assert_no_complaints(&files("sql/src", "sql"), |_, text| unpinned_functions(text));
+}
+
+#[test]
+fn the_lock_file_is_committed() {
+    assert!(read("Cargo.lock").contains("name = \"outbox\""), "Cargo.lock lacks us");
+    assert!(!read(".gitignore").contains("Cargo.lock"), "Cargo.lock is ignored");
+}
+
+#[test]
+fn no_file_is_longer_than_a_reader_can_hold() {
+    let mut all = rust_files();
+    all.extend(files("sql/src", "sql"));
+    all.extend(files("tests", "sh"));
+    assert_no_complaints(&all, |_, text| too_long(text));
+}
+
+// ---- the rules, over a text -----------------------------------------------------------------------------------------
+
+/// A line outside src/pg that may be unsafe or name pg_sys.
+struct Exemption {
+    path: &'static str,
+    line: &'static str,
+    /// Printed nowhere: it is for whoever wants to add one.
+    _reason: &'static str,
+}
+
+const fn exempt(path: &'static str, line: &'static str, _reason: &'static str) -> Exemption {
+    Exemption { path, line, _reason }
+}
+
+const EXEMPTIONS: &[Exemption] = &[
+    exempt(
+        "src/lib.rs",
+        "use pgrx::{pg_guard, pg_sys}",
+        "entry points that the server calls",
+    ),
+    exempt(
+        "src/lib.rs",
+        "#[unsafe(no_mangle)]",
+        "the server finds a worker by its symbol",
+    ),
+    exempt(
+        "src/lib.rs",
+        "argument: pg_sys::Datum",
+        "the signature of a worker's entry point",
+    ),
+    exempt(
+        "src/lib.rs",
+        "unsafe { outbox_transport::prepare_process() }",
+        "must run before any thread",
+    ),
+    exempt(
+        "src/api.rs",
+        "fcinfo: pg_sys::FunctionCallInfo",
+        "handed on, to know the function's schema",
+    ),
+    exempt("src/store.rs", "fcinfo: pg_sys::FunctionCallInfo", "the same"),
+    exempt(
+        "src/shmem.rs",
+        "_arg: pgrx::pg_sys::Datum",
+        "the signature of an exit callback",
+    ),
+    exempt(
+        "src/shmem.rs",
+        "unsafe impl Shareable for State {}",
+        "only who writes the struct can promise it",
+    ),
+    exempt(
+        "src/shmem.rs",
+        "unsafe { STATE.attach(",
+        "the startup hook itself is in src/pg",
+    ),
+    exempt(
+        "src/config.rs",
+        "pg_sys::GucStringCheckHook",
+        "the type of a hook that check_hook! made",
+    ),
+    exempt(
+        "src/config.rs",
+        "unsafe {",
+        "pgrx has no safe way to define a setting with a check",
+    ),
+    exempt(
+        "src/error.rs",
+        "use pgrx::pg_sys::panic::ErrorReport",
+        "pgrx keeps its safe report there",
+    ),
+];
+
+fn unsafe_lines(path: &str, text: &str) -> Vec<String> {
+    let exempted = |line: &&String| {
+        let mut exemptions = EXEMPTIONS.iter();
+        exemptions.any(|exemption| exemption.path == path && line.contains(exemption.line))
+    };
+    let mut lines = lines_that_say("unsafe", text);
+    lines.extend(lines_that_say("pg_sys", text));
+    lines.into_iter().filter(|line| !exempted(&line)).collect()
+}
+
+/// Lines of code with the whole word `word`.
+fn lines_that_say(word: &str, text: &str) -> Vec<String> {
+    complain(text, |line| says(word, line))
+}
+
+fn impure_lines(text: &str) -> Vec<String> {
+    const WORDS: [&str; 5] = ["Instant", "SystemTime", "rand", "thread", "process"];
+    const PATHS: [&str; 4] = ["std::io", "std::fs", "std::net", "std::env"];
+    complain(text, |line| {
+        WORDS.iter().any(|word| says(word, line)) || PATHS.iter().any(|path| line.contains(path))
+    })
+}
+
+fn sleeping_lines(text: &str) -> Vec<String> {
+    complain(text, |line| line.contains("sleep"))
+}
+
+fn missing_header(path: &str, text: &str) -> Vec<String> {
+    let mut lines = text.lines();
+    let mut first = lines.next().unwrap_or_default();
+    if first.starts_with("#!/") {
+        first = lines.next().unwrap_or_default();
+    }
+    let mark = match path.rsplit_once('.') {
+        Some((_, "rs")) => "//! ",
+        Some((_, "sql")) => "-- ",
+        _ => "# ",
+    };
+    match first.strip_prefix(mark) {
+        Some(said) if !said.trim().is_empty() => Vec::new(),
+        _ => vec![format!("does not open with {mark:?} and what it is for")],
+    }
+}
+
+fn undocumented_settings(config: &str, docs: &str) -> Vec<String> {
+    let names = config.split("c\"outbox.").skip(1);
+    let names: BTreeSet<&str> = names.filter_map(|rest| rest.split('"').next()).collect();
+    assert!(names.len() > 10, "the settings are not found: {names:?}");
+    names
+        .into_iter()
+        .map(|name| format!("outbox.{name}"))
+        .filter(|name| !docs.lines().any(|line| says(name, line)))
+        .map(|name| format!("{name} does not stand in docs/settings.md"))
+        .collect()
+}
+
+fn uncommented_objects(sql: &str) -> Vec<String> {
+    const KINDS: [&str; 5] = ["table", "function", "view", "type", "trigger"];
+    let named = |line: &str, verb: &str| {
+        let (kind, rest) = line.strip_prefix(verb)?.split_once(' ')?;
+        let rest = rest.trim_start_matches("@extschema@.");
+        let name = rest.split(|c: char| c != '_' && !c.is_ascii_alphanumeric()).next()?;
+        KINDS.contains(&kind).then(|| format!("{kind} {name}"))
+    };
+    let commented: BTreeSet<String> = sql.lines().filter_map(|line| named(line, "comment on ")).collect();
+    let created = sql
+        .lines()
+        .filter_map(|line| named(&line.replace("or replace ", ""), "create "));
+    created
+        .filter(|object| !commented.contains(object))
+        .map(|object| format!("{object} has no comment"))
+        .collect()
+}
+
+/// C functions are left out: a SET clause would cost each call, and their statements qualify every name (see store.rs).
+fn unpinned_functions(sql: &str) -> Vec<String> {
+    let functions = sql.split("create function ").skip(1);
+    functions
+        .filter_map(|rest| {
+            let head = &rest[..rest.find("$$").or(rest.find(';')).unwrap_or(rest.len())];
+            let must = head.contains("language plpgsql")
+                || (head.contains("security definer") && !head.contains("language c"));
+            let pinned = head.contains("set search_path = pg_catalog, pg_temp");
+            let name = rest.split('(').next().unwrap_or_default();
+            (must && !pinned).then(|| format!("{name} does not pin search_path"))
+        })
+        .collect()
+}
+
+fn too_long(text: &str) -> Vec<String> {
+    const LINES_MAX: usize = 850;
+    match text.lines().count() {
+        0..=LINES_MAX => Vec::new(),
+        lines => vec![format!("{lines} lines, more than {LINES_MAX}")],
+    }
+}
+
+fn first_difference(a: &str, b: &str) -> Option<usize> {
+    if a == b {
+        return None;
+    }
+    let same = a.lines().zip(b.lines()).take_while(|(a, b)| a == b).count();
+    Some(same + 1)
+}
+
+// ---- each rule sees a violation -------------------------------------------------------------------------------------
+
+#[test]
+fn a_word_is_found_whole_and_in_code_only() {
+    assert_eq!(lines_that_say("Spi", "use pgrx::Spi;"), ["1: use pgrx::Spi;"]);
+    assert!(lines_that_say("Spi", "// Spi\nSpiResult; MySpi; spi").is_empty());
+    assert!(lines_that_say("pgrx", "# no pgrx here\nserde = \"1\"").is_empty());
+    assert_eq!(lines_that_say("pgrx", "pgrx = \"=0.18.1\"").len(), 1);
+}
+
+#[test]
+fn an_unsafe_line_is_found_unless_exempted_for_that_file() {
+    assert_eq!(
+        unsafe_lines("src/wake.rs", "a();\nunsafe { b() }"),
+        ["2: unsafe { b() }"]
+    );
+    assert_eq!(unsafe_lines("src/wake.rs", "use pgrx::pg_sys;").len(), 1);
+    let exempted = "unsafe impl Shareable for State {}";
+    assert!(unsafe_lines("src/shmem.rs", exempted).is_empty());
+    assert_eq!(unsafe_lines("src/wake.rs", exempted).len(), 1);
+}
+
+#[test]
+fn a_clock_dice_a_thread_and_io_are_found() {
+    for line in [
+        "let now = Instant::now();",
+        "use std::time::SystemTime;",
+        "rand::random()",
+        "std::thread::spawn(f)",
+        "use std::io::Read;",
+        "std::fs::read(p)",
+    ] {
+        assert_eq!(impure_lines(line).len(), 1, "{line}");
+    }
+    assert!(impure_lines("// on the main thread\nlet operand = 1;").is_empty());
+}
+
+#[test]
+fn every_way_to_let_time_pass_is_found() {
+    for line in ["thread::sleep(d);", "tokio::time::sleep_until(t)", "select pg_sleep(1)"] {
+        assert_eq!(sleeping_lines(line).len(), 1, "{line}");
+    }
+    assert!(sleeping_lines("// nothing else sleeps\nwait_until();").is_empty());
+}
+
+#[test]
+fn a_file_without_a_header_is_found() {
+    for (path, text) in [
+        ("a.rs", "use b;"),
+        ("a.rs", "//!\n"),
+        ("a.sql", "select 1;"),
+        ("a.sh", "#!/bin/sh\nset -eu"),
+    ] {
+        assert_eq!(missing_header(path, text).len(), 1, "{path} {text:?}");
+    }
+    for (path, text) in [
+        ("a.rs", "//! What?"),
+        ("a.sql", "-- What?"),
+        ("a.sh", "#!/bin/sh\n# What?"),
+    ] {
+        assert!(missing_header(path, text).is_empty(), "{path} {text:?}");
+    }
+}
+
+#[test]
+fn a_stale_install_script_is_found() {
+    assert_eq!(first_difference("a\nb\n", "a\nc\n"), Some(2));
+    assert_eq!(first_difference("a\nb\n", "a\n"), Some(2));
+    assert_eq!(first_difference("a\n", "a\n"), None);
+}
+
+#[test]
+fn a_setting_without_docs_is_found() {
+    let config: String = (0..11).map(|n| format!("c\"outbox.s{n}\",\n")).collect();
+    let docs: String = (1..12).map(|n| format!("`outbox.s{n}`\n")).collect();
+    // s1 is not excused by s10.
+    assert_eq!(
+        undocumented_settings(&config, &docs.replace("`outbox.s1`", "")),
+        [
+            "outbox.s0 does not stand in docs/settings.md",
+            "outbox.s1 does not stand in docs/settings.md"
+        ]
+    );
+}
+
+#[test]
+fn an_object_without_a_comment_is_found() {
+    let created = "create table @extschema@.t (\ncreate function @extschema@.f(a int)\ncreate trigger g before";
+    assert_eq!(
+        uncommented_objects(created),
+        [
+            "table t has no comment",
+            "function f has no comment",
+            "trigger g has no comment"
+        ]
+    );
+    let commented =
+        "comment on table @extschema@.t is\ncomment on function @extschema@.f(int) is\ncomment on trigger g on";
+    assert!(uncommented_objects(&format!("{created}\n{commented}")).is_empty());
+}
+
+#[test]
+fn a_function_without_a_search_path_is_found() {
+    let pinned = "set search_path = pg_catalog, pg_temp";
+    let function = |name: &str, clauses: &str| format!("create function {name}() returns int {clauses} as $$ 1 $$;\n");
+    let sql = [
+        function("a", "language plpgsql"),
+        function("b", "language sql security definer"),
+        function("c", &format!("language plpgsql {pinned}")),
+        function("d", "language sql"),
+        "create function e() returns int language c security definer as 'x', 'y';\n".into(),
+        // The clause of the next function does not excuse this one.
+        function("f", "language plpgsql"),
+        function("g", &format!("language sql security definer {pinned}")),
+    ];
+    let found = unpinned_functions(&sql.concat());
+    let expected = ["a", "b", "f"].map(|name| format!("{name} does not pin search_path"));
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_long_file_is_found() {
+    assert!(too_long(&"x\n".repeat(850)).is_empty());
+    assert_eq!(too_long(&"x\n".repeat(851)), ["851 lines, more than 850"]);
+}
+
+// ---- reading the tree -----------------------------------------------------------------------------------------------
+
+/// Path below the root, and text.
+type File = (String, String);
+
+fn assert_no_complaints(files: &[File], rule: impl Fn(&str, &str) -> Vec<String>) {
+    assert!(!files.is_empty(), "no files found: the rule holds for nothing");
+    let complaints: Vec<String> = files
+        .iter()
+        .flat_map(|(path, text)| rule(path, text).into_iter().map(move |said| format!("{path}: {said}")))
+        .collect();
+    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+}
+
+fn complain(text: &str, bad: impl Fn(&str) -> bool) -> Vec<String> {
+    let lines = text.lines().enumerate();
+    lines
+        .filter(|(_, line)| is_code(line) && bad(line))
+        .map(|(index, line)| format!("{}: {}", index + 1, line.trim()))
+        .collect()
+}
+
+fn is_code(line: &str) -> bool {
+    let line = line.trim_start();
+    !["//", "# "].iter().any(|comment| line.starts_with(comment))
+}
+
+fn says(word: &str, line: &str) -> bool {
+    let part_of_word = |c: Option<char>| c.is_some_and(|c| c == '_' || c.is_alphanumeric());
+    line.match_indices(word).any(|(at, _)| {
+        let (before, after) = (&line[..at], &line[at + word.len()..]);
+        !part_of_word(before.chars().next_back()) && !part_of_word(after.chars().next())
+    })
+}
+
+fn rust_files() -> Vec<File> {
+    ["src", "crates", "tests"]
+        .iter()
+        .flat_map(|directory| files(directory, "rs"))
+        .collect()
+}
+
+/// Every file below `directory` whose name ends so, in order of path.
+fn files(directory: &str, extension: &str) -> Vec<File> {
+    let mut found = Vec::new();
+    let mut todo = vec![root().join(directory)];
+    while let Some(path) = todo.pop() {
+        if path.is_dir() {
+            let entries = fs::read_dir(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            todo.extend(entries.flatten().map(|entry| entry.path()));
+        } else if path.extension().is_some_and(|e| e == extension) {
+            let relative = path.strip_prefix(root()).expect("below the root");
+            let relative = relative.to_str().expect("a path in UTF-8").to_owned();
+            found.push((relative.clone(), read(&relative)));
+        }
+    }
+    found.sort_unstable();
+    found
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn root() -> PathBuf {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    tests.parent().expect("tests/ is in the root").to_path_buf()
+}
+
+fn version() -> &'static str {
+    env!("CARGO_PKG_VERSION")
+}

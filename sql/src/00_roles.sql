@@ -27,8 +27,8 @@ begin
       using hint = pg_catalog.format('ALTER ROLE %I NOSUPERUSER;', worker_role);
   end if;
   execute pg_catalog.format('grant connect on database %I to %I', pg_catalog.current_database(), worker_role);
-  execute pg_catalog.format('grant usage on schema %I to %I, outbox_writer, outbox_monitor, outbox_admin',
-                            '@extschema@', worker_role);
+  execute pg_catalog.format('grant usage on schema @extschema@ to %I, outbox_writer, outbox_monitor, outbox_admin',
+                            worker_role);
   grant outbox_writer, outbox_monitor to outbox_admin;
 end
 $roles$;

@@ -47,7 +47,11 @@ create table @extschema@.outbox_events (
   headers          jsonb       check (pg_catalog.jsonb_typeof(headers) = 'object'),
   actor            text,
   correlation_id   text        check (pg_catalog.octet_length(correlation_id) <= 255),
-  created_at       timestamptz not null default pg_catalog.now() check (pg_catalog.isfinite(created_at))
+  created_at       timestamptz not null default pg_catalog.now() check (pg_catalog.isfinite(created_at)),
+  -- A claim stops at a number of bytes, so that large events do not fill the memory of a worker.
+  body_bytes       integer     not null generated always as (
+    pg_catalog.octet_length(payload::text) + coalesce(pg_catalog.octet_length(previous_payload::text), 0)
+    + coalesce(pg_catalog.octet_length(metadata::text), 0) + coalesce(pg_catalog.octet_length(headers::text), 0)) stored
 );
 comment on table @extschema@.outbox_events is
   'The built-in event store: one row an event, in order of seq. outbox_publish() writes it.';
@@ -113,7 +117,9 @@ language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   delete from @extschema@.outbox_settings;
   new.partitions := array(select g::smallint from generate_series(0, new.partition_count - 1) g);
-  insert into @extschema@.outbox_partitions (partition) select unnest(new.partitions) on conflict do nothing;
+  -- Epochs start at random: a restored row may carry the claim of an epoch of the database it came from.
+  insert into @extschema@.outbox_partitions (partition, lease_epoch)
+  select p, floor(random() * 4294967296)::bigint from unnest(new.partitions) p on conflict do nothing;
   return new;
 end
 $$;

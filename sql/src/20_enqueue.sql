@@ -94,7 +94,7 @@ $$;
 comment on function @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid) is
   'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq. Its aggregate is the key: events of one aggregate are delivered in order.';
 
-create function @extschema@.outbox_wake()
-returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
-comment on function @extschema@.outbox_wake() is
-  'Wakes this database''s workers at COMMIT. Never needed for delivery: enqueue does it, and workers look every second.';
+create function @extschema@.outbox_wake(more_waiting bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
+comment on function @extschema@.outbox_wake(bigint) is
+  'Internal: at COMMIT, wakes this database''s workers and counts so many more messages as waiting.';

@@ -1,7 +1,8 @@
 -- The protocol of a worker: heartbeat, lease, claim, settle. The in-server workers call these functions and nothing else;
 -- a foreign relay may call the same. Time is the database's. Lock order: outbox_partitions, then outbox, then the rest.
 -- A claim and a settle are planned once and reused for years of table sizes, so the plans that read a whole table are
--- switched off for them: the right one is always an index or a ctid.
+-- switched off for them: the right one is always an index or a ctid. JIT is off with them, since a plan that still holds
+-- a switched-off scan (of a table of one row) looks dear enough to be compiled each time.
 
 create function @extschema@.outbox_heartbeat(worker text, pid integer, ttl_s integer)
 returns setof text language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -112,20 +113,28 @@ create type @extschema@.outbox_claimed as (
 comment on type @extschema@.outbox_claimed is
   'A claimed message with its event. id is NULL where the event store lacks the event.';
 
+create view @extschema@.outbox_with_event as
+select o.ctid as row_tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.available_at, o.claim_token,
+       e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
+       e.actor, e.correlation_id, e.created_at, coalesce(e.body_bytes, 0)::bigint as body_bytes
+from @extschema@.outbox o left join @extschema@.outbox_events e on e.seq = o.seq;
+comment on view @extschema@.outbox_with_event is
+  'Internal: waiting messages with their events, as a claim reads them.';
+
 create function @extschema@.outbox_claim(
-  worker text, destination text, partitions smallint[], epochs bigint[], limits integer[]
+  worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], bytes_max bigint
 ) returns setof @extschema@.outbox_claimed language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan as $$
+set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 begin
   return query
   with pick as materialized (
-    select row_tid, l.epoch
+    select due.*, l.epoch, sum(due.body_bytes) over (order by due.seq) - due.body_bytes as bytes_before
     from unnest(partitions, epochs, limits) as l (partition, epoch, n)
     -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
     cross join lateral (
-      select o.ctid as row_tid from @extschema@.outbox o
+      select o.* from @extschema@.outbox_with_event o
       where o.destination = outbox_claim.destination and o.partition = l.partition
         and o.available_at <= now() and o.claim_token is distinct from l.epoch
       order by o.destination, o.partition, o.seq limit l.n
@@ -133,59 +142,65 @@ begin
     where exists (select from @extschema@.outbox_partitions p
                   where p.partition = l.partition and p.lease_owner = outbox_claim.worker and p.lease_epoch = l.epoch)
   ), claimed as (
-    update @extschema@.outbox o set claim_token = pick.epoch from pick where o.ctid = pick.row_tid
-    returning o.ctid as row_tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.claim_token
+    update @extschema@.outbox o set claim_token = pick.epoch
+    from pick where o.ctid = pick.row_tid and pick.bytes_before < bytes_max
+    returning o.ctid as row_tid, o.claim_token, pick.seq, pick.destination, pick.partition, pick.key, pick.attempts,
+      pick.id, pick.type, pick.aggregate_type, pick.aggregate_id, pick.operation, pick.payload, pick.previous_payload,
+      pick.metadata, pick.headers, pick.actor, pick.correlation_id, pick.created_at
   )
   select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.claim_token,
-         e.id::text, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload::text, e.previous_payload::text,
-         e.metadata::text, e.headers::text, e.actor, e.correlation_id,
-         to_char(e.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-         floor(extract(epoch from e.created_at))::bigint
-  from claimed c left join @extschema@.outbox_events e on e.seq = c.seq
-  order by c.seq;
+         c.id::text, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload::text, c.previous_payload::text,
+         c.metadata::text, c.headers::text, c.actor, c.correlation_id,
+         to_char(c.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+         floor(extract(epoch from c.created_at))::bigint
+  from claimed c order by c.seq;
 end
 $$;
-comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[]) is
-  'Worker protocol: claims due messages of leased partitions, up to a limit each, in order of seq, with their events.';
+comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[], bigint) is
+  'Worker protocol: claims due messages of leased partitions, up to a limit each, in order of seq, with their events; stops after bytes_max of bodies.';
 
 create function @extschema@.outbox_claim_unleased(
-  destination text, token bigint, claim_ttl_s integer, batch integer
+  destination text, token bigint, claim_ttl_s integer, batch integer, bytes_max bigint
 ) returns setof @extschema@.outbox_claimed language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan as $$
+set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 begin
   return query
-  with pick as materialized (
-    select o.ctid as row_tid from @extschema@.outbox o
+  with locked as materialized (
+    select o.ctid as tid from @extschema@.outbox o
     where o.destination = outbox_claim_unleased.destination and o.available_at <= now()
       and o.claim_token is distinct from outbox_claim_unleased.token
     limit batch for update skip locked
+  ), pick as materialized (
+    select o.*, sum(o.body_bytes) over (order by o.seq) - o.body_bytes as bytes_before
+    from locked join @extschema@.outbox_with_event o on o.row_tid = locked.tid
   ), claimed as (
     -- available_at moves ahead by the claim's time to live: when it passes, another worker may claim the row.
     update @extschema@.outbox o
     set claim_token = outbox_claim_unleased.token, available_at = now() + make_interval(secs => claim_ttl_s)
-    from pick where o.ctid = pick.row_tid
-    returning o.ctid as row_tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.claim_token
+    from pick where o.ctid = pick.row_tid and pick.bytes_before < bytes_max
+    returning o.ctid as row_tid, o.claim_token, pick.seq, pick.destination, pick.partition, pick.key, pick.attempts,
+      pick.id, pick.type, pick.aggregate_type, pick.aggregate_id, pick.operation, pick.payload, pick.previous_payload,
+      pick.metadata, pick.headers, pick.actor, pick.correlation_id, pick.created_at
   )
   select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.claim_token,
-         e.id::text, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload::text, e.previous_payload::text,
-         e.metadata::text, e.headers::text, e.actor, e.correlation_id,
-         to_char(e.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-         floor(extract(epoch from e.created_at))::bigint
-  from claimed c left join @extschema@.outbox_events e on e.seq = c.seq
-  order by c.seq;
+         c.id::text, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload::text, c.previous_payload::text,
+         c.metadata::text, c.headers::text, c.actor, c.correlation_id,
+         to_char(c.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+         floor(extract(epoch from c.created_at))::bigint
+  from claimed c order by c.seq;
 end
 $$;
-comment on function @extschema@.outbox_claim_unleased(text, bigint, integer, integer) is
-  'Worker protocol with leasing off: claims due messages of any partition for claim_ttl_s seconds. No order is promised.';
+comment on function @extschema@.outbox_claim_unleased(text, bigint, integer, integer, bigint) is
+  'Worker protocol with leasing off: claims due messages of any partition for claim_ttl_s seconds; stops after bytes_max of bodies. No order is promised.';
 
 create function @extschema@.outbox_settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
   actions "char"[], delays_ms bigint[], reasons text[]
 ) returns integer language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan as $$
+set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 declare
   leased constant boolean := tokens[1] > 0;
@@ -236,7 +251,7 @@ comment on function @extschema@.outbox_settle(text, tid[], bigint[], text[], sma
   'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, r retry after delays_ms, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
 
 create function @extschema@.outbox_locate(seqs bigint[], destinations text[], partitions smallint[])
-returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   select array_agg(coalesce((select o.ctid from @extschema@.outbox o
                              where o.destination = u.destination and o.partition = u.partition and o.seq = u.seq),
                             '(0,0)'::tid) order by u.i)

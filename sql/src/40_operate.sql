@@ -15,6 +15,7 @@ create function @extschema@.outbox_retry(seq bigint, destination text default nu
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   found_one boolean;
+  risen_count bigint;
 begin
   with risen as (
     delete from @extschema@.outbox_dead d
@@ -33,8 +34,9 @@ begin
       and not exists (select from risen)
     returning 1
   )
-  select exists (select from risen) or exists (select from sooner) into found_one from (select count(*) from again) x;
-  perform @extschema@.outbox_wake();
+  select exists (select from risen) or exists (select from sooner), x.n into found_one, risen_count
+  from (select count(*) as n from again) x;
+  perform @extschema@.outbox_wake(risen_count);
   return found_one;
 end
 $$;
@@ -45,6 +47,7 @@ create function @extschema@.outbox_discard(seq bigint, destination text default 
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   ended bigint;
+  waited bigint;
 begin
   if exists (select from @extschema@.outbox o
              where o.seq = outbox_discard.seq and o.destination = coalesce(outbox_discard.destination, 'default')
@@ -69,7 +72,8 @@ begin
     from (select * from waiting union all select * from dead) x
     returning 1
   )
-  select count(*) from written into ended;
+  select count(*), (select count(*) from waiting) from written into ended, waited;
+  perform @extschema@.outbox_wake(-waited);
   return ended > 0;
 end
 $$;

@@ -48,7 +48,7 @@ comment on view @extschema@.outbox_messages is
   'Every message with its event and one status: pending, in flight, retrying, scheduled, published, dead, discarded. For people and audits; give a seq or a limit.';
 
 create view @extschema@.outbox_status as
-select greatest(c.counters[1], 0) as pending,
+select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- NULL = not preloaded: nobody counts
        c.counters[2] as in_flight,
        (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) d) as dead,
        (select pg_catalog.clock_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_partitions p
@@ -138,7 +138,9 @@ from (select case when exists (select from worker where state = 'unconfigured')
                     or (not exists (select from worker) and pg_catalog.current_setting('outbox.url') = '')
                   then coalesce((select w.detail from worker w where w.state = 'unconfigured' limit 1),
                                 'outbox.url is empty: there is no broker to deliver to') end as problem,
-             'set outbox.url, for example amqp://localhost' as hint) d
+             case when exists (select from worker where state = 'unconfigured' and detail like '%password_file%')
+                  then 'make the file readable for the server''s user alone, with the password as its first line'
+                  else 'set outbox.url, for example amqp://localhost' end as hint) d
 cross join lateral (select d.problem, case when d.problem is not null then d.hint end as remedy) p
 union all
 select 'broker', p.problem is null, p.problem, p.remedy
@@ -167,7 +169,7 @@ select 'blocked', p.problem is null, p.problem, case when p.problem is not null 
 from (select (select 'the broker blocks publishers: ' || coalesce(w.detail, '') from worker w where w.state = 'blocked' limit 1) as problem) p
 union all
 select 'dead letters', d.n = 0,
-       case when d.n > 0 then pg_catalog.format('%s dead letters, the last: %s', case when d.n = 10000 then '10000 or more' else d.n::text end, d.reason) end,
+       case when d.n > 0 then pg_catalog.format('%s dead letter(s), one of them: %s', case when d.n = 10000 then '10000 or more' else d.n::text end, d.reason) end,
        case when d.n > 0 then 'select * from outbox_dead; then outbox_retry(seq) or outbox_discard(seq)' end
 from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) x) as n,
              (select x.reason from @extschema@.outbox_dead x limit 1) as reason) d

@@ -49,7 +49,8 @@ pub fn start(spec: &Spec) -> Option<Handle> {
         let before = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
         let started = pg_sys::RegisterDynamicBackgroundWorker(&mut worker, &mut handle);
         pg_sys::MemoryContextSwitchTo(before);
-        started.then_some(Handle(handle))
+        // Not then_some: that would make, and drop, a handle of nothing when no slot is free.
+        started.then(|| Handle(handle))
     }
 }
 

@@ -68,19 +68,39 @@ pub fn role(name: &str) -> Role {
     }
 }
 
-/// Holds the extension for the rest of this transaction: true if it is there and cannot be dropped before the end.
-/// DROP EXTENSION takes the same lock first of all, so it and a worker never wait for each other in a circle.
-pub fn hold_extension(name: &CStr) -> bool {
+/// Holds the extension for the rest of this transaction, so that it cannot be dropped before the end; its OID, or None if
+/// there is none. DROP EXTENSION takes the same lock first of all, so it and a worker never wait for each other in a
+/// circle.
+pub fn hold_extension(name: &CStr) -> Option<u32> {
     // SAFETY: inside a transaction, on the main thread.
     unsafe {
         let before = pg_sys::get_extension_oid(name.as_ptr(), true);
         if before == pg_sys::InvalidOid {
-            return false;
+            return None;
         }
-        pg_sys::LockDatabaseObject(pg_sys::ExtensionRelationId, before, 0, pg_sys::AccessShareLock as i32);
+        hold_extension_with(before.to_u32());
         pg_sys::AcceptInvalidationMessages();
-        pg_sys::get_extension_oid(name.as_ptr(), true) == before
+        (pg_sys::get_extension_oid(name.as_ptr(), true) == before).then(|| before.to_u32())
     }
+}
+
+/// The same for an extension whose OID is known, without a look whether it is still there.
+pub fn hold_extension_with(oid: u32) {
+    // SAFETY: inside a transaction, on the main thread. A second call in the same transaction costs next to nothing.
+    unsafe {
+        pg_sys::LockDatabaseObject(
+            pg_sys::ExtensionRelationId,
+            oid.into(),
+            0,
+            pg_sys::AccessShareLock as i32,
+        )
+    }
+}
+
+/// The OID of an extension, 0 if there is none.
+pub fn extension(name: &CStr) -> u32 {
+    // SAFETY: inside a transaction.
+    unsafe { pg_sys::get_extension_oid(name.as_ptr(), true).to_u32() }
 }
 
 /// The OID of the SQL function that is being called.

@@ -1,13 +1,23 @@
-//! Signals of a background worker. Core's own handlers are used: with pgrx's, which only set a flag, a worker that waits
-//! for a lock would make `pg_ctl stop -m fast` hang.
+//! Signals of a background worker. Until its loop begins a worker has core's own handlers: with pgrx's, which only set a
+//! flag, one that waits for a lock would make `pg_ctl stop -m fast` hang. From then on SIGTERM cancels the statement that
+//! runs, if any, and asks the loop to end: core's `die` would end the process inside a claim or a settle, and what the
+//! broker has confirmed by then would be sent again.
 
 use pgrx::pg_sys;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-// The handlers themselves; the bindings wrap them in Rust functions, which a signal cannot call.
+/// Somebody asked this process to end. Written by the handler.
+static ASKED_TO_END: AtomicBool = AtomicBool::new(false);
+/// A statement may run. Written by `pg::txn`, read by the handler.
+static IN_TRANSACTION: AtomicBool = AtomicBool::new(false);
+
+// The handlers themselves; the bindings wrap functions in Rust ones, which a signal must not call.
 unsafe extern "C-unwind" {
     fn die(signal: i32);
     #[allow(non_snake_case)] // core's name
     fn SignalHandlerForConfigReload(signal: i32);
+    #[allow(non_snake_case)]
+    fn SetLatch(latch: *mut pg_sys::Latch);
 }
 
 /// Installs core's handlers and lets signals in. First call of every worker's main function.
@@ -17,6 +27,43 @@ pub fn install() {
         pg_sys::pqsignal(pg_sys::SIGTERM as i32, Some(die));
         pg_sys::pqsignal(pg_sys::SIGHUP as i32, Some(SignalHandlerForConfigReload));
         pg_sys::BackgroundWorkerUnblockSignals();
+    }
+}
+
+/// From here on SIGTERM lets the loop come to an orderly end: `asked_to_end` must be looked at after every wait.
+pub fn end_in_order() {
+    // SAFETY: the handler does only what a signal handler may.
+    unsafe {
+        pg_sys::pqsignal(pg_sys::SIGTERM as i32, Some(on_terminate));
+    }
+}
+
+/// Async-signal-safe: atomics, core's flags and SetLatch; errno is kept, as core's handlers do.
+unsafe extern "C-unwind" fn on_terminate(_signal: i32) {
+    // SAFETY: errno and the latch are this thread's own; every other thread has all signals blocked.
+    unsafe {
+        let errno = *libc::__errno_location();
+        ASKED_TO_END.store(true, Relaxed);
+        if IN_TRANSACTION.load(Relaxed) {
+            std::ptr::write_volatile(&raw mut pg_sys::QueryCancelPending, 1);
+            std::ptr::write_volatile(&raw mut pg_sys::InterruptPending, 1);
+        }
+        SetLatch(pg_sys::MyLatch);
+        *libc::__errno_location() = errno;
+    }
+}
+
+/// Whether somebody asked this process to end.
+pub fn asked_to_end() -> bool {
+    ASKED_TO_END.load(Relaxed)
+}
+
+/// Called by `pg::txn` around each transaction. A cancel that came too late to hit a statement must not hit the next one.
+pub fn in_transaction(is_inside: bool) {
+    IN_TRANSACTION.store(is_inside, Relaxed);
+    if !is_inside {
+        // SAFETY: written by handlers of this thread only, hence the volatile access.
+        unsafe { std::ptr::write_volatile(&raw mut pg_sys::QueryCancelPending, 0) }
     }
 }
 
@@ -31,30 +78,6 @@ pub fn reload_if_asked() -> bool {
         pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
     }
     true
-}
-
-/// True if somebody asked this process to end. The request is put aside, so that the worker may still settle what the
-/// broker has confirmed; `die_now` must follow within the time a fast shutdown may take.
-pub fn take_die_request() -> bool {
-    // SAFETY: as above.
-    unsafe {
-        if std::ptr::read_volatile(&raw const pg_sys::ProcDiePending) == 0 {
-            return false;
-        }
-        std::ptr::write_volatile(&raw mut pg_sys::ProcDiePending, 0);
-    }
-    true
-}
-
-/// Ends the process as core's `die` would have: FATAL, exit code 1.
-pub fn die_now() -> ! {
-    // SAFETY: sets what the signal handler sets, then lets core act on it.
-    unsafe {
-        std::ptr::write_volatile(&raw mut pg_sys::ProcDiePending, 1);
-        std::ptr::write_volatile(&raw mut pg_sys::InterruptPending, 1);
-        pgrx::check_for_interrupts!();
-        pg_sys::proc_exit(1)
-    }
 }
 
 /// Ends the process in order, at its own wish.

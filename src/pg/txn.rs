@@ -1,7 +1,7 @@
 //! One way to run a transaction in a worker. pgrx's own commits half-done work when its closure catches an error, and
 //! lets an ERROR end the worker.
 
-use super::stat;
+use super::{signals, stat};
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::{PgTryBuilder, pg_sys};
 use std::ffi::CStr;
@@ -39,6 +39,7 @@ pub fn run<T>(
     body: impl FnOnce() -> Result<T, String>,
 ) -> Result<T, Failure> {
     stat::running(what);
+    signals::in_transaction(true);
     let result = PgTryBuilder::new(AssertUnwindSafe(|| {
         // SAFETY: main thread of a connected worker, no transaction open: the usual sequence of a worker.
         unsafe {
@@ -62,6 +63,7 @@ pub fn run<T>(
     .catch_others(|caught| Err(failure_of(&caught)))
     .catch_rust_panic(|caught| Err(failure_of(&caught)))
     .execute();
+    signals::in_transaction(false);
     if result.is_err() {
         // SAFETY: an error left the transaction open; this closes it whatever its state.
         unsafe {

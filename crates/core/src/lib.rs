@@ -9,7 +9,7 @@
 //! - [`partition`]: which partition a key belongs to, and its label.
 //! - [`lease`]: which worker acquires, renews and releases which partition.
 //! - [`tick`]: whether a pass claims, and how long the worker sleeps after it.
-//! - [`budget`]: how many rows a claim asks for, and their fair split among partitions.
+//! - [`budget`]: the fair split of a claim's rows among partitions.
 //! - [`route`]: the routing key from a template.
 //! - [`envelope`]: body, properties and headers of a message, and the limits that AMQP sets them.
 //! - [`settle`]: what becomes of a message, given what the broker said.

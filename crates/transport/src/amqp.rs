@@ -13,6 +13,7 @@ use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserIn
 use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, ErrorKind, ExchangeKind};
 use std::future::Future;
 use std::io;
+use std::pin::pin;
 use std::sync::Mutex;
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -21,6 +22,8 @@ use tokio::net::TcpStream;
 const HEARTBEAT_S: u16 = 8;
 /// One to publish on, one to check with, and spares: lapin frees a closed channel's number late.
 const CHANNELS_MAX: u16 = 8;
+/// How long to wait for lapin to tell the cause too, after a channel or connection broke.
+pub(crate) const CAUSE_LIMIT: Duration = Duration::from_millis(100);
 const REPLY_SUCCESS: u16 = 200;
 
 /// Why the connection is down, or could not be made.
@@ -49,9 +52,22 @@ pub(crate) struct Link {
 /// Connects and checks. `wire` is filled as soon as there is a socket, so that the caller can cut it whatever happens:
 /// also if this future is dropped half way.
 pub(crate) async fn connect(config: &AmqpConfig, wire: &mut Option<Wire>) -> Result<Link, Fault> {
-    let limit = config.connect_timeout;
     let (new_wire, stream, mark) = dial(config).await?;
-    *wire = Some(new_wire);
+    let wire = wire.insert(new_wire);
+    let mut set_up = pin!(set_up(config, stream, mark));
+    tokio::select! {
+        biased;
+        link = &mut set_up => return link,
+        () = wire.thread_ended() => {}
+    }
+    // lapin can lose its thread and leave its caller waiting: a peer that hangs up after connection.tune does it. It can
+    // also be about to say why.
+    let unexplained = Err(Fault::new(DownReason::Closed, "the peer closed the connection"));
+    tokio::time::timeout(CAUSE_LIMIT, set_up).await.unwrap_or(unexplained)
+}
+
+async fn set_up(config: &AmqpConfig, stream: GuardedStream, mark: ThreadMark) -> Result<Link, Fault> {
+    let limit = config.connect_timeout;
     let connection = within(limit, "the AMQP handshake", handshake(config, stream, mark)).await?;
     within(limit, "the exchange check", check_exchange(config, &connection)).await?;
     let channel = within(limit, "opening a channel", connection.create_channel()).await?;

@@ -60,13 +60,16 @@ impl Wire {
 
     /// Ready once lapin's I/O thread is gone, for whatever reason: end of file, error, panic.
     pub(crate) async fn thread_ended(&mut self) {
-        let _ = (&mut self.thread_ended).await;
+        // A oneshot panics when it is asked again after it has answered.
+        if !self.thread_ended.is_terminated() {
+            let _ = (&mut self.thread_ended).await;
+        }
     }
 
     /// Cuts the connection both ways and waits for lapin's thread. False: it is still there after `limit`.
     pub(crate) async fn cut(mut self, limit: Duration) -> bool {
         let _ = self.socket.shutdown(Shutdown::Both);
-        tokio::time::timeout(limit, &mut self.thread_ended).await.is_ok()
+        tokio::time::timeout(limit, self.thread_ended()).await.is_ok()
     }
 }
 

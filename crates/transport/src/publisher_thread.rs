@@ -32,17 +32,22 @@ pub(crate) fn main(
     batches: mpsc::Receiver<Vec<Publication>>,
     stop: watch::Receiver<Option<Instant>>,
 ) {
-    let run = AssertUnwindSafe(|| {
+    let death = death_of(|| {
         let runtime = OurRuntime::new().map_err(|e| format!("no runtime: {e}"))?;
         let mut intake = Intake { batches, stop, shared };
         runtime.get().block_on(keep_connected(&config, &mut intake))
     });
-    let died = match catch_unwind(run) {
-        Ok(Ok(())) => return,
-        Ok(Err(text)) => text,
-        Err(panic) => format!("the publisher thread panicked: {}", panic_text(&*panic)),
-    };
-    shared.push(Event::Died(died));
+    if let Some(text) = death {
+        shared.push(Event::Died(text));
+    }
+}
+
+/// Why `run` ended, unless it ended as told. A panic that left the thread would be lost on the worker.
+fn death_of(run: impl FnOnce() -> Result<(), String>) -> Option<String> {
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(ended) => ended.err(),
+        Err(panic) => Some(format!("the publisher thread panicked: {}", panic_text(&*panic))),
+    }
 }
 
 /// A runtime whose drop never waits. Tokio's waits for its pool, and there a name look-up can hang for half a minute.
@@ -274,6 +279,15 @@ impl Backoff {
 mod tests {
     use super::*;
     use crate::Secret;
+
+    #[test]
+    fn a_panic_is_told_with_its_text() {
+        assert_eq!(death_of(|| Ok(())), None);
+        assert_eq!(death_of(|| Err("stuck".to_owned())), Some("stuck".to_owned()));
+        assert!(death_of(|| panic!("a literal")).is_some_and(|t| t.ends_with("panicked: a literal")));
+        let number = 7;
+        assert!(death_of(|| panic!("number {number}")).is_some_and(|t| t.ends_with("panicked: number 7")));
+    }
 
     #[test]
     fn the_backoff_doubles_to_its_maximum_and_restarts_only_after_a_connection_that_lived() {

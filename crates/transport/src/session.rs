@@ -29,8 +29,6 @@ use tokio::time::{Instant, sleep_until, timeout};
 const UNWRITTEN_MAX: usize = 64;
 /// Bodies of outstanding messages. Unroutable ones come back whole, so the window bounds memory twice.
 const WINDOW_BYTES_MAX: usize = 64 << 20;
-/// After a channel or connection broke: how long to wait for lapin to tell the cause too.
-const CAUSE_LIMIT: Duration = Duration::from_millis(100);
 /// For the confirms that are on their way when told to stop: each one spares a duplicate at the next start.
 const STOP_GRACE_MAX: Duration = Duration::from_millis(500);
 
@@ -178,7 +176,8 @@ impl<'a> Session<'a> {
     }
 
     /// Starts one attempt. Its first poll, right here, puts the frames into lapin's buffer: that is what keeps the order,
-    /// and it costs a fifth of waiting for each write (lapin's `send_method_frame_with_body`).
+    /// and awaiting each write instead would take four times the CPU, a thread round trip a message (lapin's
+    /// `send_method_frame_with_body`).
     fn publish(&mut self, publication: Publication) {
         let handle = publication.handle;
         let body_bytes = publication.body.len();
@@ -208,7 +207,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Ready when there is an answer to drain, or room again for what waits.
+    /// Ready when there is an answer to drain, or room for what waits, here or in the queue.
     async fn progress(&mut self) {
         let had_room = self.has_room();
         poll_fn(|cx| match self.attempts.poll_next_unpin(cx) {
@@ -216,7 +215,8 @@ impl<'a> Session<'a> {
                 self.answers.push(answer);
                 Poll::Ready(())
             }
-            _ if !had_room && self.has_room() => Poll::Ready(()),
+            // Room may have come since `fill` stopped for the want of it: `drain` also polls.
+            _ if self.has_room() && !(had_room && self.waiting.is_empty()) => Poll::Ready(()),
             _ => Poll::Pending,
         })
         .await;
@@ -316,11 +316,20 @@ impl<'a> Session<'a> {
         };
         self.stop_at = Some(Instant::now() + grace);
         self.timer_armed = false;
+        self.lose_waiting("the publisher was stopped");
+    }
+
+    fn lose_waiting(&mut self, reason: &str) {
+        let lost = Outcome::Lost {
+            reason: reason.to_owned(),
+        };
+        self.outcomes
+            .extend(self.waiting.drain(..).map(|p| (p.handle, lost.clone())));
     }
 
     /// The most telling account of what ended this connection. The first one often only says that it has ended.
     async fn find_cause(&mut self, mut events: Pin<&mut impl Stream<Item = LapinEvent>>) -> Fault {
-        let until = Instant::now() + CAUSE_LIMIT;
+        let until = Instant::now() + amqp::CAUSE_LIMIT;
         while self.stop_at.is_none() && matches!(self.broken, Some((0, _))) {
             match timeout(until - Instant::now(), events.next()).await {
                 Ok(Some(LapinEvent::Error(error))) => self.break_off(amqp::eloquence(&error), amqp::fault(&error)),
@@ -340,6 +349,7 @@ impl<'a> Session<'a> {
     /// Gives everything that has no outcome the one that its end deserves.
     fn abandon(&mut self, fault: &Fault) {
         let reason = format!("{}: {}", fault.reason, fault.detail);
+        self.lose_waiting(&reason);
         let lost = Outcome::Lost { reason };
         for (_, open) in std::mem::take(&mut self.open) {
             let outcome = match () {

@@ -17,6 +17,9 @@ const EXCHANGE: u16 = 40;
 const BASIC: u16 = 60;
 const CONFIRM: u16 = 85;
 
+/// Short, so that silence is found soon; the publisher takes the lower of both sides' wishes.
+const HEARTBEAT_S: u16 = 1;
+
 /// One test at a time: they count the threads of the process.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
@@ -139,7 +142,7 @@ impl Peer {
         let class = u16::from_be_bytes([payload[0], payload[1]]);
         let method = u16::from_be_bytes([payload[2], payload[3]]);
         match (class, method) {
-            (CONNECTION, 11) => self.tune(frame_max, 60)?,
+            (CONNECTION, 11) => self.tune(frame_max, HEARTBEAT_S)?,
             (CONNECTION, 40) => self.method(0, CONNECTION, 41, &short(""))?,
             (CONNECTION, 50) => self.method(0, CONNECTION, 51, &[])?,
             (CHANNEL, 10) => self.method(channel, CHANNEL, 11, &long(b""))?,
@@ -156,10 +159,14 @@ impl Peer {
 
     /// Everything up to confirm mode, honestly.
     fn connect(&mut self) -> std::io::Result<()> {
+        self.connect_with(131_072)
+    }
+
+    fn connect_with(&mut self, frame_max: u32) -> std::io::Result<()> {
         self.header()?;
         self.start(&[])?;
         loop {
-            if let Some(channel) = self.answer_one(131_072)? {
+            if let Some(channel) = self.answer_one(frame_max)? {
                 self.publish_channel = channel;
                 return Ok(());
             }
@@ -331,7 +338,7 @@ fn a_peer_that_falls_silent_at_any_step_makes_down_in_time_and_leaves_no_thread(
     }
 }
 
-/// The first steps of connecting, then no more.
+/// The first steps of connecting, then no more. Six lead to `Connected`.
 fn play_honestly(peer: &mut Peer, steps: usize) -> std::io::Result<()> {
     if steps > 0 {
         peer.header()?;
@@ -339,8 +346,6 @@ fn play_honestly(peer: &mut Peer, steps: usize) -> std::io::Result<()> {
     }
     for _ in 1..steps {
         peer.answer_one(131_072)?;
-        // tune-ok asks for no answer and comes together with open.
-        if steps >= 3 {}
     }
     Ok(())
 }
@@ -374,7 +379,8 @@ fn a_hundred_failed_connects_leave_no_thread_and_no_socket() {
     }
     desk.stop();
     until_no_lapin_thread_is_left();
-    assert!(sockets() <= before + 2, "{before} before, {} after", sockets());
+    // The fake brokers' own sockets come and go meanwhile; a leak would leave a hundred or more.
+    assert!(sockets() <= before + 20, "{before} before, {} after", sockets());
 }
 
 #[test]
@@ -382,9 +388,7 @@ fn a_frame_max_of_nothing_or_everything_does_not_make_lapin_allocate() {
     let _alone = alone();
     for frame_max in [0, 1, u32::MAX] {
         let port = broker(move |peer| {
-            peer.header()?;
-            peer.start(&[])?;
-            while peer.answer_one(frame_max)?.is_none() {}
+            peer.connect_with(frame_max)?;
             let got = peer.next_message()?;
             peer.ack(got.tag, false)?;
             peer.until_closed()

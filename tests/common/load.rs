@@ -1,0 +1,245 @@
+//! Producers that write events for as long as a test wants, and keep an account of what they meant and what they were
+//! told. They survive a restart of the server, as an application does.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use postgres::error::SqlState;
+use postgres::{Client, NoTls};
+use serde_json::json;
+use support::wait::{pass_time_until, try_wait_for};
+use support::{Cluster, wait_until};
+
+use super::oracle::{Fate, Sent};
+use super::{DB, LONG};
+
+/// What the producers do.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub writers: usize,
+    /// Of all writers together. Each writer has its own, so that its order of commits is the order of the key.
+    pub keys: usize,
+    /// Of each writer; none = as fast as it can.
+    pub transactions_per_s: Option<u32>,
+    /// Each writer ends by itself after so many events.
+    pub events_per_writer: usize,
+    /// Roll back some transactions and savepoints, and write several events in some.
+    pub mixed: bool,
+    pub synchronous_commit: bool,
+}
+
+impl Default for Plan {
+    /// 200 transactions a second of one event each, until the test ends it.
+    fn default() -> Self {
+        Self {
+            writers: 2,
+            keys: 20,
+            transactions_per_s: Some(100),
+            events_per_writer: usize::MAX,
+            mixed: false,
+            synchronous_commit: true,
+        }
+    }
+}
+
+/// Running producers.
+pub struct Load {
+    stop: Arc<AtomicBool>,
+    committed: Arc<AtomicUsize>,
+    writers: Vec<JoinHandle<Vec<Sent>>>,
+}
+
+impl Load {
+    pub fn start(cluster: &Cluster, plan: &Plan) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let committed = Arc::new(AtomicUsize::new(0));
+        let writers = (0..plan.writers).map(|number| {
+            let writer = Writer {
+                number,
+                plan: plan.clone(),
+                conn_string: cluster.conn_string(DB),
+                stop: Arc::clone(&stop),
+                committed: Arc::clone(&committed),
+                client: None,
+                events: 0,
+                random: 0x9e37_79b9_7f4a_7c15 ^ (number as u64 + 1),
+                sent: Vec::new(),
+            };
+            std::thread::spawn(move || writer.run())
+        });
+        let writers = writers.collect();
+        Self {
+            stop,
+            committed,
+            writers,
+        }
+    }
+
+    /// How many events were committed so far.
+    pub fn committed(&self) -> usize {
+        self.committed.load(Ordering::Acquire)
+    }
+
+    /// Waits until so many further events are committed.
+    pub fn wait_for_more(&self, events: usize) {
+        let goal = self.committed() + events;
+        wait_until(&format!("{events} more commits"), LONG, || self.committed() >= goal);
+    }
+
+    /// Lets each writer finish its transaction, and returns their account.
+    pub fn stop(self) -> Vec<Sent> {
+        self.stop.store(true, Ordering::Release);
+        self.finish()
+    }
+
+    /// Waits until each writer has written all that the plan says, and returns their account.
+    pub fn finish(mut self) -> Vec<Sent> {
+        let writers = std::mem::take(&mut self.writers);
+        writers
+            .into_iter()
+            .flat_map(|writer| writer.join().expect("a writer ends well"))
+            .collect()
+    }
+}
+
+impl Drop for Load {
+    /// A failed test leaves no writer behind that waits for its server.
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        for writer in self.writers.drain(..) {
+            let _ = writer.join();
+        }
+    }
+}
+
+struct Writer {
+    number: usize,
+    plan: Plan,
+    conn_string: String,
+    stop: Arc<AtomicBool>,
+    committed: Arc<AtomicUsize>,
+    client: Option<Client>,
+    events: usize,
+    random: u64,
+    sent: Vec<Sent>,
+}
+
+impl Writer {
+    fn run(mut self) -> Vec<Sent> {
+        let mut due = Instant::now();
+        while self.events < self.plan.events_per_writer && !self.stop.load(Ordering::Acquire) {
+            if let Some(rate) = self.plan.transactions_per_s {
+                due = Instant::now().max(due + Duration::from_secs(1) / rate);
+                pass_time_until(due);
+            }
+            self.transaction();
+        }
+        self.sent
+    }
+
+    fn transaction(&mut self) {
+        let Some(mut client) = self.client.take().or_else(|| self.connect()) else {
+            return;
+        };
+        let first = self.sent.len();
+        let rolls_back = self.plan.mixed && self.chance(10);
+        let written = self.write(&mut client);
+        let ended = written.and_then(|()| {
+            let fate = if rolls_back { Fate::RolledBack } else { Fate::Unknown };
+            self.judge(first, fate);
+            client.batch_execute(if rolls_back { "rollback" } else { "commit" })
+        });
+        match ended {
+            Ok(()) if !rolls_back => {
+                let committed = self.judge(first, Fate::Committed);
+                self.committed.fetch_add(committed, Ordering::AcqRel);
+                self.client = Some(client);
+            }
+            Ok(()) => self.client = Some(client),
+            // The server goes or is gone. What was sent before COMMIT was is rolled back already in the account.
+            Err(error) => assert!(is_end_of_session(&error), "writer {}: {error:?}", self.number),
+        }
+    }
+
+    /// Sets the fate of the events since `first` that are not rolled back, and says how many they are.
+    fn judge(&mut self, first: usize, fate: Fate) -> usize {
+        let open = self.sent[first..]
+            .iter_mut()
+            .filter(|sent| !(sent.fate == Fate::RolledBack && sent.payload["savepoint"] == "rolled back"));
+        open.map(|sent| sent.fate = fate).count()
+    }
+
+    /// The statements of one transaction, without its end.
+    fn write(&mut self, client: &mut Client) -> Result<(), postgres::Error> {
+        client.batch_execute("begin")?;
+        let key = self.next_random() as usize % (self.plan.keys / self.plan.writers).max(1);
+        let events = if self.plan.mixed && self.chance(30) { 3 } else { 1 };
+        for _ in 0..events {
+            self.event(client, key, None)?;
+        }
+        if self.plan.mixed && self.chance(20) {
+            client.batch_execute("savepoint s")?;
+            self.event(client, key, Some("rolled back"))?;
+            client.batch_execute("rollback to s")?;
+            self.event(client, key, None)?;
+            client.batch_execute("release s")?;
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, client: &mut Client, key: usize, savepoint: Option<&str>) -> Result<(), postgres::Error> {
+        self.events += 1;
+        let label = format!("w{}-e{}", self.number, self.events);
+        let payload =
+            json!({"label": label, "savepoint": savepoint, "noise": self.next_random(), "text": "Ünï \u{1}\""});
+        let aggregate = format!("w{}-k{key}", self.number);
+        // An intent is in the account before the server hears of it.
+        self.sent.push(Sent {
+            label,
+            payload: payload.clone(),
+            fate: Fate::RolledBack,
+        });
+        client.execute(
+            "select outbox_publish('Loaded', $1::jsonb, 'load', $2::text, 'written')",
+            &[&payload, &aggregate],
+        )?;
+        Ok(())
+    }
+
+    /// None when the test has ended.
+    fn connect(&self) -> Option<Client> {
+        let asynchronous = if self.plan.synchronous_commit { "on" } else { "off" };
+        let found = try_wait_for(LONG, || {
+            if self.stop.load(Ordering::Acquire) {
+                return Some(None);
+            }
+            let mut client = Client::connect(&self.conn_string, NoTls).ok()?;
+            let set = client.batch_execute(&format!("set synchronous_commit = {asynchronous}"));
+            set.ok().map(|()| Some(client))
+        });
+        found.unwrap_or_else(|| panic!("writer {}: no connection", self.number))
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.next_random() % 100 < percent
+    }
+
+    /// xorshift64: the same numbers in each run, and a plan that fails fails again.
+    fn next_random(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random >> 11 // what a JSON number of any reader holds
+    }
+}
+
+fn is_end_of_session(error: &postgres::Error) -> bool {
+    let ends = [
+        SqlState::ADMIN_SHUTDOWN,
+        SqlState::CRASH_SHUTDOWN,
+        SqlState::CANNOT_CONNECT_NOW,
+    ];
+    error.is_closed() || error.code().is_none_or(|code| ends.contains(code))
+}

@@ -1,0 +1,131 @@
+//! What several test files need: a cluster whose worker delivers to a broker, and questions put to it. Included by
+//! `mod common;` in each of them.
+#![allow(dead_code)] // no test file needs all of it
+
+pub mod load;
+pub mod oracle;
+
+use std::time::Duration;
+
+use serde_json::Value;
+use support::{Broker, Cluster, Consumer, Delivery, fresh_names, wait_for, wait_until};
+
+pub const DB: &str = "postgres";
+
+/// Far above what anything here takes on a slow machine: a test that fails waits so long, no other does.
+pub const LONG: Duration = Duration::from_secs(120);
+
+/// A server with the extension, whose worker is connected to `broker` and delivers to `exchange`, which must exist.
+pub fn outbox_cluster(broker: &Broker, exchange: &str) -> Cluster {
+    outbox_cluster_with(broker, exchange, &[])
+}
+
+/// The same with further lines of postgresql.conf.
+pub fn outbox_cluster_with(broker: &Broker, exchange: &str, conf: &[&str]) -> Cluster {
+    let cluster = unconnected_cluster(&broker.url(), exchange, conf);
+    wait_connected(&cluster);
+    cluster
+}
+
+/// The same, but nothing is waited for: the broker may be out of reach.
+pub fn unconnected_cluster(url: &str, exchange: &str, conf: &[&str]) -> Cluster {
+    let cluster = Cluster::builder()
+        .conf(&format!("outbox.url = '{url}'"))
+        .conf(&format!("outbox.exchange = '{exchange}'"));
+    let cluster = conf.iter().fold(cluster, |builder, line| builder.conf(line)).start();
+    cluster.exec(DB, "create extension outbox");
+    cluster
+}
+
+/// Waits until every worker that is to run is connected to its broker, and owns a partition where leases are used.
+pub fn wait_connected(cluster: &Cluster) {
+    wait_true(
+        cluster,
+        "every worker to be connected",
+        "select count(*) = current_setting('outbox.workers')::int from outbox_worker_status
+         where alive and state = 'connected' and (partitions > 0 or not (select leasing from outbox_settings))",
+    );
+}
+
+/// Declares a durable topic exchange and a durable queue that gets all of it. Returns their names.
+pub fn exchange_and_queue(broker: &Broker) -> (String, String) {
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, Value::Null);
+    broker.bind(&queue, &exchange, "#");
+    (exchange, queue)
+}
+
+/// Waits until the question `sql` is answered with true. It survives a restart of the server.
+pub fn wait_true(cluster: &Cluster, what: &str, sql: &str) {
+    let mut client = None;
+    wait_until(what, LONG, || {
+        if client.is_none() {
+            client = cluster.try_connect(DB).ok();
+        }
+        let answer = client.as_mut().map(|client| client.query_one(sql, &[]));
+        match answer {
+            Some(Ok(row)) => row.get(0),
+            _ => {
+                client = None;
+                false
+            }
+        }
+    });
+}
+
+/// Waits until the history shows `n` messages as published, and no more.
+pub fn wait_published(cluster: &Cluster, n: usize) {
+    let published = "select count(*) from outbox_history where not discarded";
+    wait_true(
+        cluster,
+        &format!("{n} published messages"),
+        &format!("select ({published}) >= {n}"),
+    );
+    assert_eq!(cluster.query_one::<i64>(DB, published), n as i64, "published messages");
+}
+
+/// Waits until no message waits for delivery any more.
+pub fn wait_drained(cluster: &Cluster) {
+    wait_true(
+        cluster,
+        "the outbox to be empty",
+        "select not exists (select from outbox)",
+    );
+}
+
+/// A check of outbox_health: whether all is well, and if not the problem in words.
+pub fn health(cluster: &Cluster, check: &str) -> (bool, String) {
+    let row = cluster
+        .connect(DB)
+        .query_one(
+            r#"select ok, coalesce(problem, '') from outbox_health where "check" = $1"#,
+            &[&check],
+        )
+        .unwrap_or_else(|error| panic!("check {check:?} of outbox_health: {error:?}"));
+    (row.get(0), row.get(1))
+}
+
+/// Waits until a check of outbox_health fails, and returns the problem in words.
+pub fn wait_for_problem(cluster: &Cluster, check: &str) -> String {
+    wait_for(&format!("a problem of {check:?} in outbox_health"), LONG, || {
+        let (ok, problem) = health(cluster, check);
+        (!ok).then_some(problem)
+    })
+}
+
+/// Waits until a check of outbox_health is well.
+pub fn wait_healthy(cluster: &Cluster, check: &str) {
+    wait_until(&format!("{check:?} of outbox_health to be well"), LONG, || {
+        health(cluster, check).0
+    });
+}
+
+/// All that is in a queue now. Take it when the outbox is empty: then all of it has been confirmed.
+pub fn all_of(broker: &Broker, queue: &str) -> Vec<Delivery> {
+    let count = broker.queue_len(queue) as usize;
+    match count {
+        0 => Vec::new(),
+        _ => Consumer::new(broker, queue).recv_n(count, LONG),
+    }
+}

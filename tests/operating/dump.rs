@@ -1,0 +1,165 @@
+//! Does a dump carry every message, and what becomes of them where it is restored?
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use support::{Broker, Cluster, Consumer, Mode, Proxy, wait_until};
+
+use crate::common::*;
+use crate::{payload, publish};
+
+const TABLES: [&str; 5] = [
+    "outbox",
+    "outbox_history",
+    "outbox_dead",
+    "outbox_events",
+    "outbox_settings",
+];
+
+/// A database with every kind of row: published, dead, pending, scheduled, discarded, and four partitions.
+fn shop(cluster: &Cluster) {
+    cluster.exec(DB, "create database shop");
+    cluster.exec(DB, "alter database shop set outbox.partition_count = 4");
+    cluster.exec("shop", "create extension outbox");
+    (1..=3).for_each(|n| _ = publish(cluster, "shop", n));
+    cluster.exec("shop", "select outbox_enqueue(4711, 'key')");
+    wait_until("three published and one dead", LONG, || {
+        let ended = "select (select count(*) from outbox_history) + (select count(*) from outbox_dead)";
+        cluster.query_one::<i64>("shop", ended) == 4
+    });
+    cluster.exec(DB, "alter database shop set outbox.enabled = off");
+    wait_until("a paused worker", LONG, || {
+        cluster.query_one(
+            "shop",
+            "select exists (select from outbox_worker_status where state = 'paused')",
+        )
+    });
+    (4..=8).for_each(|n| _ = publish(cluster, "shop", n));
+    cluster.exec(
+        "shop",
+        "select outbox_publish('T', '9', available_at => '2999-01-01'); select outbox_discard(8)",
+    );
+}
+
+/// A database to restore into that delivers nothing yet.
+fn silent_database(cluster: &Cluster, name: &str) {
+    cluster.exec(DB, &format!("create database {name}"));
+    cluster.exec(DB, &format!("alter database {name} set outbox.enabled = off"));
+}
+
+fn rows(cluster: &Cluster, db: &str, table: &str) -> String {
+    let sql = format!("select coalesce(string_agg(t::text, E'\\n' order by t::text), '') from {table} t");
+    cluster.query_one(db, &sql)
+}
+
+/// Runs a program of the installation against a database; returns what it wrote.
+fn tool(cluster: &Cluster, program: &str, db: &str, args: &[&str], input: &[u8]) -> Vec<u8> {
+    let mut child = Command::new(cluster.installation().bin(program))
+        .args([
+            "-h",
+            "127.0.0.1",
+            "-U",
+            "postgres",
+            "-p",
+            &cluster.port().to_string(),
+            "-d",
+            db,
+        ])
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("run {program}: {error}"));
+    // The input is read to its end before much is written, so a thread is not needed; it is closed here.
+    child
+        .stdin
+        .take()
+        .expect("a pipe")
+        .write_all(input)
+        .expect("write to the program");
+    let output = child.wait_with_output().expect("wait for the program");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program}: {}\n{said}", output.status);
+    output.stdout
+}
+
+fn assert_same_rows(cluster: &Cluster, restored: &str) {
+    for table in TABLES {
+        let original = rows(cluster, "shop", table);
+        assert!(!original.is_empty(), "{table} has rows");
+        assert_eq!(rows(cluster, restored, table), original, "{table}");
+    }
+    let last: i64 = cluster.query_one("shop", "select max(seq) from outbox_events");
+    let next = publish(cluster, restored, 10);
+    assert!(next > last, "the next seq is {next}, but {last} is taken");
+    assert_eq!(
+        cluster.query_one::<String>(restored, "select outbox_partition_of('order-42')"),
+        cluster.query_one::<String>(restored, "select outbox_partition_of('order-42', 4)"),
+    );
+}
+
+#[test]
+fn a_dump_restores_every_row_and_the_sequence() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    shop(&cluster);
+    let dump = tool(&cluster, "pg_dump", "shop", &[], b"");
+    silent_database(&cluster, "restored");
+    tool(&cluster, "psql", "restored", &["-q", "-v", "ON_ERROR_STOP=1"], &dump);
+    assert_same_rows(&cluster, "restored");
+
+    assert_eq!(broker.queue_len(&queue), 3, "nothing was sent by the silent database");
+    let consumer = Consumer::new(broker, &queue);
+    consumer.recv_n(3, LONG);
+    cluster.exec(DB, "alter database restored set outbox.enabled = on");
+    let mut again: Vec<i64> = consumer
+        .recv_n(5, LONG)
+        .iter()
+        .map(|delivery| delivery.json()["payload"].as_i64().expect("a number"))
+        .collect();
+    again.sort_unstable();
+    assert_eq!(
+        again,
+        [4, 5, 6, 7, 10],
+        "what was pending goes out of the restored database"
+    );
+}
+
+#[test]
+fn a_dump_in_custom_format_restores_as_well() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    shop(&cluster);
+    let dump = tool(&cluster, "pg_dump", "shop", &["-Fc"], b"");
+    silent_database(&cluster, "restored");
+    tool(&cluster, "pg_restore", "restored", &["--exit-on-error"], &dump);
+    assert_same_rows(&cluster, "restored");
+}
+
+/// A claim belongs to the worker that made it, which does not exist in the restored database.
+#[test]
+fn what_was_in_flight_at_a_dump_is_delivered_after_the_restore() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let proxy = Proxy::start(broker.port());
+    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &[]);
+    wait_connected(&cluster);
+    proxy.mode(Mode::Blackhole);
+    publish(&cluster, DB, 1);
+    wait_true(
+        &cluster,
+        "a message in flight",
+        "select exists (select from outbox where claim_token is not null)",
+    );
+    let dump = tool(&cluster, "pg_dump", DB, &[], b"");
+    cluster.exec(DB, "create database restored");
+    cluster.exec(
+        DB,
+        &format!("alter database restored set outbox.url = '{}'", broker.url()),
+    );
+    tool(&cluster, "psql", "restored", &["-q", "-v", "ON_ERROR_STOP=1"], &dump);
+    assert_eq!(payload(&Consumer::new(broker, &queue)), 1);
+}

@@ -1,0 +1,241 @@
+//! CREATE EXTENSION and DROP EXTENSION: under load, twice, at once, in another database, in another schema.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use postgres::{Client, NoTls};
+use support::{Broker, Cluster, Consumer};
+
+use crate::common::*;
+use crate::{has_worker, payload, publish};
+
+/// Writers that do not mind errors: the extension may be gone.
+struct Careless {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Careless {
+    fn start(cluster: &Cluster) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let threads = (0..4).map(|n| {
+            let (stop, conn_string) = (Arc::clone(&stop), cluster.conn_string(DB));
+            std::thread::spawn(move || {
+                let mut client = Client::connect(&conn_string, NoTls).expect("connect");
+                let sql = format!(
+                    "begin; select outbox_publish('T', '0', 'load', '{n}');
+                     select outbox_publish('T', '0', 'load', 'x'); commit"
+                );
+                while !stop.load(Ordering::Acquire) {
+                    if client.batch_execute(&sql).is_err() {
+                        client.batch_execute("rollback").expect("a live connection");
+                    }
+                }
+            })
+        });
+        let threads = threads.collect();
+        Self { stop, threads }
+    }
+}
+
+impl Drop for Careless {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        for thread in self.threads.drain(..) {
+            let ended = thread.join();
+            assert!(std::thread::panicking() || ended.is_ok(), "a writer panicked");
+        }
+    }
+}
+
+#[test]
+fn drop_extension_under_load_succeeds_and_create_extension_brings_all_back() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    cluster.exec(
+        DB,
+        "create schema relay; alter database postgres set search_path = public, relay",
+    );
+    for schema in ["relay", "public", "relay"] {
+        let writers = Careless::start(&cluster);
+        wait_true(
+            &cluster,
+            "deliveries",
+            "select published_total > 200 from outbox_status",
+        );
+        let mut client = cluster.connect(DB);
+        let started = Instant::now();
+        let dropped = client.batch_execute("drop extension outbox");
+        let took = started.elapsed();
+        dropped.unwrap_or_else(|error| panic!("DROP EXTENSION after {took:?}: {error:#?}"));
+        assert!(took < Duration::from_secs(10), "DROP EXTENSION took {took:?}");
+        wait_true(
+            &cluster,
+            "the worker to leave",
+            "select not exists (select from pg_stat_activity where backend_type = 'outbox worker')",
+        );
+        drop(writers);
+        broker.delete_queue(&queue);
+        broker.declare_queue(&queue, serde_json::Value::Null);
+        broker.bind(&queue, &exchange, "#");
+        let consumer = Consumer::new(broker, &queue);
+        cluster.exec(DB, &format!("create extension outbox schema {schema}"));
+        publish(&cluster, DB, 1);
+        assert_eq!(payload(&consumer), 1);
+    }
+    let log = cluster.log();
+    assert!(!log.contains("PANIC") && !log.contains("terminated by signal"), "{log}");
+}
+
+#[test]
+fn a_backend_that_used_the_extension_uses_the_next_one() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    cluster.exec(DB, "create schema relay");
+    let mut client = cluster.connect(DB);
+    for schema in ["public", "relay", "public"] {
+        let sql = format!(
+            "drop extension outbox; create extension outbox schema {schema};
+             select {schema}.outbox_publish('T', '1'); select {schema}.outbox_enqueue(7, 'key')"
+        );
+        client.batch_execute(&sql).expect(schema);
+        let count = format!("select count(*) from {schema}.outbox");
+        assert_eq!(
+            client.query_one(&count, &[]).expect(schema).get::<_, i64>(0),
+            2,
+            "{schema}"
+        );
+    }
+}
+
+#[test]
+fn a_second_database_gets_its_own_worker_without_a_restart() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let consumer = Consumer::new(broker, &queue);
+    cluster.exec(DB, "create database shop");
+    cluster.exec("shop", "create extension outbox");
+    publish(&cluster, "shop", 1);
+    assert_eq!(payload(&consumer), 1);
+    publish(&cluster, DB, 2);
+    assert_eq!(payload(&consumer), 2);
+    for db in [DB, "shop"] {
+        assert!(cluster.query_one::<bool>(DB, &has_worker(db)), "{db} has no worker");
+    }
+}
+
+/// A wake at the commit of CREATE EXTENSION, not the launcher's rescan every minute.
+#[test]
+fn the_first_worker_of_a_server_starts_at_once() {
+    let cluster = Cluster::builder().start();
+    // The launcher has looked for the role, and it is not there yet.
+    cluster.wait_for_log("ready to accept connections", 0);
+    wait_true(
+        &cluster,
+        "the launcher",
+        "select exists (select from pg_stat_activity where backend_type = 'outbox launcher' and state = 'idle')",
+    );
+    cluster.exec(DB, "create extension outbox");
+    wait_healthy(&cluster, "role");
+    let (_, problem) = health(&cluster, "workers");
+    assert!(
+        !problem.contains("role"),
+        "health says so of a role that is there: {problem}"
+    );
+    wait_healthy(&cluster, "workers");
+}
+
+#[test]
+fn create_extension_twice_is_safe() {
+    let cluster = unconnected_cluster("", "x", &[]);
+    let sql = "create extension if not exists outbox";
+    cluster.exec(DB, sql);
+    cluster.exec(DB, sql);
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_settings"), 1);
+}
+
+#[test]
+fn create_extension_by_two_sessions_at_once_is_safe() {
+    let cluster = Cluster::builder().start();
+    let results = at_once(&cluster, &[DB, DB], "create extension if not exists outbox");
+    assert!(results.iter().any(Result::is_ok), "{results:?}");
+    // The loser of the race may be told so, by core.
+    for error in results.iter().filter_map(|result| result.as_ref().err()) {
+        assert_eq!(
+            error.code(),
+            Some(&postgres::error::SqlState::UNIQUE_VIOLATION),
+            "{error:?}"
+        );
+    }
+    publish(&cluster, DB, 1);
+}
+
+#[test]
+fn create_extension_in_several_databases_at_once_is_safe() {
+    for round in 0..3 {
+        let cluster = Cluster::builder().fsync(false).start();
+        for db in ["a", "b", "c"] {
+            cluster.exec(DB, &format!("create database {db}"));
+        }
+        for result in at_once(&cluster, &["a", "b", "c"], "create extension outbox") {
+            result.unwrap_or_else(|error| panic!("round {round}: {error:?}"));
+        }
+        for db in ["a", "b", "c"] {
+            publish(&cluster, db, 1);
+        }
+    }
+}
+
+/// Runs `sql` in each database, by sessions that start together.
+fn at_once(cluster: &Cluster, databases: &[&str], sql: &str) -> Vec<Result<(), postgres::Error>> {
+    let start = Barrier::new(databases.len());
+    std::thread::scope(|scope| {
+        let sessions: Vec<_> = databases
+            .iter()
+            .map(|db| {
+                let (mut client, start) = (cluster.connect(db), &start);
+                scope.spawn(move || {
+                    start.wait();
+                    client.batch_execute(sql)
+                })
+            })
+            .collect();
+        sessions
+            .into_iter()
+            .map(|session| session.join().expect("no panic"))
+            .collect()
+    })
+}
+
+#[test]
+fn the_extension_lives_in_any_schema() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = Cluster::builder()
+        .conf(&format!("outbox.url = '{}'", broker.url()))
+        .conf(&format!("outbox.exchange = '{exchange}'"))
+        .start();
+    cluster.exec(
+        DB,
+        r#"create schema "App Outbox"; create extension outbox schema "App Outbox""#,
+    );
+    let seq: i64 = cluster.query_one(DB, r#"select "App Outbox".outbox_publish('T', '1', 'thing', '1')"#);
+    let consumer = Consumer::new(broker, &queue);
+    assert_eq!(payload(&consumer), 1);
+    wait_true(
+        &cluster,
+        "the confirm",
+        r#"select exists (select from "App Outbox".outbox_messages where status = 'published')"#,
+    );
+    for sql in [
+        &format!(r#"select "App Outbox".outbox_enqueue({seq})"#),
+        r#"select count(*) from "App Outbox".outbox_health"#,
+        r#"select count(*) from "App Outbox".outbox_status"#,
+    ] {
+        cluster.exec(DB, sql);
+    }
+    assert_eq!(payload(&consumer), 1);
+}

@@ -1,0 +1,231 @@
+//! Does outbox_health say in words why nothing moves, and is it well when all is well?
+
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use postgres::NoTls;
+use support::{Broker, Cluster, Consumer, fresh_names, process, wait_until};
+
+use crate::common::*;
+use crate::{has_worker, payload, problems, publish};
+
+#[test]
+fn without_preload_the_extension_is_created_with_a_hint_and_takes_messages() {
+    let cluster = Cluster::builder().preload(false).start();
+    let notices = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&notices);
+    let mut config: postgres::Config = cluster.conn_string(DB).parse().expect("a connection string");
+    config.notice_callback(move |notice| heard.lock().expect("no panic").push(notice));
+    let mut client = config.connect(NoTls).expect("connect");
+    client
+        .batch_execute("create extension outbox")
+        .expect("CREATE EXTENSION");
+    let hint = notices
+        .lock()
+        .expect("no panic")
+        .iter()
+        .find_map(|notice| notice.hint().map(str::to_owned))
+        .expect("a NOTICE with a HINT");
+    assert!(hint.contains("shared_preload_libraries"), "{hint}");
+
+    publish(&cluster, DB, 1);
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 1);
+    let (ok, problem) = health(&cluster, "preload");
+    assert!(!ok && problem.contains("shared_preload_libraries"), "{problem}");
+    let (ok, problem) = health(&cluster, "workers");
+    assert!(!ok && problem.contains("no worker"), "{problem}");
+    let failing = problems(&cluster);
+    assert_eq!(failing, ["preload", "workers", "destination"]);
+}
+
+/// Nobody counts then; to say 0 would be a lie while a message waits.
+#[test]
+fn without_preload_the_status_does_not_claim_that_nothing_waits() {
+    let cluster = Cluster::builder().preload(false).start();
+    cluster.exec(DB, "create extension outbox");
+    publish(&cluster, DB, 1);
+    let pending: Option<i64> = cluster.query_one(DB, "select pending from outbox_status");
+    assert_ne!(pending, Some(0));
+}
+
+#[test]
+fn what_was_enqueued_without_preload_is_delivered_once_it_is_preloaded() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = Cluster::builder().preload(false).start();
+    cluster.exec(DB, "create extension outbox");
+    publish(&cluster, DB, 1);
+    cluster.set_conf("outbox.url", &broker.url());
+    cluster.set_conf("outbox.exchange", &exchange);
+    cluster.set_conf("shared_preload_libraries", "outbox");
+    cluster.restart();
+    assert_eq!(payload(&Consumer::new(broker, &queue)), 1);
+}
+
+#[test]
+fn health_is_well_when_all_is_well() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    assert_eq!(problems(&cluster), [""; 0]);
+}
+
+#[test]
+fn health_names_an_empty_url() {
+    let cluster = unconnected_cluster("", "x", &[]);
+    wait_healthy(&cluster, "workers");
+    let problem = wait_for_problem(&cluster, "destination");
+    assert!(problem.contains("outbox.url is empty"), "{problem}");
+    assert_eq!(problems(&cluster), ["destination"]);
+}
+
+#[test]
+fn health_names_a_broker_that_is_down() {
+    let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &[]);
+    let problem = wait_for_problem(&cluster, "broker");
+    assert!(problem.contains("cannot be reached"), "{problem}");
+    assert_eq!(problems(&cluster), ["broker"]);
+}
+
+#[test]
+fn health_names_a_wrong_password_and_the_right_one_mends_it() {
+    let broker = Broker::start();
+    broker.add_user("relay", "right-pass");
+    let (exchange, _) = exchange_and_queue(&broker);
+    let url = format!("amqp://relay@127.0.0.1:{}", broker.port());
+    let cluster = unconnected_cluster(&url, &exchange, &[]);
+    // The password in the protocol's default is wrong as well, so this is the first thing health says.
+    let problem = wait_for_problem(&cluster, "broker");
+    assert!(problem.contains("refuses the user or password"), "{problem}");
+
+    cluster.set_conf(
+        "outbox.password_file",
+        secret_file(&cluster, "wrong", "wrong-pass", 0o600)
+            .to_str()
+            .expect("UTF-8"),
+    );
+    let problem = wait_for_problem(&cluster, "broker");
+    assert!(!problem.contains("wrong-pass"), "{problem}");
+    assert_eq!(problems(&cluster), ["broker"]);
+
+    cluster.set_conf(
+        "outbox.password_file",
+        secret_file(&cluster, "open", "right-pass", 0o644)
+            .to_str()
+            .expect("UTF-8"),
+    );
+    let problem = wait_for_problem(&cluster, "destination");
+    assert!(problem.contains("chmod 600"), "{problem}");
+
+    cluster.set_conf(
+        "outbox.password_file",
+        secret_file(&cluster, "right", "right-pass", 0o600)
+            .to_str()
+            .expect("UTF-8"),
+    );
+    wait_connected(&cluster);
+    assert!(!cluster.log().contains("-pass"), "a password is in the log");
+}
+
+/// A file that belongs to the server's user.
+fn secret_file(cluster: &Cluster, name: &str, text: &str, mode: u32) -> PathBuf {
+    let path = cluster.data_dir().join(name);
+    std::fs::write(&path, text).expect("write a file");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("chmod");
+    if let Some(account) = process::postgres_account() {
+        chown(&path, Some(account.uid), Some(account.gid)).expect("chown");
+    }
+    path
+}
+
+#[test]
+fn health_names_a_missing_exchange_and_delivery_starts_once_it_is_there() {
+    let broker = Broker::shared();
+    let (exchange, queue) = fresh_names();
+    let cluster = unconnected_cluster(&broker.url(), &exchange, &[]);
+    publish(&cluster, DB, 1);
+    let problem = wait_for_problem(&cluster, "broker");
+    assert!(
+        problem.contains("exchange does not exist") && problem.contains(&exchange),
+        "{problem}"
+    );
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, serde_json::Value::Null);
+    broker.bind(&queue, &exchange, "#");
+    assert_eq!(payload(&Consumer::new(broker, &queue)), 1);
+    wait_healthy(&cluster, "broker");
+    wait_true(
+        &cluster,
+        "a delivery at the first attempt",
+        "select exists (select from outbox_history where attempts = 1)",
+    );
+}
+
+#[test]
+fn health_names_workers_set_to_zero() {
+    let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &["outbox.workers = 0"]);
+    let (ok, problem) = health(&cluster, "workers");
+    assert!(!ok && problem.contains("outbox.workers is 0"), "{problem}");
+    assert_eq!(problems(&cluster), ["workers"]);
+}
+
+#[test]
+fn health_names_enabled_off_and_messages_wait_until_it_is_on() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &[]);
+    cluster.exec(DB, "alter system set outbox.enabled = off");
+    cluster.reload();
+    wait_true(
+        &cluster,
+        "a paused worker",
+        "select exists (select from outbox_worker_status where state = 'paused')",
+    );
+    publish(&cluster, DB, 1);
+    let (ok, problem) = health(&cluster, "enabled");
+    assert!(!ok && problem.contains("outbox.enabled is off"), "{problem}");
+    assert_eq!(problems(&cluster), ["enabled"]);
+    assert_eq!(broker.queue_len(&queue), 0);
+    cluster.exec(DB, "alter system reset outbox.enabled");
+    cluster.reload();
+    assert_eq!(payload(&Consumer::new(broker, &queue)), 1);
+}
+
+#[test]
+fn health_names_a_database_that_is_not_to_be_served() {
+    let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &["outbox.databases = 'another'"]);
+    let excluded = || {
+        health(&cluster, "workers")
+            .1
+            .contains("outbox.databases does not name it")
+    };
+    wait_until("the reason", LONG, excluded);
+    assert!(!cluster.query_one::<bool>(DB, &has_worker(DB)));
+    cluster.set_conf("outbox.databases", "another, postgres");
+    wait_healthy(&cluster, "workers");
+}
+
+#[test]
+fn health_names_worker_slots_that_are_used_up() {
+    let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &["max_worker_processes = 2"]);
+    let used_up = || {
+        health(&cluster, "workers")
+            .1
+            .contains("max_worker_processes is used up")
+    };
+    wait_until("the reason", LONG, used_up);
+    assert_eq!(problems(&cluster), ["workers"]);
+}
+
+#[test]
+fn health_names_dead_letters() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    cluster.exec(DB, "select outbox_enqueue(4711, 'key')");
+    let problem = wait_for_problem(&cluster, "dead letters");
+    assert!(problem.contains("1 dead") && problem.contains("4711"), "{problem}");
+    cluster.exec(DB, "select outbox_discard(4711)");
+    wait_healthy(&cluster, "dead letters");
+}

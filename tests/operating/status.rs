@@ -1,0 +1,140 @@
+//! Does outbox_status count what is there, at a cost that does not depend on it?
+
+use support::{Broker, Mode, Proxy};
+
+use crate::common::*;
+use crate::publish;
+
+#[test]
+fn status_counts_what_was_committed_and_nothing_else() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let pending = || cluster.query_one::<i64>(DB, "select pending from outbox_status");
+    // The launcher makes a place for the counters of each database soon after its start.
+    wait_true(&cluster, "the counters", "select outbox_counters() is not null");
+    (1..=3).for_each(|n| _ = publish(&cluster, DB, n));
+    let publish = "select outbox_publish('T', '{}')";
+    cluster.exec(DB, &format!("begin; {publish}; rollback"));
+    assert_eq!(pending(), 3);
+    cluster.exec(DB, &format!("begin; savepoint s; {publish}; rollback to s; commit"));
+    assert_eq!(pending(), 3);
+    cluster.exec(DB, &format!("begin; savepoint s; {publish}; release s; commit"));
+    assert_eq!(pending(), 4);
+    cluster.exec(DB, "select outbox_enqueue(1), outbox_enqueue(2)");
+    assert_eq!(pending(), 4, "they wait already");
+    cluster.exec(
+        DB,
+        "do $$ begin begin perform outbox_publish('T', '{}'); raise 'no'; exception when others then null; end; end $$",
+    );
+    assert_eq!(pending(), 4);
+    cluster.exec(DB, "select outbox_discard(4)");
+    assert_eq!(pending(), 3, "a discarded message waits no more");
+}
+
+#[test]
+fn status_tells_the_age_of_the_oldest() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let age = "select oldest_pending_age from outbox_status";
+    let is_null = |sql: &str| cluster.query_one::<bool>(DB, &format!("select ({sql}) is null"));
+    assert!(is_null(age), "nothing waits");
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', available_at => now() + interval '1 day')",
+    );
+    assert!(is_null(age), "what is scheduled is not late");
+    publish(&cluster, DB, 1);
+    cluster.exec(
+        DB,
+        "update outbox set enqueued_at = now() - interval '2 minutes' where available_at < now()",
+    );
+    let sql = format!("select ({age}) between interval '2 minutes' and interval '10 minutes'");
+    assert!(cluster.query_one::<bool>(DB, &sql));
+    let (ok, problem) = health(&cluster, "lag");
+    assert!(!ok && problem.contains("has waited for 00:02"), "{problem}");
+}
+
+#[test]
+fn status_follows_a_message_from_pending_to_published() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let proxy = Proxy::start(broker.port());
+    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &[]);
+    wait_connected(&cluster);
+    proxy.mode(Mode::DropReplies);
+    (1..=3).for_each(|n| _ = publish(&cluster, DB, n));
+    let wait_status = |what: &str, condition: &str| {
+        wait_true(&cluster, what, &format!("select {condition} from outbox_status"));
+    };
+    wait_status(
+        "three in flight",
+        "pending = 3 and in_flight = 3 and published_total = 0",
+    );
+    let in_flight = "select count(*) = 3 from outbox_messages where status = 'in flight'";
+    assert!(cluster.query_one::<bool>(DB, in_flight));
+    proxy.mode(Mode::Pass);
+    proxy.reset_all();
+    wait_status(
+        "three published",
+        "pending = 0 and in_flight = 0 and published_total = 3",
+    );
+    cluster.exec(DB, "select outbox_enqueue(4711, 'key')");
+    wait_status("one dead", "dead = 1 and failed_total = 1 and pending = 0");
+    wait_status("nothing old", "oldest_pending_age is null");
+}
+
+#[test]
+fn status_counts_while_the_broker_is_down() {
+    let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &[]);
+    wait_for_problem(&cluster, "broker");
+    (1..=3).for_each(|n| _ = publish(&cluster, DB, n));
+    let condition = "select pending = 3 and in_flight = 0 and dead = 0 from outbox_status";
+    wait_true(&cluster, "three pending", condition);
+    // The counters are not on disk; the worker counts anew.
+    cluster.restart();
+    wait_true(&cluster, "three pending after a restart", condition);
+}
+
+#[test]
+fn status_costs_the_same_whatever_the_backlog() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let rows_read = || -> i64 {
+        cluster.exec(DB, "select pg_stat_reset()");
+        let mut client = cluster.connect(DB);
+        let plan: Vec<String> = client
+            .query(
+                "explain (analyze, timing off, costs off, summary off) select * from outbox_status",
+                &[],
+            )
+            .expect("explain")
+            .iter()
+            .map(|row| row.get(0))
+            .collect();
+        for line in &plan {
+            let scanned = line
+                .split("Seq Scan on ")
+                .nth(1)
+                .and_then(|rest| rest.split(' ').next());
+            assert_ne!(scanned, Some("outbox"), "{}", plan.join("\n"));
+        }
+        let scans = plan.iter().filter(|line| line.contains(" on outbox "));
+        scans
+            .map(|line| {
+                let numbers = line.split("rows=").nth(1).expect("rows");
+                let rows = numbers
+                    .split(' ')
+                    .next()
+                    .and_then(|n| n.parse::<i64>().ok())
+                    .expect("a count");
+                let loops = numbers.split("loops=").nth(1).expect("loops").trim_end_matches(')');
+                rows * loops.parse::<i64>().expect("a count")
+            })
+            .sum()
+    };
+    rows_read();
+    cluster.exec(
+        DB,
+        "select outbox_enqueue_many(array(select g from generate_series(1, 20000) g), 'one key');
+         select outbox_enqueue(n, n::text) from generate_series(20001, 22000) n; analyze outbox",
+    );
+    let read = rows_read();
+    assert!((1..=16).contains(&read), "{read} rows of outbox read, of 16 partitions");
+}

@@ -1,0 +1,174 @@
+//! Does a fast stop end in time, in order and without harm, whatever the broker does?
+
+use std::time::Duration;
+
+use support::{Broker, Cluster, Consumer, Mode, PrivateBroker, Proxy, StopMode, wait_until};
+
+use crate::common::load::{Load, Plan};
+use crate::common::oracle::{Arrived, judge};
+use crate::common::*;
+use crate::{payload, problems, publish};
+
+/// What a fast stop promises.
+const STOP_MAX: Duration = Duration::from_secs(2);
+
+/// Stops the server, and holds it to its promise. The log must say that the worker came to an orderly end.
+fn assert_stops_fast(cluster: &Cluster) {
+    let before = cluster.log_offset();
+    assert_keeps_promise(cluster.stop(StopMode::Fast));
+    let log = cluster.log();
+    let last_words: Vec<&str> = log
+        .split_at(before)
+        .1
+        .lines()
+        .filter(|line| line.contains("outbox "))
+        .collect();
+    let ended = last_words.iter().any(|line| line.contains("outbox server-1: ended"));
+    assert!(ended, "the worker came to no orderly end:\n{}", last_words.join("\n"));
+}
+
+fn assert_keeps_promise(took: Duration) {
+    assert!(took <= STOP_MAX, "the stop took {took:?}");
+}
+
+fn busy() -> Plan {
+    Plan {
+        writers: 4,
+        transactions_per_s: None,
+        ..Plan::default()
+    }
+}
+
+#[test]
+fn a_fast_stop_under_load_loses_nothing_and_doubles_nothing() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let load = Load::start(&cluster, &busy());
+    for _ in 0..3 {
+        load.wait_for_more(500);
+        assert_keeps_promise(cluster.stop(StopMode::Fast));
+        cluster.start_again();
+    }
+    load.wait_for_more(100);
+    let sent = load.stop();
+    wait_drained(&cluster);
+    let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
+    judge(&sent, &arrived).assert_perfect();
+}
+
+#[test]
+fn a_busy_worker_comes_to_an_orderly_end() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let load = Load::start(&cluster, &busy());
+    for _ in 0..5 {
+        load.wait_for_more(200);
+        assert_stops_fast(&cluster);
+        cluster.start_again();
+        wait_connected(&cluster);
+    }
+}
+
+/// A prepared transaction keeps its locks without a session that the stop could end.
+#[test]
+fn a_fast_stop_keeps_its_promise_while_the_outbox_is_locked() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["max_prepared_transactions = 1"]);
+    cluster.exec(
+        DB,
+        "begin; lock table outbox in access exclusive mode; prepare transaction 'lock'",
+    );
+    wait_true(
+        &cluster,
+        "the worker to wait for the lock",
+        "select exists (select from pg_stat_activity where backend_type = 'outbox worker' and wait_event_type = 'Lock')",
+    );
+    assert_stops_fast(&cluster);
+}
+
+#[test]
+fn a_fast_stop_keeps_its_promise_with_the_broker_down() {
+    let (broker, cluster, load) = busy_with_private_broker();
+    broker.stop();
+    wait_for_problem(&cluster, "broker");
+    load.wait_for_more(100);
+    assert_stops_fast(&cluster);
+}
+
+#[test]
+fn a_fast_stop_keeps_its_promise_with_the_broker_suspended() {
+    let (broker, cluster, load) = busy_with_private_broker();
+    broker.suspend();
+    load.wait_for_more(3000);
+    assert_stops_fast(&cluster);
+    broker.resume();
+}
+
+#[test]
+fn a_fast_stop_keeps_its_promise_with_the_broker_blocked() {
+    let (broker, cluster, load) = busy_with_private_broker();
+    broker.set_memory_alarm(true);
+    let problem = wait_for_problem(&cluster, "blocked");
+    assert!(problem.contains("blocks publishers"), "{problem}");
+    assert_eq!(problems(&cluster), ["blocked"]);
+    load.wait_for_more(100);
+    assert_stops_fast(&cluster);
+}
+
+fn busy_with_private_broker() -> (PrivateBroker, Cluster, Load) {
+    let broker = Broker::start();
+    let (exchange, _) = exchange_and_queue(&broker);
+    let cluster = outbox_cluster(&broker, &exchange);
+    let load = Load::start(&cluster, &busy());
+    load.wait_for_more(100);
+    (broker, cluster, load)
+}
+
+#[test]
+fn a_fast_stop_keeps_its_promise_when_the_broker_never_answers() {
+    let broker = Broker::shared();
+    let proxy = Proxy::start(broker.port());
+    proxy.mode(Mode::Blackhole);
+    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), "x", &[]);
+    publish(&cluster, DB, 1);
+    wait_until("an attempt to connect", LONG, || proxy.accepted() > 0);
+    assert_stops_fast(&cluster);
+}
+
+#[test]
+fn a_fast_stop_keeps_its_promise_when_the_network_swallows_all_in_mid_run() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let proxy = Proxy::start(broker.port());
+    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &[]);
+    wait_connected(&cluster);
+    proxy.mode(Mode::Blackhole);
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', 'thing', n::text) from generate_series(1, 5000) n",
+    );
+    wait_true(
+        &cluster,
+        "messages in flight",
+        "select in_flight > 0 from outbox_status",
+    );
+    assert_stops_fast(&cluster);
+}
+
+#[test]
+fn after_a_restart_the_worker_is_back_and_delivers() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let consumer = Consumer::new(broker, &queue);
+    cluster.restart();
+    publish(&cluster, DB, 1);
+    assert_eq!(payload(&consumer), 1);
+    cluster.stop(StopMode::Immediate);
+    cluster.start_again();
+    publish(&cluster, DB, 2);
+    assert_eq!(payload(&consumer), 2);
+}
