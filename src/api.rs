@@ -142,6 +142,7 @@ fn outbox_uuid_v7() -> pgrx::Uuid {
 }
 
 /// Refuses at the call what would otherwise be a dead letter later.
+#[allow(clippy::too_many_arguments)] // as many as the SQL function has
 #[pg_extern(sql = false)]
 fn outbox_check_event(
     kind: &str,

@@ -1,1 +1,155 @@
-//! privileges
+//! Who may do what: EXECUTE is all that an application needs, and nobody's own code runs as the worker role.
+
+mod common;
+
+use common::DB;
+use postgres::error::SqlState;
+use support::Cluster;
+
+/// A server with the extension and no worker: nothing here is delivered.
+fn cluster() -> Cluster {
+    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
+    cluster.exec(DB, "create extension outbox");
+    cluster
+}
+
+fn denied(cluster: &Cluster, role: &str, sql: &str) -> bool {
+    let mut client = cluster.connect(DB);
+    client
+        .batch_execute(&format!("set role {role}"))
+        .expect("the role exists");
+    match client.batch_execute(sql) {
+        Ok(()) => false,
+        Err(error) => error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE),
+    }
+}
+
+const TABLES: [&str; 7] = [
+    "outbox",
+    "outbox_history",
+    "outbox_dead",
+    "outbox_events",
+    "outbox_partitions",
+    "outbox_workers",
+    "outbox_settings",
+];
+
+#[test]
+fn a_role_that_holds_only_execute_can_enqueue_and_nothing_else() {
+    let cluster = cluster();
+    cluster.exec(
+        DB,
+        "create role app; grant execute on function outbox_enqueue(bigint, text, text, timestamptz, text) to app;
+         select outbox_publish('T', '{}', 'order', '42', 'placed', available_at => now() + '1 day')",
+    );
+    assert!(!denied(&cluster, "app", "select outbox_enqueue(7, 'k')"));
+    assert_eq!(
+        cluster.query_one::<i64>(DB, "select count(*) from outbox where seq = 7 and key = 'k'"),
+        1
+    );
+    assert!(denied(&cluster, "app", "select outbox_publish('T', '{}')"));
+    for table in TABLES {
+        for sql in [
+            format!("select from {table}"),
+            format!("delete from {table}"),
+            format!("insert into {table} default values"),
+        ] {
+            assert!(denied(&cluster, "app", &sql), "{sql}");
+        }
+    }
+}
+
+#[test]
+fn the_groups_may_what_their_names_say() {
+    let cluster = cluster();
+    cluster.exec(
+        DB,
+        "create role writer in role outbox_writer; create role monitor in role outbox_monitor; create role boss in role outbox_admin",
+    );
+    assert!(!denied(
+        &cluster,
+        "writer",
+        "select outbox_publish('T', '{}', 'order', '42')"
+    ));
+    assert!(denied(&cluster, "writer", "select outbox_discard(1)"));
+    for view in [
+        "outbox_status",
+        "outbox_health",
+        "outbox_worker_status",
+        "outbox_partition_status",
+    ] {
+        assert!(!denied(&cluster, "monitor", &format!("select * from {view}")), "{view}");
+        assert!(denied(&cluster, "writer", &format!("select * from {view}")), "{view}");
+    }
+    for payloads in ["outbox_events", "outbox_messages"] {
+        assert!(
+            denied(&cluster, "monitor", &format!("select * from {payloads}")),
+            "{payloads}"
+        );
+        assert!(
+            !denied(&cluster, "boss", &format!("select * from {payloads}")),
+            "{payloads}"
+        );
+    }
+    assert!(denied(&cluster, "monitor", "select outbox_retry(1)"));
+    assert!(!denied(&cluster, "boss", "select outbox_retry(1)"));
+    assert!(!denied(
+        &cluster,
+        "boss",
+        "select outbox_discard(1, reason => 'no longer needed')"
+    ));
+}
+
+#[test]
+fn nobody_but_the_worker_role_may_call_the_protocol_of_workers() {
+    let cluster = cluster();
+    let open: String = cluster.query_one(
+        DB,
+        "select coalesce(string_agg(p.proname, ' ' order by p.proname), '')
+         from pg_proc p join pg_depend d on d.objid = p.oid and d.classid = 'pg_proc'::regclass and d.deptype = 'e'
+         join pg_extension e on e.oid = d.refobjid and e.extname = 'outbox'
+         where has_function_privilege('public', p.oid, 'execute')",
+    );
+    assert_eq!(
+        open,
+        "outbox_crc32 outbox_partition_label outbox_partition_of outbox_uuid_v7"
+    );
+}
+
+#[test]
+fn a_callers_own_operators_and_functions_never_run_as_the_worker_role() {
+    let cluster = cluster();
+    cluster.exec(
+        DB,
+        "create role mallory in role outbox_writer; create schema evil authorization mallory;
+         create table evil.caught (who text); grant all on evil.caught to public; grant usage on schema evil to public;
+         set role mallory;
+         create function evil.trap(bigint, bigint) returns boolean language plpgsql as
+           $$ begin insert into evil.caught values (current_user); return true; end $$;
+         create operator evil.= (function = evil.trap, leftarg = bigint, rightarg = bigint);
+         create function evil.trap_mod(bigint, smallint) returns bigint language plpgsql as
+           $$ begin insert into evil.caught values (current_user); return 0; end $$;
+         create operator evil.% (function = evil.trap_mod, leftarg = bigint, rightarg = smallint);
+         create function evil.unnest(bigint[]) returns setof bigint language plpgsql as
+           $$ begin insert into evil.caught values (current_user); return query select 1::bigint; end $$;
+         set search_path = evil, pg_catalog, public;
+         select outbox_enqueue(1, 'k'); select outbox_enqueue_many('{2,3}', 'k'); select outbox_publish('T', '{}', 'a', 'b');
+         select outbox_partition_of('x');",
+    );
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from evil.caught"), 0);
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 4);
+}
+
+#[test]
+fn the_traps_of_the_test_above_do_spring_when_a_statement_is_careless() {
+    let cluster = cluster();
+    cluster.exec(
+        DB,
+        "create schema evil; create table evil.caught (who text);
+         create function evil.trap_mod(bigint, smallint) returns bigint language plpgsql as
+           $$ begin insert into evil.caught values (current_user); return 0; end $$;
+         create operator evil.% (function = evil.trap_mod, leftarg = bigint, rightarg = smallint);
+         set search_path = evil, pg_catalog; select 7::bigint % 2::smallint;",
+    );
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from evil.caught"), 1);
+}

@@ -26,7 +26,7 @@ fn status_counts_what_was_committed_and_nothing_else() {
         "do $$ begin begin perform outbox_publish('T', '{}'); raise 'no'; exception when others then null; end; end $$",
     );
     assert_eq!(pending(), 4);
-    cluster.exec(DB, "select outbox_discard(4)");
+    cluster.exec(DB, "select outbox_discard(3)");
     assert_eq!(pending(), 3, "a discarded message waits no more");
 }
 

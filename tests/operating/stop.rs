@@ -167,6 +167,7 @@ fn after_a_restart_the_worker_is_back_and_delivers() {
     cluster.restart();
     publish(&cluster, DB, 1);
     assert_eq!(payload(&consumer), 1);
+    wait_published(&cluster, 1); // else the stop may come before the settle, and the message a second time
     cluster.stop(StopMode::Immediate);
     cluster.start_again();
     publish(&cluster, DB, 2);
