@@ -70,6 +70,7 @@ tools: # compiler and server headers; says what it does before it does it
 
 private: # a copy of the installed server under target/ with this extension in it; the installation itself is left alone
 	@PG_CONFIG=$(PG_CONFIG) tests/support/install_tools.sh servers
+	@mkdir -p target
 	@tests/support/mirror_pg.sh $(PG_CONFIG_PATH) target/private/pg$(PG_MAJOR) > target/private.root || { cat target/private.root; exit 1; }
 	@$(MAKE) --no-print-directory install DESTDIR=$$(tail -n 1 target/private.root) PG_CONFIG=$(PG_CONFIG_PATH) PROFILE=$(PROFILE)
 
