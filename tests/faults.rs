@@ -6,10 +6,9 @@ mod common;
 use common::load::{Load, Plan};
 use common::oracle::{Arrived, judge};
 use common::{
-    DB, LONG, all_of, exchange_and_queue, health, outbox_cluster, outbox_cluster_with, unconnected_cluster,
-    wait_drained, wait_for_problem, wait_healthy, wait_published, wait_true,
+    DB, LONG, all_of, exchange_and_queue, health, outbox_cluster, outbox_cluster_with, supply_exchange,
+    unconnected_cluster, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_true,
 };
-use serde_json::Value;
 use support::{Broker, Cluster, Delivery, Mode, Proxy, fresh_names, process, wait_until};
 
 /// What a worker has in flight at most: the bound of duplicates by one fault.
@@ -123,9 +122,7 @@ fn a_missing_exchange_charges_no_attempt_and_shows_in_health() {
         "{problem}"
     );
 
-    broker.declare_exchange(&exchange, "topic", true);
-    broker.declare_queue(&queue, Value::Null);
-    broker.bind(&queue, &exchange, "#");
+    supply_exchange(&cluster, broker, &exchange, &queue);
     wait_published(&cluster, 20);
     assert_nothing_was_charged(&cluster);
     wait_healthy(&cluster, "broker");
@@ -137,8 +134,7 @@ fn a_missing_exchange_charges_no_attempt_and_shows_in_health() {
         "select outbox_publish('T', '{}', 'a', 'b', 'x') from generate_series(1, 20) g",
     );
     wait_for_problem(&cluster, "broker");
-    broker.declare_exchange(&exchange, "topic", true);
-    broker.bind(&queue, &exchange, "#");
+    supply_exchange(&cluster, broker, &exchange, &queue);
     wait_published(&cluster, 40);
     assert_nothing_was_charged(&cluster);
 }

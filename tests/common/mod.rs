@@ -56,6 +56,21 @@ pub fn exchange_and_queue(broker: &Broker) -> (String, String) {
     (exchange, queue)
 }
 
+/// Declares an exchange that was missing, and a queue bound to it, while the worker holds still: between the two a message
+/// would be unroutable.
+pub fn supply_exchange(cluster: &Cluster, broker: &Broker, exchange: &str, queue: &str) {
+    cluster.set_conf("outbox.enabled", "off");
+    wait_true(
+        cluster,
+        "the worker to pause",
+        "select exists (select from outbox_worker_status where alive and state = 'paused')",
+    );
+    broker.declare_exchange(exchange, "topic", true);
+    broker.declare_queue(queue, Value::Null);
+    broker.bind(queue, exchange, "#");
+    cluster.set_conf("outbox.enabled", "on");
+}
+
 /// Waits until the question `sql` is answered with true. It survives a restart of the server.
 pub fn wait_true(cluster: &Cluster, what: &str, sql: &str) {
     let mut client = None;

@@ -150,9 +150,7 @@ fn health_names_a_missing_exchange_and_delivery_starts_once_it_is_there() {
         problem.contains("exchange does not exist") && problem.contains(&exchange),
         "{problem}"
     );
-    broker.declare_exchange(&exchange, "topic", true);
-    broker.declare_queue(&queue, serde_json::Value::Null);
-    broker.bind(&queue, &exchange, "#");
+    supply_exchange(&cluster, broker, &exchange, &queue);
     assert_eq!(payload(&Consumer::new(broker, &queue)), 1);
     wait_healthy(&cluster, "broker");
     wait_true(
