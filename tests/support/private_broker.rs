@@ -6,7 +6,10 @@
 //! parent: the child we hold is then the broker itself. Its port mapper (epmd) would start as a daemon that outlives
 //! it, so we start that too, as a child.
 
+use std::ffi::OsStr;
+use std::fs::Permissions;
 use std::ops::Deref;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock};
@@ -183,6 +186,25 @@ impl PrivateBroker {
             output.status
         );
         said
+    }
+
+    /// A command that works like rabbitmqctl on this broker, for whoever runs in another process.
+    pub fn ctl_script(&self) -> PathBuf {
+        let command = self.program("rabbitmqctl");
+        let quoted = |text: &OsStr| format!("'{}'", text.to_string_lossy().replace('\'', r"'\''"));
+        let settings: Vec<String> = command
+            .get_envs()
+            .filter_map(|(name, value)| Some(format!("{}={}", name.to_string_lossy(), quoted(value?))))
+            .collect();
+        let text = format!(
+            "#!/bin/sh\nexec env {} {} --quiet \"$@\"\n",
+            settings.join(" "),
+            quoted(command.get_program())
+        );
+        let script = self.dir.path().join("ctl");
+        std::fs::write(&script, text).expect("write the script");
+        std::fs::set_permissions(&script, Permissions::from_mode(0o755)).expect("make it executable");
+        script
     }
 
     /// A program of RabbitMQ, in the surroundings of this broker: nothing of the system's own broker is read or

@@ -1,7 +1,8 @@
 //! usage: with-broker COMMAND [ARGUMENT…]
 //!
-//! Runs a command beside a private RabbitMQ, whose port it finds in OUTBOX_BROKER_PORT, and exits as it did. Called by
-//! the Makefile: one broker serves all test binaries, each of which would otherwise wait for one of its own.
+//! Runs a command beside a private RabbitMQ, whose port it finds in OUTBOX_BROKER_PORT and its rabbitmqctl in
+//! OUTBOX_BROKER_CTL, and exits as it did. Called by the Makefile: one broker serves all test binaries, each of which
+//! would otherwise wait for one of its own.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode};
@@ -16,7 +17,10 @@ fn main() -> ExitCode {
     };
     let broker = Broker::start();
     let mut command = Command::new(&program);
-    command.args(args).env("OUTBOX_BROKER_PORT", broker.port().to_string());
+    command
+        .args(args)
+        .env("OUTBOX_BROKER_PORT", broker.port().to_string())
+        .env("OUTBOX_BROKER_CTL", broker.ctl_script());
     let mut child = match command.spawn() {
         Ok(child) => child,
         Err(error) => {
