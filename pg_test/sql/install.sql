@@ -1,0 +1,49 @@
+-- CREATE EXTENSION in a schema of choice: what is there, what it is called, what its comments say.
+\pset format unaligned
+create schema relay;
+create extension outbox schema relay;
+create extension if not exists outbox;
+
+-- everything lies in that schema, and nothing without a comment
+select i.schema, i.type, string_agg(i.identity, ', ' order by i.identity) filter (
+         where obj_description(d.objid, d.classid::regclass::name) is null) as without_comment
+from pg_depend d cross join lateral pg_identify_object(d.classid, d.objid, 0) i
+where d.refclassid = 'pg_extension'::regclass and d.deptype = 'e'
+  and d.refobjid = (select oid from pg_extension where extname = 'outbox')
+  and i.type in ('table', 'view', 'function', 'type')
+group by i.schema, i.type order by i.schema, i.type;
+-- no name is used twice, so a comment or a grant needs no list of types
+select proname from pg_proc where proname like 'outbox%' group by proname having count(*) > 1;
+
+-- what applications and operators call
+\df relay.outbox_publish
+\df relay.outbox_enqueue
+\df relay.outbox_enqueue_many
+\df relay.outbox_partition_of
+\df relay.outbox_partition_label
+\df relay.outbox_crc32
+\df relay.outbox_uuid_v7
+\df relay.outbox_retry
+\df relay.outbox_discard
+
+-- the views that docs/sql-api.md lists, with their columns in order
+select c.relname, string_agg(format('%s %s', a.attname, format_type(a.atttypid, a.atttypmod)), ', ' order by a.attnum) as columns
+from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0
+where c.oid in ('relay.outbox_messages'::regclass, 'relay.outbox_status'::regclass, 'relay.outbox_worker_status'::regclass,
+                'relay.outbox_partition_status'::regclass, 'relay.outbox_health'::regclass)
+group by c.relname order by c.relname;
+
+-- it works from there, whatever the search_path says
+set search_path = pg_catalog;
+select relay.outbox_publish('OrderPlaced', '{"order": 42}', 'order', '42', 'placed');
+select relay.outbox_enqueue_many('{1,7}', 'k');
+select seq, status, key, partition_key from relay.outbox_messages order by seq;
+reset search_path;
+-- it does not move, and no second one fits into the database
+alter extension outbox set schema public;
+create extension outbox schema public;
+
+-- a drop leaves the schema empty, and the roles
+drop extension outbox;
+drop schema relay;
+select rolname, rolsuper, rolcanlogin, rolconnlimit from pg_roles where rolname like 'outbox%' order by rolname;

@@ -1,0 +1,61 @@
+-- What operators see and do: the views, outbox_retry and outbox_discard on a message in every state.
+-- No worker runs here; two calls of the workers' protocol stand in for one.
+create extension outbox;
+-- The counter outlives a DROP EXTENSION until a worker counts anew: from here on.
+select coalesce(pending, 0) as before from outbox_status \gset
+
+-- an empty outbox
+select pending - :before as pending, in_flight, dead, oldest_pending_age, published_total, failed_total, published_per_s,
+       failed_per_s, stats_reset <= clock_timestamp() as reset_before_now from outbox_status;
+select * from outbox_worker_status;
+select partition_key, lease_owner, lease_ttl, first_waiting_seq from outbox_partition_status order by 1 limit 2;
+\pset format unaligned
+select * from outbox_health;
+\pset format aligned
+
+-- one message of each status
+select outbox_publish(t, '{}', 'order', '42') from unnest('{Held,Failed,Given up,Given up too,Sent}'::text[]) t;
+select pending - :before as pending, oldest_pending_age < '1 hour' as young from outbox_status;
+create temp table claimed as select * from outbox_claim_unleased('default', -1, 3600, 100, 1000000);
+select outbox_settle('regress', array_agg(tid), array_agg(c.seq), array_agg(destination), array_agg(partition),
+                     array_agg(claim_token), array_agg(action), array_agg(3600000::bigint), array_agg(reason)) as settled
+from claimed c
+join (values (2, 'r'::"char", 'unroutable'), (3, 'd', 'unroutable'), (4, 'd', 'unroutable'), (5, 'p', null)) a (seq, action, reason)
+  on a.seq = c.seq;
+select outbox_publish('Waits', '{}', 'order', '42'), outbox_publish('Due', '{}', 'order', '42', available_at => '2999-01-01');
+create temp view messages as
+select seq, type, status, reference_status, attempts, retry_count, published_at is not null as sent, last_error, error_message
+from outbox_messages order by seq;
+select * from messages;
+select dead from outbox_status;
+select partition_key, first_waiting_seq from outbox_partition_status where first_waiting_seq is not null;
+\pset format unaligned
+select "check", ok, problem, remedy from outbox_health where "check" in ('dead letters', 'lag');
+\pset format aligned
+
+-- retry: a dead one comes back, one that waits goes at once; the rest it leaves
+select seq, outbox_retry(seq) from generate_series(1, 8) seq;
+select * from messages;
+-- a dead one that was retried is not dead any more
+select dead from outbox_status;
+select outbox_retry(3, 'default') as waits_again, outbox_retry(3, 'nowhere') as elsewhere;
+
+-- discard: what waits or is dead ends with a reason; what is in flight is left to its worker
+\set SHOW_CONTEXT never
+select outbox_discard(1); \echo :SQLSTATE
+select outbox_discard(2, reason => 'order withdrawn') as retrying, outbox_discard(3) as was_dead, outbox_discard(5) as published,
+       outbox_discard(6, 'nowhere') as elsewhere, outbox_discard(7, 'default', 'never mind') as scheduled, outbox_discard(8) as missing;
+select * from messages;
+select outbox_discard(2) as again, outbox_retry(2) as back;
+select outbox_retry(null) as retry_null, outbox_discard(null) as discard_null;
+
+-- both are part of the transaction
+begin;
+select outbox_discard(6), outbox_retry(4);
+rollback;
+select seq, status from messages where seq in (4, 6);
+-- what has ended may be enqueued again
+select outbox_enqueue(5), outbox_enqueue(7), outbox_enqueue(5);
+select seq, status from messages where seq in (5, 7) order by seq, status;
+drop view messages;
+drop extension outbox;

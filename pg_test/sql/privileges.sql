@@ -1,0 +1,56 @@
+-- Who may do what: the groups outbox_writer, outbox_monitor and outbox_admin, and everybody else.
+create extension outbox;
+create role regress_writer in role outbox_writer;
+create role regress_monitor in role outbox_monitor;
+create role regress_admin in role outbox_admin;
+create role regress_nobody;
+
+-- functions
+select f.name, has_function_privilege('regress_nobody', p.oid, 'execute') as nobody,
+       has_function_privilege('regress_writer', p.oid, 'execute') as writer,
+       has_function_privilege('regress_monitor', p.oid, 'execute') as monitor,
+       has_function_privilege('regress_admin', p.oid, 'execute') as admin
+from unnest('{publish,enqueue,enqueue_many,retry,discard,partition_of,partition_label,crc32,uuid_v7}'::text[]) with ordinality f (name, n)
+join pg_proc p on p.proname = 'outbox_' || f.name order by f.n;
+-- the protocol of the workers is for nobody
+select count(distinct p.oid), bool_or(has_function_privilege(r, p.oid, 'execute')) as open
+from pg_proc p, unnest('{regress_nobody,regress_writer,regress_monitor,regress_admin}'::name[]) r
+where p.proname in ('outbox_claim', 'outbox_settle', 'outbox_lease_take');
+
+-- views and tables
+select t.name, has_table_privilege('regress_nobody', t.name, 'select') as nobody,
+       has_table_privilege('regress_writer', t.name, 'select') as writer,
+       has_table_privilege('regress_monitor', t.name, 'select') as monitor,
+       has_table_privilege('regress_admin', t.name, 'select') as admin,
+       has_table_privilege('regress_admin', t.name, 'insert, update, delete, truncate') as admin_writes
+from unnest('{outbox_status,outbox_health,outbox_worker_status,outbox_partition_status,outbox_messages,outbox_events,
+              outbox,outbox_history,outbox_dead,outbox_partitions,outbox_workers,outbox_settings}'::text[]) with ordinality t (name, n)
+order by t.n;
+
+-- and they are enough: a writer needs nothing but EXECUTE
+\set SHOW_CONTEXT never
+set role regress_writer;
+select outbox_publish('OrderPlaced', '{}', 'order', '42', 'placed'), outbox_enqueue(1), outbox_enqueue(7, 'k'),
+       outbox_enqueue_many('{1,7,8}', 'k');
+select count(*) from outbox_messages; \echo :SQLSTATE
+select count(*) from outbox_status; \echo :SQLSTATE
+select outbox_discard(1); \echo :SQLSTATE
+set role regress_monitor;
+select dead, in_flight from outbox_status;
+select "check", ok from outbox_health where "check" = 'dead letters';
+select count(*) from outbox_worker_status;
+select count(*) from outbox_partition_status where first_waiting_seq is not null;
+select payload from outbox_messages; \echo :SQLSTATE
+select outbox_publish('T', '{}'); \echo :SQLSTATE
+select outbox_retry(1); \echo :SQLSTATE
+set role regress_admin;
+select outbox_publish('T', '{}', 'order', '42') > 1 as published, outbox_retry(1), outbox_discard(7, reason => 'mistaken'),
+       outbox_discard(8);
+select seq, status, type, payload, last_error from outbox_messages where seq in (1, 7, 8) order by seq;
+set role regress_nobody;
+select outbox_partition_of('order-42', 64), outbox_partition_label(7), outbox_crc32('a');
+select outbox_publish('T', '{}'); \echo :SQLSTATE
+reset role;
+
+drop extension outbox;
+drop role regress_writer, regress_monitor, regress_admin, regress_nobody;

@@ -1,0 +1,123 @@
+//! The SQL of pg_test/, run by Postgres' own pg_regress: what psql prints is what pg_test/expected holds. No worker runs, so
+//! nothing moves but what the statements move. OUTBOX_ACCEPT=1 takes what is printed for what is expected.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{DB, wait_true};
+use support::process::{self, Account};
+use support::{Cluster, Installation};
+
+#[test]
+fn psql_prints_what_is_expected() {
+    let cluster = cluster();
+    // Beside the data directory: it goes with it, and stays with it when the test fails.
+    let dir = cluster.data_dir().with_file_name("regress");
+    let tests = copy_tests(&dir);
+    let mut pg_regress = Command::new(pg_regress(cluster.installation()));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PG")) {
+        pg_regress.env_remove(name);
+    }
+    pg_regress
+        .arg(option("bindir", cluster.installation().bin("")))
+        .arg(option("inputdir", &dir))
+        .arg(option("outputdir", &dir))
+        .arg(option("host", "127.0.0.1"))
+        .arg(option("port", cluster.port().to_string()))
+        .arg(option("user", "postgres"))
+        .arg("--use-existing")
+        .arg(option("dbname", DB))
+        .args(&tests)
+        .env("HOME", &dir) // ours may be closed to the user it runs as
+        .current_dir(&dir);
+    process::run_as(&mut pg_regress, process::postgres_account());
+    let output = pg_regress.output().expect("run pg_regress");
+
+    if std::env::var_os("OUTBOX_ACCEPT").is_some_and(|value| value == "1") {
+        return accept(&dir, &tests);
+    }
+    assert!(
+        output.status.success(),
+        "{}{}{}\nIf all of this is as it should be: OUTBOX_ACCEPT=1, then look at what git diff shows.",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+        fs::read_to_string(dir.join("regression.diffs")).unwrap_or_default(),
+    );
+}
+
+/// A server where the extension can be created, and where messages are counted from the first one on.
+fn cluster() -> Cluster {
+    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
+    cluster.exec(DB, "create extension outbox");
+    // The launcher makes a place for the counters soon after its start.
+    wait_true(&cluster, "the counters", "select outbox_counters() is not null");
+    cluster.exec(DB, "drop extension outbox");
+    cluster
+}
+
+fn pg_regress(installation: &Installation) -> PathBuf {
+    let makefile = PathBuf::from(installation.pg_config("--pgxs")); // PGXS/src/makefiles/pgxs.mk
+    let src = makefile.ancestors().nth(2).expect("a path of a file in pgxs");
+    let program = src.join("test/regress/pg_regress");
+    assert!(
+        program.is_file(),
+        "no {}: Debian has it in postgresql-client-15",
+        program.display()
+    );
+    program
+}
+
+/// Copies pg_test to `dir`, where the user of the server may read and write; returns the names of the tests.
+fn copy_tests(dir: &Path) -> Vec<String> {
+    make_dir(dir);
+    for part in ["sql", "expected"] {
+        make_dir(&dir.join(part));
+        for file in fs::read_dir(pg_test().join(part)).expect("read pg_test").flatten() {
+            fs::copy(file.path(), dir.join(part).join(file.file_name())).expect("copy a file of pg_test");
+        }
+    }
+    let files = fs::read_dir(dir.join("sql")).expect("read the copy").flatten();
+    let mut tests: Vec<String> = files
+        .filter_map(|file| Some(file.file_name().to_str()?.strip_suffix(".sql")?.to_owned()))
+        .collect();
+    tests.sort_unstable();
+    assert!(!tests.is_empty(), "no tests in {}", pg_test().display());
+    for test in &tests {
+        // Without the file pg_regress would give up; with an empty one it shows the difference.
+        let expected = out_file(&dir.join("expected"), test);
+        if !expected.is_file() {
+            fs::write(expected, "").expect("an empty file");
+        }
+    }
+    tests
+}
+
+fn make_dir(path: &Path) {
+    fs::create_dir(path).unwrap_or_else(|error| panic!("create {}: {error}", path.display()));
+    if let Some(Account { uid, gid }) = process::postgres_account() {
+        chown(path, Some(uid), Some(gid)).expect("give the directory to the user of the server");
+    }
+}
+
+fn accept(dir: &Path, tests: &[String]) {
+    for test in tests {
+        let printed = out_file(&dir.join("results"), test);
+        fs::copy(printed, out_file(&pg_test().join("expected"), test)).expect("take over what was printed");
+    }
+}
+
+fn out_file(dir: &Path, test: &str) -> PathBuf {
+    dir.join(format!("{test}.out"))
+}
+
+fn pg_test() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../pg_test")
+}
+
+fn option(name: &str, value: impl AsRef<Path>) -> String {
+    format!("--{name}={}", value.as_ref().display())
+}
