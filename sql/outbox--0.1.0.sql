@@ -40,7 +40,8 @@ $roles$;
 
 -- ---- sql/src/10_tables.sql
 
--- Tables. State is where the row is: waiting in outbox, finished in outbox_history, given up in outbox_dead.
+-- Tables. State is where the row is: ready to go in outbox, not before a time or behind another in outbox_waiting, finished in
+-- outbox_history, given up in outbox_dead.
 -- A message is (seq, destination); its event lives in outbox_events and is never copied.
 
 create table @extschema@.outbox_settings (
@@ -100,11 +101,12 @@ comment on table @extschema@.outbox_events is
 
 create table @extschema@.outbox (
   seq          bigint      not null,
-  available_at timestamptz not null default '-infinity' check (available_at < 'infinity'),
   enqueued_at  timestamptz not null default pg_catalog.now(),
   claim_token  bigint,
+  claim_until  timestamptz,
   attempts     integer     not null default 0,
   partition    smallint    not null,
+  crashes      smallint    not null default 0,
   destination  text collate "C" not null default 'default',
   key          text        check (pg_catalog.octet_length(key) <= 255),
   last_error   text,
@@ -116,11 +118,33 @@ create table @extschema@.outbox (
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000,
         autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
 comment on table @extschema@.outbox is
-  'Messages that wait for delivery, and no others: a pointer (seq) to an event each.';
-comment on column @extschema@.outbox.available_at is
-  'Not before this time; -infinity = at once (a past time would wait if the clock were set back).';
+  'Messages that may go now, and no others: a pointer (seq) to an event each.';
 comment on column @extschema@.outbox.claim_token is
   'Who holds the message for delivery: the epoch of the lease (positive) or, with leasing off, the token of a worker (negative).';
+comment on column @extschema@.outbox.claim_until is
+  'With leasing off: until when the claim holds. NULL otherwise.';
+comment on column @extschema@.outbox.crashes is
+  'Workers that ended without a word while they held the message. After a few it is tried alone, then given up.';
+
+create table @extschema@.outbox_waiting (
+  seq          bigint      not null,
+  enqueued_at  timestamptz not null,
+  due_at       timestamptz check (due_at < 'infinity'),
+  attempts     integer     not null default 0,
+  partition    smallint    not null,
+  crashes      smallint    not null default 0,
+  state        "char"      not null check (state in ('s', 'b', 'g') and (state = 'g') = (due_at is null)),
+  destination  text collate "C" not null,
+  key          text        check (pg_catalog.octet_length(key) <= 255),
+  last_error   text,
+  primary key (destination, seq)
+);
+create index on @extschema@.outbox_waiting (due_at) where due_at is not null;
+create index on @extschema@.outbox_waiting (destination, partition, key, seq) where state = 'g';
+comment on table @extschema@.outbox_waiting is
+  'Messages that may not go now: scheduled, waiting for their next attempt, or behind an earlier one of their key.';
+comment on column @extschema@.outbox_waiting.state is
+  's = scheduled, b = backs off after a failure, g = behind a message of its key that failed or is dead.';
 
 create table @extschema@.outbox_history (
   seq          bigint      not null,
@@ -147,10 +171,14 @@ create table @extschema@.outbox_dead (
   destination  text collate "C" not null,
   key          text,
   reason       text        not null,
+  blocks       boolean     not null default false,
   primary key (destination, seq)
 );
+create index on @extschema@.outbox_dead (partition) where blocks;
 comment on table @extschema@.outbox_dead is
   'Dead letters: messages out of attempts. outbox_retry() brings one back, outbox_discard() gives it up.';
+comment on column @extschema@.outbox_dead.blocks is
+  'Later messages of its key wait until this one is retried or discarded.';
 
 -- A restored dump brings its own row of settings; it replaces the one CREATE EXTENSION wrote, since the restored
 -- messages lie in the partitions of the old count.
@@ -177,6 +205,7 @@ select pg_catalog.pg_extension_config_dump('@extschema@.outbox_settings', '');
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_events', '');
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_events_seq_seq', '');
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox', '');
+select pg_catalog.pg_extension_config_dump('@extschema@.outbox_waiting', '');
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_history', '');
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_dead', '');
 
@@ -266,9 +295,14 @@ begin
 
   insert into @extschema@.outbox_events as e (id, type, aggregate_type, aggregate_id, operation, payload,
     previous_payload, metadata, headers, actor, correlation_id)
-  values (coalesce(id, @extschema@.outbox_uuid_v7()), type, aggregate_type, aggregate_id, operation, payload,
-    previous_payload, metadata, headers, actor, correlation_id)
+  select coalesce(id, @extschema@.outbox_uuid_v7()), type, aggregate_type, aggregate_id, operation, payload,
+    previous_payload, metadata, headers, actor, correlation_id
+  where id is null or not exists (select from @extschema@.outbox_events x where x.id = outbox_publish.id)
   returning e.seq into seq;
+  if seq is null then
+    raise exception 'there is an event with id % already', id using errcode = 'unique_violation',
+      hint = 'Leave the id out to have one made. If this is a repeated call, its event is stored and enqueued already.';
+  end if;
   perform @extschema@.outbox_enqueue_new(seq,
     case when aggregate_type is null then aggregate_id else aggregate_type || ':' || aggregate_id end,
     destination, available_at);
@@ -278,10 +312,10 @@ $$;
 comment on function @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid) is
   'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq. Its aggregate is the key: events of one aggregate are delivered in order.';
 
-create function @extschema@.outbox_wake(more_waiting bigint)
+create function @extschema@.outbox_wake(more_waiting bigint, partitions smallint[], seqs bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
-comment on function @extschema@.outbox_wake(bigint) is
-  'Internal: at COMMIT, wakes this database''s workers and counts so many more messages as waiting.';
+comment on function @extschema@.outbox_wake(bigint, smallint[], bigint[]) is
+  'Internal: at COMMIT, tells this database''s workers that something was changed by hand: so many more messages wait, and these are to be read again.';
 
 -- ---- sql/src/30_worker.sql
 
@@ -392,24 +426,28 @@ $$;
 comment on function @extschema@.outbox_purge_workers() is
   'Worker protocol: removes workers whose heartbeat ended more than a minute ago.';
 
+create view @extschema@.outbox_event_text as
+select e.seq, e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload::text as payload,
+       e.previous_payload::text as previous_payload, e.metadata::text as metadata, e.headers::text as headers, e.actor,
+       e.correlation_id,
+       pg_catalog.to_char(e.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as created_at,
+       pg_catalog.floor(extract(epoch from e.created_at))::bigint as created_at_s, e.body_bytes::bigint as body_bytes
+from @extschema@.outbox_events e;
+comment on view @extschema@.outbox_event_text is
+  'Internal: events as a worker reads them.';
+
 create type @extschema@.outbox_claimed as (
-  tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, claim_token bigint,
+  tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, crashes integer, claim_token bigint,
   id text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
-  metadata text, headers text, actor text, correlation_id text, created_at text, created_at_s bigint
+  metadata text, headers text, actor text, correlation_id text, created_at text, created_at_s bigint, body_bytes bigint,
+  wal_position bigint
 );
 comment on type @extschema@.outbox_claimed is
-  'A claimed message with its event. id is NULL where the event store lacks the event.';
-
-create view @extschema@.outbox_with_event as
-select o.ctid as row_tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.available_at, o.claim_token,
-       e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
-       e.actor, e.correlation_id, e.created_at, coalesce(e.body_bytes, 0)::bigint as body_bytes
-from @extschema@.outbox o left join @extschema@.outbox_events e on e.seq = o.seq;
-comment on view @extschema@.outbox_with_event is
-  'Internal: waiting messages with their events, as a claim reads them.';
+  'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable.';
 
 create function @extschema@.outbox_claim(
-  worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], bytes_max bigint
+  worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[], ceiling bigint,
+  bytes_max bigint
 ) returns setof @extschema@.outbox_claimed language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
@@ -417,34 +455,83 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
 begin
   return query
   with pick as materialized (
-    select due.*, l.epoch, sum(due.body_bytes) over (order by due.seq) - due.body_bytes as bytes_before
-    from unnest(partitions, epochs, limits) as l (partition, epoch, n)
+    select due.*, l.epoch, sum(due.body_bytes) over (order by due.seq) - due.body_bytes as bytes_before,
+           (select pg_current_wal_insert_lsn() - '0/0') as wal -- asked once, when the snapshot stands and nothing is written
+    from unnest(partitions, epochs, limits, marks) as l (partition, epoch, n, mark)
     -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
     cross join lateral (
-      select o.* from @extschema@.outbox_with_event o
-      where o.destination = outbox_claim.destination and o.partition = l.partition
-        and o.available_at <= now() and o.claim_token is distinct from l.epoch
+      select o.ctid as row_tid, o.seq, o.destination, o.partition, o.key, o.attempts,
+             o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
+             e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+             e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, coalesce(e.body_bytes, 0) as body_bytes
+      from @extschema@.outbox o left join @extschema@.outbox_event_text e on e.seq = o.seq
+      where o.destination = outbox_claim.destination and o.partition = l.partition and o.seq > l.mark and o.seq <= ceiling
+        and o.claim_token is distinct from l.epoch
       order by o.destination, o.partition, o.seq limit l.n
     ) due
     where exists (select from @extschema@.outbox_partitions p
                   where p.partition = l.partition and p.lease_owner = outbox_claim.worker and p.lease_epoch = l.epoch)
   ), claimed as (
-    update @extschema@.outbox o set claim_token = pick.epoch
+    update @extschema@.outbox o set claim_token = pick.epoch, crashes = pick.crashes
     from pick where o.ctid = pick.row_tid and pick.bytes_before < bytes_max
-    returning o.ctid as row_tid, o.claim_token, pick.seq, pick.destination, pick.partition, pick.key, pick.attempts,
-      pick.id, pick.type, pick.aggregate_type, pick.aggregate_id, pick.operation, pick.payload, pick.previous_payload,
-      pick.metadata, pick.headers, pick.actor, pick.correlation_id, pick.created_at
+    returning o.ctid as tid, o.claim_token, pick.*
   )
-  select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.claim_token,
-         c.id::text, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload::text, c.previous_payload::text,
-         c.metadata::text, c.headers::text, c.actor, c.correlation_id,
-         to_char(c.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-         floor(extract(epoch from c.created_at))::bigint
+  select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
+         c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
+         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.body_bytes, c.wal::bigint
   from claimed c order by c.seq;
 end
 $$;
-comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[], bigint) is
-  'Worker protocol: claims due messages of leased partitions, up to a limit each, in order of seq, with their events; stops after bytes_max of bodies.';
+comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
+  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each, past a mark each and up to the ceiling, with their events; stops after bytes_max of bodies.';
+
+create function @extschema@.outbox_claim_waiting(
+  worker text, destination text, partition smallint, key text, epoch bigint, reach bigint, n integer, bytes_max bigint
+) returns setof @extschema@.outbox_claimed language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan set jit = off as $$
+#variable_conflict use_column
+begin
+  return query
+  with pick as materialized (
+    select due.*, sum(due.body_bytes) over (order by due.wseq) - due.body_bytes as bytes_before,
+           (select pg_current_wal_insert_lsn() - '0/0') as wal
+    from (
+      select w.ctid as row_tid, e.*, w.seq as wseq
+      from @extschema@.outbox_waiting w left join @extschema@.outbox_event_text e on e.seq = w.seq
+      where w.state = 'g' and w.destination = outbox_claim_waiting.destination
+        and w.partition = outbox_claim_waiting.partition and w.key = outbox_claim_waiting.key and w.seq <= reach
+      order by w.destination, w.partition, w.key, w.seq limit n
+    ) due
+    where exists (select from @extschema@.outbox_partitions p
+                  where p.partition = outbox_claim_waiting.partition and p.lease_owner = worker
+                    and p.lease_epoch = outbox_claim_waiting.epoch)
+  ), gone as (
+    delete from @extschema@.outbox_waiting w using pick
+    where w.ctid = pick.row_tid and (pick.bytes_before is null or pick.bytes_before < bytes_max)
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.destination, w.key, w.last_error
+  ), claimed as (
+    insert into @extschema@.outbox as o (seq, enqueued_at, claim_token, attempts, partition, crashes, destination, key, last_error)
+    select g.seq, g.enqueued_at, outbox_claim_waiting.epoch, g.attempts, g.partition, g.crashes, g.destination, g.key, g.last_error
+    from gone g
+    returning o.ctid as row_tid, o.*
+  )
+  select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
+         p.id, p.type, p.aggregate_type, p.aggregate_id, p.operation, p.payload, p.previous_payload, p.metadata, p.headers,
+         p.actor, p.correlation_id, p.created_at, p.created_at_s, coalesce(p.body_bytes, 0), p.wal::bigint
+  from claimed c join pick p on p.wseq = c.seq order by c.seq;
+end
+$$;
+comment on function @extschema@.outbox_claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
+  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq reach; stops after bytes_max of bodies.';
+
+create function @extschema@.outbox_waits(destination text, partition smallint, key text)
+returns boolean language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+  select exists (select from @extschema@.outbox_waiting w
+                 where w.state = 'g' and w.destination = $1 and w.partition = $2 and w.key = $3);
+$$;
+comment on function @extschema@.outbox_waits(text, smallint, text) is
+  'Worker protocol: whether messages of a key wait behind another.';
 
 create function @extschema@.outbox_claim_unleased(
   destination text, token bigint, claim_ttl_s integer, batch integer, bytes_max bigint
@@ -455,32 +542,108 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
 begin
   return query
   with locked as materialized (
-    select o.ctid as tid from @extschema@.outbox o
-    where o.destination = outbox_claim_unleased.destination and o.available_at <= now()
+    select o.ctid as row_tid, o.seq, o.claim_token from @extschema@.outbox o
+    where o.destination = outbox_claim_unleased.destination and (o.claim_until is null or o.claim_until <= now())
       and o.claim_token is distinct from outbox_claim_unleased.token
     limit batch for update skip locked
   ), pick as materialized (
-    select o.*, sum(o.body_bytes) over (order by o.seq) - o.body_bytes as bytes_before
-    from locked join @extschema@.outbox_with_event o on o.row_tid = locked.tid
+    select l.row_tid, l.seq, case when l.claim_token is null then 0 else 1 end as crashed,
+           e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+           e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, coalesce(e.body_bytes, 0) as body_bytes,
+           sum(e.body_bytes) over (order by l.seq) - e.body_bytes as bytes_before,
+           (select pg_current_wal_insert_lsn() - '0/0') as wal
+    from locked l left join @extschema@.outbox_event_text e on e.seq = l.seq
   ), claimed as (
-    -- available_at moves ahead by the claim's time to live: when it passes, another worker may claim the row.
+    -- When claim_until passes, another worker may claim the row.
     update @extschema@.outbox o
-    set claim_token = outbox_claim_unleased.token, available_at = now() + make_interval(secs => claim_ttl_s)
-    from pick where o.ctid = pick.row_tid and pick.bytes_before < bytes_max
-    returning o.ctid as row_tid, o.claim_token, pick.seq, pick.destination, pick.partition, pick.key, pick.attempts,
-      pick.id, pick.type, pick.aggregate_type, pick.aggregate_id, pick.operation, pick.payload, pick.previous_payload,
-      pick.metadata, pick.headers, pick.actor, pick.correlation_id, pick.created_at
+    set claim_token = outbox_claim_unleased.token, claim_until = now() + make_interval(secs => claim_ttl_s),
+        crashes = o.crashes + pick.crashed
+    from pick where o.ctid = pick.row_tid and (pick.bytes_before is null or pick.bytes_before < bytes_max)
+    returning o.ctid as row_tid, o.claim_token, o.destination, o.partition, o.key, o.attempts, o.crashes,
+      pick.seq, pick.id, pick.type, pick.aggregate_type, pick.aggregate_id, pick.operation, pick.payload,
+      pick.previous_payload, pick.metadata, pick.headers, pick.actor, pick.correlation_id, pick.created_at,
+      pick.created_at_s, pick.body_bytes, pick.wal
   )
-  select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.claim_token,
-         c.id::text, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload::text, c.previous_payload::text,
-         c.metadata::text, c.headers::text, c.actor, c.correlation_id,
-         to_char(c.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-         floor(extract(epoch from c.created_at))::bigint
+  select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
+         c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
+         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.body_bytes, c.wal::bigint
   from claimed c order by c.seq;
 end
 $$;
 comment on function @extschema@.outbox_claim_unleased(text, bigint, integer, integer, bigint) is
-  'Worker protocol with leasing off: claims due messages of any partition for claim_ttl_s seconds; stops after bytes_max of bodies. No order is promised.';
+  'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max of bodies. No order is promised.';
+
+create function @extschema@.outbox_due(
+  worker text, partitions smallint[], epochs bigint[], batch integer, out partition smallint, out seq bigint
+) returns setof record language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan set jit = off as $$
+#variable_conflict use_column
+begin
+  return query
+  with due as materialized (
+    select w.ctid as row_tid from @extschema@.outbox_waiting w
+    where w.due_at <= clock_timestamp()
+      and (partitions is null or exists (
+        select from unnest(partitions, epochs) as l (partition, epoch)
+        join @extschema@.outbox_partitions p on p.partition = l.partition and p.lease_epoch = l.epoch
+        where l.partition = w.partition and p.lease_owner = outbox_due.worker))
+    order by w.due_at limit batch for update of w skip locked
+  ), gone as (
+    delete from @extschema@.outbox_waiting w using due where w.ctid = due.row_tid
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.destination, w.key, w.last_error
+  )
+  insert into @extschema@.outbox as o (seq, enqueued_at, attempts, partition, crashes, destination, key, last_error)
+  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.destination, g.key, g.last_error from gone g
+  on conflict do nothing
+  returning o.partition, o.seq;
+end
+$$;
+comment on function @extschema@.outbox_due(text, smallint[], bigint[], integer) is
+  'Worker protocol: brings back messages whose time has come, of these leases or (NULL) of all partitions; returns where they are now.';
+
+create function @extschema@.outbox_next_due_ms()
+returns bigint language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+  select greatest(0, ceil(extract(epoch from min(w.due_at) - clock_timestamp()) * 1000))::bigint
+  from @extschema@.outbox_waiting w where w.due_at is not null;
+$$;
+comment on function @extschema@.outbox_next_due_ms() is
+  'Worker protocol: in how many ms the next waiting message is due; NULL = none waits for a time.';
+
+create function @extschema@.outbox_gates(
+  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint, out followers boolean
+) returns setof record language sql stable set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+  with recursive behind as ( -- one look into the index for each key, however much waits in it
+    (select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g'
+     order by w.destination, w.partition, w.key limit 1)
+    union all
+    select n.* from behind b cross join lateral (
+      select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
+      where w.state = 'g' and (w.destination, w.partition, w.key) > (b.destination, b.partition, b.key)
+      order by w.destination, w.partition, w.key limit 1) n
+  ), found as (
+    select b.destination, b.partition, b.key, null::bigint as head, true as followers from behind b
+    union all
+    select w.destination, w.partition, w.key, w.seq, false from @extschema@.outbox_waiting w
+    where w.due_at is not null and w.state = 'b' and w.key is not null
+    union all
+    select d.destination, d.partition, d.key, d.seq, false from @extschema@.outbox_dead d where d.blocks
+  )
+  select f.destination, f.partition, f.key, min(f.head), bool_or(f.followers)
+  from found f where f.partition = any ($1) group by 1, 2, 3;
+$$;
+comment on function @extschema@.outbox_gates(smallint[]) is
+  'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one.';
+
+create function @extschema@.outbox_highest(partitions smallint[])
+returns bigint language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+  select coalesce(max(o.seq), 0) from unnest($1) p
+  cross join lateral (select x.seq from @extschema@.outbox x where x.destination = 'default' and x.partition = p
+                      order by x.destination desc, x.partition desc, x.seq desc limit 1) o;
+$$;
+comment on function @extschema@.outbox_highest(smallint[]) is
+  'Worker protocol: the highest seq that is ready to go in these partitions.';
 
 create function @extschema@.outbox_settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
@@ -505,37 +668,45 @@ begin
   ), gone as (
     delete from @extschema@.outbox o using ended u
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.claim_token = u.token
-      and u.action in ('p', 'd')
-    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.destination, o.key, o.last_error, u.action, u.reason
+      and u.action <> 'f'
+    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.destination, o.key, o.last_error,
+      u.action, u.delay_ms, u.reason
   ), published as (
     insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, destination, key, last_error)
     select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.destination, g.key, g.last_error
     from gone g where g.action = 'p'
   ), dead as (
-    insert into @extschema@.outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason)
-    select g.seq, g.enqueued_at, g.attempts + 1, g.partition, g.destination, g.key, g.reason
-    from gone g where g.action = 'd'
+    insert into @extschema@.outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason, blocks)
+    select g.seq, g.enqueued_at, g.attempts + 1, g.partition, g.destination, g.key, g.reason,
+           g.action = 'D' and g.key is not null
+    from gone g where g.action in ('d', 'D')
     on conflict (destination, seq) do update
-    set died_at = excluded.died_at, attempts = excluded.attempts, reason = excluded.reason
-  ), back as (
-    -- r = try again after the delay, one attempt spent; f = freed, no attempt spent
-    update @extschema@.outbox o
-    set claim_token = null,
-        attempts = o.attempts + case when u.action = 'r' then 1 else 0 end,
-        available_at = case when u.action = 'r' then clock_timestamp() + u.delay_ms * interval '1 millisecond'
-                            when leased then o.available_at else '-infinity' end,
-        last_error = case when u.action = 'r' then u.reason else o.last_error end
+    set died_at = excluded.died_at, attempts = excluded.attempts, reason = excluded.reason, blocks = excluded.blocks
+  ), waiting as (
+    -- r = try again after the delay, one attempt spent; w = behind an earlier one of its key, none spent
+    insert into @extschema@.outbox_waiting
+      (seq, enqueued_at, due_at, attempts, partition, crashes, state, destination, key, last_error)
+    select g.seq, g.enqueued_at,
+           case when g.action = 'r' then clock_timestamp() + g.delay_ms * interval '1 millisecond' end,
+           g.attempts + case when g.action = 'r' then 1 else 0 end, g.partition,
+           g.crashes, case when g.action = 'r' then 'b' else 'g' end, g.destination, g.key,
+           case when g.action = 'r' then g.reason else g.last_error end
+    from gone g where g.action in ('r', 'w')
+    on conflict do nothing
+  ), freed as (
+    -- f = as before, no attempt spent
+    update @extschema@.outbox o set claim_token = null, claim_until = null
     from ended u
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.claim_token = u.token
-      and u.action in ('r', 'f')
+      and u.action = 'f'
     returning 1
   )
-  select (select count(*) from gone) + (select count(*) from back) into changed;
+  select (select count(*) from gone) + (select count(*) from freed) into changed;
   return changed;
 end
 $$;
 comment on function @extschema@.outbox_settle(text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
-  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, r retry after delays_ms, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
+  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, r retry after delays_ms, w behind an earlier one of its key, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
 
 create function @extschema@.outbox_locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -564,11 +735,11 @@ comment on function @extschema@.outbox_trim(integer, integer) is
 
 -- What a person does by hand: bring a message back, or give it up.
 
-create function @extschema@.outbox_claim_is_live(claim_token bigint, partition smallint, available_at timestamptz)
+create function @extschema@.outbox_claim_is_live(claim_token bigint, partition smallint, claim_until timestamptz)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
   select case
     when claim_token is null then false
-    when claim_token < 0 then available_at > now()
+    when claim_token < 0 then claim_until > now()
     else exists (select from @extschema@.outbox_partitions p where p.partition = $2 and p.lease_epoch = $1 and p.lease_until > now())
   end;
 $$;
@@ -577,72 +748,85 @@ comment on function @extschema@.outbox_claim_is_live(bigint, smallint, timestamp
 
 create function @extschema@.outbox_retry(seq bigint, destination text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
 declare
-  found_one boolean;
-  risen_count bigint;
+  to_destination constant text := coalesce(outbox_retry.destination, 'default');
+  risen @extschema@.outbox_dead;
+  ready smallint; -- the partition in which it can go already
 begin
-  with risen as (
-    delete from @extschema@.outbox_dead d
-    where d.seq = outbox_retry.seq and d.destination = coalesce(outbox_retry.destination, d.destination)
-    returning d.*
-  ), again as (
+  delete from @extschema@.outbox_dead d
+  where d.seq = outbox_retry.seq and d.destination = to_destination returning d.* into risen;
+  -- It may wait again already: it was enqueued anew while it was dead.
+  update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0
+  where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
+  if found then
+    perform @extschema@.outbox_wake(0, '{}', '{}');
+    return true;
+  end if;
+  select o.partition into ready from @extschema@.outbox o
+  where o.destination = to_destination and o.seq = outbox_retry.seq
+    and o.partition = any ((select s.partitions from @extschema@.outbox_settings s)::smallint[])
+    and not @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until);
+  if found then
+    perform @extschema@.outbox_wake(0, array[ready], array[outbox_retry.seq]);
+    return true;
+  end if;
+  if risen.seq is null then
+    return false;
+  end if;
+  if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination and w.seq = outbox_retry.seq)
+     and not exists (select from @extschema@.outbox o where o.destination = to_destination and o.seq = outbox_retry.seq
+                     and o.partition = any ((select s.partitions from @extschema@.outbox_settings s)::smallint[])) then
     insert into @extschema@.outbox (destination, partition, seq, key, enqueued_at, last_error)
-    select r.destination, r.partition, r.seq, r.key, r.enqueued_at, r.reason from risen r
-    on conflict do nothing
-    returning 1
-  ), sooner as (
-    update @extschema@.outbox o set available_at = '-infinity', attempts = 0
-    where o.partition = any ((select s.partitions from @extschema@.outbox_settings s)::smallint[])
-      and o.destination = any (array(select coalesce(outbox_retry.destination, 'default')))
-      and o.seq = outbox_retry.seq and o.claim_token is null
-      and not exists (select from risen)
-    returning 1
-  )
-  select exists (select from risen) or exists (select from sooner), x.n into found_one, risen_count
-  from (select count(*) as n from again) x;
-  perform @extschema@.outbox_wake(risen_count);
-  return found_one;
+    values (risen.destination, risen.partition, risen.seq, risen.key, risen.enqueued_at, risen.reason);
+    perform @extschema@.outbox_wake(1, array[risen.partition], array[risen.seq]);
+  end if;
+  return true;
 end
 $$;
 comment on function @extschema@.outbox_retry(bigint, text) is
-  'Brings a dead message back, or lets a waiting one go at once; its attempts start anew. False if there is none. No destination = all of them.';
+  'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew. False if there is none, and for one that waits behind another of its key.';
 
 create function @extschema@.outbox_discard(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
 declare
+  to_destination constant text := coalesce(outbox_discard.destination, 'default');
   ended bigint;
   waited bigint;
 begin
   if exists (select from @extschema@.outbox o
-             where o.seq = outbox_discard.seq and o.destination = coalesce(outbox_discard.destination, 'default')
+             where o.seq = outbox_discard.seq and o.destination = to_destination
                and o.partition = any ((select s.partitions from @extschema@.outbox_settings s)::smallint[])
-               and @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.available_at)) then
-    raise exception 'message % is on its way to the broker', seq
+               and @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)) then
+    raise exception 'message % is on its way to the broker', outbox_discard.seq
       using errcode = 'object_in_use', hint = 'Try again in a moment: it is then published, or free to be discarded.';
   end if;
-  with waiting as (
+  with ready as (
     delete from @extschema@.outbox o
-    where o.seq = outbox_discard.seq and o.destination = coalesce(outbox_discard.destination, 'default')
+    where o.seq = outbox_discard.seq and o.destination = to_destination
       and o.partition = any ((select s.partitions from @extschema@.outbox_settings s)::smallint[])
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.destination, o.key
+  ), waiting as (
+    delete from @extschema@.outbox_waiting w where w.seq = outbox_discard.seq and w.destination = to_destination
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.destination, w.key
   ), dead as (
-    delete from @extschema@.outbox_dead d
-    where d.seq = outbox_discard.seq and d.destination = coalesce(outbox_discard.destination, d.destination)
+    delete from @extschema@.outbox_dead d where d.seq = outbox_discard.seq and d.destination = to_destination
     returning d.seq, d.enqueued_at, d.attempts, d.partition, d.destination, d.key
   ), written as (
     insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, discarded, destination, key, last_error)
     select x.seq, x.enqueued_at, clock_timestamp(), x.attempts, x.partition, true, x.destination, x.key,
            coalesce(outbox_discard.reason, 'discarded by ' || session_user)
-    from (select * from waiting union all select * from dead) x
+    from (select * from ready union all select * from waiting union all select * from dead) x
     returning 1
   )
-  select count(*), (select count(*) from waiting) from written into ended, waited;
-  perform @extschema@.outbox_wake(-waited);
+  select count(*), (select count(*) from ready) + (select count(*) from waiting) from written into ended, waited;
+  perform @extschema@.outbox_wake(-waited, '{}', '{}');
   return ended > 0;
 end
 $$;
 comment on function @extschema@.outbox_discard(bigint, text, text) is
-  'Gives up a dead or waiting message: it is never delivered and goes to the history with the reason. False if there is none.';
+  'Gives up a dead or waiting message: it is never delivered and goes to the history with the reason. Later messages of its key go on. False if there is none.';
 
 -- ---- sql/src/50_views.sql
 
@@ -663,16 +847,40 @@ returns text language c stable as 'MODULE_PATHNAME', 'outbox_server_state_wrappe
 comment on function @extschema@.outbox_server_state() is
   'Internal: why the launcher runs no worker for this database, in a word; NULL if it does, or does not know yet.';
 
+create function @extschema@.outbox_registry()
+returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_registry_wrapper';
+comment on function @extschema@.outbox_registry() is
+  'Internal: open transactions that have enqueued in this database, from shared memory: [pid or 0, xid or 0, since in µs, low seq] one after the other.';
+
+create function @extschema@.outbox_open_transactions(
+  out pid integer, out xid xid, out prepared boolean, out age interval, out low bigint
+) returns setof record language sql volatile set search_path = pg_catalog, pg_temp as $$
+  select nullif(r.entries[i], 0)::integer, nullif(r.entries[i + 1], 0)::text::xid, r.entries[i] = 0,
+         greatest(clock_timestamp() - to_timestamp(r.entries[i + 2] / 1e6), interval '0'), r.entries[i + 3]
+  from (select @extschema@.outbox_registry() as entries) r, generate_series(1, cardinality(r.entries), 4) i
+  union all -- prepared before the server started: nobody knows whether they have enqueued, but they may have
+  select null, p.transaction, true, clock_timestamp() - p.prepared, null
+  from pg_prepared_xacts p
+  where p.database = current_database() and p.prepared < pg_postmaster_start_time();
+$$;
+comment on function @extschema@.outbox_open_transactions() is
+  'Transactions of this database that have enqueued and are not over. Later messages of their keys wait for them.';
+
 create view @extschema@.outbox_messages as
 with m as (
   select o.seq, o.destination, o.partition, o.key,
-         case when @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.available_at) then 'in flight'
+         case when @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until) then 'in flight'
               when o.attempts > 0 then 'retrying'
-              when o.available_at > pg_catalog.now() then 'scheduled'
               else 'pending' end as status,
-         o.attempts, case when o.available_at = '-infinity' then o.enqueued_at else o.available_at end as available_at,
-         o.enqueued_at, null::timestamptz as published_at, o.claim_token, o.last_error
+         o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token, o.last_error
   from @extschema@.outbox o
+  union all
+  select w.seq, w.destination, w.partition, w.key,
+         case when w.state = 'b' and w.attempts > 0 then 'retrying'
+              when w.due_at > pg_catalog.now() then 'scheduled'
+              else 'pending' end,
+         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error
+  from @extschema@.outbox_waiting w
   union all
   select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason
   from @extschema@.outbox_dead d
@@ -702,7 +910,6 @@ select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- 
        (select pg_catalog.clock_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_partitions p
         cross join lateral (select x.enqueued_at from @extschema@.outbox x
                             where x.destination = 'default' and x.partition = p.partition
-                              and x.available_at <= pg_catalog.now()
                             order by x.destination, x.partition, x.seq limit 1) o) as oldest_pending_age,
        c.counters[3] as published_total,
        c.counters[4] as failed_total,
@@ -822,6 +1029,23 @@ select 'dead letters', d.n = 0,
 from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) x) as n,
              (select x.reason from @extschema@.outbox_dead x limit 1) as reason) d
 union all
+select 'keys', b.keys = 0,
+       case when b.keys > 0 then pg_catalog.format('%s key(s) stand still behind a dead letter, one of them: %s (seq %s)',
+         case when b.keys = 10000 then '10000 or more' else b.keys::text end, b.key, b.seq) end,
+       case when b.keys > 0 then 'outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one' end
+from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) x) as keys, y.key, y.seq
+      from (select) one left join (select d.key, d.seq from @extschema@.outbox_dead d where d.blocks limit 1) y on true) b
+union all
+select 'transactions', p.problem is null, p.problem, p.remedy
+from (select pg_catalog.string_agg(case when t.prepared
+               then pg_catalog.format('transaction %s is prepared and has been for %s', t.xid, pg_catalog.date_trunc('seconds', t.age))
+               else pg_catalog.format('the session with pid %s has enqueued and not ended for %s', t.pid, pg_catalog.date_trunc('seconds', t.age)) end, '; ') as problem,
+             pg_catalog.min(case when t.prepared then 'COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts'
+               else pg_catalog.format('later messages of its keys wait for it: end it, or pg_terminate_backend(%s)', t.pid) end) as remedy
+      from (select x.pid, x.xid, x.prepared, x.age from @extschema@.outbox_open_transactions() x
+            where x.age > case when x.prepared then interval '1 minute' else interval '30 seconds' end
+            order by x.age desc limit 3) t) p
+union all
 select 'lag', coalesce(s.oldest_pending_age < interval '1 minute', true),
        case when s.oldest_pending_age >= interval '1 minute'
             then pg_catalog.format('the oldest message that could go has waited for %s', pg_catalog.date_trunc('seconds', s.oldest_pending_age)) end,
@@ -870,11 +1094,12 @@ grant execute on function
 
 grant select on
   @extschema@.outbox_status, @extschema@.outbox_worker_status, @extschema@.outbox_partition_status,
-  @extschema@.outbox_health, @extschema@.outbox, @extschema@.outbox_history,
+  @extschema@.outbox_health, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_history,
   @extschema@.outbox_dead, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings
   to outbox_monitor;
 grant execute on function
-  @extschema@.outbox_is_preloaded(), @extschema@.outbox_counters(), @extschema@.outbox_server_state(),
+  @extschema@.outbox_is_preloaded(), @extschema@.outbox_counters(), @extschema@.outbox_server_state(), @extschema@.outbox_registry(),
+  @extschema@.outbox_open_transactions(),
   @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz)
   to outbox_monitor;
 

@@ -3,7 +3,7 @@
 
 use crate::error::{self, UserError, invalid};
 use crate::store::{self, Enqueue};
-use crate::{config, shmem, wake};
+use crate::{config, registry, shmem, wake};
 use outbox_core::envelope;
 use outbox_core::message::Event;
 use outbox_core::partition::{Partition, crc32};
@@ -164,12 +164,14 @@ fn outbox_check_event(
         headers: headers.map(Into::into),
         ..Event::default()
     };
-    if let Err(error) = check_event(&event, body_bytes) {
-        error.raise()
+    match check_event(&event, body_bytes) {
+        Ok(key) => registry::announce_drawing(key.as_deref().map(crc32)), // the seq is drawn next
+        Err(error) => error.raise(),
     }
 }
 
-fn check_event(event: &Event, body_bytes: i64) -> Result<(), UserError> {
+/// Returns the key.
+fn check_event(event: &Event, body_bytes: i64) -> Result<Option<String>, UserError> {
     let named = [
         ("type", Some(&event.kind)),
         ("aggregate_type", event.aggregate_type.as_ref()),
@@ -199,12 +201,23 @@ fn check_event(event: &Event, body_bytes: i64) -> Result<(), UserError> {
             "Store the data elsewhere and publish a reference to it.",
         ));
     }
-    Ok(())
+    Ok(key)
 }
 
 #[pg_extern(sql = false)]
-fn outbox_wake(more_waiting: i64) {
+fn outbox_wake(more_waiting: i64, partitions: Vec<i16>, seqs: Vec<i64>) {
     wake::enqueued(more_waiting);
+    wake::waiting_changed();
+    for (partition, seq) in partitions.into_iter().zip(seqs) {
+        if let Ok(partition) = Partition::new(i64::from(partition)) {
+            wake::ready(partition, seq);
+        }
+    }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_registry() -> Vec<i64> {
+    registry::flat()
 }
 
 #[pg_extern(sql = false)]

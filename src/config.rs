@@ -3,14 +3,23 @@
 //! SUSET settings can be set per database (ALTER DATABASE … SET); SIGHUP ones belong to the whole server.
 
 use crate::pg::guc::{Refused, check_hook, reserve_prefix};
+use outbox_core::engine::Rules;
 use outbox_core::route::Template;
 use outbox_core::settle::RetryPolicy;
 use outbox_transport::{AmqpAddress, ExchangeType, UrlError, parse_url};
-use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use std::ffi::{CStr, CString};
 use std::time::Duration;
 
 type Text = GucSetting<Option<CString>>;
+
+/// Values of outbox.on_dead.
+#[derive(Clone, Copy, PartialEq, Debug, PostgresGucEnum)]
+#[allow(non_camel_case_types)] // as they are written
+enum OnDead {
+    block,
+    skip,
+}
 
 static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
 static URL: Text = Text::new(Some(c""));
@@ -30,6 +39,7 @@ static CLAIM_TTL: GucSetting<i32> = GucSetting::<i32>::new(60);
 static RETRY_BACKOFF: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static RETRY_BACKOFF_MAX: GucSetting<i32> = GucSetting::<i32>::new(600_000);
 static MAX_ATTEMPTS: GucSetting<i32> = GucSetting::<i32>::new(15);
+static ON_DEAD: GucSetting<OnDead> = GucSetting::<OnDead>::new(OnDead::block);
 static RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 static CONNECT_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static CONFIRM_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30_000);
@@ -168,6 +178,14 @@ pub fn define() {
         Database,
         GucFlags::empty(),
     );
+    GucRegistry::define_enum_guc(
+        c"outbox.on_dead",
+        c"Behind a dead letter, its key waits (block) or goes on (skip).",
+        c"",
+        &ON_DEAD,
+        Database,
+        GucFlags::empty(),
+    );
     number(
         c"outbox.retention",
         c"How long history is kept; -1 = forever.",
@@ -221,7 +239,7 @@ pub struct Settings {
     pub batch_size: u32,
     pub idle_backoff_ms: u32,
     pub claim_ttl_s: i32,
-    pub retry: RetryPolicy,
+    pub rules: Rules,
     /// None = forever
     pub retention_s: Option<i32>,
 }
@@ -257,10 +275,13 @@ impl Settings {
             batch_size: BATCH_SIZE.get() as u32,
             idle_backoff_ms: IDLE_BACKOFF.get() as u32,
             claim_ttl_s: CLAIM_TTL.get(),
-            retry: RetryPolicy {
-                max_attempts: MAX_ATTEMPTS.get() as u32,
-                base_ms: RETRY_BACKOFF.get() as u64,
-                max_ms: RETRY_BACKOFF_MAX.get().max(RETRY_BACKOFF.get()) as u64,
+            rules: Rules {
+                retry: RetryPolicy {
+                    max_attempts: MAX_ATTEMPTS.get() as u32,
+                    base_ms: RETRY_BACKOFF.get() as u64,
+                    max_ms: RETRY_BACKOFF_MAX.get().max(RETRY_BACKOFF.get()) as u64,
+                },
+                dead_blocks: ON_DEAD.get() == OnDead::block,
             },
             retention_s: (RETENTION.get() >= 0).then(|| RETENTION.get()),
         }

@@ -7,6 +7,8 @@ mod config;
 mod error;
 mod launcher;
 mod pg;
+mod ports;
+mod registry;
 mod shmem;
 mod store;
 mod wake;

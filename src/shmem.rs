@@ -3,10 +3,16 @@
 
 use crate::pg::shmem::{Shareable, Shared, request};
 use crate::pg::{bgworker, catalog, latch};
-use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
+use crate::registry;
+use outbox_core::partition::Partition;
+use std::sync::atomic::{
+    AtomicI32, AtomicI64, AtomicU32, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 
 pub const MAX_DATABASES: usize = 128;
 pub const MAX_WORKERS: usize = 128;
+const MAX_PARTITIONS: usize = 1024;
 const BUCKETS: usize = 64;
 
 #[repr(C)]
@@ -19,7 +25,17 @@ pub struct State {
     news: AtomicU32,
     databases: [Database; MAX_DATABASES],
     workers: [Worker; MAX_WORKERS],
+    /// Of each database its partitions.
+    lanes: [[Reopen; MAX_PARTITIONS]; MAX_DATABASES],
 }
+
+/// The lowest seq that was committed in a partition since its owner last asked, and who the owner is: its place among the
+/// workers + 1 in the upper 16 bits. A worker that lost the partition and does not know it yet takes nothing away.
+#[repr(C)]
+struct Reopen(AtomicU64);
+
+const SEQ_BITS: u32 = 48;
+const NO_SEQ: u64 = (1 << SEQ_BITS) - 1;
 
 #[repr(C)]
 pub struct Database {
@@ -29,6 +45,12 @@ pub struct Database {
     obstacle: AtomicU32,
     /// Whether the extension is there: 0 = nobody knows, 1 = yes, 2 = no. Written by the worker that looked.
     extension: AtomicU32,
+    /// The highest seq that anybody drew or enqueued. Written by producers before COMMIT.
+    highest: AtomicI64,
+    /// Grows when a message was scheduled, or a person changed what waits. Written at COMMIT.
+    waiting_changes: AtomicU32,
+    /// 1 = the transactions that were prepared when the memory was made are in the registry. Written by a worker.
+    adopted: AtomicU32,
     /// Messages that wait. Producers add at commit, workers subtract at settle and set it right when they count.
     pending: AtomicI64,
     /// Totals since `reset_at_us`. Written by workers.
@@ -75,10 +97,10 @@ pub enum Obstacle {
 /// Reserves the memory. From `_PG_init`, while preloading.
 pub fn init() {
     fn attach() {
-        // SAFETY: called in the startup hook.
-        unsafe { STATE.attach(c"outbox") }
+        STATE.attach(c"outbox");
+        registry::attach();
     }
-    request(size_of::<State>(), attach);
+    request(|| size_of::<State>() + registry::bytes(), attach);
 }
 
 pub fn is_preloaded() -> bool {
@@ -162,6 +184,12 @@ unsafe extern "C-unwind" fn worker_ends(_code: i32, _arg: pgrx::pg_sys::Datum) {
 }
 
 impl Worker {
+    /// Its place + 1.
+    fn number(&self) -> u64 {
+        let index = static_state().and_then(|state| state.workers.iter().position(|worker| std::ptr::eq(worker, self)));
+        index.map_or(0, |index| index as u64 + 1)
+    }
+
     pub fn set_in_flight(&self, count: usize) {
         self.in_flight.store(count as u32, Relaxed);
     }
@@ -182,6 +210,10 @@ pub fn add_database(oid: u32, now_us: i64) -> Option<&'static Database> {
     }
     let free = find(state, 0)?;
     free.extension.store(0, Relaxed);
+    free.highest.store(0, Relaxed);
+    free.waiting_changes.store(0, Relaxed);
+    free.adopted.store(0, Relaxed);
+    free.lanes(state).iter().for_each(Reopen::forget);
     free.pending.store(0, Relaxed);
     free.published.store(0, Relaxed);
     free.failed.store(0, Relaxed);
@@ -219,7 +251,94 @@ fn find(state: &'static State, oid: u32) -> Option<&'static Database> {
         .find(|database| database.oid.load(Relaxed) == oid)
 }
 
+impl Reopen {
+    fn forget(&self) {
+        self.0.store(NO_SEQ, SeqCst);
+    }
+
+    /// A message with this seq is visible now.
+    fn lower(&self, seq: i64) {
+        let seq = u64::try_from(seq).unwrap_or(0).min(NO_SEQ - 1); // a lower one than meant only costs a look
+        self.change(|owner, known| Some((owner, known.min(seq))));
+    }
+
+    fn own(&self, worker: u64) {
+        self.change(|_, known| Some((worker, known)));
+    }
+
+    fn take(&self, worker: u64) -> Option<i64> {
+        let before = self.change(|owner, _| (owner == worker).then_some((owner, NO_SEQ)))?;
+        let seq = before & NO_SEQ;
+        (seq != NO_SEQ).then_some(seq as i64)
+    }
+
+    fn change(&self, to: impl Fn(u64, u64) -> Option<(u64, u64)>) -> Option<u64> {
+        let changed = self.0.fetch_update(SeqCst, SeqCst, |word| {
+            to(word >> SEQ_BITS, word & NO_SEQ).map(|(owner, seq)| owner << SEQ_BITS | seq)
+        });
+        changed.ok()
+    }
+}
+
 impl Database {
+    fn lanes(&self, state: &'static State) -> &'static [Reopen] {
+        let index = (state.databases.iter()).position(|database| std::ptr::eq(database, self));
+        index
+            .and_then(|index| state.lanes.get(index))
+            .map_or(&[], |lanes| lanes.as_slice())
+    }
+
+    fn lane(&self, partition: Partition) -> Option<&'static Reopen> {
+        self.lanes(static_state()?).get(usize::from(partition.index()))
+    }
+
+    /// A message with this seq is visible in the partition: read again from there. Called in the commit callback.
+    pub fn reopen(&self, partition: Partition, seq: i64) {
+        if let Some(lane) = self.lane(partition) {
+            lane.lower(seq);
+        }
+    }
+
+    /// The same for all partitions.
+    pub fn reopen_all(&self, seq: i64) {
+        if let Some(state) = static_state() {
+            self.lanes(state).iter().for_each(|lane| lane.lower(seq));
+        }
+    }
+
+    /// From now on `worker` reads the partition, and nobody else.
+    pub fn own_lane(&self, partition: Partition, worker: &Worker) {
+        if let Some(lane) = self.lane(partition) {
+            lane.own(worker.number());
+        }
+    }
+
+    /// From which seq on its owner must read the partition again, if so.
+    pub fn take_reopen(&self, partition: Partition, worker: &Worker) -> Option<i64> {
+        self.lane(partition)?.take(worker.number())
+    }
+
+    pub fn highest(&self) -> i64 {
+        self.highest.load(SeqCst)
+    }
+
+    pub fn raise_highest(&self, seq: i64) {
+        self.highest.fetch_max(seq, SeqCst);
+    }
+
+    pub fn waiting_changes(&self) -> u32 {
+        self.waiting_changes.load(SeqCst)
+    }
+
+    pub fn waiting_changed(&self) {
+        self.waiting_changes.fetch_add(1, SeqCst);
+    }
+
+    /// Whether the caller is the first to adopt prepared transactions since the memory was made.
+    pub fn adopts(&self) -> bool {
+        self.adopted.swap(1, SeqCst) == 0
+    }
+
     pub fn set_obstacle(&self, obstacle: Obstacle) {
         self.obstacle.store(obstacle as u32, Relaxed);
     }
@@ -236,6 +355,11 @@ impl Database {
     /// `count` messages were enqueued and are committed.
     pub fn enqueued(&self, count: i64) {
         self.pending.fetch_add(count, Relaxed);
+    }
+
+    /// The extension is new here: whatever waited for an earlier one is gone.
+    pub fn installed(&self) {
+        self.pending.store(0, Relaxed);
     }
 
     pub fn pending(&self) -> i64 {

@@ -3,11 +3,16 @@
 //! here they are called.
 
 use crate::error::{UserError, invalid};
-use crate::pg::{catalog, guc, txn};
+use crate::pg::{catalog, guc};
+use crate::{registry, shmem, wake};
+use outbox_core::engine::{self, Batch, Claimed, Held, Lane, Sharing};
+use outbox_core::envelope;
+use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Event, Pointer};
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::settle::Disposition;
+use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::prelude::*;
 use pgrx::spi::{OwnedPreparedStatement, SpiHeapTupleData, SpiResult, quote_identifier};
 use std::cell::{OnceCell, RefCell};
@@ -32,8 +37,8 @@ struct Statements {
     /// never for each other in a circle.
     extension: u32,
     schema: String,
-    insert: OnceCell<OwnedPreparedStatement>,
-    insert_new: OnceCell<OwnedPreparedStatement>,
+    /// By whether the event was stored just now, and whether it is scheduled.
+    insert: [[OnceCell<OwnedPreparedStatement>; 2]; 2],
     aggregates: OnceCell<OwnedPreparedStatement>,
 }
 
@@ -50,8 +55,7 @@ fn statements(fcinfo: pg_sys::FunctionCallInfo) -> Rc<Statements> {
             Rc::new(Statements {
                 extension: catalog::extension(c"outbox"),
                 schema,
-                insert: OnceCell::new(),
-                insert_new: OnceCell::new(),
+                insert: Default::default(),
                 aggregates: OnceCell::new(),
             })
         };
@@ -84,60 +88,31 @@ pub fn enqueue(fcinfo: pg_sys::FunctionCallInfo, request: &Enqueue) -> Result<i6
             None if request.new => vec![None; request.seqs.len()],
             None => aggregate_keys(client, &statements, request.seqs)?,
         };
+        if request.key.is_none() {
+            for key in keys.iter().flatten() {
+                envelope::check_short("key (aggregate_type:aggregate_id)", key)?;
+            }
+        }
         let crcs: Vec<Option<i64>> = keys
             .iter()
             .map(|key| key.as_deref().map(|key| i64::from(crc32(key))))
             .collect();
-        let cached = if request.new {
-            &statements.insert_new
-        } else {
-            &statements.insert
-        };
-        let insert = match cached.get() {
-            Some(insert) => insert,
-            None => {
-                // A seq waits once a destination, whatever partition its key gave it then. What was stored just now
-                // cannot wait yet.
-                let probe = format!(
-                    "and (select true from {s}.outbox o
-                          where o.destination operator(pg_catalog.=) $1
-                            and o.partition operator(pg_catalog.=) any (s.partitions)
-                            and o.seq operator(pg_catalog.=) u.seq limit 1) is null",
-                    s = statements.schema
-                );
-                let sql = format!(
-                    "insert into {s}.outbox (destination, partition, seq, key, available_at)
-                     select $1, coalesce($6, (coalesce(u.crc, u.seq) operator(pg_catalog.%) s.partition_count)::pg_catalog.int2),
-                            u.seq, u.key, coalesce($5, '-infinity'::pg_catalog.timestamptz)
-                     from {s}.outbox_settings s,
-                          rows from (pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4)) as u (seq, key, crc)
-                     where ($6 is null or $6 operator(pg_catalog.<) s.partition_count) {probe}
-                     on conflict do nothing",
-                    s = statements.schema,
-                    probe = if request.new { "" } else { &probe }
-                );
-                let types = [
-                    PgBuiltInOids::TEXTOID,
-                    PgBuiltInOids::INT8ARRAYOID,
-                    PgBuiltInOids::TEXTARRAYOID,
-                    PgBuiltInOids::INT8ARRAYOID,
-                    PgBuiltInOids::TIMESTAMPTZOID,
-                    PgBuiltInOids::INT2OID,
-                ];
-                let prepared = client
-                    .prepare_mut(sql.as_str(), &types.map(PgOid::from))
-                    .map_err(internal)?
-                    .keep();
-                cached.get_or_init(|| prepared)
-            }
-        };
+        for (seq, crc) in request.seqs.iter().zip(&crcs) {
+            registry::announce(crc.map(|crc| crc as u32), *seq);
+        }
+        if let (Some(database), Some(last)) = (shmem::my_database(), request.seqs.iter().max()) {
+            database.raise_highest(*last);
+        }
+        // A time that is over says nothing.
+        let due_at = request.available_at.filter(|at| *at > clock_timestamp());
+        let insert = insert_statement(client, &statements, request.new, due_at.is_some())?;
         let partition = request.partition.map(|partition| partition.as_i16());
         let args = [
             request.destination.into(),
             request.seqs.to_vec().into(),
             keys.into(),
             crcs.into(),
-            request.available_at.into(),
+            due_at.into(),
             partition.into(),
         ];
         let mut run = || client.update(insert, None, &args);
@@ -147,12 +122,80 @@ pub fn enqueue(fcinfo: pg_sys::FunctionCallInfo, request: &Enqueue) -> Result<i6
         } else {
             guc::without_sequential_scans(run)
         };
-        let inserted = inserted.map_err(internal)?.len();
-        if inserted == 0 && partition.is_some() {
+        let mut count = 0;
+        for row in inserted.map_err(internal)? {
+            count += 1;
+            if due_at.is_none() {
+                let index: i16 = row.get(1).map_err(internal)?.unwrap_or_default();
+                let seq: i64 = row.get(2).map_err(internal)?.unwrap_or_default();
+                if let Ok(partition) = Partition::new(i64::from(index)) {
+                    wake::ready(partition, seq);
+                }
+            }
+        }
+        if due_at.is_some() {
+            wake::waiting_changed();
+        }
+        if count == 0 && partition.is_some() {
             check_partition(client, &statements, partition)?;
         }
-        Ok(inserted as i64)
+        Ok(count)
     })
+}
+
+/// The statement that inserts, planned at its first use: for an event that was stored just now or any, to go at once or
+/// at a time.
+fn insert_statement<'a>(
+    client: &mut pgrx::spi::SpiClient,
+    statements: &'a Statements,
+    new: bool,
+    scheduled: bool,
+) -> Result<&'a OwnedPreparedStatement, UserError> {
+    let cached = &statements.insert[usize::from(new)][usize::from(scheduled)];
+    if let Some(insert) = cached.get() {
+        return Ok(insert);
+    }
+    let s = &statements.schema;
+    // A seq waits once a destination, whatever partition its key gave it then. What was stored just now cannot wait yet.
+    let probe = format!(
+        "and (select true from {s}.outbox o
+              where o.destination operator(pg_catalog.=) $1
+                and o.partition operator(pg_catalog.=) any (s.partitions)
+                and o.seq operator(pg_catalog.=) u.seq limit 1) is null
+         and (select true from {s}.outbox_waiting w
+              where w.destination operator(pg_catalog.=) $1 and w.seq operator(pg_catalog.=) u.seq limit 1) is null"
+    );
+    let (into, columns, values) = match scheduled {
+        false => ("outbox", "", ""),
+        true => (
+            "outbox_waiting",
+            ", due_at, state, enqueued_at",
+            ", $5, 's'::pg_catalog.\"char\", pg_catalog.now()",
+        ),
+    };
+    let sql = format!(
+        "insert into {s}.{into} (destination, partition, seq, key{columns})
+         select $1, coalesce($6, (coalesce(u.crc, u.seq) operator(pg_catalog.%) s.partition_count)::pg_catalog.int2),
+                u.seq, u.key{values}
+         from {s}.outbox_settings s,
+              rows from (pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4)) as u (seq, key, crc)
+         where ($6 is null or $6 operator(pg_catalog.<) s.partition_count) {probe}
+         on conflict do nothing returning partition, seq",
+        probe = if new { "" } else { &probe }
+    );
+    let types = [
+        PgBuiltInOids::TEXTOID,
+        PgBuiltInOids::INT8ARRAYOID,
+        PgBuiltInOids::TEXTARRAYOID,
+        PgBuiltInOids::INT8ARRAYOID,
+        PgBuiltInOids::TIMESTAMPTZOID,
+        PgBuiltInOids::INT2OID,
+    ];
+    let prepared = client
+        .prepare_mut(sql.as_str(), &types.map(PgOid::from))
+        .map_err(internal)?
+        .keep();
+    Ok(cached.get_or_init(|| prepared))
 }
 
 /// The keys of events by their aggregate; an error names the seqs that the store lacks.
@@ -248,34 +291,21 @@ pub struct Store {
     schema: String,
     worker: String,
     claim: OnceCell<OwnedPreparedStatement>,
+    claim_waiting: OnceCell<OwnedPreparedStatement>,
     settle: OnceCell<OwnedPreparedStatement>,
 }
 
-/// A claimed message; `event` is None where the event store lacks it.
-pub struct Claimed {
-    /// Where the row lies, as Postgres writes it.
-    pub tid: String,
-    pub pointer: Pointer,
-    pub event: Option<Event>,
-}
+/// A row's place is its ctid, as Postgres writes it.
+pub type Settlement = engine::Settlement<String>;
 
-/// One message to settle.
-pub struct Settlement {
-    pub tid: String,
-    pub pointer: Pointer,
-    pub disposition: Disposition,
+/// What a claim brought, and how far WAL must be on disk before any of it goes out.
+pub struct ClaimedBatch {
+    pub batch: Batch<String>,
+    pub wal_position: u64,
 }
 
 /// Bodies that one claim may bring, in bytes: bounds the memory of a worker. One message is always taken.
 const CLAIM_BYTES_MAX: i64 = 32 << 20;
-
-/// How partitions are shared in this database.
-#[derive(Clone, Copy, PartialEq)]
-pub enum Sharing {
-    Leases,
-    /// leasing = off: row claims, no order.
-    RowClaims,
-}
 
 impl Store {
     /// Finds the schema of the extension. Inside a transaction, the extension held.
@@ -287,6 +317,7 @@ impl Store {
             schema: quote_identifier(schema.unwrap_or_default()),
             worker: worker.to_string(),
             claim: OnceCell::new(),
+            claim_waiting: OnceCell::new(),
             settle: OnceCell::new(),
         })
     }
@@ -398,23 +429,20 @@ impl Store {
         )
     }
 
-    /// Claims due messages of leased partitions, `limits[i]` of `leases[i]` at most. The second value is the WAL position
-    /// that must be on disk before any of them goes out.
-    pub fn claim(
-        &self,
-        destination: &str,
-        leases: &[(Partition, i64)],
-        limits: &[u32],
-    ) -> SpiResult<(Vec<Claimed>, u64)> {
-        let position = txn::wal_position();
-        let (partitions, epochs) = columns(leases);
-        let limits: Vec<i32> = limits.iter().map(|limit| *limit as i32).collect();
+    /// Claims messages of leased lanes with a seq up to `ceiling`.
+    pub fn claim(&self, destination: &str, lanes: &[Lane], ceiling: i64) -> SpiResult<ClaimedBatch> {
+        let partitions: Vec<i16> = lanes.iter().map(|lane| lane.partition.as_i16()).collect();
+        let epochs: Vec<i64> = lanes.iter().map(|lane| lane.epoch).collect();
+        let limits: Vec<i32> = lanes.iter().map(|lane| lane.limit as i32).collect();
+        let marks: Vec<i64> = lanes.iter().map(|lane| lane.mark).collect();
         let args = [
             self.worker.as_str().into(),
             destination.into(),
             partitions.into(),
             epochs.into(),
             limits.into(),
+            marks.into(),
+            ceiling.into(),
             CLAIM_BYTES_MAX.into(),
         ];
         let types = [
@@ -423,21 +451,16 @@ impl Store {
             PgBuiltInOids::INT2ARRAYOID,
             PgBuiltInOids::INT8ARRAYOID,
             PgBuiltInOids::INT4ARRAYOID,
+            PgBuiltInOids::INT8ARRAYOID,
+            PgBuiltInOids::INT8OID,
             PgBuiltInOids::INT8OID,
         ];
-        let rows = self.claimed("outbox_claim($1, $2, $3, $4, $5, $6)", &types, &args)?;
-        Ok((rows, position))
+        let call = "outbox_claim($1, $2, $3, $4, $5, $6, $7, $8)";
+        self.claimed(&self.claim, call, &types, &args)
     }
 
-    /// Claims due messages of any partition, with leasing off.
-    pub fn claim_unleased(
-        &self,
-        destination: &str,
-        token: i64,
-        ttl_s: i32,
-        limit: u32,
-    ) -> SpiResult<(Vec<Claimed>, u64)> {
-        let position = txn::wal_position();
+    /// Claims messages of any partition, with leasing off.
+    pub fn claim_unleased(&self, destination: &str, token: i64, ttl_s: i32, limit: u32) -> SpiResult<ClaimedBatch> {
         let args = [
             destination.into(),
             token.into(),
@@ -452,51 +475,169 @@ impl Store {
             PgBuiltInOids::INT4OID,
             PgBuiltInOids::INT8OID,
         ];
-        let rows = self.claimed("outbox_claim_unleased($1, $2, $3, $4, $5)", &types, &args)?;
-        Ok((rows, position))
+        let call = "outbox_claim_unleased($1, $2, $3, $4, $5)";
+        self.claimed(&self.claim, call, &types, &args)
+    }
+
+    /// Claims the first messages of a key that wait behind another; says whether more are there.
+    pub fn claim_waiting(
+        &self,
+        key: &OrderedKey,
+        epoch: i64,
+        reach: i64,
+        limit: u32,
+    ) -> SpiResult<(ClaimedBatch, bool)> {
+        let args = [
+            self.worker.as_str().into(),
+            key.destination.as_str().into(),
+            key.partition.as_i16().into(),
+            key.key.as_str().into(),
+            epoch.into(),
+            reach.into(),
+            (limit as i32).into(),
+            CLAIM_BYTES_MAX.into(),
+        ];
+        let types = [
+            PgBuiltInOids::TEXTOID,
+            PgBuiltInOids::TEXTOID,
+            PgBuiltInOids::INT2OID,
+            PgBuiltInOids::TEXTOID,
+            PgBuiltInOids::INT8OID,
+            PgBuiltInOids::INT8OID,
+            PgBuiltInOids::INT4OID,
+            PgBuiltInOids::INT8OID,
+        ];
+        let call = "outbox_claim_waiting($1, $2, $3, $4, $5, $6, $7, $8)";
+        let batch = self.claimed(&self.claim_waiting, call, &types, &args)?;
+        let more: Option<bool> = Spi::get_one_with_args(
+            &format!("select {}.outbox_waits($1, $2, $3)", self.schema),
+            &[
+                key.destination.as_str().into(),
+                key.partition.as_i16().into(),
+                key.key.as_str().into(),
+            ],
+        )?;
+        Ok((batch, more.unwrap_or_default()))
     }
 
     fn claimed(
         &self,
+        cached: &OnceCell<OwnedPreparedStatement>,
         call: &str,
         types: &[PgBuiltInOids],
         args: &[pgrx::datum::DatumWithOid],
-    ) -> SpiResult<Vec<Claimed>> {
+    ) -> SpiResult<ClaimedBatch> {
         Spi::connect_mut(|client| {
-            let statement = match self.claim.get() {
+            let statement = match cached.get() {
                 Some(statement) => statement,
                 None => {
                     let sql = format!(
-                        "select tid::text, seq, destination, partition, key, attempts, claim_token, id, type, aggregate_type,
-                         aggregate_id, operation, payload, previous_payload, metadata, headers, actor, correlation_id,
-                         created_at, created_at_s from {}.{call}",
+                        "select tid::text, seq, destination, partition, key, attempts, crashes, claim_token, id, type,
+                         aggregate_type, aggregate_id, operation, payload, previous_payload, metadata, headers, actor,
+                         correlation_id, created_at, created_at_s, body_bytes, wal_position from {}.{call}",
                         self.schema
                     );
                     let types: Vec<PgOid> = types.iter().map(|oid| PgOid::from(*oid)).collect();
                     let prepared = client.prepare_mut(sql.as_str(), &types)?.keep();
-                    self.claim.get_or_init(|| prepared)
+                    cached.get_or_init(|| prepared)
                 }
             };
-            client.update(statement, None, args)?.map(|row| claimed(&row)).collect()
+            let mut bytes = 0;
+            let mut wal_position = 0;
+            let mut rows = Vec::new();
+            for row in client.update(statement, None, args)? {
+                bytes += row.get::<i64>(22)?.unwrap_or_default();
+                wal_position = row.get::<i64>(23)?.unwrap_or_default() as u64;
+                rows.push(claimed(&row)?);
+            }
+            let cut = bytes >= CLAIM_BYTES_MAX;
+            let batch = Batch { rows, cut };
+            Ok(ClaimedBatch { batch, wal_position })
+        })
+    }
+
+    /// Brings back messages whose time has come. Returns where they are now, and in how many ms the next is due.
+    pub fn bring_due(&self, leases: Option<&[Held]>, batch: i32) -> SpiResult<(Vec<(Partition, i64)>, Option<u64>)> {
+        let (partitions, epochs) = leases.map(columns).unzip();
+        let moved = Spi::connect_mut(|client| {
+            let sql = format!("select partition, seq from {}.outbox_due($1, $2, $3, $4)", self.schema);
+            let args = [
+                self.worker.as_str().into(),
+                partitions.into(),
+                epochs.into(),
+                batch.into(),
+            ];
+            client
+                .update(sql.as_str(), None, &args)?
+                .map(|row| Ok((partition(&row, 1)?, row.get(2)?.unwrap_or_default())))
+                .collect::<SpiResult<Vec<(Partition, i64)>>>()
+        })?;
+        let next_ms: Option<i64> = Spi::get_one(&format!("select {}.outbox_next_due_ms()", self.schema))?;
+        Ok((moved, next_ms.and_then(|ms| u64::try_from(ms).ok())))
+    }
+
+    /// The keys that are closed or have messages waiting behind another.
+    pub fn gates(&self, partitions: &[Partition]) -> SpiResult<Vec<Found>> {
+        Spi::connect(|client| {
+            let sql = format!(
+                "select partition, destination, key, head, followers from {}.outbox_gates($1)",
+                self.schema
+            );
+            client
+                .select(sql.as_str(), None, &[indexes(partitions).into()])?
+                .map(|row| {
+                    Ok(Found {
+                        key: OrderedKey {
+                            partition: partition(&row, 1)?,
+                            destination: row.get(2)?.unwrap_or_default(),
+                            key: row.get(3)?.unwrap_or_default(),
+                        },
+                        head: row.get(4)?,
+                        followers: row.get(5)?.unwrap_or_default(),
+                    })
+                })
+                .collect()
+        })
+    }
+
+    /// The highest seq that is ready to go in these partitions.
+    pub fn highest(&self, partitions: &[Partition]) -> SpiResult<i64> {
+        let sql = format!("select {}.outbox_highest($1)", self.schema);
+        Ok(Spi::get_one_with_args(&sql, &[indexes(partitions).into()])?.unwrap_or_default())
+    }
+
+    /// Transactions of this database that are prepared: xid, and when it was, in µs.
+    pub fn prepared_transactions(&self) -> SpiResult<Vec<(u32, i64)>> {
+        Spi::connect(|client| {
+            let sql = "select transaction::text::bigint, (extract(epoch from prepared) * 1000000)::bigint
+                       from pg_prepared_xacts where database = current_database()";
+            client
+                .select(sql, None, &[])?
+                .map(|row| {
+                    let xid: i64 = row.get(1)?.unwrap_or_default();
+                    Ok((xid as u32, row.get(2)?.unwrap_or_default()))
+                })
+                .collect()
         })
     }
 
     /// Ends claimed messages; returns how many rows changed.
-    pub fn settle(&self, settlements: &[Settlement]) -> SpiResult<usize> {
-        let tids: Vec<&str> = settlements.iter().map(|s| s.tid.as_str()).collect();
-        self.settle_at(settlements, tids.into_iter().map(String::from).collect())
+    /// `dead_blocks`: behind a dead letter its key waits.
+    pub fn settle(&self, settlements: &[Settlement], dead_blocks: bool) -> SpiResult<usize> {
+        let tids = settlements.iter().map(|s| s.place.clone()).collect();
+        self.settle_at(settlements, tids, dead_blocks)
     }
 
     /// The same for messages whose rows may have moved: they are looked for by key.
-    pub fn settle_by_key(&self, settlements: &[Settlement]) -> SpiResult<usize> {
+    pub fn settle_by_key(&self, settlements: &[Settlement], dead_blocks: bool) -> SpiResult<usize> {
         let sql = format!("select {}.outbox_locate($1, $2, $3)::text[]", self.schema);
         let (seqs, destinations, partitions) = keys(settlements);
         let tids: Option<Vec<String>> =
             Spi::get_one_with_args(&sql, &[seqs.into(), destinations.into(), partitions.into()])?;
-        self.settle_at(settlements, tids.unwrap_or_default())
+        self.settle_at(settlements, tids.unwrap_or_default(), dead_blocks)
     }
 
-    fn settle_at(&self, settlements: &[Settlement], tids: Vec<String>) -> SpiResult<usize> {
+    fn settle_at(&self, settlements: &[Settlement], tids: Vec<String>, dead_blocks: bool) -> SpiResult<usize> {
         let (seqs, destinations, partitions) = keys(settlements);
         let tokens: Vec<i64> = settlements.iter().map(|s| s.pointer.lease_epoch).collect();
         let mut actions = Vec::with_capacity(settlements.len());
@@ -505,7 +646,9 @@ impl Store {
         for settlement in settlements {
             let (action, delay_ms, reason) = match &settlement.disposition {
                 Disposition::Publish => ("p", None, None),
+                Disposition::Dead { reason } if dead_blocks => ("D", None, Some(reason.as_str())),
                 Disposition::Dead { reason } => ("d", None, Some(reason.as_str())),
+                Disposition::Wait => ("w", None, None),
                 Disposition::Retry { delay_ms, error } => ("r", Some(*delay_ms as i64), Some(error.as_str())),
                 Disposition::Release { .. } => ("f", None, None),
             };
@@ -554,15 +697,19 @@ impl Store {
 
     /// How many messages wait, counted up to `limit`.
     pub fn count_pending(&self, limit: i64) -> SpiResult<i64> {
-        let sql = format!("select count(*) from (select from {}.outbox limit $1) o", self.schema);
+        let sql = format!(
+            "select count(*) from (select from {s}.outbox union all select from {s}.outbox_waiting limit $1) o",
+            s = self.schema
+        );
         Ok(Spi::get_one_with_args(&sql, &[limit.into()])?.unwrap_or_default())
     }
 
     /// How many messages wait, as the last vacuum or analyze estimated.
     pub fn estimate_pending(&self) -> SpiResult<i64> {
         let sql = format!(
-            "select reltuples::bigint from pg_class where oid = '{}.outbox'::regclass",
-            self.schema
+            "select sum(greatest(reltuples, 0))::bigint from pg_class
+             where oid in ('{s}.outbox'::regclass, '{s}.outbox_waiting'::regclass)",
+            s = self.schema
         );
         Ok(Spi::get_one(&sql)?.unwrap_or_default())
     }
@@ -578,7 +725,7 @@ impl Store {
     }
 }
 
-fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed> {
+fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<String>> {
     let seq: i64 = row.get(2)?.unwrap_or_default();
     let pointer = Pointer {
         seq,
@@ -586,30 +733,31 @@ fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed> {
         partition: partition(row, 4)?,
         key: row.get(5)?,
         attempts: row.get(6)?.unwrap_or_default(),
-        lease_epoch: row.get(7)?.unwrap_or_default(),
+        crashes: row.get(7)?.unwrap_or_default(),
+        lease_epoch: row.get(8)?.unwrap_or_default(),
     };
-    let id: Option<String> = row.get(8)?;
+    let id: Option<String> = row.get(9)?;
     let event = match id {
         None => None,
         Some(id) => Some(Event {
             id,
             seq,
-            kind: row.get(9)?.unwrap_or_default(),
-            aggregate_type: row.get(10)?,
-            aggregate_id: row.get(11)?,
-            operation: row.get(12)?,
-            payload: row.get(13)?.unwrap_or_default(),
-            previous_payload: row.get(14)?,
-            metadata: row.get(15)?,
-            headers: row.get(16)?,
-            actor: row.get(17)?,
-            correlation_id: row.get(18)?,
-            created_at: row.get(19)?.unwrap_or_default(),
-            created_at_s: row.get(20)?.unwrap_or_default(),
+            kind: row.get(10)?.unwrap_or_default(),
+            aggregate_type: row.get(11)?,
+            aggregate_id: row.get(12)?,
+            operation: row.get(13)?,
+            payload: row.get(14)?.unwrap_or_default(),
+            previous_payload: row.get(15)?,
+            metadata: row.get(16)?,
+            headers: row.get(17)?,
+            actor: row.get(18)?,
+            correlation_id: row.get(19)?,
+            created_at: row.get(20)?.unwrap_or_default(),
+            created_at_s: row.get(21)?.unwrap_or_default(),
         }),
     };
     Ok(Claimed {
-        tid: row.get(1)?.unwrap_or_default(),
+        place: row.get(1)?.unwrap_or_default(),
         pointer,
         event,
     })

@@ -1,17 +1,22 @@
-//! From enqueue to the worker: remembers in this backend what the transaction has enqueued, and at commit counts it and
-//! wakes the workers, once. Called by the enqueue functions and by the end of each transaction; main thread.
+//! From enqueue to the worker: remembers in this backend what the transaction has enqueued, and at commit tells the
+//! workers and wakes them, once. Called by the enqueue functions and by the end of each transaction; main thread.
 //!
 //! COMMIT PREPARED wakes nobody: the transaction was forgotten at PREPARE, and may be committed by another session. The
 //! safety poll of the workers finds its messages within a second.
 
 use crate::pg::xact::{self, End};
-use crate::shmem;
+use crate::{registry, shmem};
+use outbox_core::partition::Partition;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 
 thread_local! {
     /// (savepoint, messages enqueued in it)
     static ENQUEUED: RefCell<Vec<(u32, i64)>> = const { RefCell::new(Vec::new()) };
+    /// The lowest seq in each partition, whether or not its savepoint lasts: too low a seq costs a look.
+    static LOWS: RefCell<BTreeMap<Partition, i64>> = const { RefCell::new(BTreeMap::new()) };
     static WAKE: Cell<bool> = const { Cell::new(false) };
+    static WAITING_CHANGED: Cell<bool> = const { Cell::new(false) };
     static NEWS: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -30,26 +35,58 @@ pub fn enqueued(count: i64) {
     });
 }
 
+/// This transaction made a message ready to go.
+pub fn ready(partition: Partition, seq: i64) {
+    LOWS.with_borrow_mut(|lows| {
+        let low = lows.entry(partition).or_insert(seq);
+        *low = seq.min(*low);
+    });
+}
+
+/// This transaction scheduled a message, or changed by hand what waits.
+pub fn waiting_changed() {
+    WAITING_CHANGED.set(true);
+}
+
 /// This transaction installed the extension: tell the launcher when it commits.
 pub fn installed() {
     NEWS.set(true);
 }
 
-/// After Committed nothing here may allocate, log or raise: the vector only shrinks.
+/// After Committed nothing here may allocate, log or raise: the lists only shrink.
 fn ended(end: End) {
     match end {
         End::Committed => {
+            if NEWS.get()
+                && let Some(database) = shmem::my_database()
+            {
+                database.installed();
+            }
             if WAKE.get() {
-                let sum = ENQUEUED.with_borrow(|entries| entries.iter().map(|(_, count)| count).sum());
+                // In this order: visible already; from where to read; no longer open; look.
                 if let Some(database) = shmem::my_database() {
-                    database.enqueued(sum);
+                    LOWS.with_borrow(|lows| {
+                        for (partition, low) in lows {
+                            database.reopen(*partition, *low);
+                        }
+                    });
+                    database.enqueued(ENQUEUED.with_borrow(|entries| entries.iter().map(|(_, count)| count).sum()));
+                    if WAITING_CHANGED.get() {
+                        database.waiting_changed();
+                    }
                 }
+                registry::leave();
                 shmem::wake_workers();
             }
             if NEWS.get() {
                 shmem::wake_launcher();
             }
             forget();
+        }
+        End::Preparing => {
+            if !registry::prepare() {
+                pgrx::error!("outbox has no room for another prepared transaction");
+            }
         }
         End::Aborted | End::Prepared => forget(),
         End::SavepointReleased { id, into } => ENQUEUED.with_borrow_mut(|entries| {
@@ -65,7 +102,10 @@ fn ended(end: End) {
 }
 
 fn forget() {
+    registry::leave();
     WAKE.set(false);
+    WAITING_CHANGED.set(false);
     NEWS.set(false);
     ENQUEUED.with_borrow_mut(Vec::clear);
+    LOWS.with_borrow_mut(BTreeMap::clear);
 }

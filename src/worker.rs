@@ -2,33 +2,25 @@
 //! settle, tend the leases, claim, hand over, wait. Main thread of its own process; the publisher thread is behind
 //! `broker`. Policy is in crates/core; here is the order of things and what happens when one fails.
 
-use crate::api::DEFAULT_DESTINATION;
 use crate::broker::{Broker, Outcomes, Status};
 use crate::config::Settings;
 use crate::pg::bgworker;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, latch, signals};
-use crate::store::{Claimed, Settlement, Sharing, Store, now_us};
-use crate::{launcher, shmem};
-use outbox_core::budget;
+use crate::ports::{STATEMENT_TIMEOUT_MS, Signals, Tables, held_transaction, in_transaction};
+use crate::store::{Settlement, Store, now_us};
+use crate::{launcher, registry, shmem};
+use outbox_core::engine::{Engine, Sharing};
 use outbox_core::lease;
-use outbox_core::message::{Outcome, Pointer, Publication};
 use outbox_core::partition::Partition;
 use outbox_core::route::Route;
-use outbox_core::settle::{Disposition, decide};
+use outbox_core::settle::Disposition;
 use outbox_core::tick::{self, TickState};
-use pgrx::spi::SpiResult;
-use std::collections::{HashMap, HashSet};
-use std::ffi::CStr;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 /// Messages claimed and not settled, at most: one batch on the wire while the next is claimed.
 const WINDOW: usize = 2000;
-/// Rows of one settle, at most.
-const SETTLE_ROWS_MAX: usize = 2000;
-/// No statement of a worker may take longer.
-const STATEMENT_TIMEOUT_MS: i32 = 30_000;
 /// Wait after a transaction failed.
 const PAUSE_AFTER_FAILURE_MS: u32 = 500;
 /// At the end: how long outcomes are waited for, and how long each last transaction may take. A fast shutdown must be
@@ -74,40 +66,22 @@ pub fn main(argument: u64) -> ! {
 struct Worker {
     id: String,
     store: Store,
-    sharing: Sharing,
+    engine: Engine<String>,
+    signals: Signals,
     settings: Settings,
     /// What ALTER DATABASE and ALTER ROLE said when this session began.
     session_defaults: String,
     broker: Broker,
-    /// Leases held, with their epoch.
-    held: Vec<(Partition, i64)>,
-    /// Held, but wanted by another worker: no more claims, given back once nothing of it is in flight.
-    leaving: HashSet<Partition>,
     /// With leasing off: the token of this process' claims, negative.
     row_token: i64,
-    in_flight: HashMap<u64, InFlight>,
-    /// Claimed and made ready, but the publisher's queue was full.
-    ready: Vec<Publication>,
-    unsettled: Vec<Settlement>,
-    next_handle: u64,
-    /// Partitions that filled their share of the last claim.
-    hungry: HashSet<Partition>,
-    claims: u64,
-    last_claim_was_full: bool,
     idle: bool,
-    slot: Option<&'static shmem::Worker>,
     reported: Option<Status>,
+    began: Instant,
     leases_due: Instant,
     config_check_due: Instant,
     maintenance_due: Instant,
     count_due: Instant,
     counted: bool,
-}
-
-/// A message between claim and settle.
-struct InFlight {
-    tid: String,
-    pointer: Pointer,
 }
 
 impl Worker {
@@ -117,6 +91,9 @@ impl Worker {
             let store = Store::open(&id)?;
             let sharing = store.sharing()?;
             let session_defaults = store.session_defaults()?;
+            if shmem::my_database().is_some_and(shmem::Database::adopts) {
+                registry::adopt(&store.prepared_transactions()?);
+            }
             Ok((store, sharing, session_defaults))
         });
         let (store, sharing, session_defaults) = match opened {
@@ -137,21 +114,16 @@ impl Worker {
             row_token: -(uuid::Uuid::new_v4().as_u64_pair().0 as i64 & i64::MAX).max(1),
             id,
             store,
-            sharing,
+            engine: Engine::new(sharing),
+            signals: Signals {
+                database: shmem::my_database(),
+                slot: shmem::worker_starts(catalog::my_database()),
+            },
             settings,
             session_defaults,
-            held: Vec::new(),
-            leaving: HashSet::new(),
-            in_flight: HashMap::new(),
-            ready: Vec::new(),
-            unsettled: Vec::new(),
-            next_handle: 1,
-            hungry: HashSet::new(),
-            claims: 0,
-            last_claim_was_full: false,
             idle: false,
-            slot: shmem::worker_starts(catalog::my_database()),
             reported: None,
+            began: now,
             leases_due: now,
             config_check_due: now,
             maintenance_due: now,
@@ -171,8 +143,8 @@ impl Worker {
             .and_then(|()| self.report())
             .and_then(|()| self.look_around(now))
             .and_then(|()| self.claim());
-        if let Some(slot) = self.slot {
-            slot.set_in_flight(self.in_flight.len());
+        if let Some(slot) = self.signals.slot {
+            slot.set_in_flight(self.engine.outstanding());
         }
         match result {
             Ok(wait_ms) => wait_ms,
@@ -190,78 +162,34 @@ impl Worker {
         let (outcomes, died) = self.broker.take(now);
         self.conclude_all(outcomes);
         if died {
-            self.release_all("the publisher ended");
+            self.engine.release_all("the publisher ended");
         }
     }
 
     fn conclude_all(&mut self, outcomes: Outcomes) {
         for (handle, outcome) in outcomes {
-            self.conclude(handle, &outcome);
-        }
-    }
-
-    fn conclude(&mut self, handle: u64, outcome: &Outcome) {
-        let Some(message) = self.in_flight.remove(&handle) else {
-            return;
-        };
-        let attempts = message.pointer.attempts.max(0) as u32;
-        let seed = handle ^ now_us() as u64;
-        let disposition = decide(outcome, attempts, &self.settings.retry, seed);
-        self.unsettled.push(Settlement {
-            tid: message.tid,
-            pointer: message.pointer,
-            disposition,
-        });
-    }
-
-    /// Whatever is with the publisher counts as lost: it may or may not have arrived.
-    fn release_all(&mut self, reason: &str) {
-        self.ready.clear();
-        for (_, message) in self.in_flight.drain() {
-            let disposition = Disposition::Release { reason: reason.into() };
-            self.unsettled.push(Settlement {
-                tid: message.tid,
-                pointer: message.pointer,
-                disposition,
-            });
+            self.engine
+                .conclude(handle, &outcome, &self.settings.rules, now_us() as u64);
         }
     }
 
     fn settle(&mut self, timeout_ms: i32) -> Result<(), Failure> {
-        while !self.unsettled.is_empty() {
-            let batch = &self.unsettled[..self.unsettled.len().min(SETTLE_ROWS_MAX)];
-            let store = &self.store;
-            let changed = held_transaction(c"outbox: settle", timeout_ms, Durability::Full, || {
-                let changed = store.settle(batch)?;
-                if changed == batch.len() {
-                    return Ok(changed);
-                }
-                // Rows that moved (VACUUM FULL) are found again by key. Rows that are gone or carry another token are
-                // no longer ours.
-                Ok(changed + store.settle_by_key(batch)?)
-            })?;
-            if changed < batch.len() {
-                let missed = batch.len() - changed;
-                pgrx::log!(
-                    "outbox {}: {missed} of {} messages were no longer ours to settle",
-                    self.id,
-                    batch.len()
-                );
-            }
+        let now_ms = self.now_ms();
+        let mut tables = tables(&self.store, &self.settings, self.row_token, timeout_ms);
+        let id = &self.id;
+        let settled = self.engine.settle(&mut tables, now_ms, |batch| {
             count_settled(batch);
             for failed in batch {
                 if let Disposition::Dead { reason } = &failed.disposition {
-                    pgrx::log!(
-                        "outbox {}: message {} is a dead letter: {reason}",
-                        self.id,
-                        failed.pointer.seq
-                    );
+                    let seq = failed.pointer.seq;
+                    pgrx::log!("outbox {id}: message {seq} is a dead letter: {reason}");
                 }
             }
-            let settled = batch.len();
-            self.unsettled.drain(..settled);
+        });
+        if tables.missed > 0 {
+            pgrx::log!("outbox {id}: {} messages were no longer ours to settle", tables.missed);
         }
-        Ok(())
+        settled
     }
 
     /// Writes the state of the broker where outbox_health reads it, when it changed.
@@ -304,13 +232,8 @@ impl Worker {
             return Ok(());
         }
         let (store, settings) = (&self.store, &self.settings);
-        let in_use: HashSet<Partition> = self
-            .in_flight
-            .values()
-            .map(|m| m.pointer.partition)
-            .chain(self.unsettled.iter().map(|s| s.pointer.partition))
-            .collect();
-        let (id, sharing, before) = (&self.id, self.sharing, &self.held);
+        let in_use = self.engine.in_use();
+        let (id, sharing, before) = (&self.id, self.engine.sharing(), self.engine.leases());
         let (held, leaving) = in_transaction(c"outbox: leases", Durability::Relaxed, || {
             let workers = store.heartbeat(bgworker::my_pid(), settings.heartbeat_ttl_s)?;
             if sharing == Sharing::RowClaims {
@@ -340,13 +263,13 @@ impl Worker {
             held.sort_unstable();
             Ok((held, busy.into_iter().map(|(partition, _)| partition).collect()))
         })?;
-        if held.len() != self.held.len() {
+        if held.len() != self.engine.leases().len() {
             pgrx::log!("outbox {}: owns {} partitions", self.id, held.len());
         }
-        self.held = held;
-        self.leaving = leaving;
         // Soon again while a partition waits to be given back, or while there is none to own yet.
-        let soon = !self.leaving.is_empty() || (self.held.is_empty() && self.sharing == Sharing::Leases);
+        let soon = !leaving.is_empty() || (held.is_empty() && sharing == Sharing::Leases);
+        self.signals.own_lanes(&held);
+        self.engine.set_leases(held, leaving);
         self.leases_due = now
             + if soon {
                 Duration::from_millis(500)
@@ -359,18 +282,16 @@ impl Worker {
     // ---- claim and hand over ----------------------------------------------------------------------------------------
 
     fn claim(&mut self) -> Result<u32, Failure> {
+        let now_ms = self.now_ms();
         let state = |worker: &Self| TickState {
             enabled: worker.settings.enabled,
             connected: worker.broker.is_connected(),
             blocked: false, // blocked is a state of its own, in which it is not connected
-            owned_partitions: match worker.sharing {
-                Sharing::Leases => worker.held.len() - worker.leaving.len(),
-                Sharing::RowClaims => 1,
-            },
-            outstanding: worker.in_flight.len(),
+            owned_partitions: worker.engine.claimable(),
+            outstanding: worker.engine.outstanding(),
             window: WINDOW,
-            queue_has_room: worker.ready.is_empty(),
-            last_claim_was_full: worker.last_claim_was_full,
+            queue_has_room: worker.engine.is_ready_empty(),
+            last_claim_was_full: worker.engine.wants_more(),
             woken: false,
             idle_backoff_ms: worker.settings.idle_backoff_ms,
         };
@@ -379,102 +300,47 @@ impl Worker {
             return Ok(tick::next(&state(self)).wait_ms);
         };
         let limit = self.settings.batch_size.min(room);
-        let (claimed, wal_position) = self.claim_rows(limit)?;
-        self.last_claim_was_full = claimed.len() as u32 >= limit || !self.hungry.is_empty();
-        self.idle = claimed.is_empty();
-        if !claimed.is_empty() {
-            self.make_ready(claimed);
-            // What a crash could still undo must not be sent: a commit with synchronous_commit off is visible before
-            // it is on disk.
-            txn::flush_wal(wal_position);
-            self.hand_over();
-        }
-        Ok(if self.unsettled.is_empty() {
-            tick::next(&state(self)).wait_ms
-        } else {
+        let mut tables = tables(&self.store, &self.settings, self.row_token, STATEMENT_TIMEOUT_MS);
+        let settings = &self.settings;
+        let route = Route {
+            exchange: &settings.broker.exchange,
+            template: &settings.routing_key,
+        };
+        let claimed = self.engine.claim(
+            &mut tables,
+            &self.signals,
+            now_ms,
+            limit,
+            &settings.rules,
+            |handle, pointer, event| {
+                outbox_core::envelope::publication(handle, pointer, event, &route)
+                    .map_err(|refusal| refusal.to_string())
+            },
+        );
+        // What a crash could still undo must not be sent: a commit with synchronous_commit off is visible before it is on
+        // disk.
+        txn::flush_wal(tables.wal_position);
+        self.idle = claimed? == 0;
+        self.hand_over();
+        Ok(if self.engine.has_unsettled() {
             0
+        } else {
+            let due_ms = self.engine.due_at_ms().saturating_sub(now_ms).max(1) as u32;
+            tick::next(&state(self)).wait_ms.min(due_ms)
         })
     }
 
-    fn claim_rows(&mut self, limit: u32) -> Result<(Vec<Claimed>, u64), Failure> {
-        self.claims += 1;
-        let store = &self.store;
-        if self.sharing == Sharing::RowClaims {
-            let (token, ttl_s) = (self.row_token, self.settings.claim_ttl_s);
-            return in_transaction(c"outbox: claim", Durability::Relaxed, || {
-                store.claim_unleased(DEFAULT_DESTINATION, token, ttl_s, limit)
-            });
-        }
-        let leases: Vec<(Partition, i64)> = self
-            .held
-            .iter()
-            .copied()
-            .filter(|(partition, _)| !self.leaving.contains(partition))
-            .collect();
-        let hungry: Vec<bool> = leases
-            .iter()
-            .map(|(partition, _)| self.hungry.contains(partition))
-            .collect();
-        let shares = budget::shares(limit, &hungry, self.claims);
-        let (claimed, position) = in_transaction(c"outbox: claim", Durability::Relaxed, || {
-            store.claim(DEFAULT_DESTINATION, &leases, &shares)
-        })?;
-        let mut counts: HashMap<Partition, u32> = HashMap::new();
-        for message in &claimed {
-            *counts.entry(message.pointer.partition).or_default() += 1;
-        }
-        self.hungry = leases
-            .iter()
-            .zip(&shares)
-            .filter(|((partition, _), share)| **share > 0 && counts.get(partition).is_some_and(|n| n >= share))
-            .map(|((partition, _), _)| *partition)
-            .collect();
-        Ok((claimed, position))
-    }
-
-    /// Turns claimed messages into publications. One that cannot become one is settled as dead, alone.
-    fn make_ready(&mut self, claimed: Vec<Claimed>) {
-        let route = Route {
-            exchange: &self.settings.broker.exchange,
-            template: &self.settings.routing_key,
-        };
-        for message in claimed {
-            let handle = self.next_handle;
-            self.next_handle += 1;
-            let publication = match &message.event {
-                None => Err(format!("the event store has no event with seq {}", message.pointer.seq)),
-                Some(event) => outbox_core::envelope::publication(handle, &message.pointer, event, &route)
-                    .map_err(|refusal| refusal.to_string()),
-            };
-            match publication {
-                Ok(publication) => {
-                    self.ready.push(publication);
-                    self.in_flight.insert(
-                        handle,
-                        InFlight {
-                            tid: message.tid,
-                            pointer: message.pointer,
-                        },
-                    );
-                }
-                Err(reason) => {
-                    let disposition = Disposition::Dead { reason };
-                    self.unsettled.push(Settlement {
-                        tid: message.tid,
-                        pointer: message.pointer,
-                        disposition,
-                    });
-                }
-            }
-        }
-    }
-
-    /// Gives what is ready to the publisher; keeps it, in order, while its queue is full. Without a connection the
-    /// publisher answers each message as lost.
+    /// Gives what is ready to the publisher; the engine keeps it, in order, while its queue is full. Without a connection
+    /// the publisher answers each message as lost.
     fn hand_over(&mut self) {
-        if let Err(refused) = self.broker.publish(std::mem::take(&mut self.ready)) {
-            self.ready = refused;
-        }
+        let broker = &mut self.broker;
+        self.engine
+            .hand_over(|publications| broker.publish(publications).err().unwrap_or_default());
+    }
+
+    /// ms since this worker began.
+    fn now_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
     }
 
     // ---- everything else --------------------------------------------------------------------------------------------
@@ -483,7 +349,7 @@ impl Worker {
         self.settings = Settings::snapshot();
         if let Some(last) = self.broker.reconfigure(self.settings.broker.clone()) {
             self.conclude_all(last);
-            self.release_all("the settings of the broker changed");
+            self.engine.release_all("the settings of the broker changed");
         }
         self.leases_due = Instant::now();
     }
@@ -560,7 +426,7 @@ impl Worker {
     /// The orderly end: what the broker confirms within a moment is settled, the rest is released, the leases go back.
     fn finish(&mut self) {
         let deadline = Instant::now() + LAST_OUTCOMES;
-        while !self.in_flight.is_empty() && self.broker.is_connected() {
+        while self.engine.outstanding() > 0 && self.broker.is_connected() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
@@ -570,7 +436,7 @@ impl Worker {
         }
         let last = self.broker.stop(LAST_WORDS_TO_BROKER);
         self.conclude_all(last);
-        self.release_all("the worker ended");
+        self.engine.release_all("the worker ended");
         let ended = self.settle(LAST_TRANSACTION_MS).and_then(|()| {
             held_transaction(c"outbox: leave", LAST_TRANSACTION_MS, Durability::Relaxed, || {
                 self.store.leave()
@@ -583,6 +449,18 @@ impl Worker {
     }
 }
 
+fn tables<'a>(store: &'a Store, settings: &Settings, row_token: i64, timeout_ms: i32) -> Tables<'a> {
+    Tables {
+        store,
+        timeout_ms,
+        dead_blocks: settings.rules.dead_blocks,
+        row_token,
+        claim_ttl_s: settings.claim_ttl_s,
+        wal_position: 0,
+        missed: 0,
+    }
+}
+
 fn count_settled(batch: &[Settlement]) {
     let Some(database) = shmem::my_database() else { return };
     let (mut published, mut failed, mut gone) = (0, 0, 0);
@@ -591,49 +469,8 @@ fn count_settled(batch: &[Settlement]) {
             Disposition::Publish => (published, gone) = (published + 1, gone + 1),
             Disposition::Dead { .. } => (failed, gone) = (failed + 1, gone + 1),
             Disposition::Retry { .. } => failed += 1,
-            Disposition::Release { .. } => {}
+            Disposition::Release { .. } | Disposition::Wait => {}
         }
     }
     database.settled(published, failed, gone, now_us());
-}
-
-/// Whether this is the extension that the worker started with.
-fn is_the_same(extension: u32) -> bool {
-    static KNOWN: AtomicU32 = AtomicU32::new(0);
-    let known = KNOWN.load(Relaxed);
-    if known == 0 {
-        KNOWN.store(extension, Relaxed);
-    }
-    known == 0 || known == extension
-}
-
-/// A transaction that holds the extension; the worker ends if there is none any more.
-fn held_transaction<T>(
-    what: &CStr,
-    timeout_ms: i32,
-    durability: Durability,
-    body: impl FnOnce() -> SpiResult<T>,
-) -> Result<T, Failure> {
-    let result = txn::run(what, timeout_ms, durability, || {
-        match catalog::hold_extension(c"outbox") {
-            Some(extension) if is_the_same(extension) => body()
-                .map(Some)
-                .map_err(|error| format!("a statement of its own failed: {error}")),
-            Some(_) => signals::exit(0), // dropped and made anew meanwhile: the launcher starts a worker that knows it
-            None => Ok(None),
-        }
-    })?;
-    result.map_or_else(
-        || {
-            if let Some(database) = shmem::my_database() {
-                database.set_extension(false);
-            }
-            signals::exit(0)
-        },
-        Ok,
-    )
-}
-
-fn in_transaction<T>(what: &CStr, durability: Durability, body: impl FnOnce() -> SpiResult<T>) -> Result<T, Failure> {
-    held_transaction(what, STATEMENT_TIMEOUT_MS, durability, body)
 }

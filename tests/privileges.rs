@@ -24,8 +24,9 @@ fn denied(cluster: &Cluster, role: &str, sql: &str) -> bool {
     }
 }
 
-const TABLES: [&str; 7] = [
+const TABLES: [&str; 8] = [
     "outbox",
+    "outbox_waiting",
     "outbox_history",
     "outbox_dead",
     "outbox_events",

@@ -81,6 +81,7 @@ fn bad_values(setting: &Setting) -> Vec<String> {
             long(256),
         ],
         (_, "outbox.worker_role") => vec![String::new(), long(64)],
+        (_, "outbox.on_dead") => ["", "stop"].map(Into::into).into(),
         (_, "outbox.databases") => Vec::new(), // any text may be the name of a database
         (kind, name) => panic!("{name} is of kind {kind}: say here what it must refuse"),
     };
@@ -297,6 +298,7 @@ fn every_setting_that_is_not_the_servers_is_set_per_database() {
                 "outbox.url" => "amqp://h".into(),
                 "outbox.password_file" => "/p".into(),
                 "outbox.exchange_type" => "topic".into(),
+                "outbox.on_dead" => "skip".into(),
                 _ => "x".into(),
             },
         };
@@ -363,6 +365,7 @@ outbox.lease_renew = 6 s (1..1800) superuser
 outbox.lease_ttl = 15 s (2..3600) superuser
 outbox.leasing = on superuser
 outbox.max_attempts = 15 (1..1000) superuser
+outbox.on_dead = block superuser
 outbox.partition_count = 16 (1..1024) superuser
 outbox.password_file = '' superuser
 outbox.retention = 2592000 s (-1..2147483647) superuser

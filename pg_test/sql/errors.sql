@@ -33,6 +33,10 @@ select outbox_enqueue(0, 'k'); \echo :SQLSTATE
 select outbox_enqueue(-5, 'k'); \echo :SQLSTATE
 select outbox_enqueue(999); \echo :SQLSTATE
 select outbox_enqueue(999, repeat('k', 256)); \echo :SQLSTATE
+insert into outbox_events (seq, id, type, aggregate_type, aggregate_id, payload)
+values (500, outbox_uuid_v7(), 'T', repeat('a', 200), repeat('b', 200), '{}');
+select outbox_enqueue(500); \echo :SQLSTATE
+delete from outbox_events where seq = 500;
 select outbox_enqueue(999, 'k', 'nowhere'); \echo :SQLSTATE
 select outbox_enqueue(999, 'k', available_at => 'infinity'); \echo :SQLSTATE
 select outbox_enqueue(999, 'k', partition_key => 'seven'); \echo :SQLSTATE

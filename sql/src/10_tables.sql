@@ -1,4 +1,5 @@
--- Tables. State is where the row is: waiting in outbox, finished in outbox_history, given up in outbox_dead.
+-- Tables. State is where the row is: ready to go in outbox, not before a time or behind another in outbox_waiting, finished in
+-- outbox_history, given up in outbox_dead.
 -- A message is (seq, destination); its event lives in outbox_events and is never copied.
 
 create table @extschema@.outbox_settings (
@@ -58,11 +59,12 @@ comment on table @extschema@.outbox_events is
 
 create table @extschema@.outbox (
   seq          bigint      not null,
-  available_at timestamptz not null default '-infinity' check (available_at < 'infinity'),
   enqueued_at  timestamptz not null default pg_catalog.now(),
   claim_token  bigint,
+  claim_until  timestamptz,
   attempts     integer     not null default 0,
   partition    smallint    not null,
+  crashes      smallint    not null default 0,
   destination  text collate "C" not null default 'default',
   key          text        check (pg_catalog.octet_length(key) <= 255),
   last_error   text,
@@ -74,11 +76,33 @@ create table @extschema@.outbox (
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000,
         autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
 comment on table @extschema@.outbox is
-  'Messages that wait for delivery, and no others: a pointer (seq) to an event each.';
-comment on column @extschema@.outbox.available_at is
-  'Not before this time; -infinity = at once (a past time would wait if the clock were set back).';
+  'Messages that may go now, and no others: a pointer (seq) to an event each.';
 comment on column @extschema@.outbox.claim_token is
   'Who holds the message for delivery: the epoch of the lease (positive) or, with leasing off, the token of a worker (negative).';
+comment on column @extschema@.outbox.claim_until is
+  'With leasing off: until when the claim holds. NULL otherwise.';
+comment on column @extschema@.outbox.crashes is
+  'Workers that ended without a word while they held the message. After a few it is tried alone, then given up.';
+
+create table @extschema@.outbox_waiting (
+  seq          bigint      not null,
+  enqueued_at  timestamptz not null,
+  due_at       timestamptz check (due_at < 'infinity'),
+  attempts     integer     not null default 0,
+  partition    smallint    not null,
+  crashes      smallint    not null default 0,
+  state        "char"      not null check (state in ('s', 'b', 'g') and (state = 'g') = (due_at is null)),
+  destination  text collate "C" not null,
+  key          text        check (pg_catalog.octet_length(key) <= 255),
+  last_error   text,
+  primary key (destination, seq)
+);
+create index on @extschema@.outbox_waiting (due_at) where due_at is not null;
+create index on @extschema@.outbox_waiting (destination, partition, key, seq) where state = 'g';
+comment on table @extschema@.outbox_waiting is
+  'Messages that may not go now: scheduled, waiting for their next attempt, or behind an earlier one of their key.';
+comment on column @extschema@.outbox_waiting.state is
+  's = scheduled, b = backs off after a failure, g = behind a message of its key that failed or is dead.';
 
 create table @extschema@.outbox_history (
   seq          bigint      not null,
@@ -105,10 +129,14 @@ create table @extschema@.outbox_dead (
   destination  text collate "C" not null,
   key          text,
   reason       text        not null,
+  blocks       boolean     not null default false,
   primary key (destination, seq)
 );
+create index on @extschema@.outbox_dead (partition) where blocks;
 comment on table @extschema@.outbox_dead is
   'Dead letters: messages out of attempts. outbox_retry() brings one back, outbox_discard() gives it up.';
+comment on column @extschema@.outbox_dead.blocks is
+  'Later messages of its key wait until this one is retried or discarded.';
 
 -- A restored dump brings its own row of settings; it replaces the one CREATE EXTENSION wrote, since the restored
 -- messages lie in the partitions of the old count.
@@ -135,5 +163,6 @@ select pg_catalog.pg_extension_config_dump('@extschema@.outbox_settings', '');
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_events', '');
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_events_seq_seq', '');
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox', '');
+select pg_catalog.pg_extension_config_dump('@extschema@.outbox_waiting', '');
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_history', '');
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_dead', '');

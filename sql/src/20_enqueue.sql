@@ -82,9 +82,14 @@ begin
 
   insert into @extschema@.outbox_events as e (id, type, aggregate_type, aggregate_id, operation, payload,
     previous_payload, metadata, headers, actor, correlation_id)
-  values (coalesce(id, @extschema@.outbox_uuid_v7()), type, aggregate_type, aggregate_id, operation, payload,
-    previous_payload, metadata, headers, actor, correlation_id)
+  select coalesce(id, @extschema@.outbox_uuid_v7()), type, aggregate_type, aggregate_id, operation, payload,
+    previous_payload, metadata, headers, actor, correlation_id
+  where id is null or not exists (select from @extschema@.outbox_events x where x.id = outbox_publish.id)
   returning e.seq into seq;
+  if seq is null then
+    raise exception 'there is an event with id % already', id using errcode = 'unique_violation',
+      hint = 'Leave the id out to have one made. If this is a repeated call, its event is stored and enqueued already.';
+  end if;
   perform @extschema@.outbox_enqueue_new(seq,
     case when aggregate_type is null then aggregate_id else aggregate_type || ':' || aggregate_id end,
     destination, available_at);
@@ -94,7 +99,7 @@ $$;
 comment on function @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid) is
   'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq. Its aggregate is the key: events of one aggregate are delivered in order.';
 
-create function @extschema@.outbox_wake(more_waiting bigint)
+create function @extschema@.outbox_wake(more_waiting bigint, partitions smallint[], seqs bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
-comment on function @extschema@.outbox_wake(bigint) is
-  'Internal: at COMMIT, wakes this database''s workers and counts so many more messages as waiting.';
+comment on function @extschema@.outbox_wake(bigint, smallint[], bigint[]) is
+  'Internal: at COMMIT, tells this database''s workers that something was changed by hand: so many more messages wait, and these are to be read again.';

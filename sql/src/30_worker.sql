@@ -105,24 +105,28 @@ $$;
 comment on function @extschema@.outbox_purge_workers() is
   'Worker protocol: removes workers whose heartbeat ended more than a minute ago.';
 
+create view @extschema@.outbox_event_text as
+select e.seq, e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload::text as payload,
+       e.previous_payload::text as previous_payload, e.metadata::text as metadata, e.headers::text as headers, e.actor,
+       e.correlation_id,
+       pg_catalog.to_char(e.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as created_at,
+       pg_catalog.floor(extract(epoch from e.created_at))::bigint as created_at_s, e.body_bytes::bigint as body_bytes
+from @extschema@.outbox_events e;
+comment on view @extschema@.outbox_event_text is
+  'Internal: events as a worker reads them.';
+
 create type @extschema@.outbox_claimed as (
-  tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, claim_token bigint,
+  tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, crashes integer, claim_token bigint,
   id text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
-  metadata text, headers text, actor text, correlation_id text, created_at text, created_at_s bigint
+  metadata text, headers text, actor text, correlation_id text, created_at text, created_at_s bigint, body_bytes bigint,
+  wal_position bigint
 );
 comment on type @extschema@.outbox_claimed is
-  'A claimed message with its event. id is NULL where the event store lacks the event.';
-
-create view @extschema@.outbox_with_event as
-select o.ctid as row_tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.available_at, o.claim_token,
-       e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
-       e.actor, e.correlation_id, e.created_at, coalesce(e.body_bytes, 0)::bigint as body_bytes
-from @extschema@.outbox o left join @extschema@.outbox_events e on e.seq = o.seq;
-comment on view @extschema@.outbox_with_event is
-  'Internal: waiting messages with their events, as a claim reads them.';
+  'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable.';
 
 create function @extschema@.outbox_claim(
-  worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], bytes_max bigint
+  worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[], ceiling bigint,
+  bytes_max bigint
 ) returns setof @extschema@.outbox_claimed language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
@@ -130,34 +134,83 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
 begin
   return query
   with pick as materialized (
-    select due.*, l.epoch, sum(due.body_bytes) over (order by due.seq) - due.body_bytes as bytes_before
-    from unnest(partitions, epochs, limits) as l (partition, epoch, n)
+    select due.*, l.epoch, sum(due.body_bytes) over (order by due.seq) - due.body_bytes as bytes_before,
+           (select pg_current_wal_insert_lsn() - '0/0') as wal -- asked once, when the snapshot stands and nothing is written
+    from unnest(partitions, epochs, limits, marks) as l (partition, epoch, n, mark)
     -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
     cross join lateral (
-      select o.* from @extschema@.outbox_with_event o
-      where o.destination = outbox_claim.destination and o.partition = l.partition
-        and o.available_at <= now() and o.claim_token is distinct from l.epoch
+      select o.ctid as row_tid, o.seq, o.destination, o.partition, o.key, o.attempts,
+             o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
+             e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+             e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, coalesce(e.body_bytes, 0) as body_bytes
+      from @extschema@.outbox o left join @extschema@.outbox_event_text e on e.seq = o.seq
+      where o.destination = outbox_claim.destination and o.partition = l.partition and o.seq > l.mark and o.seq <= ceiling
+        and o.claim_token is distinct from l.epoch
       order by o.destination, o.partition, o.seq limit l.n
     ) due
     where exists (select from @extschema@.outbox_partitions p
                   where p.partition = l.partition and p.lease_owner = outbox_claim.worker and p.lease_epoch = l.epoch)
   ), claimed as (
-    update @extschema@.outbox o set claim_token = pick.epoch
+    update @extschema@.outbox o set claim_token = pick.epoch, crashes = pick.crashes
     from pick where o.ctid = pick.row_tid and pick.bytes_before < bytes_max
-    returning o.ctid as row_tid, o.claim_token, pick.seq, pick.destination, pick.partition, pick.key, pick.attempts,
-      pick.id, pick.type, pick.aggregate_type, pick.aggregate_id, pick.operation, pick.payload, pick.previous_payload,
-      pick.metadata, pick.headers, pick.actor, pick.correlation_id, pick.created_at
+    returning o.ctid as tid, o.claim_token, pick.*
   )
-  select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.claim_token,
-         c.id::text, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload::text, c.previous_payload::text,
-         c.metadata::text, c.headers::text, c.actor, c.correlation_id,
-         to_char(c.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-         floor(extract(epoch from c.created_at))::bigint
+  select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
+         c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
+         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.body_bytes, c.wal::bigint
   from claimed c order by c.seq;
 end
 $$;
-comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[], bigint) is
-  'Worker protocol: claims due messages of leased partitions, up to a limit each, in order of seq, with their events; stops after bytes_max of bodies.';
+comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
+  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each, past a mark each and up to the ceiling, with their events; stops after bytes_max of bodies.';
+
+create function @extschema@.outbox_claim_waiting(
+  worker text, destination text, partition smallint, key text, epoch bigint, reach bigint, n integer, bytes_max bigint
+) returns setof @extschema@.outbox_claimed language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan set jit = off as $$
+#variable_conflict use_column
+begin
+  return query
+  with pick as materialized (
+    select due.*, sum(due.body_bytes) over (order by due.wseq) - due.body_bytes as bytes_before,
+           (select pg_current_wal_insert_lsn() - '0/0') as wal
+    from (
+      select w.ctid as row_tid, e.*, w.seq as wseq
+      from @extschema@.outbox_waiting w left join @extschema@.outbox_event_text e on e.seq = w.seq
+      where w.state = 'g' and w.destination = outbox_claim_waiting.destination
+        and w.partition = outbox_claim_waiting.partition and w.key = outbox_claim_waiting.key and w.seq <= reach
+      order by w.destination, w.partition, w.key, w.seq limit n
+    ) due
+    where exists (select from @extschema@.outbox_partitions p
+                  where p.partition = outbox_claim_waiting.partition and p.lease_owner = worker
+                    and p.lease_epoch = outbox_claim_waiting.epoch)
+  ), gone as (
+    delete from @extschema@.outbox_waiting w using pick
+    where w.ctid = pick.row_tid and (pick.bytes_before is null or pick.bytes_before < bytes_max)
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.destination, w.key, w.last_error
+  ), claimed as (
+    insert into @extschema@.outbox as o (seq, enqueued_at, claim_token, attempts, partition, crashes, destination, key, last_error)
+    select g.seq, g.enqueued_at, outbox_claim_waiting.epoch, g.attempts, g.partition, g.crashes, g.destination, g.key, g.last_error
+    from gone g
+    returning o.ctid as row_tid, o.*
+  )
+  select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
+         p.id, p.type, p.aggregate_type, p.aggregate_id, p.operation, p.payload, p.previous_payload, p.metadata, p.headers,
+         p.actor, p.correlation_id, p.created_at, p.created_at_s, coalesce(p.body_bytes, 0), p.wal::bigint
+  from claimed c join pick p on p.wseq = c.seq order by c.seq;
+end
+$$;
+comment on function @extschema@.outbox_claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
+  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq reach; stops after bytes_max of bodies.';
+
+create function @extschema@.outbox_waits(destination text, partition smallint, key text)
+returns boolean language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+  select exists (select from @extschema@.outbox_waiting w
+                 where w.state = 'g' and w.destination = $1 and w.partition = $2 and w.key = $3);
+$$;
+comment on function @extschema@.outbox_waits(text, smallint, text) is
+  'Worker protocol: whether messages of a key wait behind another.';
 
 create function @extschema@.outbox_claim_unleased(
   destination text, token bigint, claim_ttl_s integer, batch integer, bytes_max bigint
@@ -168,32 +221,108 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
 begin
   return query
   with locked as materialized (
-    select o.ctid as tid from @extschema@.outbox o
-    where o.destination = outbox_claim_unleased.destination and o.available_at <= now()
+    select o.ctid as row_tid, o.seq, o.claim_token from @extschema@.outbox o
+    where o.destination = outbox_claim_unleased.destination and (o.claim_until is null or o.claim_until <= now())
       and o.claim_token is distinct from outbox_claim_unleased.token
     limit batch for update skip locked
   ), pick as materialized (
-    select o.*, sum(o.body_bytes) over (order by o.seq) - o.body_bytes as bytes_before
-    from locked join @extschema@.outbox_with_event o on o.row_tid = locked.tid
+    select l.row_tid, l.seq, case when l.claim_token is null then 0 else 1 end as crashed,
+           e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+           e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, coalesce(e.body_bytes, 0) as body_bytes,
+           sum(e.body_bytes) over (order by l.seq) - e.body_bytes as bytes_before,
+           (select pg_current_wal_insert_lsn() - '0/0') as wal
+    from locked l left join @extschema@.outbox_event_text e on e.seq = l.seq
   ), claimed as (
-    -- available_at moves ahead by the claim's time to live: when it passes, another worker may claim the row.
+    -- When claim_until passes, another worker may claim the row.
     update @extschema@.outbox o
-    set claim_token = outbox_claim_unleased.token, available_at = now() + make_interval(secs => claim_ttl_s)
-    from pick where o.ctid = pick.row_tid and pick.bytes_before < bytes_max
-    returning o.ctid as row_tid, o.claim_token, pick.seq, pick.destination, pick.partition, pick.key, pick.attempts,
-      pick.id, pick.type, pick.aggregate_type, pick.aggregate_id, pick.operation, pick.payload, pick.previous_payload,
-      pick.metadata, pick.headers, pick.actor, pick.correlation_id, pick.created_at
+    set claim_token = outbox_claim_unleased.token, claim_until = now() + make_interval(secs => claim_ttl_s),
+        crashes = o.crashes + pick.crashed
+    from pick where o.ctid = pick.row_tid and (pick.bytes_before is null or pick.bytes_before < bytes_max)
+    returning o.ctid as row_tid, o.claim_token, o.destination, o.partition, o.key, o.attempts, o.crashes,
+      pick.seq, pick.id, pick.type, pick.aggregate_type, pick.aggregate_id, pick.operation, pick.payload,
+      pick.previous_payload, pick.metadata, pick.headers, pick.actor, pick.correlation_id, pick.created_at,
+      pick.created_at_s, pick.body_bytes, pick.wal
   )
-  select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.claim_token,
-         c.id::text, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload::text, c.previous_payload::text,
-         c.metadata::text, c.headers::text, c.actor, c.correlation_id,
-         to_char(c.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-         floor(extract(epoch from c.created_at))::bigint
+  select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
+         c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
+         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.body_bytes, c.wal::bigint
   from claimed c order by c.seq;
 end
 $$;
 comment on function @extschema@.outbox_claim_unleased(text, bigint, integer, integer, bigint) is
-  'Worker protocol with leasing off: claims due messages of any partition for claim_ttl_s seconds; stops after bytes_max of bodies. No order is promised.';
+  'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max of bodies. No order is promised.';
+
+create function @extschema@.outbox_due(
+  worker text, partitions smallint[], epochs bigint[], batch integer, out partition smallint, out seq bigint
+) returns setof record language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan set jit = off as $$
+#variable_conflict use_column
+begin
+  return query
+  with due as materialized (
+    select w.ctid as row_tid from @extschema@.outbox_waiting w
+    where w.due_at <= clock_timestamp()
+      and (partitions is null or exists (
+        select from unnest(partitions, epochs) as l (partition, epoch)
+        join @extschema@.outbox_partitions p on p.partition = l.partition and p.lease_epoch = l.epoch
+        where l.partition = w.partition and p.lease_owner = outbox_due.worker))
+    order by w.due_at limit batch for update of w skip locked
+  ), gone as (
+    delete from @extschema@.outbox_waiting w using due where w.ctid = due.row_tid
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.destination, w.key, w.last_error
+  )
+  insert into @extschema@.outbox as o (seq, enqueued_at, attempts, partition, crashes, destination, key, last_error)
+  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.destination, g.key, g.last_error from gone g
+  on conflict do nothing
+  returning o.partition, o.seq;
+end
+$$;
+comment on function @extschema@.outbox_due(text, smallint[], bigint[], integer) is
+  'Worker protocol: brings back messages whose time has come, of these leases or (NULL) of all partitions; returns where they are now.';
+
+create function @extschema@.outbox_next_due_ms()
+returns bigint language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+  select greatest(0, ceil(extract(epoch from min(w.due_at) - clock_timestamp()) * 1000))::bigint
+  from @extschema@.outbox_waiting w where w.due_at is not null;
+$$;
+comment on function @extschema@.outbox_next_due_ms() is
+  'Worker protocol: in how many ms the next waiting message is due; NULL = none waits for a time.';
+
+create function @extschema@.outbox_gates(
+  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint, out followers boolean
+) returns setof record language sql stable set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+  with recursive behind as ( -- one look into the index for each key, however much waits in it
+    (select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g'
+     order by w.destination, w.partition, w.key limit 1)
+    union all
+    select n.* from behind b cross join lateral (
+      select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
+      where w.state = 'g' and (w.destination, w.partition, w.key) > (b.destination, b.partition, b.key)
+      order by w.destination, w.partition, w.key limit 1) n
+  ), found as (
+    select b.destination, b.partition, b.key, null::bigint as head, true as followers from behind b
+    union all
+    select w.destination, w.partition, w.key, w.seq, false from @extschema@.outbox_waiting w
+    where w.due_at is not null and w.state = 'b' and w.key is not null
+    union all
+    select d.destination, d.partition, d.key, d.seq, false from @extschema@.outbox_dead d where d.blocks
+  )
+  select f.destination, f.partition, f.key, min(f.head), bool_or(f.followers)
+  from found f where f.partition = any ($1) group by 1, 2, 3;
+$$;
+comment on function @extschema@.outbox_gates(smallint[]) is
+  'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one.';
+
+create function @extschema@.outbox_highest(partitions smallint[])
+returns bigint language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+  select coalesce(max(o.seq), 0) from unnest($1) p
+  cross join lateral (select x.seq from @extschema@.outbox x where x.destination = 'default' and x.partition = p
+                      order by x.destination desc, x.partition desc, x.seq desc limit 1) o;
+$$;
+comment on function @extschema@.outbox_highest(smallint[]) is
+  'Worker protocol: the highest seq that is ready to go in these partitions.';
 
 create function @extschema@.outbox_settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
@@ -218,37 +347,45 @@ begin
   ), gone as (
     delete from @extschema@.outbox o using ended u
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.claim_token = u.token
-      and u.action in ('p', 'd')
-    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.destination, o.key, o.last_error, u.action, u.reason
+      and u.action <> 'f'
+    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.destination, o.key, o.last_error,
+      u.action, u.delay_ms, u.reason
   ), published as (
     insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, destination, key, last_error)
     select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.destination, g.key, g.last_error
     from gone g where g.action = 'p'
   ), dead as (
-    insert into @extschema@.outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason)
-    select g.seq, g.enqueued_at, g.attempts + 1, g.partition, g.destination, g.key, g.reason
-    from gone g where g.action = 'd'
+    insert into @extschema@.outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason, blocks)
+    select g.seq, g.enqueued_at, g.attempts + 1, g.partition, g.destination, g.key, g.reason,
+           g.action = 'D' and g.key is not null
+    from gone g where g.action in ('d', 'D')
     on conflict (destination, seq) do update
-    set died_at = excluded.died_at, attempts = excluded.attempts, reason = excluded.reason
-  ), back as (
-    -- r = try again after the delay, one attempt spent; f = freed, no attempt spent
-    update @extschema@.outbox o
-    set claim_token = null,
-        attempts = o.attempts + case when u.action = 'r' then 1 else 0 end,
-        available_at = case when u.action = 'r' then clock_timestamp() + u.delay_ms * interval '1 millisecond'
-                            when leased then o.available_at else '-infinity' end,
-        last_error = case when u.action = 'r' then u.reason else o.last_error end
+    set died_at = excluded.died_at, attempts = excluded.attempts, reason = excluded.reason, blocks = excluded.blocks
+  ), waiting as (
+    -- r = try again after the delay, one attempt spent; w = behind an earlier one of its key, none spent
+    insert into @extschema@.outbox_waiting
+      (seq, enqueued_at, due_at, attempts, partition, crashes, state, destination, key, last_error)
+    select g.seq, g.enqueued_at,
+           case when g.action = 'r' then clock_timestamp() + g.delay_ms * interval '1 millisecond' end,
+           g.attempts + case when g.action = 'r' then 1 else 0 end, g.partition,
+           g.crashes, case when g.action = 'r' then 'b' else 'g' end, g.destination, g.key,
+           case when g.action = 'r' then g.reason else g.last_error end
+    from gone g where g.action in ('r', 'w')
+    on conflict do nothing
+  ), freed as (
+    -- f = as before, no attempt spent
+    update @extschema@.outbox o set claim_token = null, claim_until = null
     from ended u
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.claim_token = u.token
-      and u.action in ('r', 'f')
+      and u.action = 'f'
     returning 1
   )
-  select (select count(*) from gone) + (select count(*) from back) into changed;
+  select (select count(*) from gone) + (select count(*) from freed) into changed;
   return changed;
 end
 $$;
 comment on function @extschema@.outbox_settle(text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
-  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, r retry after delays_ms, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
+  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, r retry after delays_ms, w behind an earlier one of its key, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
 
 create function @extschema@.outbox_locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$

@@ -1,10 +1,10 @@
 -- What a person does by hand: bring a message back, or give it up.
 
-create function @extschema@.outbox_claim_is_live(claim_token bigint, partition smallint, available_at timestamptz)
+create function @extschema@.outbox_claim_is_live(claim_token bigint, partition smallint, claim_until timestamptz)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
   select case
     when claim_token is null then false
-    when claim_token < 0 then available_at > now()
+    when claim_token < 0 then claim_until > now()
     else exists (select from @extschema@.outbox_partitions p where p.partition = $2 and p.lease_epoch = $1 and p.lease_until > now())
   end;
 $$;
@@ -13,69 +13,82 @@ comment on function @extschema@.outbox_claim_is_live(bigint, smallint, timestamp
 
 create function @extschema@.outbox_retry(seq bigint, destination text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
 declare
-  found_one boolean;
-  risen_count bigint;
+  to_destination constant text := coalesce(outbox_retry.destination, 'default');
+  risen @extschema@.outbox_dead;
+  ready smallint; -- the partition in which it can go already
 begin
-  with risen as (
-    delete from @extschema@.outbox_dead d
-    where d.seq = outbox_retry.seq and d.destination = coalesce(outbox_retry.destination, d.destination)
-    returning d.*
-  ), again as (
+  delete from @extschema@.outbox_dead d
+  where d.seq = outbox_retry.seq and d.destination = to_destination returning d.* into risen;
+  -- It may wait again already: it was enqueued anew while it was dead.
+  update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0
+  where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
+  if found then
+    perform @extschema@.outbox_wake(0, '{}', '{}');
+    return true;
+  end if;
+  select o.partition into ready from @extschema@.outbox o
+  where o.destination = to_destination and o.seq = outbox_retry.seq
+    and o.partition = any ((select s.partitions from @extschema@.outbox_settings s)::smallint[])
+    and not @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until);
+  if found then
+    perform @extschema@.outbox_wake(0, array[ready], array[outbox_retry.seq]);
+    return true;
+  end if;
+  if risen.seq is null then
+    return false;
+  end if;
+  if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination and w.seq = outbox_retry.seq)
+     and not exists (select from @extschema@.outbox o where o.destination = to_destination and o.seq = outbox_retry.seq
+                     and o.partition = any ((select s.partitions from @extschema@.outbox_settings s)::smallint[])) then
     insert into @extschema@.outbox (destination, partition, seq, key, enqueued_at, last_error)
-    select r.destination, r.partition, r.seq, r.key, r.enqueued_at, r.reason from risen r
-    on conflict do nothing
-    returning 1
-  ), sooner as (
-    update @extschema@.outbox o set available_at = '-infinity', attempts = 0
-    where o.partition = any ((select s.partitions from @extschema@.outbox_settings s)::smallint[])
-      and o.destination = any (array(select coalesce(outbox_retry.destination, 'default')))
-      and o.seq = outbox_retry.seq and o.claim_token is null
-      and not exists (select from risen)
-    returning 1
-  )
-  select exists (select from risen) or exists (select from sooner), x.n into found_one, risen_count
-  from (select count(*) as n from again) x;
-  perform @extschema@.outbox_wake(risen_count);
-  return found_one;
+    values (risen.destination, risen.partition, risen.seq, risen.key, risen.enqueued_at, risen.reason);
+    perform @extschema@.outbox_wake(1, array[risen.partition], array[risen.seq]);
+  end if;
+  return true;
 end
 $$;
 comment on function @extschema@.outbox_retry(bigint, text) is
-  'Brings a dead message back, or lets a waiting one go at once; its attempts start anew. False if there is none. No destination = all of them.';
+  'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew. False if there is none, and for one that waits behind another of its key.';
 
 create function @extschema@.outbox_discard(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
 declare
+  to_destination constant text := coalesce(outbox_discard.destination, 'default');
   ended bigint;
   waited bigint;
 begin
   if exists (select from @extschema@.outbox o
-             where o.seq = outbox_discard.seq and o.destination = coalesce(outbox_discard.destination, 'default')
+             where o.seq = outbox_discard.seq and o.destination = to_destination
                and o.partition = any ((select s.partitions from @extschema@.outbox_settings s)::smallint[])
-               and @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.available_at)) then
-    raise exception 'message % is on its way to the broker', seq
+               and @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)) then
+    raise exception 'message % is on its way to the broker', outbox_discard.seq
       using errcode = 'object_in_use', hint = 'Try again in a moment: it is then published, or free to be discarded.';
   end if;
-  with waiting as (
+  with ready as (
     delete from @extschema@.outbox o
-    where o.seq = outbox_discard.seq and o.destination = coalesce(outbox_discard.destination, 'default')
+    where o.seq = outbox_discard.seq and o.destination = to_destination
       and o.partition = any ((select s.partitions from @extschema@.outbox_settings s)::smallint[])
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.destination, o.key
+  ), waiting as (
+    delete from @extschema@.outbox_waiting w where w.seq = outbox_discard.seq and w.destination = to_destination
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.destination, w.key
   ), dead as (
-    delete from @extschema@.outbox_dead d
-    where d.seq = outbox_discard.seq and d.destination = coalesce(outbox_discard.destination, d.destination)
+    delete from @extschema@.outbox_dead d where d.seq = outbox_discard.seq and d.destination = to_destination
     returning d.seq, d.enqueued_at, d.attempts, d.partition, d.destination, d.key
   ), written as (
     insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, discarded, destination, key, last_error)
     select x.seq, x.enqueued_at, clock_timestamp(), x.attempts, x.partition, true, x.destination, x.key,
            coalesce(outbox_discard.reason, 'discarded by ' || session_user)
-    from (select * from waiting union all select * from dead) x
+    from (select * from ready union all select * from waiting union all select * from dead) x
     returning 1
   )
-  select count(*), (select count(*) from waiting) from written into ended, waited;
-  perform @extschema@.outbox_wake(-waited);
+  select count(*), (select count(*) from ready) + (select count(*) from waiting) from written into ended, waited;
+  perform @extschema@.outbox_wake(-waited, '{}', '{}');
   return ended > 0;
 end
 $$;
 comment on function @extschema@.outbox_discard(bigint, text, text) is
-  'Gives up a dead or waiting message: it is never delivered and goes to the history with the reason. False if there is none.';
+  'Gives up a dead or waiting message: it is never delivered and goes to the history with the reason. Later messages of its key go on. False if there is none.';

@@ -15,16 +15,40 @@ returns text language c stable as 'MODULE_PATHNAME', 'outbox_server_state_wrappe
 comment on function @extschema@.outbox_server_state() is
   'Internal: why the launcher runs no worker for this database, in a word; NULL if it does, or does not know yet.';
 
+create function @extschema@.outbox_registry()
+returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_registry_wrapper';
+comment on function @extschema@.outbox_registry() is
+  'Internal: open transactions that have enqueued in this database, from shared memory: [pid or 0, xid or 0, since in µs, low seq] one after the other.';
+
+create function @extschema@.outbox_open_transactions(
+  out pid integer, out xid xid, out prepared boolean, out age interval, out low bigint
+) returns setof record language sql volatile set search_path = pg_catalog, pg_temp as $$
+  select nullif(r.entries[i], 0)::integer, nullif(r.entries[i + 1], 0)::text::xid, r.entries[i] = 0,
+         greatest(clock_timestamp() - to_timestamp(r.entries[i + 2] / 1e6), interval '0'), r.entries[i + 3]
+  from (select @extschema@.outbox_registry() as entries) r, generate_series(1, cardinality(r.entries), 4) i
+  union all -- prepared before the server started: nobody knows whether they have enqueued, but they may have
+  select null, p.transaction, true, clock_timestamp() - p.prepared, null
+  from pg_prepared_xacts p
+  where p.database = current_database() and p.prepared < pg_postmaster_start_time();
+$$;
+comment on function @extschema@.outbox_open_transactions() is
+  'Transactions of this database that have enqueued and are not over. Later messages of their keys wait for them.';
+
 create view @extschema@.outbox_messages as
 with m as (
   select o.seq, o.destination, o.partition, o.key,
-         case when @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.available_at) then 'in flight'
+         case when @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until) then 'in flight'
               when o.attempts > 0 then 'retrying'
-              when o.available_at > pg_catalog.now() then 'scheduled'
               else 'pending' end as status,
-         o.attempts, case when o.available_at = '-infinity' then o.enqueued_at else o.available_at end as available_at,
-         o.enqueued_at, null::timestamptz as published_at, o.claim_token, o.last_error
+         o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token, o.last_error
   from @extschema@.outbox o
+  union all
+  select w.seq, w.destination, w.partition, w.key,
+         case when w.state = 'b' and w.attempts > 0 then 'retrying'
+              when w.due_at > pg_catalog.now() then 'scheduled'
+              else 'pending' end,
+         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error
+  from @extschema@.outbox_waiting w
   union all
   select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason
   from @extschema@.outbox_dead d
@@ -54,7 +78,6 @@ select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- 
        (select pg_catalog.clock_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_partitions p
         cross join lateral (select x.enqueued_at from @extschema@.outbox x
                             where x.destination = 'default' and x.partition = p.partition
-                              and x.available_at <= pg_catalog.now()
                             order by x.destination, x.partition, x.seq limit 1) o) as oldest_pending_age,
        c.counters[3] as published_total,
        c.counters[4] as failed_total,
@@ -173,6 +196,23 @@ select 'dead letters', d.n = 0,
        case when d.n > 0 then 'select * from outbox_dead; then outbox_retry(seq) or outbox_discard(seq)' end
 from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) x) as n,
              (select x.reason from @extschema@.outbox_dead x limit 1) as reason) d
+union all
+select 'keys', b.keys = 0,
+       case when b.keys > 0 then pg_catalog.format('%s key(s) stand still behind a dead letter, one of them: %s (seq %s)',
+         case when b.keys = 10000 then '10000 or more' else b.keys::text end, b.key, b.seq) end,
+       case when b.keys > 0 then 'outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one' end
+from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) x) as keys, y.key, y.seq
+      from (select) one left join (select d.key, d.seq from @extschema@.outbox_dead d where d.blocks limit 1) y on true) b
+union all
+select 'transactions', p.problem is null, p.problem, p.remedy
+from (select pg_catalog.string_agg(case when t.prepared
+               then pg_catalog.format('transaction %s is prepared and has been for %s', t.xid, pg_catalog.date_trunc('seconds', t.age))
+               else pg_catalog.format('the session with pid %s has enqueued and not ended for %s', t.pid, pg_catalog.date_trunc('seconds', t.age)) end, '; ') as problem,
+             pg_catalog.min(case when t.prepared then 'COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts'
+               else pg_catalog.format('later messages of its keys wait for it: end it, or pg_terminate_backend(%s)', t.pid) end) as remedy
+      from (select x.pid, x.xid, x.prepared, x.age from @extschema@.outbox_open_transactions() x
+            where x.age > case when x.prepared then interval '1 minute' else interval '30 seconds' end
+            order by x.age desc limit 3) t) p
 union all
 select 'lag', coalesce(s.oldest_pending_age < interval '1 minute', true),
        case when s.oldest_pending_age >= interval '1 minute'

@@ -1,7 +1,7 @@
 //! A struct of atomics in the server's shared memory, made by the postmaster and inherited by every process.
 
 use pgrx::{pg_guard, pg_sys};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 /// What may lie in shared memory: only atomics, valid when all bytes are zero, nothing to drop.
 ///
@@ -22,8 +22,8 @@ impl<T: Shareable> Shared<T> {
         unsafe { self.0.load(Ordering::Relaxed).as_ref() }
     }
 
-    /// In the startup hook, under AddinShmemInitLock: finds the struct or makes it.
-    pub unsafe fn attach(&self, name: &'static std::ffi::CStr) {
+    /// In the startup hook and nowhere else: finds the struct or makes it.
+    pub fn attach(&self, name: &'static std::ffi::CStr) {
         // SAFETY: ShmemInitStruct returns memory of that size, aligned to a cache line; zero is a valid T.
         unsafe {
             let mut found = false;
@@ -31,6 +31,36 @@ impl<T: Shareable> Shared<T> {
             if !found {
                 std::ptr::write_bytes(memory.cast::<u8>(), 0, size_of::<T>());
             }
+            self.0.store(memory.cast(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// The same for an array whose length is known when the server starts.
+pub struct SharedSlice<T: Shareable>(AtomicPtr<T>, AtomicUsize);
+
+impl<T: Shareable> SharedSlice<T> {
+    pub const fn new() -> Self {
+        Self(AtomicPtr::new(std::ptr::null_mut()), AtomicUsize::new(0))
+    }
+
+    pub fn get(&self) -> Option<&[T]> {
+        let first = self.0.load(Ordering::Relaxed);
+        // SAFETY: as for Shared; the length was stored before the pointer.
+        (!first.is_null()).then(|| unsafe { std::slice::from_raw_parts(first, self.1.load(Ordering::Relaxed)) })
+    }
+
+    /// In the startup hook and nowhere else: finds the array or makes it.
+    pub fn attach(&self, name: &'static std::ffi::CStr, length: usize) {
+        let bytes = length * size_of::<T>();
+        // SAFETY: as for Shared.
+        unsafe {
+            let mut found = false;
+            let memory = pg_sys::ShmemInitStruct(name.as_ptr(), bytes, &mut found);
+            if !found {
+                std::ptr::write_bytes(memory.cast::<u8>(), 0, bytes);
+            }
+            self.1.store(length, Ordering::Relaxed);
             self.0.store(memory.cast(), Ordering::Relaxed);
         }
     }
@@ -44,12 +74,13 @@ pub fn preloading() -> bool {
 
 static mut NEXT_REQUEST: Option<unsafe extern "C-unwind" fn()> = None;
 static mut NEXT_STARTUP: Option<unsafe extern "C-unwind" fn()> = None;
-static REQUESTED_BYTES: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+static SIZE: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 static ATTACH: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Asks for `bytes` of shared memory and for `attach` to be called when it may be used. Once, while preloading.
-pub fn request(bytes: usize, attach: fn()) {
-    REQUESTED_BYTES.store(bytes, Ordering::Relaxed);
+/// Asks for shared memory, `bytes` when the server knows its limits, and for `attach` to be called when it may be used.
+/// Once, while preloading.
+pub fn request(bytes: fn() -> usize, attach: fn()) {
+    SIZE.store(bytes as *mut (), Ordering::Relaxed);
     ATTACH.store(attach as *mut (), Ordering::Relaxed);
     // SAFETY: the postmaster is single-threaded here; hooks are chained as core asks.
     unsafe {
@@ -62,12 +93,13 @@ pub fn request(bytes: usize, attach: fn()) {
 
 #[pg_guard]
 unsafe extern "C-unwind" fn on_request() {
-    // SAFETY: called by the postmaster; the hook before us comes first.
+    // SAFETY: called by the postmaster; the hook before us comes first; SIZE holds a fn() -> usize from `request`.
     unsafe {
         if let Some(next) = NEXT_REQUEST {
             next();
         }
-        pg_sys::RequestAddinShmemSpace(REQUESTED_BYTES.load(Ordering::Relaxed));
+        let bytes = std::mem::transmute::<*mut (), fn() -> usize>(SIZE.load(Ordering::Relaxed));
+        pg_sys::RequestAddinShmemSpace(bytes());
     }
 }
 

@@ -116,20 +116,15 @@ pub fn set_for_session(name: &CStr, value: &CStr) {
     }
 }
 
-/// How far WAL has been written by now, flushed or not: every commit that the current snapshot sees lies before it.
-pub fn wal_position() -> u64 {
-    // SAFETY: reads shared state under its own lock.
-    let position = unsafe { pg_sys::GetXLogInsertRecPtr() };
+/// Waits until WAL is on disk up to `position`, as pg_current_wal_insert_lsn() gave it. Nothing to do where every producer
+/// commits synchronously.
+pub fn flush_wal(position: u64) {
     // At a page boundary the server names the place after the next page's header (24 or 40 bytes, xlog_internal.h),
     // which does not exist yet; asked to flush up to there it would log "request to flush past end of generated WAL".
-    match position % u64::from(pg_sys::XLOG_BLCKSZ) {
+    let position = match position % u64::from(pg_sys::XLOG_BLCKSZ) {
         offset @ (24 | 40) => position - offset,
         _ => position,
-    }
-}
-
-/// Waits until WAL is on disk up to `position`. Nothing to do where every producer commits synchronously.
-pub fn flush_wal(position: u64) {
+    };
     // SAFETY: the position came from the server.
     unsafe { pg_sys::XLogFlush(position) }
 }

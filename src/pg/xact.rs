@@ -5,12 +5,19 @@ use pgrx::pg_sys;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+// From access/twophase.h, which the bindings leave out.
+unsafe extern "C" {
+    static max_prepared_xacts: std::ffi::c_int;
+}
+
 /// What became of the transaction, or of the savepoint with this number.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum End {
     /// Committed and already visible. No allocation, log or error from here on.
     Committed,
     Aborted,
+    /// About to be prepared; may still fail, and raise.
+    Preparing,
     /// Set aside for COMMIT PREPARED, which may happen in another session, or never.
     Prepared,
     SavepointReleased {
@@ -41,6 +48,30 @@ pub fn current_savepoint() -> u32 {
     unsafe { pg_sys::GetCurrentSubTransactionId() }
 }
 
+/// The xid of this transaction; 0 if it has written nothing.
+pub fn my_xid() -> u32 {
+    // SAFETY: reads a static of the server.
+    unsafe { pg_sys::GetTopTransactionIdIfAny().into() }
+}
+
+/// Whether a transaction, prepared ones included, is not over yet. If it is over, the next snapshot sees its end.
+pub fn is_in_progress(xid: u32) -> bool {
+    // SAFETY: looks into the server's array of processes, under its lock.
+    unsafe { pg_sys::TransactionIdIsInProgress(xid.into()) }
+}
+
+/// Processes that can have a transaction; their numbers are below it.
+pub fn max_sessions() -> usize {
+    // SAFETY: set before the shared memory is made, and never again.
+    unsafe { pg_sys::MaxBackends }.max(0) as usize
+}
+
+/// Transactions that can be prepared at once.
+pub fn max_prepared() -> usize {
+    // SAFETY: as above.
+    unsafe { max_prepared_xacts }.max(0) as usize
+}
+
 fn tell(end: End) {
     let callback = CALLBACK.load(Ordering::Relaxed);
     if callback != 0 {
@@ -53,6 +84,7 @@ unsafe extern "C-unwind" fn xact(event: pg_sys::XactEvent::Type, _arg: *mut c_vo
     match event {
         pg_sys::XactEvent::XACT_EVENT_COMMIT => tell(End::Committed),
         pg_sys::XactEvent::XACT_EVENT_ABORT => tell(End::Aborted),
+        pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE => tell(End::Preparing),
         pg_sys::XactEvent::XACT_EVENT_PREPARE => tell(End::Prepared),
         _ => {}
     }

@@ -328,6 +328,7 @@ mod tests {
             partition: Partition::new(7).unwrap(),
             key: Some("order-42".into()),
             attempts: 2,
+            crashes: 0,
             lease_epoch: 5,
         }
     }

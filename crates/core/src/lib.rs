@@ -10,6 +10,9 @@
 //! - [`lease`]: which worker acquires, renews and releases which partition.
 //! - [`tick`]: whether a pass claims, and how long the worker sleeps after it.
 //! - [`budget`]: the fair split of a claim's rows among partitions.
+//! - [`engine`]: the path of a message through a worker, tables and broker behind traits.
+//! - [`hold`]: open transactions, which hold back later messages of their keys.
+//! - [`gate`]: the order of a key, also when one of its messages fails.
 //! - [`route`]: the routing key from a template.
 //! - [`envelope`]: body, properties and headers of a message, and the limits that AMQP sets them.
 //! - [`settle`]: what becomes of a message, given what the broker said.
@@ -17,7 +20,10 @@
 
 pub mod backoff;
 pub mod budget;
+pub mod engine;
 pub mod envelope;
+pub mod gate;
+pub mod hold;
 pub mod lease;
 pub mod message;
 pub mod partition;

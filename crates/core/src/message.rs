@@ -64,6 +64,8 @@ pub enum Outcome {
     Returned { code: u16, reason: String },
     /// This message can never be sent as it is (too large, HTTP 400): no retry mends it.
     Refused { reason: String },
+    /// Nothing was sent: there is nothing to send, or it cannot be put into a message.
+    Unsendable { reason: String },
     /// No answer within the confirm timeout; the message may have arrived.
     TimedOut,
     /// The connection ended before an answer, or before sending; the message may have arrived.
@@ -87,6 +89,8 @@ pub struct Pointer {
     pub key: Option<String>,
     /// Attempts that are over and were charged to the message; 0 before the first.
     pub attempts: i32,
+    /// Workers that crashed while they had it.
+    pub crashes: i32,
     /// Epoch of the lease under which the row was claimed; fences the settlement.
     pub lease_epoch: i64,
 }

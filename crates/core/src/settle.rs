@@ -32,6 +32,8 @@ pub enum Disposition {
     Dead { reason: String },
     /// Back to pending as it was: no attempt charged.
     Release { reason: String },
+    /// To the waiting ones, behind an earlier message of its key that failed: no attempt charged.
+    Wait,
 }
 
 /// Decides for one message. `attempts_before` counts the charged attempts before this one; `seed` feeds the jitter.
@@ -44,6 +46,9 @@ pub fn decide(outcome: &Outcome, attempts_before: u32, policy: &RetryPolicy, see
         }
         Outcome::Refused { reason } => Disposition::Dead {
             reason: one_line(&format!("refused: {reason}"), ""),
+        },
+        Outcome::Unsendable { reason } => Disposition::Dead {
+            reason: one_line(reason, ""),
         },
         Outcome::TimedOut => Disposition::Release {
             reason: "no confirm in time".to_owned(),

@@ -1,0 +1,675 @@
+//! The path of a message through one worker: claim, order, hand over, conclude, settle. Called by the worker's main thread
+//! in each pass; tables, shared memory and broker are behind [`Store`], [`Memory`] and the closures it is given, so that
+//! a simulation can drive it with others.
+//!
+//! What a claim may bring. In this order it reads (a) the ceiling, the highest seq that anybody drew; (b) which
+//! transactions are open, and for what keys; (c) how far back a lane must be read again, because something was committed
+//! there; and only then (d) claims, in a snapshot of its own, rows past the lane's mark and up to the ceiling. So each
+//! seq up to the ceiling was announced before (a): at (b) its transaction is open, and holds back later messages of its
+//! key, or it has ended, and (c) knows it and (d) sees it. A model of this is in tests/model_mark.rs.
+
+use crate::budget;
+use crate::gate::{Admission, Found, Gates, Handle, OrderedKey};
+use crate::hold::OpenTransaction;
+use crate::message::{Event, Outcome, Pointer, Publication};
+use crate::partition::{Partition, crc32};
+use crate::settle::{Disposition, RetryPolicy, decide};
+use std::collections::{HashMap, HashSet, VecDeque};
+
+/// Rows of one settle, at most.
+const SETTLE_ROWS_MAX: usize = 2000;
+/// Messages kept in memory for an earlier one of their key, at most; more go to `outbox_waiting`.
+const PARKED_MAX: usize = 500;
+/// Keys that are fetched from `outbox_waiting` in one pass, and rows of each, at most.
+const DRAINS_MAX: usize = 8;
+const DRAIN_ROWS_MAX: u32 = 500;
+/// How often the lanes are read from their start, in ms: finds what no hint told of.
+const SWEEP_EVERY_MS: u64 = 30_000;
+/// How often `outbox_waiting` is asked for what is due, at least, in ms.
+const DUE_EVERY_MS: u64 = 1_000;
+/// Seqs start at 1.
+const START: i64 = 0;
+/// A message that so many workers crashed with is sent alone.
+pub const CRASHES_ALONE: i32 = 3;
+/// And so many, it is a dead letter.
+pub const CRASHES_MAX: i32 = 5;
+
+/// A lease that is held: the partition and its epoch.
+pub type Held = (Partition, i64);
+
+/// A claimed message; `event` is None where the event store lacks it.
+#[derive(Clone, Debug)]
+pub struct Claimed<P> {
+    /// Where the row lies, in the words of the store.
+    pub place: P,
+    pub pointer: Pointer,
+    pub event: Option<Event>,
+}
+
+/// One message to settle.
+#[derive(Clone, Debug)]
+pub struct Settlement<P> {
+    pub place: P,
+    pub pointer: Pointer,
+    pub disposition: Disposition,
+}
+
+/// What a claim asks for: of each lane up to `limit` rows past `mark`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lane {
+    pub partition: Partition,
+    pub epoch: i64,
+    pub mark: i64,
+    pub limit: u32,
+}
+
+/// What a claim brought.
+#[derive(Debug)]
+pub struct Batch<P> {
+    /// In order of seq.
+    pub rows: Vec<Claimed<P>>,
+    /// It stopped at its limit of bytes: lanes may hold more rows than their limit says.
+    pub cut: bool,
+}
+
+/// The tables. Each call is a transaction of its own.
+pub trait Store {
+    type Place: Clone;
+    type Error;
+    /// Ends claimed messages; rows that are gone or no longer ours are left alone.
+    fn settle(&mut self, batch: &[Settlement<Self::Place>]) -> Result<(), Self::Error>;
+    /// Claims rows of leased lanes with a seq up to `ceiling`.
+    fn claim(&mut self, lanes: &[Lane], ceiling: i64) -> Result<Batch<Self::Place>, Self::Error>;
+    /// Claims rows of any lane, with leasing off.
+    fn claim_unleased(&mut self, limit: u32) -> Result<Batch<Self::Place>, Self::Error>;
+    /// Claims the first rows of a key that wait behind another, with a seq up to `reach`. The flag: more are there.
+    fn claim_waiting(
+        &mut self,
+        key: &OrderedKey,
+        epoch: i64,
+        reach: i64,
+        limit: u32,
+    ) -> Result<(Batch<Self::Place>, bool), Self::Error>;
+    /// Brings back what is due (of these leases; None = of all partitions). Returns where it went, and in how many ms the
+    /// next is due.
+    fn bring_due(&mut self, leases: Option<&[Held]>) -> Result<(Vec<(Partition, i64)>, Option<u64>), Self::Error>;
+    /// The keys that are closed or have messages waiting behind another.
+    fn gates(&mut self, partitions: &[Partition]) -> Result<Vec<Found>, Self::Error>;
+    /// The highest seq that waits in these partitions.
+    fn highest(&mut self, partitions: &[Partition]) -> Result<i64, Self::Error>;
+}
+
+/// What the sessions tell the workers at once.
+pub trait Memory {
+    /// The highest seq that anybody drew or enqueued.
+    fn highest(&self) -> i64;
+    fn raise_highest(&self, seq: i64);
+    /// Transactions that have enqueued and are not over.
+    fn open_transactions(&self) -> Vec<OpenTransaction>;
+    /// The lowest seq committed in a partition since the last call, if any.
+    fn take_reopen(&self, partition: Partition) -> Option<i64>;
+    /// Grows when something was scheduled, or a person changed what waits.
+    fn waiting_changes(&self) -> u32;
+}
+
+/// The settings that decide what becomes of a message.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rules {
+    pub retry: RetryPolicy,
+    /// Behind a dead letter its key waits.
+    pub dead_blocks: bool,
+}
+
+/// How partitions are shared in this database.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Sharing {
+    Leases,
+    /// leasing = off: row claims, no order.
+    RowClaims,
+}
+
+/// A message between claim and settle.
+struct Message<P> {
+    place: P,
+    pointer: Pointer,
+    /// What goes to the wire, or why nothing can; None once handed over.
+    publication: Option<Result<Publication, String>>,
+}
+
+/// The messages of one worker.
+pub struct Engine<P> {
+    sharing: Sharing,
+    leases: Vec<Held>,
+    /// Held, but wanted by another worker: no more claims.
+    leaving: HashSet<Partition>,
+    /// Taken since the last claim: to be read from their start, their gates first.
+    fresh: HashSet<Partition>,
+    /// Everything in the lane up to here has been claimed, or will be told of.
+    marks: HashMap<Partition, i64>,
+    gates: Gates,
+    messages: HashMap<Handle, Message<P>>,
+    /// May go, in order; not handed over yet.
+    ready: VecDeque<Handle>,
+    with_publisher: usize,
+    /// The one that is with the publisher alone, because workers crashed with it.
+    alone: Option<Handle>,
+    unsettled: Vec<Settlement<P>>,
+    next_handle: Handle,
+    claims: u64,
+    /// Partitions that filled their share of the last claim.
+    hungry: HashSet<Partition>,
+    full: bool,
+    drains: bool,
+    due_at_ms: u64,
+    waiting_changes: u32,
+    sweep_at_ms: u64,
+}
+
+impl<P: Clone> Engine<P> {
+    pub fn new(sharing: Sharing) -> Self {
+        Self {
+            sharing,
+            leases: Vec::new(),
+            leaving: HashSet::new(),
+            fresh: HashSet::new(),
+            marks: HashMap::new(),
+            gates: Gates::default(),
+            messages: HashMap::new(),
+            ready: VecDeque::new(),
+            with_publisher: 0,
+            alone: None,
+            unsettled: Vec::new(),
+            next_handle: 1,
+            claims: 0,
+            hungry: HashSet::new(),
+            full: false,
+            drains: false,
+            due_at_ms: 0,
+            waiting_changes: 0,
+            sweep_at_ms: 0,
+        }
+    }
+
+    // ---- what the worker asks ---------------------------------------------------------------------------------------
+
+    pub fn sharing(&self) -> Sharing {
+        self.sharing
+    }
+
+    /// Messages claimed and not concluded.
+    pub fn outstanding(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// Messages that may go and wait for room with the publisher.
+    pub fn is_ready_empty(&self) -> bool {
+        self.ready.is_empty()
+    }
+
+    pub fn has_unsettled(&self) -> bool {
+        !self.unsettled.is_empty()
+    }
+
+    /// The last claim left something behind: claim again at once.
+    pub fn wants_more(&self) -> bool {
+        self.full || self.drains
+    }
+
+    /// When something in `outbox_waiting` may be due.
+    pub fn due_at_ms(&self) -> u64 {
+        self.due_at_ms
+    }
+
+    pub fn leases(&self) -> &[Held] {
+        &self.leases
+    }
+
+    /// Partitions that may be claimed from.
+    pub fn claimable(&self) -> usize {
+        match self.sharing {
+            Sharing::Leases => self.leases.len() - self.leaving.len(),
+            Sharing::RowClaims => 1,
+        }
+    }
+
+    /// Partitions of which something is claimed and not settled.
+    pub fn in_use(&self) -> HashSet<Partition> {
+        (self.messages.values().map(|message| message.pointer.partition))
+            .chain(self.unsettled.iter().map(|settlement| settlement.pointer.partition))
+            .collect()
+    }
+
+    // ---- leases -----------------------------------------------------------------------------------------------------
+
+    /// What is held now, and what of it another worker shall have. A lease with a new epoch starts anew.
+    pub fn set_leases(&mut self, held: Vec<Held>, leaving: HashSet<Partition>) {
+        let kept: HashSet<Partition> = held
+            .iter()
+            .filter(|lease| self.leases.contains(lease))
+            .map(|(partition, _)| *partition)
+            .collect();
+        self.gates.forget(|partition| !kept.contains(&partition));
+        // What is parked or ready of a lost lease goes nowhere. What is with the publisher ends as it ends; the settle is
+        // fenced.
+        let ready = std::mem::take(&mut self.ready);
+        self.ready = (ready.into_iter())
+            .filter(|handle| (self.messages.get(handle)).is_some_and(|m| kept.contains(&m.pointer.partition)))
+            .collect();
+        self.messages
+            .retain(|_, message| message.publication.is_none() || kept.contains(&message.pointer.partition));
+        for (partition, _) in &held {
+            if !kept.contains(partition) {
+                self.fresh.insert(*partition);
+            }
+        }
+        self.marks.retain(|partition, _| kept.contains(partition));
+        self.fresh
+            .retain(|partition| held.iter().any(|(still, _)| still == partition));
+        let parked = self.gates.give_up_parked(|partition| leaving.contains(&partition));
+        self.release(parked, "another worker takes over the partition");
+        self.leases = held;
+        self.leaving = leaving;
+    }
+
+    // ---- outcomes and settle ----------------------------------------------------------------------------------------
+
+    /// The publisher's answer for one message.
+    pub fn conclude(&mut self, handle: Handle, outcome: &Outcome, rules: &Rules, seed: u64) {
+        if !self.messages.contains_key(&handle) {
+            return;
+        }
+        self.with_publisher = self.with_publisher.saturating_sub(1);
+        if self.alone == Some(handle) {
+            self.alone = None;
+        }
+        self.end(handle, outcome, rules, seed);
+    }
+
+    fn end(&mut self, handle: Handle, outcome: &Outcome, rules: &Rules, seed: u64) {
+        let messages = &self.messages;
+        let ended = self
+            .gates
+            .conclude(handle, outcome, rules.dead_blocks, |handle, outcome| {
+                let attempts = messages.get(&handle).map_or(0, |m| m.pointer.attempts.max(0) as u32);
+                decide(outcome, attempts, &rules.retry, handle ^ seed)
+            });
+        for (handle, disposition) in ended {
+            self.unsettle(handle, disposition);
+        }
+    }
+
+    fn unsettle(&mut self, handle: Handle, disposition: Disposition) {
+        let Some(message) = self.messages.remove(&handle) else {
+            return;
+        };
+        self.unsettled.push(Settlement {
+            place: message.place,
+            pointer: message.pointer,
+            disposition,
+        });
+    }
+
+    fn release(&mut self, handles: Vec<Handle>, reason: &str) {
+        for handle in handles {
+            let reason = reason.to_owned();
+            self.unsettle(handle, Disposition::Release { reason });
+        }
+    }
+
+    /// Whatever is claimed goes back: the connection is lost, or the worker ends. It may or may not have arrived.
+    pub fn release_all(&mut self, reason: &str) {
+        self.ready.clear();
+        self.gates.forget_sent();
+        self.with_publisher = 0;
+        self.alone = None;
+        let mut handles: Vec<Handle> = self.messages.keys().copied().collect();
+        handles.sort_unstable();
+        self.release(handles, reason);
+    }
+
+    /// Writes what ended, and tells of it: `settled` sees each batch that is done.
+    pub fn settle<S: Store<Place = P>>(
+        &mut self,
+        store: &mut S,
+        now_ms: u64,
+        mut settled: impl FnMut(&[Settlement<P>]),
+    ) -> Result<(), S::Error> {
+        while !self.unsettled.is_empty() {
+            let rows = self.unsettled.len().min(SETTLE_ROWS_MAX);
+            store.settle(&self.unsettled[..rows])?;
+            for settlement in &self.unsettled[..rows] {
+                match settlement.disposition {
+                    Disposition::Release { .. } => lower(&mut self.marks, &settlement.pointer),
+                    Disposition::Retry { delay_ms, .. } => self.due_at_ms = self.due_at_ms.min(now_ms + delay_ms),
+                    _ => {}
+                }
+            }
+            settled(&self.unsettled[..rows]);
+            self.unsettled.drain(..rows);
+        }
+        Ok(())
+    }
+
+    // ---- claim and hand over ----------------------------------------------------------------------------------------
+
+    /// Claims up to `limit` rows and makes ready what may go. `make` turns a message into what goes to the wire, or says
+    /// why it cannot. Nothing may be unsettled.
+    pub fn claim<S: Store<Place = P>>(
+        &mut self,
+        store: &mut S,
+        memory: &impl Memory,
+        now_ms: u64,
+        limit: u32,
+        rules: &Rules,
+        mut make: impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
+    ) -> Result<usize, S::Error> {
+        self.claims += 1;
+        let leases: Vec<Held> = (self.leases.iter())
+            .filter(|(partition, _)| !self.leaving.contains(partition))
+            .copied()
+            .collect();
+        self.bring_due(store, memory, now_ms, &leases)?;
+        if self.sharing == Sharing::RowClaims {
+            let batch = store.claim_unleased(limit)?;
+            self.full = batch.rows.len() as u32 >= limit || batch.cut;
+            let count = batch.rows.len();
+            for claimed in batch.rows {
+                let handle = self.take_in(claimed, &mut make);
+                self.go([handle], rules);
+            }
+            return Ok(count);
+        }
+        self.read_anew(store, memory, now_ms, &leases)?;
+
+        let ceiling = memory.highest(); // (a)
+        let open = memory.open_transactions(); // (b)
+        for (partition, _) in &leases {
+            if let Some(low) = memory.take_reopen(*partition) {
+                let mark = self.marks.entry(*partition).or_insert(START);
+                *mark = (*mark).min(low - 1); // (c)
+            }
+        }
+        let hungry: Vec<bool> = leases.iter().map(|(p, _)| self.hungry.contains(p)).collect();
+        let lanes: Vec<Lane> = (leases.iter().zip(budget::shares(limit, &hungry, self.claims)))
+            .map(|((partition, epoch), limit)| Lane {
+                partition: *partition,
+                epoch: *epoch,
+                mark: self.mark(*partition),
+                limit,
+            })
+            .collect();
+        let batch = store.claim(&lanes, ceiling)?; // (d)
+        let count = batch.rows.len();
+        self.advance_marks(&lanes, &batch, ceiling);
+        self.full = batch.cut || !self.hungry.is_empty();
+        let held = |key: &OrderedKey, seq: i64| {
+            !open.is_empty() && {
+                let crc = crc32(&key.key);
+                open.iter().any(|transaction| transaction.holds(crc, seq))
+            }
+        };
+        self.admit(batch, rules, &held, &mut make);
+        let marks = &self.marks;
+        let unparked = self
+            .gates
+            .unpark(|key, seq| !held(key, seq) && marks.get(&key.partition).is_some_and(|mark| seq <= *mark));
+        self.go(unparked, rules);
+        self.drain(store, &leases, &open, rules, &mut make)?;
+        while self.gates.parked() > PARKED_MAX {
+            for handle in self.gates.shed() {
+                self.unsettle(handle, Disposition::Wait);
+            }
+        }
+        Ok(count)
+    }
+
+    fn bring_due<S: Store<Place = P>>(
+        &mut self,
+        store: &mut S,
+        memory: &impl Memory,
+        now_ms: u64,
+        leases: &[Held],
+    ) -> Result<(), S::Error> {
+        let changes = memory.waiting_changes();
+        if now_ms < self.due_at_ms && changes == self.waiting_changes {
+            return Ok(());
+        }
+        let leased = match self.sharing {
+            Sharing::Leases => Some(leases),
+            Sharing::RowClaims => None,
+        };
+        let (moved, next_ms) = store.bring_due(leased)?;
+        for (partition, seq) in moved {
+            let mark = self.marks.entry(partition).or_insert(START);
+            *mark = (*mark).min(seq - 1);
+        }
+        self.due_at_ms = now_ms + next_ms.unwrap_or(DUE_EVERY_MS).clamp(1, DUE_EVERY_MS);
+        if changes != self.waiting_changes {
+            self.sweep_at_ms = now_ms; // a person may have opened a gate
+            self.waiting_changes = changes;
+        }
+        Ok(())
+    }
+
+    /// Reads the gates, and lets the lanes be read from their start: those just taken, and all from time to time.
+    fn read_anew<S: Store<Place = P>>(
+        &mut self,
+        store: &mut S,
+        memory: &impl Memory,
+        now_ms: u64,
+        leases: &[Held],
+    ) -> Result<(), S::Error> {
+        let sweep = now_ms >= self.sweep_at_ms;
+        let anew: Vec<Partition> = (leases.iter().map(|(partition, _)| *partition))
+            .filter(|partition| sweep || self.fresh.contains(partition))
+            .collect();
+        if anew.is_empty() {
+            return Ok(());
+        }
+        memory.raise_highest(store.highest(&anew)?);
+        let found = store.gates(&anew)?;
+        let scope: HashSet<Partition> = anew.iter().copied().collect();
+        let marks = &self.marks;
+        self.gates.rebuild(
+            |partition| scope.contains(&partition),
+            found,
+            |partition, seq| marks.get(&partition).is_some_and(|mark| seq <= *mark),
+        );
+        for partition in anew {
+            self.fresh.remove(&partition);
+            self.marks.insert(partition, START);
+        }
+        if sweep {
+            self.sweep_at_ms = now_ms + SWEEP_EVERY_MS;
+        }
+        Ok(())
+    }
+
+    fn mark(&self, partition: Partition) -> i64 {
+        self.marks.get(&partition).copied().unwrap_or(START)
+    }
+
+    /// A lane that gave all it had is read up to the ceiling, any other up to its last row.
+    fn advance_marks(&mut self, lanes: &[Lane], batch: &Batch<P>, ceiling: i64) {
+        let mut seen: HashMap<Partition, (u32, i64)> = HashMap::new();
+        for row in &batch.rows {
+            let (count, last) = seen.entry(row.pointer.partition).or_insert((0, START));
+            *count += 1;
+            *last = (*last).max(row.pointer.seq);
+        }
+        self.hungry.clear();
+        for lane in lanes {
+            let (count, last) = seen.get(&lane.partition).copied().unwrap_or((0, START));
+            let full = count >= lane.limit;
+            if full && lane.limit > 0 {
+                self.hungry.insert(lane.partition);
+            }
+            let read = if full || batch.cut { last } else { ceiling };
+            let mark = self.marks.entry(lane.partition).or_insert(START);
+            *mark = (*mark).max(read);
+        }
+    }
+
+    fn admit(
+        &mut self,
+        batch: Batch<P>,
+        rules: &Rules,
+        held: &impl Fn(&OrderedKey, i64) -> bool,
+        make: &mut impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
+    ) {
+        for claimed in batch.rows {
+            let seq = claimed.pointer.seq;
+            let Some(key) = ordered_key(&claimed.pointer) else {
+                let handle = self.take_in(claimed, make);
+                self.go([handle], rules);
+                continue;
+            };
+            let held = held(&key, seq);
+            match self.gates.admit(self.next_handle, key, seq, held) {
+                Admission::Go => {
+                    let handle = self.take_in(claimed, make);
+                    self.go([handle], rules);
+                }
+                Admission::Park => {
+                    self.take_in(claimed, make);
+                }
+                Admission::Wait => self.unsettled.push(Settlement {
+                    place: claimed.place,
+                    pointer: claimed.pointer,
+                    disposition: Disposition::Wait,
+                }),
+            }
+        }
+    }
+
+    /// Fetches what waits behind others whose turn it is now.
+    fn drain<S: Store<Place = P>>(
+        &mut self,
+        store: &mut S,
+        leases: &[Held],
+        open: &[OpenTransaction],
+        rules: &Rules,
+        make: &mut impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
+    ) -> Result<(), S::Error> {
+        let draining = self.gates.draining();
+        self.drains = false;
+        let first = (self.claims as usize).checked_rem(draining.len()).unwrap_or(0);
+        for key in draining.iter().cycle().skip(first).take(draining.len().min(DRAINS_MAX)) {
+            let Some((_, epoch)) = leases.iter().find(|(partition, _)| *partition == key.partition) else {
+                continue;
+            };
+            let crc = crc32(&key.key);
+            if open.iter().any(|transaction| transaction.holds(crc, i64::MAX)) {
+                continue;
+            }
+            let reach = self.mark(key.partition);
+            let (batch, more) = store.claim_waiting(key, *epoch, reach, DRAIN_ROWS_MAX)?;
+            let full = batch.cut || batch.rows.len() as u32 >= DRAIN_ROWS_MAX;
+            self.drains |= full || draining.len() > DRAINS_MAX;
+            let mut rows = Vec::with_capacity(batch.rows.len());
+            for claimed in batch.rows {
+                let seq = claimed.pointer.seq;
+                rows.push((self.take_in(claimed, make), seq));
+            }
+            let go = self.gates.drained(key, &rows, full, more, |seq| seq <= reach);
+            self.go(go, rules);
+        }
+        Ok(())
+    }
+
+    /// Keeps a claimed message, with what goes to the wire for it.
+    fn take_in(
+        &mut self,
+        claimed: Claimed<P>,
+        make: &mut impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
+    ) -> Handle {
+        let handle = self.next_handle;
+        self.next_handle += 1;
+        let Claimed { place, pointer, event } = claimed;
+        let publication = match event {
+            None => Err(format!("the event store has no event with seq {}", pointer.seq)),
+            Some(_) if pointer.crashes >= CRASHES_MAX => Err(format!(
+                "{} workers crashed with it, the last of them with it alone",
+                pointer.crashes
+            )),
+            Some(event) => make(handle, &pointer, &event),
+        };
+        let message = Message {
+            place,
+            pointer,
+            publication: Some(publication),
+        };
+        self.messages.insert(handle, message);
+        handle
+    }
+
+    /// Their turn has come: what can be sent is ready, what cannot ends here.
+    fn go(&mut self, handles: impl IntoIterator<Item = Handle>, rules: &Rules) {
+        for handle in handles {
+            match self
+                .messages
+                .get(&handle)
+                .and_then(|message| message.publication.as_ref())
+            {
+                Some(Ok(_)) => self.ready.push_back(handle),
+                Some(Err(reason)) => {
+                    let outcome = Outcome::Unsendable { reason: reason.clone() };
+                    self.end(handle, &outcome, rules, 0);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Gives what is ready to the publisher, in order; `publish` returns what it has no room for.
+    pub fn hand_over(&mut self, mut publish: impl FnMut(Vec<Publication>) -> Vec<Publication>) {
+        let mut batch = Vec::with_capacity(self.ready.len());
+        while self.alone.is_none()
+            && let Some(handle) = self.ready.front().copied()
+        {
+            let Some(message) = self.messages.get_mut(&handle) else {
+                self.ready.pop_front();
+                continue;
+            };
+            let lonely = message.pointer.crashes >= CRASHES_ALONE;
+            if lonely && self.with_publisher + batch.len() > 0 {
+                break;
+            }
+            self.ready.pop_front();
+            if let Some(Ok(publication)) = message.publication.take() {
+                batch.push(publication);
+            }
+            if lonely {
+                self.alone = Some(handle);
+            }
+        }
+        if batch.is_empty() {
+            return;
+        }
+        self.with_publisher += batch.len();
+        for refused in publish(batch).into_iter().rev() {
+            self.with_publisher -= 1;
+            let handle = refused.handle;
+            if self.alone == Some(handle) {
+                self.alone = None;
+            }
+            if let Some(message) = self.messages.get_mut(&handle) {
+                message.publication = Some(Ok(refused));
+                self.ready.push_front(handle);
+            }
+        }
+    }
+}
+
+fn lower(marks: &mut HashMap<Partition, i64>, pointer: &Pointer) {
+    let mark = marks.entry(pointer.partition).or_insert(START);
+    *mark = (*mark).min(pointer.seq - 1);
+}
+
+fn ordered_key(pointer: &Pointer) -> Option<OrderedKey> {
+    Some(OrderedKey {
+        partition: pointer.partition,
+        destination: pointer.destination.clone(),
+        key: pointer.key.clone()?,
+    })
+}

@@ -1,0 +1,390 @@
+//! Which claimed message may go to the broker now, so that the messages of one key arrive in order, also when one of them
+//! fails. Called by [`crate::engine`], alone; nothing here knows a table or a clock.
+//!
+//! The messages of a key are pipelined: all that are claimed go out, in order. They end in order, too: a confirmed one is
+//! settled only when all before it are. If one fails, the answers for those behind it are awaited, and then the failed
+//! one and everything behind it goes to `outbox_waiting`, to be sent again from there: the failed one alone first, the
+//! others when it went through. Behind a dead letter they stay until a person decides, if dead letters block.
+//!
+//! A message is *parked* (claimed, in memory, not sent) while a transaction is open that has enqueued an earlier one of
+//! its key, and while earlier ones come back from `outbox_waiting`.
+
+use crate::message::Outcome;
+use crate::partition::Partition;
+use crate::settle::Disposition;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::rc::Rc;
+
+/// The worker's own number for one claimed message.
+pub type Handle = u64;
+
+/// What is ordered: the messages of one key for one destination.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OrderedKey {
+    pub partition: Partition,
+    pub destination: String,
+    pub key: String,
+}
+
+/// What to do with a message that was just claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// To the broker.
+    Go,
+    /// Kept in memory; [`Gates::unpark`] or [`Gates::drained`] lets it go.
+    Park,
+    /// To `outbox_waiting`, behind the failed one of its key.
+    Wait,
+}
+
+/// A key that the tables say is closed or has messages in `outbox_waiting`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    pub key: OrderedKey,
+    /// The one that alone may pass: it failed and waits for its time, or is a dead letter that blocks.
+    pub head: Option<i64>,
+    /// Others wait behind it.
+    pub followers: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gate {
+    Open,
+    /// The front of the run failed; the answers for the rest of it are awaited.
+    Stopping,
+    /// Only this seq may pass.
+    Closed {
+        head: i64,
+    },
+    /// What waits in `outbox_waiting` comes back first.
+    Draining,
+}
+
+#[derive(Debug)]
+struct Sent {
+    handle: Handle,
+    seq: i64,
+    outcome: Option<Outcome>,
+}
+
+#[derive(Debug)]
+struct State {
+    gate: Gate,
+    /// With the publisher, in the order sent.
+    run: VecDeque<Sent>,
+    /// By seq.
+    parked: BTreeMap<i64, Handle>,
+    /// `outbox_waiting` may hold messages of this key that wait behind another.
+    followers: bool,
+}
+
+impl State {
+    fn new(gate: Gate, followers: bool) -> Self {
+        Self {
+            gate,
+            run: VecDeque::new(),
+            parked: BTreeMap::new(),
+            followers,
+        }
+    }
+
+    fn is_plain(&self) -> bool {
+        self.gate == Gate::Open && self.run.is_empty() && self.parked.is_empty()
+    }
+
+    fn send(&mut self, handle: Handle, seq: i64) {
+        let outcome = None;
+        self.run.push_back(Sent { handle, seq, outcome });
+    }
+
+    /// The gate when nothing stands in the way any more.
+    fn reopened(&self) -> Gate {
+        if self.followers { Gate::Draining } else { Gate::Open }
+    }
+
+    /// Sends what is parked, up to `bound`, as long as each may go.
+    fn send_parked(&mut self, bound: i64, may_go: impl Fn(i64) -> bool, go: &mut Vec<Handle>) {
+        while let Some((&seq, &handle)) = self.parked.first_key_value() {
+            if seq > bound || !may_go(seq) {
+                return;
+            }
+            self.parked.remove(&seq);
+            self.send(handle, seq);
+            go.push(handle);
+        }
+    }
+
+    /// All that is parked, given up.
+    fn give_up_parked(&mut self) -> impl Iterator<Item = Handle> + use<> {
+        std::mem::take(&mut self.parked).into_values()
+    }
+}
+
+/// The gates of the keys of one worker. Keys of which nothing is under way and nothing failed take no memory.
+#[derive(Debug, Default)]
+pub struct Gates {
+    keys: HashMap<Rc<OrderedKey>, State>,
+    sent: HashMap<Handle, Rc<OrderedKey>>,
+    parked: usize,
+}
+
+impl Gates {
+    /// How many messages are parked.
+    pub fn parked(&self) -> usize {
+        self.parked
+    }
+
+    /// A message was claimed. `held`: a transaction is open that has enqueued an earlier one of its key.
+    pub fn admit(&mut self, handle: Handle, key: OrderedKey, seq: i64, held: bool) -> Admission {
+        let key = Rc::new(key);
+        let state = self
+            .keys
+            .entry(Rc::clone(&key))
+            .or_insert_with(|| State::new(Gate::Open, false));
+        let admission = match state.gate {
+            Gate::Open if !held && state.parked.is_empty() => Admission::Go,
+            Gate::Open | Gate::Stopping | Gate::Draining => Admission::Park,
+            Gate::Closed { head } if seq == head && state.run.is_empty() => Admission::Go,
+            Gate::Closed { .. } => Admission::Wait,
+        };
+        match admission {
+            Admission::Go => {
+                state.send(handle, seq);
+                self.sent.insert(handle, key);
+            }
+            Admission::Park => {
+                state.parked.insert(seq, handle);
+                self.parked += 1;
+            }
+            Admission::Wait => state.followers = true,
+        }
+        admission
+    }
+
+    /// The broker's answer for one message. Returns what ends now, in the order of the key: often the message alone,
+    /// nothing while an earlier one is still out, more when it was waited for. `decide` is asked for each that ends by
+    /// its own outcome; `dead_blocks`: behind a dead letter the key stays closed.
+    pub fn conclude(
+        &mut self,
+        handle: Handle,
+        outcome: &Outcome,
+        dead_blocks: bool,
+        mut decide: impl FnMut(Handle, &Outcome) -> Disposition,
+    ) -> Vec<(Handle, Disposition)> {
+        let Some(key) = self.sent.get(&handle).map(Rc::clone) else {
+            return vec![(handle, decide(handle, outcome))]; // without a key: nobody waits for it
+        };
+        let Some(state) = self.keys.get_mut(&key) else {
+            return Vec::new();
+        };
+        if let Some(sent) = state.run.iter_mut().find(|sent| sent.handle == handle) {
+            sent.outcome = Some(outcome.clone());
+        }
+        let mut ended = Vec::new();
+        while let Some(Sent {
+            handle: front,
+            seq,
+            outcome: Some(outcome),
+        }) = state.run.front()
+        {
+            let (front, seq) = (*front, *seq);
+            if *outcome != Outcome::Confirmed && state.run.iter().any(|sent| sent.outcome.is_none()) {
+                state.gate = Gate::Stopping;
+                break;
+            }
+            let disposition = decide(front, outcome);
+            state.run.pop_front();
+            self.sent.remove(&front);
+            let stops = match &disposition {
+                Disposition::Retry { .. } => true,
+                Disposition::Dead { .. } => dead_blocks,
+                Disposition::Release { .. } => {
+                    // The destination's trouble: all of the key goes back, and the gate stands as before.
+                    let reason = disposition.clone();
+                    for sent in state.run.drain(..) {
+                        self.sent.remove(&sent.handle);
+                        ended.push((sent.handle, reason.clone()));
+                    }
+                    self.parked -= state.parked.len();
+                    ended.extend(state.give_up_parked().map(|parked| (parked, reason.clone())));
+                    ended.push((front, disposition));
+                    if state.gate == Gate::Stopping {
+                        state.gate = state.reopened();
+                    }
+                    break;
+                }
+                Disposition::Publish | Disposition::Wait => false,
+            };
+            ended.push((front, disposition));
+            if stops {
+                let behind = ended.len();
+                for sent in state.run.drain(..) {
+                    self.sent.remove(&sent.handle);
+                    ended.push((sent.handle, Disposition::Wait));
+                }
+                self.parked -= state.parked.len();
+                ended.extend(state.give_up_parked().map(|parked| (parked, Disposition::Wait)));
+                state.followers |= ended.len() > behind;
+                state.gate = Gate::Closed { head: seq };
+            } else if !matches!(state.gate, Gate::Open | Gate::Draining) {
+                state.gate = state.reopened();
+            }
+        }
+        if state.is_plain() {
+            self.keys.remove(&key);
+        }
+        ended
+    }
+
+    /// Lets parked messages of open keys go, in order, those that `may_go`.
+    pub fn unpark(&mut self, may_go: impl Fn(&OrderedKey, i64) -> bool) -> Vec<Handle> {
+        let mut go = Vec::new();
+        if self.parked == 0 {
+            return go;
+        }
+        for (key, state) in &mut self.keys {
+            if state.gate == Gate::Open {
+                let before = go.len();
+                state.send_parked(i64::MAX, |seq| may_go(key, seq), &mut go);
+                self.sent
+                    .extend(go[before..].iter().map(|handle| (*handle, Rc::clone(key))));
+            }
+        }
+        self.parked -= go.len();
+        go
+    }
+
+    /// Keys whose messages are to be fetched from `outbox_waiting`.
+    pub fn draining(&self) -> Vec<OrderedKey> {
+        let mut keys: Vec<OrderedKey> = (self.keys.iter())
+            .filter(|(_, state)| state.gate == Gate::Draining)
+            .map(|(key, _)| OrderedKey::clone(key))
+            .collect();
+        keys.sort_unstable(); // a map's order is no order
+        keys
+    }
+
+    /// `rows` of a key were claimed from `outbox_waiting`, the first ones by seq; `full`: as many as were asked for;
+    /// `more`: others are still there. Returns those that go now, parked ones among them.
+    pub fn drained(
+        &mut self,
+        key: &OrderedKey,
+        rows: &[(Handle, i64)],
+        full: bool,
+        more: bool,
+        may_go: impl Fn(i64) -> bool,
+    ) -> Vec<Handle> {
+        let mut go = Vec::new();
+        let Some((key, state)) = self
+            .keys
+            .get_key_value(key)
+            .map(|(key, _)| Rc::clone(key))
+            .and_then(|key| {
+                let state = self.keys.get_mut(&key)?;
+                Some((key, state))
+            })
+        else {
+            return go;
+        };
+        state.parked.extend(rows.iter().map(|(handle, seq)| (*seq, *handle)));
+        self.parked += rows.len();
+        // Past the last of a full batch another may lie between it and what is parked.
+        let bound = match rows.last() {
+            Some((_, last)) if full => *last,
+            _ => i64::MAX,
+        };
+        state.send_parked(bound, may_go, &mut go);
+        self.parked -= go.len();
+        self.sent.extend(go.iter().map(|handle| (*handle, Rc::clone(&key))));
+        if !more {
+            state.followers = false;
+            state.gate = Gate::Open;
+            if state.is_plain() {
+                self.keys.remove(&key);
+            }
+        }
+        go
+    }
+
+    /// Gives up the messages of the key with the most parked ones, for there are too many: they go to `outbox_waiting`.
+    pub fn shed(&mut self) -> Vec<Handle> {
+        let Some(state) = self.keys.values_mut().max_by_key(|state| state.parked.len()) else {
+            return Vec::new();
+        };
+        let shed: Vec<Handle> = state.give_up_parked().collect();
+        self.parked -= shed.len();
+        state.followers |= !shed.is_empty();
+        if state.gate == Gate::Open {
+            state.gate = state.reopened();
+        }
+        shed
+    }
+
+    /// Takes over what the tables say of the keys of the partitions in `scope`, read when nothing was unsettled.
+    /// `read_past` tells whether the lane has been read past a seq: a head that should have been seen by then is gone.
+    pub fn rebuild(
+        &mut self,
+        scope: impl Fn(Partition) -> bool,
+        found: Vec<Found>,
+        read_past: impl Fn(Partition, i64) -> bool,
+    ) {
+        let mut found: HashMap<OrderedKey, (Option<i64>, bool)> = (found.into_iter())
+            .map(|found| (found.key, (found.head, found.followers)))
+            .collect();
+        for (key, state) in &mut self.keys {
+            if !scope(key.partition) {
+                continue;
+            }
+            let (head, followers) = found.remove(key.as_ref()).unwrap_or((None, false));
+            state.followers = followers;
+            if !state.run.is_empty() || state.gate == Gate::Stopping {
+                continue;
+            }
+            let on_its_way = matches!(state.gate, Gate::Closed { head } if !read_past(key.partition, head));
+            match head {
+                Some(head) if !on_its_way => state.gate = Gate::Closed { head },
+                None if !on_its_way => state.gate = state.reopened(),
+                _ => {}
+            }
+        }
+        self.keys.retain(|_, state| !state.is_plain());
+        for (key, (head, followers)) in found {
+            let gate = match head {
+                Some(head) => Gate::Closed { head },
+                None => Gate::Draining,
+            };
+            self.keys.insert(Rc::new(key), State::new(gate, followers));
+        }
+    }
+
+    /// Gives up what is parked of the partitions in `scope`: another worker shall have them.
+    pub fn give_up_parked(&mut self, scope: impl Fn(Partition) -> bool) -> Vec<Handle> {
+        let mut given_up = Vec::new();
+        for (_, state) in self.keys.iter_mut().filter(|(key, _)| scope(key.partition)) {
+            given_up.extend(state.give_up_parked());
+        }
+        self.parked -= given_up.len();
+        given_up
+    }
+
+    /// Forgets the keys of the partitions in `scope`: their lease is lost.
+    pub fn forget(&mut self, scope: impl Fn(Partition) -> bool) {
+        self.keys.retain(|key, _| !scope(key.partition));
+        self.sent.retain(|_, key| !scope(key.partition));
+        self.parked = self.keys.values().map(|state| state.parked.len()).sum();
+    }
+
+    /// Forgets everything under way; what failed stays closed. After the connection was lost and all was released.
+    pub fn forget_sent(&mut self) {
+        for state in self.keys.values_mut() {
+            state.run.clear();
+            state.parked.clear();
+            if state.gate == Gate::Stopping {
+                state.gate = state.reopened();
+            }
+        }
+        self.sent.clear();
+        self.parked = 0;
+        self.keys.retain(|_, state| !state.is_plain());
+    }
+}

@@ -1,0 +1,32 @@
+//! Transactions that have enqueued and are not over yet, as shared memory tells of them. A later message of one of their
+//! keys must not overtake what they will commit. Written by the sessions through `src/registry.rs`, read by
+//! [`crate::engine`] before each claim.
+
+/// Bits of a filter. A key has one of them by its CRC-32; two keys that share one hold each other up for as long as the
+/// transaction is open, and nothing worse.
+pub const FILTER_BITS: usize = 16_384;
+/// The words of a filter.
+pub const FILTER_WORDS: usize = FILTER_BITS / 64;
+
+/// Where the bit of a key lies: word, and mask in the word.
+pub fn filter_bit(crc: u32) -> (usize, u64) {
+    let bit = crc as usize % FILTER_BITS;
+    (bit / 64, 1 << (bit % 64))
+}
+
+/// One open transaction.
+#[derive(Clone, Debug)]
+pub struct OpenTransaction {
+    /// No message that it enqueued has a lower seq.
+    pub low: i64,
+    /// The keys that it enqueued for.
+    pub filter: Box<[u64; FILTER_WORDS]>,
+}
+
+impl OpenTransaction {
+    /// Whether a message with this seq, of the key with this CRC, must wait for the transaction.
+    pub fn holds(&self, crc: u32, seq: i64) -> bool {
+        let (word, mask) = filter_bit(crc);
+        self.low < seq && self.filter.get(word).is_some_and(|bits| bits & mask != 0)
+    }
+}

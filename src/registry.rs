@@ -1,0 +1,237 @@
+//! Which transactions have enqueued and are not over, in shared memory: a worker reads it before each claim, so that later
+//! messages of a key never overtake those of a transaction that commits late. A session writes its own entry; the entry
+//! of a prepared transaction has no session any more and is freed by whoever sees that the transaction is over.
+//!
+//! A session announces a key before it draws a seq for it. It leaves after COMMIT, when its rows are visible and
+//! `shmem` knows how far back to read for them. The protocol is modelled in crates/core/tests/model_mark.rs.
+
+use crate::pg::shmem::{Shareable, SharedSlice};
+use crate::pg::{bgworker, catalog, latch, xact};
+use crate::shmem;
+use crate::store::now_us;
+use outbox_core::hold::{FILTER_WORDS, OpenTransaction, filter_bit};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::SeqCst};
+
+#[repr(C)]
+struct Entry {
+    /// Where the transaction runs; 0 = the entry is free, RESERVED = it is being filled. Written last when a transaction
+    /// comes, first when it goes.
+    database: AtomicU32,
+    /// Grows each time the entry is freed: a reader notices that it read two transactions mixed.
+    generation: AtomicU32,
+    /// 0 = prepared.
+    pid: AtomicU32,
+    /// Of a prepared one.
+    xid: AtomicU32,
+    since_us: AtomicI64,
+    low: AtomicI64,
+    filter: [AtomicU64; FILTER_WORDS],
+}
+
+// SAFETY: only atomics; zero is a valid value of each.
+unsafe impl Shareable for Entry {}
+
+const RESERVED: u32 = u32::MAX;
+
+/// First the sessions, by process number, then as many for prepared transactions as there can be.
+static ENTRIES: SharedSlice<Entry> = SharedSlice::new();
+
+thread_local! {
+    static REGISTERED: Cell<bool> = const { Cell::new(false) };
+    /// The low bound is a guess: the seq is about to be drawn.
+    static PROVISIONAL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// How many entries there are. Once the server knows its limits.
+fn count() -> usize {
+    xact::max_sessions() + xact::max_prepared()
+}
+
+/// Shared memory that is needed, in bytes.
+pub fn bytes() -> usize {
+    count() * size_of::<Entry>()
+}
+
+/// In the startup hook.
+pub fn attach() {
+    ENTRIES.attach(c"outbox registry", count());
+}
+
+// ---- a session ------------------------------------------------------------------------------------------------------
+
+fn mine() -> Option<&'static Entry> {
+    ENTRIES.get()?.get(usize::try_from(latch::my_proc_number()).ok()?)
+}
+
+/// This transaction is about to draw a seq for a message with this key.
+pub fn announce_drawing(key_crc: Option<u32>) {
+    let low = shmem::my_database().map_or(1, |database| database.highest() + 1);
+    let first = !REGISTERED.get();
+    register(key_crc, low);
+    if first {
+        PROVISIONAL.set(true);
+    }
+}
+
+/// This transaction enqueues a message with this seq and key.
+pub fn announce(key_crc: Option<u32>, seq: i64) {
+    if PROVISIONAL.take()
+        && let Some(entry) = mine()
+    {
+        entry.low.store(seq, SeqCst);
+    }
+    register(key_crc, seq);
+}
+
+fn register(key_crc: Option<u32>, low: i64) {
+    let Some(entry) = mine() else { return };
+    let first = !REGISTERED.replace(true);
+    if first {
+        entry.pid.store(bgworker::my_pid() as u32, SeqCst);
+        entry.xid.store(0, SeqCst);
+        entry.since_us.store(now_us(), SeqCst);
+        entry.low.store(low, SeqCst);
+    } else {
+        entry.low.fetch_min(low, SeqCst);
+    }
+    if let Some(crc) = key_crc {
+        let (word, mask) = filter_bit(crc);
+        entry.filter[word].fetch_or(mask, SeqCst);
+    }
+    if first {
+        entry.database.store(catalog::my_database(), SeqCst);
+    }
+}
+
+/// This transaction is over. Called in the commit callback: no allocation, no error.
+pub fn leave() {
+    PROVISIONAL.set(false);
+    if REGISTERED.replace(false)
+        && let Some(entry) = mine()
+    {
+        entry.free();
+    }
+}
+
+/// This transaction is about to be prepared: it goes on without this session. False if there is no room, which cannot
+/// be, for there is an entry for each transaction that may be prepared.
+pub fn prepare() -> bool {
+    let (Some(entry), true) = (mine(), REGISTERED.get()) else {
+        return true;
+    };
+    let low = entry.low.load(SeqCst);
+    reserve_prepared(low, xact::my_xid(), now_us(), |place| {
+        for (to, from) in place.filter.iter().zip(&entry.filter) {
+            to.store(from.load(SeqCst), SeqCst);
+        }
+    })
+}
+
+fn reserve_prepared(low: i64, xid: u32, since_us: i64, fill: impl FnOnce(&Entry)) -> bool {
+    let free = prepared().iter().find(|entry| entry.reserve()).or_else(|| {
+        prepared().iter().for_each(Entry::reap);
+        prepared().iter().find(|entry| entry.reserve())
+    });
+    let Some(place) = free else { return false };
+    place.pid.store(0, SeqCst);
+    place.xid.store(xid, SeqCst);
+    place.since_us.store(since_us, SeqCst);
+    place.low.store(low, SeqCst);
+    fill(place);
+    place.database.store(catalog::my_database(), SeqCst);
+    true
+}
+
+fn prepared() -> &'static [Entry] {
+    ENTRIES
+        .get()
+        .and_then(|entries| entries.get(xact::max_sessions()..))
+        .unwrap_or_default()
+}
+
+// ---- a worker -------------------------------------------------------------------------------------------------------
+
+/// Transactions of this database that have enqueued and are not over. A prepared one that is over by now is forgotten,
+/// and the workers read again from its first message on.
+pub fn open_transactions() -> Vec<OpenTransaction> {
+    prepared().iter().for_each(Entry::reap);
+    entries()
+        .filter_map(|entry| entry.read().map(|(_, open)| open))
+        .collect()
+}
+
+/// Prepared transactions that outlived shared memory: what they have enqueued nobody knows, so all is read again when
+/// one ends. `found`: (xid, when it was prepared in µs).
+pub fn adopt(found: &[(u32, i64)]) {
+    for (xid, since_us) in found {
+        if !prepared().iter().any(|entry| entry.xid.load(SeqCst) == *xid) {
+            reserve_prepared(1, *xid, *since_us, |_| {});
+        }
+    }
+}
+
+/// [pid or 0, xid or 0, since in µs, low] one after the other, for outbox_open_transactions().
+pub fn flat() -> Vec<i64> {
+    entries()
+        .filter_map(Entry::read)
+        .flat_map(|((pid, xid, since_us), open)| [i64::from(pid), i64::from(xid), since_us, open.low])
+        .collect()
+}
+
+fn entries() -> impl Iterator<Item = &'static Entry> {
+    ENTRIES.get().unwrap_or_default().iter()
+}
+
+type Who = (u32, u32, i64);
+
+impl Entry {
+    fn read(&self) -> Option<(Who, OpenTransaction)> {
+        let here = catalog::my_database();
+        loop {
+            let generation = self.generation.load(SeqCst);
+            if self.database.load(SeqCst) != here {
+                return None;
+            }
+            let who = (self.pid.load(SeqCst), self.xid.load(SeqCst), self.since_us.load(SeqCst));
+            let low = self.low.load(SeqCst);
+            let mut filter = Box::new([0; FILTER_WORDS]);
+            for (to, from) in filter.iter_mut().zip(&self.filter) {
+                *to = from.load(SeqCst);
+            }
+            if self.database.load(SeqCst) == here && self.generation.load(SeqCst) == generation {
+                return Some((who, OpenTransaction { low, filter }));
+            }
+        }
+    }
+
+    fn reserve(&self) -> bool {
+        (self.database.compare_exchange(0, RESERVED, SeqCst, SeqCst)).is_ok()
+    }
+
+    /// Frees the entry of a prepared transaction of this database that is over.
+    fn reap(&self) {
+        let here = catalog::my_database();
+        if self.database.load(SeqCst) != here || xact::is_in_progress(self.xid.load(SeqCst)) {
+            return;
+        }
+        // Two workers may see it at once: each tells before either frees.
+        if let Some(database) = shmem::my_database() {
+            database.reopen_all(self.low.load(SeqCst));
+        }
+        if (self.database.compare_exchange(here, RESERVED, SeqCst, SeqCst)).is_ok() {
+            self.free();
+        }
+    }
+
+    fn free(&self) {
+        self.generation.fetch_add(1, SeqCst);
+        // A reader that saw it taken must not take a half-cleared filter for whole: cleared entries are not taken.
+        self.database.store(RESERVED, SeqCst);
+        for word in &self.filter {
+            word.store(0, SeqCst);
+        }
+        self.xid.store(0, SeqCst);
+        self.database.store(0, SeqCst);
+    }
+}
