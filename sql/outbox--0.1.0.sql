@@ -325,6 +325,18 @@ comment on function @extschema@.outbox_wake(bigint, smallint[], bigint[]) is
 -- switched off for them: the right one is always an index or a ctid. JIT is off with them, since a plan that still holds
 -- a switched-off scan (of a table of one row) looks dear enough to be compiled each time.
 
+create function @extschema@.outbox_server_workers()
+returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_server_workers_wrapper';
+comment on function @extschema@.outbox_server_workers() is
+  'Worker protocol: the ids of the workers that run in the server for this database, from shared memory; NULL when not preloaded.';
+
+create function @extschema@.outbox_has_ended(worker text)
+returns boolean language sql volatile set search_path = pg_catalog, pg_temp as $$
+  select $1 like 'server-%' and not $1 = any (coalesce(@extschema@.outbox_server_workers(), '{}'));
+$$;
+comment on function @extschema@.outbox_has_ended(text) is
+  'Worker protocol: whether a worker in the server is known to have ended, however it ended: nobody waits for its heartbeat or leases to run out. Its name begins with server-; of others nobody knows.';
+
 create function @extschema@.outbox_heartbeat(worker text, pid integer, ttl_s integer)
 returns setof text language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
@@ -334,7 +346,8 @@ begin
     heartbeat_at = clock_timestamp(), heartbeat_until = excluded.heartbeat_until, pid = excluded.pid,
     started_at = case when w.pid = excluded.pid then w.started_at else excluded.started_at end;
   return query select w.worker_id from @extschema@.outbox_workers w
-    where w.heartbeat_until > clock_timestamp() or w.worker_id = worker order by 1;
+    where w.worker_id = worker
+       or (w.heartbeat_until > clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)) order by 1;
 end
 $$;
 comment on function @extschema@.outbox_heartbeat(text, integer, integer) is
@@ -348,8 +361,10 @@ comment on function @extschema@.outbox_report(text, text, text, text) is
   'Worker protocol: what this worker knows of its broker; outbox_health shows it.';
 
 create function @extschema@.outbox_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
-returns setof record language sql stable set search_path = pg_catalog, pg_temp as $$
-  select p.partition, p.lease_owner, p.lease_owner is not null and p.lease_until > clock_timestamp(), p.lease_epoch
+returns setof record language sql volatile set search_path = pg_catalog, pg_temp as $$
+  select p.partition, p.lease_owner,
+         p.lease_owner is not null and p.lease_until > clock_timestamp() and not @extschema@.outbox_has_ended(p.lease_owner),
+         p.lease_epoch
   from @extschema@.outbox_partitions p order by p.partition;
 $$;
 comment on function @extschema@.outbox_leases() is
@@ -363,7 +378,8 @@ begin
   with free as (
     select p.partition as id from @extschema@.outbox_partitions p
     where p.partition = any (partitions)
-      and (p.lease_owner is null or p.lease_owner = worker or p.lease_until <= clock_timestamp())
+      and (p.lease_owner is null or p.lease_owner = worker or p.lease_until <= clock_timestamp()
+           or @extschema@.outbox_has_ended(p.lease_owner))
     order by p.partition for update skip locked
   )
   update @extschema@.outbox_partitions p
@@ -420,11 +436,12 @@ comment on function @extschema@.outbox_leave(text) is
 create function @extschema@.outbox_purge_workers()
 returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
   with gone as (delete from @extschema@.outbox_workers w
-                where w.heartbeat_until < clock_timestamp() - interval '1 minute' returning 1)
+                where w.heartbeat_until < clock_timestamp() - interval '1 minute'
+                   or @extschema@.outbox_has_ended(w.worker_id) returning 1)
   select count(*) from gone;
 $$;
 comment on function @extschema@.outbox_purge_workers() is
-  'Worker protocol: removes workers whose heartbeat ended more than a minute ago.';
+  'Worker protocol: removes workers that have ended, and those whose heartbeat ended more than a minute ago.';
 
 create view @extschema@.outbox_event_text as
 select e.seq, e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload::text as payload,
@@ -922,7 +939,7 @@ comment on view @extschema@.outbox_status is
 
 create view @extschema@.outbox_worker_status as
 select w.worker_id, w.pid, w.state, w.reason, w.detail,
-       w.heartbeat_until > pg_catalog.clock_timestamp() as alive,
+       w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id) as alive,
        pg_catalog.date_trunc('milliseconds', w.heartbeat_until - pg_catalog.clock_timestamp()) as heartbeat_ttl,
        (select pg_catalog.count(*) from @extschema@.outbox_partitions p
         where p.lease_owner = w.worker_id and p.lease_until > pg_catalog.clock_timestamp()) as partitions,
@@ -946,7 +963,7 @@ comment on view @extschema@.outbox_partition_status is
 create view @extschema@.outbox_health as
 with worker as (
   select w.state, w.reason, w.detail from @extschema@.outbox_workers w
-  where w.heartbeat_until > pg_catalog.clock_timestamp()
+  where w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)
 ), server as (
   select @extschema@.outbox_is_preloaded() as preloaded, @extschema@.outbox_server_state() as obstacle,
          pg_catalog.current_setting('outbox.worker_role') as worker_role,
@@ -1099,6 +1116,7 @@ grant select on
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded(), @extschema@.outbox_counters(), @extschema@.outbox_server_state(), @extschema@.outbox_registry(),
+  @extschema@.outbox_server_workers(), @extschema@.outbox_has_ended(text),
   @extschema@.outbox_open_transactions(),
   @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz)
   to outbox_monitor;

@@ -3,7 +3,7 @@
 
 use crate::error::{self, UserError, invalid};
 use crate::store::{self, Enqueue};
-use crate::{config, registry, shmem, wake};
+use crate::{config, registry, shmem, wake, worker};
 use outbox_core::envelope;
 use outbox_core::message::Event;
 use outbox_core::partition::{Partition, crc32};
@@ -239,6 +239,12 @@ fn outbox_is_preloaded() -> bool {
 #[pg_extern(sql = false)]
 fn outbox_counters() -> Option<Vec<i64>> {
     shmem::my_database().map(|database| database.counters(store::now_us()).to_vec())
+}
+
+#[pg_extern(sql = false)]
+fn outbox_server_workers() -> Option<Vec<String>> {
+    let numbers = shmem::workers_here()?;
+    Some(numbers.into_iter().map(worker::id_of).collect())
 }
 
 #[pg_extern(sql = false)]

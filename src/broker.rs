@@ -2,14 +2,20 @@
 //! outbox_workers and outbox_health show. Main thread; no Postgres here but the settings.
 
 use crate::config::BrokerSettings;
-use outbox_transport::{AmqpConfig, ConnectionState, DownReason, Event, Outcome, Publication, Publisher, Secret};
+use outbox_transport::{
+    AmqpConfig, ConnectionState, Deadline, DownReason, Event, Outcome, Publication, Publisher, Secret,
+};
 use std::os::fd::RawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// How often a publisher that could not start (no url, no password file) is tried again.
 const RETRY_START: Duration = Duration::from_secs(1);
+
+/// Until when this process may publish: no longer than its leases last.
+pub static DEADLINE: LazyLock<Deadline> = LazyLock::new(Deadline::default);
 
 /// What is known of the broker, as outbox_report takes it.
 #[derive(Clone, PartialEq, Debug)]
@@ -96,6 +102,7 @@ impl Broker {
             connect_timeout: settings.connect_timeout,
             confirm_timeout: settings.confirm_timeout,
             connection_name: format!("outbox: {}", self.worker),
+            deadline: DEADLINE.clone(),
             ..AmqpConfig::new(address, Secret::new(password))
         };
         Publisher::start(config).map_err(|error| format!("the publisher cannot start: {error}"))

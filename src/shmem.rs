@@ -49,6 +49,8 @@ pub struct Database {
     highest: AtomicI64,
     /// Grows when a message was scheduled, or a person changed what waits. Written at COMMIT.
     waiting_changes: AtomicU32,
+    /// Grows when a worker of this database starts or ends. Written by it.
+    worker_changes: AtomicU32,
     /// 1 = the transactions that were prepared when the memory was made are in the registry. Written by a worker.
     adopted: AtomicU32,
     /// Messages that wait. Producers add at commit, workers subtract at settle and set it right when they count.
@@ -75,6 +77,8 @@ pub struct Worker {
     /// Process number + 1; 0 = the slot is free.
     proc_number: AtomicI32,
     in_flight: AtomicU32,
+    /// server-N is its name.
+    number: AtomicU32,
 }
 
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
@@ -111,8 +115,12 @@ pub fn is_preloaded() -> bool {
 
 /// Wakes the workers of this database. Called in the commit callback: no allocation, no error.
 pub fn wake_workers() {
-    let Some(state) = STATE.get() else { return };
-    let database = catalog::my_database();
+    if let Some(state) = STATE.get() {
+        wake_workers_of(state, catalog::my_database());
+    }
+}
+
+fn wake_workers_of(state: &State, database: u32) {
     for worker in &state.workers {
         if worker.database.load(Relaxed) == database {
             latch::set(worker.proc_number.load(Relaxed) - 1);
@@ -156,7 +164,7 @@ unsafe extern "C-unwind" fn launcher_ends(_code: i32, _arg: pgrx::pg_sys::Datum)
 }
 
 /// Takes a place among the workers, so that commits in `database` wake this process.
-pub fn worker_starts(database: u32) -> Option<&'static Worker> {
+pub fn worker_starts(database: u32, number: u32) -> Option<&'static Worker> {
     let state = static_state()?;
     let me = latch::my_proc_number() + 1;
     let slot = state
@@ -164,9 +172,27 @@ pub fn worker_starts(database: u32) -> Option<&'static Worker> {
         .iter()
         .find(|worker| worker.proc_number.compare_exchange(0, me, Relaxed, Relaxed).is_ok())?;
     slot.in_flight.store(0, Relaxed);
-    slot.database.store(database, Relaxed);
+    slot.number.store(number, Relaxed);
+    slot.database.store(database, SeqCst);
     bgworker::on_exit(worker_ends);
+    workers_changed(state, database);
     Some(slot)
+}
+
+/// Workers of a database came or went: the others look at once who is there.
+fn workers_changed(state: &State, database: u32) {
+    if let Some(place) = state.databases.iter().find(|place| place.oid.load(Relaxed) == database) {
+        place.worker_changes.fetch_add(1, SeqCst);
+    }
+    wake_workers_of(state, database);
+}
+
+/// The numbers of the workers that run in this database. Whoever is not among them has ended, however it ended.
+pub fn workers_here() -> Option<Vec<u32>> {
+    let database = catalog::my_database();
+    let workers = static_state()?.workers.iter();
+    let here = workers.filter(|worker| worker.database.load(SeqCst) == database);
+    Some(here.map(|worker| worker.number.load(Relaxed)).collect())
 }
 
 unsafe extern "C-unwind" fn worker_ends(_code: i32, _arg: pgrx::pg_sys::Datum) {
@@ -177,9 +203,10 @@ unsafe extern "C-unwind" fn worker_ends(_code: i32, _arg: pgrx::pg_sys::Datum) {
         .iter()
         .filter(|worker| worker.proc_number.load(Relaxed) == me)
     {
-        worker.database.store(0, Relaxed);
+        let database = worker.database.swap(0, SeqCst);
         worker.in_flight.store(0, Relaxed);
-        worker.proc_number.store(0, Relaxed);
+        worker.proc_number.store(0, SeqCst);
+        workers_changed(state, database);
     }
 }
 
@@ -328,6 +355,10 @@ impl Database {
 
     pub fn waiting_changes(&self) -> u32 {
         self.waiting_changes.load(SeqCst)
+    }
+
+    pub fn worker_changes(&self) -> u32 {
+        self.worker_changes.load(SeqCst)
     }
 
     pub fn waiting_changed(&self) {

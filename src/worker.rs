@@ -2,7 +2,7 @@
 //! settle, tend the leases, claim, hand over, wait. Main thread of its own process; the publisher thread is behind
 //! `broker`. Policy is in crates/core; here is the order of things and what happens when one fails.
 
-use crate::broker::{Broker, Outcomes, Status};
+use crate::broker::{Broker, DEADLINE, Outcomes, Status};
 use crate::config::Settings;
 use crate::pg::bgworker;
 use crate::pg::txn::{self, Durability, Failure};
@@ -16,6 +16,7 @@ use outbox_core::partition::Partition;
 use outbox_core::route::Route;
 use outbox_core::settle::Disposition;
 use outbox_core::tick::{self, TickState};
+use outbox_transport::Deadline;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
@@ -46,6 +47,7 @@ pub fn main(argument: u64) -> ! {
     txn::set_for_session(c"lock_timeout", c"10s");
     txn::set_for_session(c"jit", c"off");
     let mut worker = Worker::start(number);
+    bgworker::on_exit(stop_publishing);
     signals::end_in_order();
     loop {
         let wait_ms = worker.pass();
@@ -63,6 +65,11 @@ pub fn main(argument: u64) -> ! {
     }
 }
 
+/// The name of a worker in the server, in outbox_workers and as the owner of leases.
+pub fn id_of(number: u32) -> String {
+    format!("server-{}", number + 1)
+}
+
 struct Worker {
     id: String,
     store: Store,
@@ -75,6 +82,9 @@ struct Worker {
     /// With leasing off: the token of this process' claims, negative.
     row_token: i64,
     idle: bool,
+    /// Whether this one does what one worker of the database must do.
+    first: bool,
+    worker_changes: u32,
     reported: Option<Status>,
     began: Instant,
     leases_due: Instant,
@@ -86,7 +96,7 @@ struct Worker {
 
 impl Worker {
     fn start(number: u32) -> Self {
-        let id = format!("server-{}", number + 1);
+        let id = id_of(number);
         let opened = in_transaction(c"outbox: start", Durability::Relaxed, || {
             let store = Store::open(&id)?;
             let sharing = store.sharing()?;
@@ -117,11 +127,13 @@ impl Worker {
             engine: Engine::new(sharing),
             signals: Signals {
                 database: shmem::my_database(),
-                slot: shmem::worker_starts(catalog::my_database()),
+                slot: shmem::worker_starts(catalog::my_database(), number),
             },
             settings,
             session_defaults,
             idle: false,
+            first: false,
+            worker_changes: 0,
             reported: None,
             began: now,
             leases_due: now,
@@ -228,16 +240,19 @@ impl Worker {
 
     /// Heartbeat; renews, takes and gives back leases as the plan says.
     fn tend_leases(&mut self, now: Instant) -> Result<(), Failure> {
-        if now < self.leases_due {
+        let changes = self.signals.database.map_or(0, shmem::Database::worker_changes);
+        if now < self.leases_due && changes == self.worker_changes {
             return Ok(());
         }
+        let asked_at = Deadline::now();
         let (store, settings) = (&self.store, &self.settings);
         let in_use = self.engine.in_use();
         let (id, sharing, before) = (&self.id, self.engine.sharing(), self.engine.leases());
-        let (held, leaving) = in_transaction(c"outbox: leases", Durability::Relaxed, || {
+        let (held, leaving, first) = in_transaction(c"outbox: leases", Durability::Relaxed, || {
             let workers = store.heartbeat(bgworker::my_pid(), settings.heartbeat_ttl_s)?;
+            let first = workers.first() == Some(id);
             if sharing == Sharing::RowClaims {
-                return Ok((Vec::new(), HashSet::new()));
+                return Ok((Vec::new(), HashSet::new(), first));
             }
             let plan = lease::plan(id, &workers, &store.leases()?);
             // A partition that another worker should have is given back once nothing of it is in flight here.
@@ -261,8 +276,15 @@ impl Worker {
                 .collect();
             held.extend(store.take(&acquire, settings.lease_ttl_s)?);
             held.sort_unstable();
-            Ok((held, busy.into_iter().map(|(partition, _)| partition).collect()))
+            Ok((held, busy.into_iter().map(|(partition, _)| partition).collect(), first))
         })?;
+        match sharing {
+            // Counted from before the lease was, and less a tenth.
+            Sharing::Leases => DEADLINE.set(asked_at, Duration::from_millis(settings.lease_ttl_s as u64 * 900)),
+            Sharing::RowClaims => DEADLINE.lift(),
+        }
+        self.first = first;
+        self.worker_changes = changes;
         if held.len() != self.engine.leases().len() {
             pgrx::log!("outbox {}: owns {} partitions", self.id, held.len());
         }
@@ -371,12 +393,12 @@ impl Worker {
                 signals::exit(0);
             }
         }
-        if now >= self.count_due && self.is_first() && (self.idle || !self.counted) {
+        if now >= self.count_due && self.first && (self.idle || !self.counted) {
             self.count_due = now + COUNT_EVERY;
             self.count_pending()?;
             self.counted = true;
         }
-        if now >= self.maintenance_due && self.is_first() {
+        if now >= self.maintenance_due && self.first {
             let retention_s = self.settings.retention_s;
             let trimmed = in_transaction(c"outbox: trim history", Durability::Relaxed, || {
                 store.purge_workers()?;
@@ -390,11 +412,6 @@ impl Worker {
             };
         }
         Ok(())
-    }
-
-    /// Whether this worker does what one worker of the database must do.
-    fn is_first(&self) -> bool {
-        self.id == "server-1"
     }
 
     /// Sets the counter of the status view right. Exact while little waits; a large backlog is counted once, at start.
@@ -447,6 +464,11 @@ impl Worker {
             Err(failure) => pgrx::log!("outbox {}: ended; its leases run out: {}", self.id, failure.message),
         }
     }
+}
+
+/// Before the other workers are told that this one has ended: its publisher thread lives on for a moment.
+unsafe extern "C-unwind" fn stop_publishing(_code: i32, _arg: pgrx::pg_sys::Datum) {
+    DEADLINE.end();
 }
 
 fn tables<'a>(store: &'a Store, settings: &Settings, row_token: i64, timeout_ms: i32) -> Tables<'a> {

@@ -159,6 +159,7 @@ const EXEMPTIONS: &[Exemption] = &[
         "unsafe impl Shareable for State {}",
         "only who writes the struct can promise it",
     ),
+    exempt("src/worker.rs", "_arg: pgrx::pg_sys::Datum", "the same"),
     exempt("src/registry.rs", "unsafe impl Shareable for Entry {}", "the same"),
     exempt(
         "src/config.rs",

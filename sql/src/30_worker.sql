@@ -4,6 +4,18 @@
 -- switched off for them: the right one is always an index or a ctid. JIT is off with them, since a plan that still holds
 -- a switched-off scan (of a table of one row) looks dear enough to be compiled each time.
 
+create function @extschema@.outbox_server_workers()
+returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_server_workers_wrapper';
+comment on function @extschema@.outbox_server_workers() is
+  'Worker protocol: the ids of the workers that run in the server for this database, from shared memory; NULL when not preloaded.';
+
+create function @extschema@.outbox_has_ended(worker text)
+returns boolean language sql volatile set search_path = pg_catalog, pg_temp as $$
+  select $1 like 'server-%' and not $1 = any (coalesce(@extschema@.outbox_server_workers(), '{}'));
+$$;
+comment on function @extschema@.outbox_has_ended(text) is
+  'Worker protocol: whether a worker in the server is known to have ended, however it ended: nobody waits for its heartbeat or leases to run out. Its name begins with server-; of others nobody knows.';
+
 create function @extschema@.outbox_heartbeat(worker text, pid integer, ttl_s integer)
 returns setof text language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
@@ -13,7 +25,8 @@ begin
     heartbeat_at = clock_timestamp(), heartbeat_until = excluded.heartbeat_until, pid = excluded.pid,
     started_at = case when w.pid = excluded.pid then w.started_at else excluded.started_at end;
   return query select w.worker_id from @extschema@.outbox_workers w
-    where w.heartbeat_until > clock_timestamp() or w.worker_id = worker order by 1;
+    where w.worker_id = worker
+       or (w.heartbeat_until > clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)) order by 1;
 end
 $$;
 comment on function @extschema@.outbox_heartbeat(text, integer, integer) is
@@ -27,8 +40,10 @@ comment on function @extschema@.outbox_report(text, text, text, text) is
   'Worker protocol: what this worker knows of its broker; outbox_health shows it.';
 
 create function @extschema@.outbox_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
-returns setof record language sql stable set search_path = pg_catalog, pg_temp as $$
-  select p.partition, p.lease_owner, p.lease_owner is not null and p.lease_until > clock_timestamp(), p.lease_epoch
+returns setof record language sql volatile set search_path = pg_catalog, pg_temp as $$
+  select p.partition, p.lease_owner,
+         p.lease_owner is not null and p.lease_until > clock_timestamp() and not @extschema@.outbox_has_ended(p.lease_owner),
+         p.lease_epoch
   from @extschema@.outbox_partitions p order by p.partition;
 $$;
 comment on function @extschema@.outbox_leases() is
@@ -42,7 +57,8 @@ begin
   with free as (
     select p.partition as id from @extschema@.outbox_partitions p
     where p.partition = any (partitions)
-      and (p.lease_owner is null or p.lease_owner = worker or p.lease_until <= clock_timestamp())
+      and (p.lease_owner is null or p.lease_owner = worker or p.lease_until <= clock_timestamp()
+           or @extschema@.outbox_has_ended(p.lease_owner))
     order by p.partition for update skip locked
   )
   update @extschema@.outbox_partitions p
@@ -99,11 +115,12 @@ comment on function @extschema@.outbox_leave(text) is
 create function @extschema@.outbox_purge_workers()
 returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
   with gone as (delete from @extschema@.outbox_workers w
-                where w.heartbeat_until < clock_timestamp() - interval '1 minute' returning 1)
+                where w.heartbeat_until < clock_timestamp() - interval '1 minute'
+                   or @extschema@.outbox_has_ended(w.worker_id) returning 1)
   select count(*) from gone;
 $$;
 comment on function @extschema@.outbox_purge_workers() is
-  'Worker protocol: removes workers whose heartbeat ended more than a minute ago.';
+  'Worker protocol: removes workers that have ended, and those whose heartbeat ended more than a minute ago.';
 
 create view @extschema@.outbox_event_text as
 select e.seq, e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload::text as payload,

@@ -90,7 +90,7 @@ comment on view @extschema@.outbox_status is
 
 create view @extschema@.outbox_worker_status as
 select w.worker_id, w.pid, w.state, w.reason, w.detail,
-       w.heartbeat_until > pg_catalog.clock_timestamp() as alive,
+       w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id) as alive,
        pg_catalog.date_trunc('milliseconds', w.heartbeat_until - pg_catalog.clock_timestamp()) as heartbeat_ttl,
        (select pg_catalog.count(*) from @extschema@.outbox_partitions p
         where p.lease_owner = w.worker_id and p.lease_until > pg_catalog.clock_timestamp()) as partitions,
@@ -114,7 +114,7 @@ comment on view @extschema@.outbox_partition_status is
 create view @extschema@.outbox_health as
 with worker as (
   select w.state, w.reason, w.detail from @extschema@.outbox_workers w
-  where w.heartbeat_until > pg_catalog.clock_timestamp()
+  where w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)
 ), server as (
   select @extschema@.outbox_is_preloaded() as preloaded, @extschema@.outbox_server_state() as obstacle,
          pg_catalog.current_setting('outbox.worker_role') as worker_role,

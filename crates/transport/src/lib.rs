@@ -26,7 +26,7 @@ mod sendable;
 mod session;
 pub mod url;
 
-pub use config::{AmqpConfig, ExchangeType, Secret};
+pub use config::{AmqpConfig, Deadline, ExchangeType, Secret};
 pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication};
 pub use publisher::{ConnectionState, DownReason, Event, Publisher, prepare_process};
 pub use url::{AmqpAddress, UrlError, parse_url};

@@ -218,8 +218,13 @@ async fn connect_and_serve(
             (CLOSE_LIMIT.min(left / 3), CUT_LIMIT.min(left / 3))
         }
     };
+    // A goodbye comes behind what lapin holds of messages. After the deadline those must not go out: the socket is cut.
+    let polite = |link: &amqp::Link| {
+        let status = link.connection.status();
+        status.connected() && !status.blocked() && !config.deadline.has_passed()
+    };
     let tear_down = async {
-        if let Some(link) = link.filter(|l| l.connection.status().connected() && !l.connection.status().blocked()) {
+        if let Some(link) = link.filter(polite) {
             amqp::close(&link.connection, close_limit).await;
         }
         match wire {

@@ -171,6 +171,10 @@ impl<'a> Session<'a> {
                 }
                 continue;
             };
+            if self.config.deadline.has_passed() {
+                self.waiting.push_front(publication);
+                return self.break_off(u8::MAX, Fault::new(DownReason::Closed, "the lease has run out"));
+            }
             self.publish(publication);
         }
     }
