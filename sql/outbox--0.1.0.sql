@@ -463,7 +463,7 @@ comment on type @extschema@.outbox_claimed is
   'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable.';
 
 create function @extschema@.outbox_claim(
-  worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[], ceiling bigint,
+  worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[],
   bytes_max bigint
 ) returns setof @extschema@.outbox_claimed language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -482,7 +482,7 @@ begin
              e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
              e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, coalesce(e.body_bytes, 0) as body_bytes
       from @extschema@.outbox o left join @extschema@.outbox_event_text e on e.seq = o.seq
-      where o.destination = outbox_claim.destination and o.partition = l.partition and o.seq > l.mark and o.seq <= ceiling
+      where o.destination = outbox_claim.destination and o.partition = l.partition and o.seq > l.mark
         and o.claim_token is distinct from l.epoch
       order by o.destination, o.partition, o.seq limit l.n
     ) due
@@ -499,8 +499,8 @@ begin
   from claimed c order by c.seq;
 end
 $$;
-comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
-  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each, past a mark each and up to the ceiling, with their events; stops after bytes_max of bodies.';
+comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[], bigint[], bigint) is
+  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a mark each, with their events; stops after bytes_max of bodies.';
 
 create function @extschema@.outbox_claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, reach bigint, n integer, bytes_max bigint
@@ -652,15 +652,6 @@ set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off se
 $$;
 comment on function @extschema@.outbox_gates(smallint[]) is
   'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one.';
-
-create function @extschema@.outbox_highest(partitions smallint[])
-returns bigint language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
-  select coalesce(max(o.seq), 0) from unnest($1) p
-  cross join lateral (select x.seq from @extschema@.outbox x where x.destination = 'default' and x.partition = p
-                      order by x.destination desc, x.partition desc, x.seq desc limit 1) o;
-$$;
-comment on function @extschema@.outbox_highest(smallint[]) is
-  'Worker protocol: the highest seq that is ready to go in these partitions.';
 
 create function @extschema@.outbox_settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],

@@ -60,10 +60,10 @@ impl engine::Store for Tables<'_> {
         Ok(())
     }
 
-    fn claim(&mut self, lanes: &[Lane], ceiling: i64) -> Result<Batch<String>, Failure> {
+    fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<String>, Failure> {
         let store = self.store;
         let claimed = in_transaction(c"outbox: claim", Durability::Relaxed, || {
-            store.claim(DEFAULT_DESTINATION, lanes, ceiling)
+            store.claim(DEFAULT_DESTINATION, lanes)
         })?;
         Ok(self.note(claimed))
     }
@@ -103,13 +103,6 @@ impl engine::Store for Tables<'_> {
             store.gates(partitions)
         })
     }
-
-    fn highest(&mut self, partitions: &[Partition]) -> Result<i64, Failure> {
-        let store = self.store;
-        in_transaction(c"outbox: look for the highest seq", Durability::Relaxed, || {
-            store.highest(partitions)
-        })
-    }
 }
 
 /// Shared memory, as the worker in this place sees it.
@@ -130,22 +123,16 @@ impl Signals {
 }
 
 impl Memory for Signals {
-    fn highest(&self) -> i64 {
-        self.database.map_or(i64::MAX, shmem::Database::highest)
-    }
-
-    fn raise_highest(&self, seq: i64) {
-        if let Some(database) = self.database {
-            database.raise_highest(seq);
-        }
-    }
-
     fn open_transactions(&self) -> Vec<OpenTransaction> {
         registry::open_transactions()
     }
 
     fn take_reopen(&self, partition: Partition) -> Option<i64> {
         self.database?.take_reopen(partition, self.slot?)
+    }
+
+    fn look_at_reopen(&self, partition: Partition) -> Option<i64> {
+        self.database?.look_at_reopen(partition)
     }
 
     fn waiting_changes(&self) -> u32 {

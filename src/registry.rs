@@ -39,7 +39,7 @@ static ENTRIES: SharedSlice<Entry> = SharedSlice::new();
 
 thread_local! {
     static REGISTERED: Cell<bool> = const { Cell::new(false) };
-    /// The low bound is a guess: the seq is about to be drawn.
+    /// Nothing is known of its seqs yet: the first is about to be drawn.
     static PROVISIONAL: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -66,11 +66,11 @@ fn mine() -> Option<&'static Entry> {
 
 /// This transaction is about to draw a seq for a message with this key.
 pub fn announce_drawing(key_crc: Option<u32>) {
-    let low = shmem::my_database().map_or(1, |database| database.highest() + 1);
-    let first = !REGISTERED.get();
-    register(key_crc, low);
-    if first {
+    if REGISTERED.get() {
+        register(key_crc, i64::MAX); // what it draws next is above what it has
+    } else {
         PROVISIONAL.set(true);
+        register(key_crc, 0);
     }
 }
 

@@ -45,8 +45,6 @@ pub struct Database {
     obstacle: AtomicU32,
     /// Whether the extension is there: 0 = nobody knows, 1 = yes, 2 = no. Written by the worker that looked.
     extension: AtomicU32,
-    /// The highest seq that anybody drew or enqueued. Written by producers before COMMIT.
-    highest: AtomicI64,
     /// Grows when a message was scheduled, or a person changed what waits. Written at COMMIT.
     waiting_changes: AtomicU32,
     /// Grows when a worker of this database starts or ends. Written by it.
@@ -237,7 +235,6 @@ pub fn add_database(oid: u32, now_us: i64) -> Option<&'static Database> {
     }
     let free = find(state, 0)?;
     free.extension.store(0, Relaxed);
-    free.highest.store(0, Relaxed);
     free.waiting_changes.store(0, Relaxed);
     free.adopted.store(0, Relaxed);
     free.lanes(state).iter().for_each(Reopen::forget);
@@ -345,12 +342,10 @@ impl Database {
         self.lane(partition)?.take(worker.number())
     }
 
-    pub fn highest(&self) -> i64 {
-        self.highest.load(SeqCst)
-    }
-
-    pub fn raise_highest(&self, seq: i64) {
-        self.highest.fetch_max(seq, SeqCst);
+    /// The same, left there.
+    pub fn look_at_reopen(&self, partition: Partition) -> Option<i64> {
+        let seq = self.lane(partition)?.0.load(SeqCst) & NO_SEQ;
+        (seq != NO_SEQ).then_some(seq as i64)
     }
 
     pub fn waiting_changes(&self) -> u32 {

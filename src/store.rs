@@ -4,7 +4,7 @@
 
 use crate::error::{UserError, invalid};
 use crate::pg::{catalog, guc};
-use crate::{registry, shmem, wake};
+use crate::{registry, wake};
 use outbox_core::engine::{self, Batch, Claimed, Held, Lane, Sharing};
 use outbox_core::envelope;
 use outbox_core::gate::{Found, OrderedKey};
@@ -99,9 +99,6 @@ pub fn enqueue(fcinfo: pg_sys::FunctionCallInfo, request: &Enqueue) -> Result<i6
             .collect();
         for (seq, crc) in request.seqs.iter().zip(&crcs) {
             registry::announce(crc.map(|crc| crc as u32), *seq);
-        }
-        if let (Some(database), Some(last)) = (shmem::my_database(), request.seqs.iter().max()) {
-            database.raise_highest(*last);
         }
         // A time that is over says nothing.
         let due_at = request.available_at.filter(|at| *at > clock_timestamp());
@@ -429,8 +426,8 @@ impl Store {
         )
     }
 
-    /// Claims messages of leased lanes with a seq up to `ceiling`.
-    pub fn claim(&self, destination: &str, lanes: &[Lane], ceiling: i64) -> SpiResult<ClaimedBatch> {
+    /// Claims messages of leased lanes.
+    pub fn claim(&self, destination: &str, lanes: &[Lane]) -> SpiResult<ClaimedBatch> {
         let partitions: Vec<i16> = lanes.iter().map(|lane| lane.partition.as_i16()).collect();
         let epochs: Vec<i64> = lanes.iter().map(|lane| lane.epoch).collect();
         let limits: Vec<i32> = lanes.iter().map(|lane| lane.limit as i32).collect();
@@ -442,7 +439,6 @@ impl Store {
             epochs.into(),
             limits.into(),
             marks.into(),
-            ceiling.into(),
             CLAIM_BYTES_MAX.into(),
         ];
         let types = [
@@ -453,9 +449,8 @@ impl Store {
             PgBuiltInOids::INT4ARRAYOID,
             PgBuiltInOids::INT8ARRAYOID,
             PgBuiltInOids::INT8OID,
-            PgBuiltInOids::INT8OID,
         ];
-        let call = "outbox_claim($1, $2, $3, $4, $5, $6, $7, $8)";
+        let call = "outbox_claim($1, $2, $3, $4, $5, $6, $7)";
         self.claimed(&self.claim, call, &types, &args)
     }
 
@@ -598,12 +593,6 @@ impl Store {
                 })
                 .collect()
         })
-    }
-
-    /// The highest seq that is ready to go in these partitions.
-    pub fn highest(&self, partitions: &[Partition]) -> SpiResult<i64> {
-        let sql = format!("select {}.outbox_highest($1)", self.schema);
-        Ok(Spi::get_one_with_args(&sql, &[indexes(partitions).into()])?.unwrap_or_default())
     }
 
     /// Transactions of this database that are prepared: xid, and when it was, in µs.

@@ -100,12 +100,14 @@ pub fn wait_published(cluster: &Cluster, n: usize) {
     assert_eq!(cluster.query_one::<i64>(DB, published), n as i64, "published messages");
 }
 
-/// Waits until no message waits for delivery any more.
+/// Waits until no message waits for delivery any more, but for those behind a dead letter.
 pub fn wait_drained(cluster: &Cluster) {
     wait_true(
         cluster,
         "the outbox to be empty",
-        "select not exists (select from outbox)",
+        "select not exists (select from outbox)
+            and not exists (select from outbox_waiting w where not exists (
+                  select from outbox_dead d where d.blocks and d.partition = w.partition and d.key = w.key))",
     );
 }
 

@@ -2,11 +2,12 @@
 //! in each pass; tables, shared memory and broker are behind [`Store`], [`Memory`] and the closures it is given, so that
 //! a simulation can drive it with others.
 //!
-//! What a claim may bring. In this order it reads (a) the ceiling, the highest seq that anybody drew; (b) which
-//! transactions are open, and for what keys; (c) how far back a lane must be read again, because something was committed
-//! there; and only then (d) claims, in a snapshot of its own, rows past the lane's mark and up to the ceiling. So each
-//! seq up to the ceiling was announced before (a): at (b) its transaction is open, and holds back later messages of its
-//! key, or it has ended, and (c) knows it and (d) sees it. A model of this is in tests/model_mark.rs.
+//! What a claim may bring. In this order a pass (a) takes how far back a lane must be read again, because something was
+//! committed there; (b) claims, in a snapshot of its own, rows past the lane's mark; (c) reads which transactions are
+//! open, and for what keys; and (d) looks whether something was committed since (a). A transaction announces a key before
+//! it draws a seq for it, and says what it committed before it leaves. So one that has drawn a lower seq than a claimed
+//! row is seen by the snapshot, or is open at (c) and holds the later rows of its keys, or shows at (d) and holds all
+//! later rows for one pass. A model of this is in tests/model_mark.rs.
 
 use crate::budget;
 use crate::gate::{Admission, Found, Gates, Handle, OrderedKey};
@@ -54,7 +55,7 @@ pub struct Settlement<P> {
     pub disposition: Disposition,
 }
 
-/// What a claim asks for: of each lane up to `limit` rows past `mark`.
+/// What a claim asks for: of each lane up to `limit` rows with a seq above `mark`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
     pub partition: Partition,
@@ -78,8 +79,8 @@ pub trait Store {
     type Error;
     /// Ends claimed messages; rows that are gone or no longer ours are left alone.
     fn settle(&mut self, batch: &[Settlement<Self::Place>]) -> Result<(), Self::Error>;
-    /// Claims rows of leased lanes with a seq up to `ceiling`.
-    fn claim(&mut self, lanes: &[Lane], ceiling: i64) -> Result<Batch<Self::Place>, Self::Error>;
+    /// Claims rows of leased lanes.
+    fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<Self::Place>, Self::Error>;
     /// Claims rows of any lane, with leasing off.
     fn claim_unleased(&mut self, limit: u32) -> Result<Batch<Self::Place>, Self::Error>;
     /// Claims the first rows of a key that wait behind another, with a seq up to `reach`. The flag: more are there.
@@ -95,21 +96,39 @@ pub trait Store {
     fn bring_due(&mut self, leases: Option<&[Held]>) -> Result<(Vec<(Partition, i64)>, Option<u64>), Self::Error>;
     /// The keys that are closed or have messages waiting behind another.
     fn gates(&mut self, partitions: &[Partition]) -> Result<Vec<Found>, Self::Error>;
-    /// The highest seq that waits in these partitions.
-    fn highest(&mut self, partitions: &[Partition]) -> Result<i64, Self::Error>;
 }
 
 /// What the sessions tell the workers at once.
 pub trait Memory {
-    /// The highest seq that anybody drew or enqueued.
-    fn highest(&self) -> i64;
-    fn raise_highest(&self, seq: i64);
     /// Transactions that have enqueued and are not over.
     fn open_transactions(&self) -> Vec<OpenTransaction>;
     /// The lowest seq committed in a partition since the last call, if any.
     fn take_reopen(&self, partition: Partition) -> Option<i64>;
+    /// The same, left there.
+    fn look_at_reopen(&self, partition: Partition) -> Option<i64>;
     /// Grows when something was scheduled, or a person changed what waits.
     fn waiting_changes(&self) -> u32;
+}
+
+/// What holds back messages in one pass.
+struct Holds {
+    open: Vec<OpenTransaction>,
+    /// The lowest seq committed in a partition since the pass began to read it.
+    reopened: HashMap<Partition, i64>,
+}
+
+impl Holds {
+    fn hold(&self, key: &OrderedKey, seq: i64) -> bool {
+        self.reopened.get(&key.partition).is_some_and(|low| *low < seq) || self.open(key, seq)
+    }
+
+    /// Whether a transaction is open that has enqueued an earlier one of the key.
+    fn open(&self, key: &OrderedKey, seq: i64) -> bool {
+        !self.open.is_empty() && {
+            let crc = crc32(&key.key);
+            self.open.iter().any(|transaction| transaction.holds(crc, seq))
+        }
+    }
 }
 
 /// The settings that decide what becomes of a message.
@@ -379,14 +398,12 @@ impl<P: Clone> Engine<P> {
             }
             return Ok(count);
         }
-        self.read_anew(store, memory, now_ms, &leases)?;
+        self.read_anew(store, now_ms, &leases)?;
 
-        let ceiling = memory.highest(); // (a)
-        let open = memory.open_transactions(); // (b)
         for (partition, _) in &leases {
             if let Some(low) = memory.take_reopen(*partition) {
                 let mark = self.marks.entry(*partition).or_insert(START);
-                *mark = (*mark).min(low - 1); // (c)
+                *mark = (*mark).min(low - 1); // (a)
             }
         }
         let hungry: Vec<bool> = leases.iter().map(|(p, _)| self.hungry.contains(p)).collect();
@@ -398,23 +415,23 @@ impl<P: Clone> Engine<P> {
                 limit,
             })
             .collect();
-        let batch = store.claim(&lanes, ceiling)?; // (d)
-        let count = batch.rows.len();
-        self.advance_marks(&lanes, &batch, ceiling);
-        self.full = batch.cut || !self.hungry.is_empty();
-        let held = |key: &OrderedKey, seq: i64| {
-            !open.is_empty() && {
-                let crc = crc32(&key.key);
-                open.iter().any(|transaction| transaction.holds(crc, seq))
-            }
+        let batch = store.claim(&lanes)?; // (b)
+        let holds = Holds {
+            open: memory.open_transactions(), // (c)
+            reopened: (leases.iter())
+                .filter_map(|(partition, _)| Some((*partition, memory.look_at_reopen(*partition)?))) // (d)
+                .collect(),
         };
-        self.admit(batch, rules, &held, &mut make);
+        let count = batch.rows.len();
+        self.advance_marks(&lanes, &batch);
+        self.full = batch.cut || !self.hungry.is_empty();
+        self.admit(batch, rules, &holds, &mut make);
         let marks = &self.marks;
         let unparked = self
             .gates
-            .unpark(|key, seq| !held(key, seq) && marks.get(&key.partition).is_some_and(|mark| seq <= *mark));
+            .unpark(|key, seq| !holds.hold(key, seq) && marks.get(&key.partition).is_some_and(|mark| seq <= *mark));
         self.go(unparked, rules);
-        self.drain(store, &leases, &open, rules, &mut make)?;
+        self.drain(store, &leases, &holds, rules, &mut make)?;
         while self.gates.parked() > PARKED_MAX {
             for handle in self.gates.shed() {
                 self.unsettle(handle, Disposition::Wait);
@@ -452,13 +469,7 @@ impl<P: Clone> Engine<P> {
     }
 
     /// Reads the gates, and lets the lanes be read from their start: those just taken, and all from time to time.
-    fn read_anew<S: Store<Place = P>>(
-        &mut self,
-        store: &mut S,
-        memory: &impl Memory,
-        now_ms: u64,
-        leases: &[Held],
-    ) -> Result<(), S::Error> {
+    fn read_anew<S: Store<Place = P>>(&mut self, store: &mut S, now_ms: u64, leases: &[Held]) -> Result<(), S::Error> {
         let sweep = now_ms >= self.sweep_at_ms;
         let anew: Vec<Partition> = (leases.iter().map(|(partition, _)| *partition))
             .filter(|partition| sweep || self.fresh.contains(partition))
@@ -466,7 +477,6 @@ impl<P: Clone> Engine<P> {
         if anew.is_empty() {
             return Ok(());
         }
-        memory.raise_highest(store.highest(&anew)?);
         let found = store.gates(&anew)?;
         let scope: HashSet<Partition> = anew.iter().copied().collect();
         let marks = &self.marks;
@@ -489,8 +499,9 @@ impl<P: Clone> Engine<P> {
         self.marks.get(&partition).copied().unwrap_or(START)
     }
 
-    /// A lane that gave all it had is read up to the ceiling, any other up to its last row.
-    fn advance_marks(&mut self, lanes: &[Lane], batch: &Batch<P>, ceiling: i64) {
+    /// A lane that gave all it had is read to its end: what is committed there later is told. Any other is read up to its
+    /// last row.
+    fn advance_marks(&mut self, lanes: &[Lane], batch: &Batch<P>) {
         let mut seen: HashMap<Partition, (u32, i64)> = HashMap::new();
         for row in &batch.rows {
             let (count, last) = seen.entry(row.pointer.partition).or_insert((0, START));
@@ -504,7 +515,7 @@ impl<P: Clone> Engine<P> {
             if full && lane.limit > 0 {
                 self.hungry.insert(lane.partition);
             }
-            let read = if full || batch.cut { last } else { ceiling };
+            let read = if full || batch.cut { last } else { i64::MAX };
             let mark = self.marks.entry(lane.partition).or_insert(START);
             *mark = (*mark).max(read);
         }
@@ -514,7 +525,7 @@ impl<P: Clone> Engine<P> {
         &mut self,
         batch: Batch<P>,
         rules: &Rules,
-        held: &impl Fn(&OrderedKey, i64) -> bool,
+        holds: &Holds,
         make: &mut impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
     ) {
         for claimed in batch.rows {
@@ -524,7 +535,7 @@ impl<P: Clone> Engine<P> {
                 self.go([handle], rules);
                 continue;
             };
-            let held = held(&key, seq);
+            let held = holds.hold(&key, seq);
             match self.gates.admit(self.next_handle, key, seq, held) {
                 Admission::Go => {
                     let handle = self.take_in(claimed, make);
@@ -547,7 +558,7 @@ impl<P: Clone> Engine<P> {
         &mut self,
         store: &mut S,
         leases: &[Held],
-        open: &[OpenTransaction],
+        holds: &Holds,
         rules: &Rules,
         make: &mut impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
     ) -> Result<(), S::Error> {
@@ -558,8 +569,7 @@ impl<P: Clone> Engine<P> {
             let Some((_, epoch)) = leases.iter().find(|(partition, _)| *partition == key.partition) else {
                 continue;
             };
-            let crc = crc32(&key.key);
-            if open.iter().any(|transaction| transaction.holds(crc, i64::MAX)) {
+            if holds.open(key, i64::MAX) {
                 continue;
             }
             let reach = self.mark(key.partition);
@@ -571,7 +581,9 @@ impl<P: Clone> Engine<P> {
                 let seq = claimed.pointer.seq;
                 rows.push((self.take_in(claimed, make), seq));
             }
-            let go = self.gates.drained(key, &rows, full, more, |seq| seq <= reach);
+            let go = self
+                .gates
+                .drained(key, &rows, full, more, |seq| seq <= reach && !holds.hold(key, seq));
             self.go(go, rules);
         }
         Ok(())
