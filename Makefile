@@ -19,7 +19,7 @@ LIBRARY    = $(PG_TARGET)/$(if $(filter release,$(PROFILE)),release,debug)/libou
 SHAREDIR   = $(DESTDIR)$(shell $(PG_CONFIG) --sharedir)/extension
 LIBDIR     = $(DESTDIR)$(shell $(PG_CONFIG) --pkglibdir)
 
-.PHONY: help demo test build install sql lint fmt clean tools private
+.PHONY: help demo test build install sql lint fmt clean tools servers private
 
 help: ## this text
 	@echo "outbox $(VERSION): a transactional outbox for Postgres with its relay inside the server"
@@ -68,8 +68,11 @@ clean: ## remove what was built and what private servers left
 tools: # compiler and server headers; says what it does before it does it
 	@PG_CONFIG=$(PG_CONFIG) tests/support/install_tools.sh build
 
-private: # a copy of the installed server under target/ with this extension in it; the installation itself is left alone
+# A target of its own: make expands a whole recipe before it runs its first line, and PG_MAJOR needs the server's pg_config.
+servers: # compiler, headers, and the servers that demo and tests run; says what it does before it does it
 	@PG_CONFIG=$(PG_CONFIG) tests/support/install_tools.sh servers
+
+private: servers # a copy of the installed server under target/ with this extension in it; the installation itself is left alone
 	@mkdir -p target
 	@tests/support/mirror_pg.sh $(PG_CONFIG_PATH) target/private/pg$(PG_MAJOR) > target/private.root || { cat target/private.root; exit 1; }
 	@$(MAKE) --no-print-directory install DESTDIR=$$(tail -n 1 target/private.root) PG_CONFIG=$(PG_CONFIG_PATH) PROFILE=$(PROFILE)

@@ -18,6 +18,10 @@ use pgrx::{pg_guard, pg_sys};
 
 pgrx::pg_module_magic!(name, version);
 
+// `cargo pgrx package` and `install` write the install script from what the library carries, over any file of ours: this
+// makes it the same script that `make install` copies.
+pgrx::extension_sql_file!("../sql/outbox--0.1.0.sql", name = "install_script");
+
 /// Called when the library is loaded: by the postmaster (shared_preload_libraries), or by a backend that uses a function
 /// of ours without that. In the second case enqueue works, but there is no shared memory and no worker.
 #[allow(non_snake_case)]

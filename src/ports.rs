@@ -28,6 +28,8 @@ pub struct Tables<'a> {
     /// With leasing off: the token of this process' claims, negative, and how long one holds.
     pub row_token: i64,
     pub claim_ttl_s: i32,
+    /// Rows of some lane were locked lately: each lane is claimed alone, and a locked one left out.
+    pub lane_by_lane: bool,
     /// WAL must be on disk up to here before what was claimed goes out.
     pub wal_position: u64,
     /// Messages that were no longer ours to settle.
@@ -35,6 +37,17 @@ pub struct Tables<'a> {
 }
 
 impl Tables<'_> {
+    fn claim_lanes(&mut self, lanes: &[Lane]) -> Result<Batch<String>, Failure> {
+        let (store, patient) = (self.store, !self.lane_by_lane);
+        let claimed = in_transaction(c"outbox: claim", Durability::Relaxed, || {
+            if !patient {
+                txn::set_locally(c"lock_timeout", c"20ms");
+            }
+            store.claim(DEFAULT_DESTINATION, lanes)
+        })?;
+        Ok(self.note(claimed))
+    }
+
     fn note(&mut self, claimed: ClaimedBatch) -> Batch<String> {
         self.wal_position = self.wal_position.max(claimed.wal_position);
         claimed.batch
@@ -61,11 +74,30 @@ impl engine::Store for Tables<'_> {
     }
 
     fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<String>, Failure> {
-        let store = self.store;
-        let claimed = in_transaction(c"outbox: claim", Durability::Relaxed, || {
-            store.claim(DEFAULT_DESTINATION, lanes)
-        })?;
-        Ok(self.note(claimed))
+        if !self.lane_by_lane {
+            match self.claim_lanes(lanes) {
+                Err(failure) if failure.locked => self.lane_by_lane = true,
+                claimed => return claimed,
+            }
+        }
+        // Somebody holds a row of these lanes: a session by hand, or a worker that hangs. The other lanes go on.
+        let mut all = Batch {
+            rows: Vec::new(),
+            cut: false,
+            locked: Vec::new(),
+        };
+        for lane in lanes {
+            match self.claim_lanes(std::slice::from_ref(lane)) {
+                Ok(batch) => {
+                    all.rows.extend(batch.rows);
+                    all.cut |= batch.cut;
+                }
+                Err(failure) if failure.locked => all.locked.push(lane.partition),
+                Err(failure) => return Err(failure),
+            }
+        }
+        all.rows.sort_by_key(|claimed| claimed.pointer.seq);
+        Ok(all)
     }
 
     fn claim_unleased(&mut self, limit: u32) -> Result<Batch<String>, Failure> {

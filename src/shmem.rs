@@ -47,7 +47,7 @@ pub struct Database {
     extension: AtomicU32,
     /// Grows when a message was scheduled, or a person changed what waits. Written at COMMIT.
     waiting_changes: AtomicU32,
-    /// Grows when a worker of this database starts or ends. Written by it.
+    /// Grows when a worker of this database starts, ends or gives partitions back. Written by it.
     worker_changes: AtomicU32,
     /// 1 = the transactions that were prepared when the memory was made are in the registry. Written by a worker.
     adopted: AtomicU32,
@@ -173,11 +173,16 @@ pub fn worker_starts(database: u32, number: u32) -> Option<&'static Worker> {
     slot.number.store(number, Relaxed);
     slot.database.store(database, SeqCst);
     bgworker::on_exit(worker_ends);
-    workers_changed(state, database);
     Some(slot)
 }
 
-/// Workers of a database came or went: the others look at once who is there.
+/// The workers of this database shall look at once who is there and which partitions are free.
+pub fn look_again() {
+    if let Some(state) = STATE.get() {
+        workers_changed(state, catalog::my_database());
+    }
+}
+
 fn workers_changed(state: &State, database: u32) {
     if let Some(place) = state.databases.iter().find(|place| place.oid.load(Relaxed) == database) {
         place.worker_changes.fetch_add(1, SeqCst);

@@ -546,7 +546,8 @@ impl Store {
                 rows.push(claimed(&row)?);
             }
             let cut = bytes >= CLAIM_BYTES_MAX;
-            let batch = Batch { rows, cut };
+            let locked = Vec::new();
+            let batch = Batch { rows, cut, locked };
             Ok(ClaimedBatch { batch, wal_position })
         })
     }

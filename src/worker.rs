@@ -30,6 +30,7 @@ const LAST_OUTCOMES: Duration = Duration::from_millis(700);
 const LAST_TRANSACTION_MS: i32 = 300;
 const LAST_WORDS_TO_BROKER: Duration = Duration::from_millis(200);
 
+const LANE_BY_LANE: Duration = Duration::from_secs(5);
 const CONFIG_CHECK_EVERY: Duration = Duration::from_secs(1);
 const MAINTENANCE_EVERY: Duration = Duration::from_secs(60);
 const COUNT_EVERY: Duration = Duration::from_secs(10);
@@ -44,7 +45,7 @@ pub fn main(argument: u64) -> ! {
     txn::set_for_session(c"search_path", c"pg_catalog, pg_temp");
     // A settle that a crash undoes would be sent again: wait for the disk. Claims and heartbeats need not.
     txn::set_for_session(c"synchronous_commit", c"on");
-    txn::set_for_session(c"lock_timeout", c"10s");
+    txn::set_for_session(c"lock_timeout", c"500ms"); // a heartbeat must not wait behind somebody's row
     txn::set_for_session(c"jit", c"off");
     let mut worker = Worker::start(number);
     bgworker::on_exit(stop_publishing);
@@ -81,9 +82,12 @@ struct Worker {
     broker: Broker,
     /// With leasing off: the token of this process' claims, negative.
     row_token: i64,
+    /// Until then the lanes are claimed one by one, for rows of some were locked.
+    locked_until: Option<Instant>,
     idle: bool,
     /// Whether this one does what one worker of the database must do.
     first: bool,
+    /// As of the last look at who is there; 0 = none yet.
     worker_changes: u32,
     reported: Option<Status>,
     began: Instant,
@@ -115,6 +119,7 @@ impl Worker {
         };
         if let Some(database) = shmem::my_database() {
             database.set_extension(true);
+            shmem::wake_launcher(); // it may start the other workers
         }
         let settings = Settings::snapshot();
         let now = Instant::now();
@@ -131,6 +136,7 @@ impl Worker {
             },
             settings,
             session_defaults,
+            locked_until: None,
             idle: false,
             first: false,
             worker_changes: 0,
@@ -248,6 +254,7 @@ impl Worker {
         let (store, settings) = (&self.store, &self.settings);
         let in_use = self.engine.in_use();
         let (id, sharing, before) = (&self.id, self.engine.sharing(), self.engine.leases());
+        let mut released = false;
         let (held, leaving, first) = in_transaction(c"outbox: leases", Durability::Relaxed, || {
             let workers = store.heartbeat(bgworker::my_pid(), settings.heartbeat_ttl_s)?;
             let first = workers.first() == Some(id);
@@ -268,6 +275,7 @@ impl Worker {
                 .collect();
             let (busy, free): (Vec<_>, Vec<_>) = plan.release.iter().copied().partition(|(p, _)| in_use.contains(p));
             store.release(&free)?;
+            released = !free.is_empty();
             let wanted: Vec<(Partition, i64)> = ours.iter().chain(&busy).copied().collect();
             let renewed = store.renew(&wanted, settings.lease_ttl_s)?;
             let mut held: Vec<(Partition, i64)> = wanted
@@ -284,7 +292,10 @@ impl Worker {
             Sharing::RowClaims => DEADLINE.lift(),
         }
         self.first = first;
-        self.worker_changes = changes;
+        if self.worker_changes == 0 || released {
+            shmem::look_again(); // the others: at a worker that is new, or at partitions that are free
+        }
+        self.worker_changes = changes.max(1);
         if held.len() != self.engine.leases().len() {
             pgrx::log!("outbox {}: owns {} partitions", self.id, held.len());
         }
@@ -323,6 +334,8 @@ impl Worker {
         };
         let limit = self.settings.batch_size.min(room);
         let mut tables = tables(&self.store, &self.settings, self.row_token, STATEMENT_TIMEOUT_MS);
+        tables.lane_by_lane = self.locked_until.is_some_and(|until| Instant::now() < until);
+        let known_locked = tables.lane_by_lane;
         let settings = &self.settings;
         let route = Route {
             exchange: &settings.broker.exchange,
@@ -342,6 +355,13 @@ impl Worker {
         // What a crash could still undo must not be sent: a commit with synchronous_commit off is visible before it is on
         // disk.
         txn::flush_wal(tables.wal_position);
+        if tables.lane_by_lane && !known_locked {
+            pgrx::log!(
+                "outbox {}: somebody holds messages locked; their partitions wait",
+                self.id
+            );
+            self.locked_until = Some(Instant::now() + LANE_BY_LANE);
+        }
         self.idle = claimed? == 0;
         self.hand_over();
         Ok(if self.engine.has_unsettled() {
@@ -478,6 +498,7 @@ fn tables<'a>(store: &'a Store, settings: &Settings, row_token: i64, timeout_ms:
         dead_blocks: settings.rules.dead_blocks,
         row_token,
         claim_ttl_s: settings.claim_ttl_s,
+        lane_by_lane: false,
         wal_position: 0,
         missed: 0,
     }

@@ -79,6 +79,15 @@ fn the_install_script_is_what_make_sql_makes() {
 }
 
 #[test]
+fn the_library_carries_the_install_script_of_its_version() {
+    let wanted = format!("extension_sql_file!(\"../sql/outbox--{}.sql\"", version());
+    assert!(
+        read("src/lib.rs").contains(&wanted),
+        "src/lib.rs: {wanted} is what cargo pgrx writes"
+    );
+}
+
+#[test]
 fn every_setting_stands_in_the_docs() {
     let complaints = undocumented_settings(&read("src/config.rs"), &read("docs/settings.md"));
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));

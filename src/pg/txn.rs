@@ -3,7 +3,7 @@
 
 use super::{signals, stat};
 use pgrx::pg_sys::panic::CaughtError;
-use pgrx::{PgTryBuilder, pg_sys};
+use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
 use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
 
@@ -11,6 +11,8 @@ use std::panic::AssertUnwindSafe;
 #[derive(Debug)]
 pub struct Failure {
     pub message: String,
+    /// Somebody held a lock for too long.
+    pub locked: bool,
 }
 
 /// How durable the commit must be when `run` returns.
@@ -48,10 +50,10 @@ pub fn run<T>(
             pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
             enable_timeout_after(STATEMENT_TIMEOUT, timeout_ms);
             if durability == Durability::Relaxed {
-                relax_commit();
+                set_locally(c"synchronous_commit", c"off");
             }
         }
-        let value = body().map_err(|message| Failure { message })?;
+        let value = body().map_err(|message| Failure { message, locked: false })?;
         // SAFETY: balances the sequence above.
         unsafe {
             disable_timeout(STATEMENT_TIMEOUT, false);
@@ -83,16 +85,17 @@ fn failure_of(caught: &CaughtError) -> Failure {
     };
     Failure {
         message: report.message().to_string(),
+        locked: report.sql_error_code() == PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE,
     }
 }
 
-/// `SET LOCAL synchronous_commit = off`.
-unsafe fn relax_commit() {
+/// Sets a parameter for the rest of this transaction.
+pub fn set_locally(name: &CStr, value: &CStr) {
     // SAFETY: inside a transaction; the setting goes back at its end.
     unsafe {
         pg_sys::set_config_option(
-            c"synchronous_commit".as_ptr(),
-            c"off".as_ptr(),
+            name.as_ptr(),
+            value.as_ptr(),
             pg_sys::GucContext::PGC_USERSET,
             pg_sys::GucSource::PGC_S_SESSION,
             pg_sys::GucAction::GUC_ACTION_LOCAL,

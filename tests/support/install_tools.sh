@@ -37,12 +37,22 @@ else
   echo "outbox needs these packages; install them as root, then try again:$missing" >&2
   exit 1
 fi
-# A server that apt sets up would be started with the machine: nothing here needs that, so no cluster is made.
-echo "outbox: installing with apt:$missing"
-if [ ! -e /etc/postgresql-common/createcluster.conf ] && echo "$missing" | grep -q postgresql-15; then
-  $sudo mkdir -p /etc/postgresql-common
-  echo 'create_main_cluster = false' | $sudo tee /etc/postgresql-common/createcluster.conf >/dev/null
+echo "outbox: installing with apt, which takes a minute or two:$missing"
+# Nothing here needs a server that starts with the machine: apt makes no cluster now, and its broker is switched off.
+conf=/etc/postgresql-common/createcluster.conf
+ours=""
+if [ ! -e "$conf" ]; then
+  ours=$conf
+  $sudo mkdir -p "${conf%/*}"
+  echo 'create_main_cluster = false' | $sudo tee "$conf" >/dev/null
 fi
 $sudo apt-get update -qq
 # shellcheck disable=SC2086
 $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+[ -z "$ours" ] || $sudo rm -f "$ours"
+case "$missing" in
+  *rabbitmq-server*)
+    if [ -d /run/systemd/system ]; then
+      $sudo systemctl disable --now --quiet rabbitmq-server.service epmd.service epmd.socket || true
+    fi ;;
+esac

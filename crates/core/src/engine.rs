@@ -71,6 +71,8 @@ pub struct Batch<P> {
     pub rows: Vec<Claimed<P>>,
     /// It stopped at its limit of bytes: lanes may hold more rows than their limit says.
     pub cut: bool,
+    /// Partitions of which rows are locked: nothing was read there.
+    pub locked: Vec<Partition>,
 }
 
 /// The tables. Each call is a transaction of its own.
@@ -509,7 +511,7 @@ impl<P: Clone> Engine<P> {
             *last = (*last).max(row.pointer.seq);
         }
         self.hungry.clear();
-        for lane in lanes {
+        for lane in lanes.iter().filter(|lane| !batch.locked.contains(&lane.partition)) {
             let (count, last) = seen.get(&lane.partition).copied().unwrap_or((0, START));
             let full = count >= lane.limit;
             if full && lane.limit > 0 {

@@ -1,0 +1,663 @@
+//! Does the order of a key hold, whatever happens: failures, dead letters, transactions that commit late or are prepared,
+//! workers that end, hang or share? And do other keys go on meanwhile? On a real Postgres and a real RabbitMQ.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use common::load::{Load, Plan};
+use common::oracle::{Arrived, judge};
+use common::{
+    DB, LONG, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, unconnected_cluster, wait_connected,
+    wait_drained, wait_for_problem, wait_healthy, wait_published, wait_true,
+};
+use postgres::Client;
+use serde_json::json;
+use support::{Broker, Cluster, Consumer, Delivery, StopMode, fresh_names, process, wait_until};
+
+/// What a worker has in flight at most.
+const WINDOW: usize = 2000;
+/// What a worker that hangs may have handed over beyond its lease.
+const HANDED_OVER_MAX: usize = 64;
+/// A consumer that got nothing for so long has all there is for now.
+const QUIET: Duration = Duration::from_millis(300);
+
+/// Publishes one message with a label of its own; `route` decides whether it can be routed.
+fn publish(client: &mut Client, key: &str, route: &str, label: &str) -> i64 {
+    let payload = json!({ "label": label });
+    let row = client.query_one(
+        "select outbox_publish('T', $1::jsonb, 'item', $2::text, $3::text)",
+        &[&payload, &key, &route],
+    );
+    row.expect("publish").get(0)
+}
+
+fn label(delivery: &Delivery) -> String {
+    delivery.json()["payload"]["label"]
+        .as_str()
+        .expect("a label")
+        .to_owned()
+}
+
+fn labels(deliveries: &[Delivery]) -> Vec<String> {
+    deliveries.iter().map(label).collect()
+}
+
+/// A queue that gets what is routed as item.good, and a cluster whose messages fail fast.
+fn stage(conf: &[&str]) -> (Cluster, &'static Broker, String, String) {
+    let broker = Broker::shared();
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, serde_json::Value::Null);
+    broker.bind(&queue, &exchange, "item.good");
+    let mut lines = vec!["outbox.retry_backoff = '50ms'", "outbox.max_attempts = 2"];
+    lines.extend(conf);
+    let cluster = outbox_cluster_with(broker, &exchange, &lines);
+    (cluster, broker, exchange, queue)
+}
+
+// ---- a message that fails -------------------------------------------------------------------------------------------
+
+#[test]
+fn behind_a_dead_letter_its_key_waits_and_no_other_until_it_is_discarded() {
+    let (cluster, broker, _, queue) = stage(&[]);
+    let mut client = cluster.connect(DB);
+    let dead = publish(&mut client, "a", "bad", "a1");
+    wait_true(&cluster, "a dead letter", "select exists (select from outbox_dead)");
+    publish(&mut client, "a", "good", "a2");
+    publish(&mut client, "a", "good", "a3");
+    publish(&mut client, "b", "good", "b1");
+    wait_published(&cluster, 1);
+    wait_true(
+        &cluster,
+        "two that wait",
+        "select count(*) = 2 from outbox_waiting where state = 'g' and key = 'item:a'",
+    );
+    let problem = wait_for_problem(&cluster, "keys");
+    assert!(problem.contains("item:a"), "{problem}");
+    assert_eq!(labels(&all_of(broker, &queue)), ["b1"]);
+
+    assert!(cluster.query_one::<bool>(DB, &format!("select outbox_discard({dead})")));
+    wait_drained(&cluster);
+    wait_published(&cluster, 3);
+    assert_eq!(labels(&all_of(broker, &queue)), ["a2", "a3"]);
+    wait_healthy(&cluster, "keys");
+}
+
+#[test]
+fn a_dead_letter_that_is_retried_goes_before_those_that_waited_for_it() {
+    let (cluster, broker, exchange, queue) = stage(&[]);
+    let mut client = cluster.connect(DB);
+    let dead = publish(&mut client, "a", "bad", "a1");
+    wait_true(&cluster, "a dead letter", "select exists (select from outbox_dead)");
+    for n in 2..=20 {
+        publish(&mut client, "a", "good", &format!("a{n}"));
+    }
+    wait_true(&cluster, "those that wait", "select count(*) = 19 from outbox_waiting");
+    // It must survive whoever holds the gates.
+    cluster.restart();
+    wait_connected(&cluster);
+    broker.bind(&queue, &exchange, "item.bad");
+    assert!(cluster.query_one::<bool>(DB, &format!("select outbox_retry({dead})")));
+    wait_published(&cluster, 20);
+    let expected: Vec<String> = (1..=20).map(|n| format!("a{n}")).collect();
+    assert_eq!(labels(&all_of(broker, &queue)), expected);
+}
+
+#[test]
+fn with_on_dead_skip_the_key_goes_on() {
+    let (cluster, broker, _, queue) = stage(&["outbox.on_dead = skip"]);
+    let mut client = cluster.connect(DB);
+    publish(&mut client, "a", "bad", "a1");
+    wait_true(
+        &cluster,
+        "a dead letter",
+        "select exists (select from outbox_dead where not blocks)",
+    );
+    publish(&mut client, "a", "good", "a2");
+    wait_published(&cluster, 1);
+    assert_eq!(labels(&all_of(broker, &queue)), ["a2"]);
+}
+
+#[test]
+fn a_run_is_sent_again_from_the_one_that_failed_and_ends_in_order() {
+    let (cluster, broker, exchange, queue) =
+        stage(&["outbox.max_attempts = 1000", "outbox.retry_backoff_max = '200ms'"]);
+    let mut client = cluster.connect(DB);
+    let mut transaction = client.transaction().expect("begin");
+    for n in 1..=5 {
+        let payload = json!({"label": format!("a{n}")});
+        let route = if n == 3 { "bad" } else { "good" };
+        transaction
+            .execute(
+                "select outbox_publish('T', $1::jsonb, 'item', 'a', $2::text)",
+                &[&payload, &route],
+            )
+            .expect("publish");
+    }
+    transaction.commit().expect("commit");
+    publish(&mut client, "b", "good", "b1");
+    wait_true(
+        &cluster,
+        "the failed one and those behind it",
+        "select count(*) filter (where state = 'g') = 2 and count(*) filter (where attempts > 1) = 1 from outbox_waiting",
+    );
+    wait_published(&cluster, 3); // a1, a2, b1: what was confirmed behind the failed one does not count
+    broker.bind(&queue, &exchange, "item.bad");
+    wait_published(&cluster, 6);
+    let order: Vec<i64> = cluster
+        .connect(DB)
+        .query("select seq from outbox_history where key = 'item:a' order by ctid", &[])
+        .expect("the history")
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    assert!(order.is_sorted(), "published in order: {order:?}");
+    let arrived: Vec<String> = labels(&all_of(broker, &queue))
+        .into_iter()
+        .filter(|l| l.starts_with('a'))
+        .collect();
+    assert_eq!(arrived[arrived.len() - 3..], ["a3", "a4", "a5"], "{arrived:?}");
+}
+
+#[test]
+fn a_queue_that_refuses_at_random_loses_nothing_and_every_key_ends_in_order() {
+    let broker = Broker::shared();
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, json!({"x-max-length": 20, "x-overflow": "reject-publish"}));
+    broker.bind(&queue, &exchange, "#");
+    let conf = [
+        "outbox.retry_backoff = '5ms'",
+        "outbox.retry_backoff_max = '20ms'",
+        "outbox.max_attempts = 1000",
+    ];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    let plan = Plan {
+        keys: 200,
+        writers: 4,
+        events_per_writer: 300,
+        transactions_per_s: None,
+        ..Plan::default()
+    };
+    let load = Load::start(&cluster, &plan);
+    wait_true(
+        &cluster,
+        "the queue to refuse",
+        "select exists (select from outbox_waiting where last_error like 'nacked%')",
+    );
+    let consumer = Consumer::new(broker, &queue);
+    let sent = load.finish();
+    let mut arrived = Vec::new();
+    let done = "select not exists (select from outbox) and not exists (select from outbox_waiting)";
+    let mut client = cluster.connect(DB);
+    while !client.query_one(done, &[]).expect("an answer").get::<_, bool>(0) {
+        arrived.extend(consumer.drain_quiet(QUIET));
+    }
+    arrived.extend(consumer.drain_quiet(QUIET));
+    let arrived: Vec<Arrived> = arrived.iter().map(Arrived::new).collect();
+    let verdict = judge(&sent, &arrived);
+    verdict.assert_nothing_lost(usize::MAX);
+    assert!(
+        cluster.query_one::<bool>(DB, "select bool_or(attempts > 1) from outbox_history"),
+        "the queue must have refused some"
+    );
+    // What came behind a refused one came again after it: the last arrivals of a key are in order.
+    let last: BTreeMap<&str, usize> = arrived
+        .iter()
+        .enumerate()
+        .map(|(at, a)| (a.label.as_str(), at))
+        .collect();
+    let mut seqs: BTreeMap<&str, i64> = BTreeMap::new();
+    for (at, message) in arrived
+        .iter()
+        .enumerate()
+        .filter(|(at, a)| last[a.label.as_str()] == *at)
+    {
+        let before = seqs.insert(&message.key, message.seq).unwrap_or_default();
+        assert!(
+            before < message.seq,
+            "{} after {before}, at {at}: {message:?}",
+            message.seq
+        );
+    }
+}
+
+#[test]
+fn a_key_with_much_behind_its_dead_letter_holds_up_no_other() {
+    let (cluster, broker, _, queue) = stage(&["outbox.batch_size = 200"]);
+    let mut client = cluster.connect(DB);
+    let dead = publish(&mut client, "a", "bad", "a1");
+    wait_true(&cluster, "a dead letter", "select exists (select from outbox_dead)");
+    client
+        .batch_execute(
+            "do $$ begin for n in 1..3000 loop
+               perform outbox_publish('T', jsonb_build_object('label', 'behind'), 'item', 'a', 'good');
+             end loop; end $$",
+        )
+        .expect("publish");
+    for n in 1..=50 {
+        publish(&mut client, &format!("b{n}"), "good", "other");
+    }
+    wait_published(&cluster, 50);
+    wait_true(
+        &cluster,
+        "those behind",
+        "select count(*) = 3000 from outbox_waiting where state = 'g'",
+    );
+    assert_eq!(all_of(broker, &queue).len(), 50);
+    assert!(cluster.query_one::<bool>(DB, &format!("select outbox_discard({dead})")));
+    wait_published(&cluster, 3050);
+    let seqs: Vec<i64> = all_of(broker, &queue)
+        .iter()
+        .map(|d| d.json()["seq"].as_i64().expect("a seq"))
+        .collect();
+    assert!(seqs.is_sorted() && seqs.len() == 3000, "{} of them", seqs.len());
+}
+
+#[test]
+fn a_message_that_workers_crash_with_is_given_up() {
+    let (cluster, _, _, _) = stage(&[]);
+    cluster.set_conf("outbox.enabled", "off");
+    wait_true(
+        &cluster,
+        "the worker to pause",
+        "select exists (select from outbox_worker_status where alive and state = 'paused')",
+    );
+    let mut client = cluster.connect(DB);
+    let poison = publish(&mut client, "a", "good", "poison");
+    let suspect = publish(&mut client, "b", "good", "suspect");
+    // As so many workers would have left them that ended without a word.
+    cluster.exec(
+        DB,
+        &format!("update outbox set crashes = case seq when {poison} then 5 else 3 end"),
+    );
+    cluster.set_conf("outbox.enabled", "on");
+    wait_published(&cluster, 1);
+    wait_true(
+        &cluster,
+        "a dead letter",
+        &format!("select seq = {poison} and reason like '5 workers crashed with it%' from outbox_dead"),
+    );
+    assert!(cluster.query_one::<bool>(DB, &format!("select seq = {suspect} from outbox_history")));
+}
+
+#[test]
+fn a_claim_that_its_worker_left_behind_counts_as_a_crash() {
+    let broker = Broker::start();
+    let (exchange, queue) = exchange_and_queue(&broker);
+    let cluster = outbox_cluster(&broker, &exchange);
+    broker.suspend();
+    cluster.exec(DB, "select outbox_publish('T', '{}', 'a', 'b', 'x')");
+    wait_true(
+        &cluster,
+        "a claim",
+        "select exists (select from outbox where claim_token is not null)",
+    );
+    cluster.kill_postmaster();
+    broker.resume();
+    cluster.start_again();
+    wait_published(&cluster, 1);
+    assert!(!all_of(&broker, &queue).is_empty());
+    drop(cluster);
+}
+
+// ---- transactions that commit late ----------------------------------------------------------------------------------
+
+#[test]
+fn an_open_transaction_holds_up_its_keys_and_no_other() {
+    let (cluster, broker, _, queue) = stage(&[]);
+    let mut late = cluster.connect(DB);
+    late.batch_execute("begin").expect("begin");
+    publish(&mut late, "a", "good", "a1");
+    let mut client = cluster.connect(DB);
+    publish(&mut client, "a", "good", "a2");
+    publish(&mut client, "b", "good", "b1");
+    wait_published(&cluster, 1);
+    assert_eq!(labels(&all_of(broker, &queue)), ["b1"]);
+    let pid: i32 = late.query_one("select pg_backend_pid()", &[]).expect("a pid").get(0);
+    let seen = cluster.query_one::<bool>(
+        DB,
+        &format!("select count(*) = 1 and bool_and(pid = {pid} and not prepared) from outbox_open_transactions()"),
+    );
+    assert!(seen, "the session that is open");
+    late.batch_execute("commit").expect("commit");
+    wait_published(&cluster, 3);
+    assert_eq!(labels(&all_of(broker, &queue)), ["a1", "a2"]);
+}
+
+#[test]
+fn what_waited_for_a_transaction_that_rolls_back_goes_on() {
+    let (cluster, broker, _, queue) = stage(&[]);
+    let mut late = cluster.connect(DB);
+    late.batch_execute("begin").expect("begin");
+    publish(&mut late, "a", "good", "a1");
+    let mut client = cluster.connect(DB);
+    for n in 2..=700 {
+        publish(&mut client, "a", "good", &format!("a{n}")); // more than is kept in memory for a key
+    }
+    publish(&mut client, "b", "good", "b1");
+    wait_published(&cluster, 1);
+    late.batch_execute("rollback").expect("rollback");
+    wait_published(&cluster, 700);
+    let expected: Vec<String> = std::iter::once("b1".into())
+        .chain((2..=700).map(|n| format!("a{n}")))
+        .collect();
+    assert_eq!(labels(&all_of(broker, &queue)), expected);
+}
+
+#[test]
+fn a_prepared_transaction_holds_up_its_keys_until_it_is_over() {
+    let (cluster, broker, _, queue) = stage(&["max_prepared_transactions = 4"]);
+    let mut client = cluster.connect(DB);
+    client.batch_execute("begin").expect("begin");
+    publish(&mut client, "a", "good", "a1");
+    client.batch_execute("prepare transaction 'late'").expect("prepare");
+    publish(&mut client, "a", "good", "a2");
+    publish(&mut client, "b", "good", "b1");
+    wait_published(&cluster, 1);
+    assert_eq!(labels(&all_of(broker, &queue)), ["b1"]);
+    assert!(cluster.query_one::<bool>(DB, "select bool_and(prepared) from outbox_open_transactions()"));
+    cluster.exec(DB, "commit prepared 'late'");
+    wait_published(&cluster, 3);
+    assert_eq!(labels(&all_of(broker, &queue)), ["a1", "a2"]);
+    wait_true(
+        &cluster,
+        "nobody to be open",
+        "select not exists (select from outbox_open_transactions())",
+    );
+}
+
+#[test]
+fn a_transaction_that_is_prepared_over_a_restart_loses_nothing() {
+    let (cluster, broker, _, queue) = stage(&["max_prepared_transactions = 4"]);
+    let mut client = cluster.connect(DB);
+    client.batch_execute("begin").expect("begin");
+    publish(&mut client, "a", "good", "a1");
+    client.batch_execute("prepare transaction 'late'").expect("prepare");
+    drop(client);
+    cluster.stop(StopMode::Immediate);
+    cluster.start_again();
+    wait_connected(&cluster);
+    let mut client = cluster.connect(DB);
+    publish(&mut client, "b", "good", "b1");
+    wait_published(&cluster, 1);
+    cluster.exec(DB, "commit prepared 'late'");
+    wait_published(&cluster, 2);
+    assert_eq!(labels(&all_of(broker, &queue)), ["b1", "a1"]);
+}
+
+#[test]
+fn writers_that_share_keys_and_commit_in_any_order_are_delivered_in_order_of_seq() {
+    let (cluster, broker, _, queue) = stage(&[]);
+    const WRITERS: usize = 8;
+    const EACH: usize = 150;
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let cluster = &cluster;
+            scope.spawn(move || {
+                let mut client = cluster.connect(DB);
+                for n in 0..EACH {
+                    // Two keys that other writers use as well, and a commit that comes when it comes.
+                    let sql = format!(
+                        "begin; select outbox_publish('T', '{{}}', 'item', '{}', 'good'), pg_sleep(random() * 0.004);
+                         select outbox_publish('T', '{{}}', 'item', '{}', 'good'), pg_sleep(random() * 0.004); commit",
+                        (writer + n) % 5,
+                        (writer * n) % 7,
+                    );
+                    client.batch_execute(&sql).expect("a transaction");
+                }
+            });
+        }
+    });
+    wait_drained(&cluster);
+    let deliveries = all_of(broker, &queue);
+    assert_eq!(deliveries.len(), WRITERS * EACH * 2, "each once");
+    let mut last: BTreeMap<String, i64> = BTreeMap::new();
+    for delivery in &deliveries {
+        let body = delivery.json();
+        let seq = body["seq"].as_i64().expect("a seq");
+        let before = last.insert(body["key"].to_string(), seq).unwrap_or_default();
+        assert!(before < seq, "{seq} after {before} of key {}", body["key"]);
+    }
+}
+
+#[test]
+fn a_seq_that_is_enqueued_long_after_it_was_drawn_is_not_lost() {
+    let (cluster, broker, _, queue) = stage(&[]);
+    let mut client = cluster.connect(DB);
+    let old: i64 = client
+        .query_one(
+            "insert into outbox_events (id, type, aggregate_type, aggregate_id, operation, payload)
+             values (outbox_uuid_v7(), 'T', 'item', 'a', 'good', '{\"label\": \"old\"}') returning seq",
+            &[],
+        )
+        .expect("an event")
+        .get(0);
+    publish(&mut client, "b", "good", "new");
+    // A seq that nobody ever drew disturbs nobody.
+    client
+        .execute("select outbox_enqueue(1000000000, 'c')", &[])
+        .expect("enqueue");
+    wait_published(&cluster, 1);
+    client.execute("select outbox_enqueue($1)", &[&old]).expect("enqueue");
+    wait_published(&cluster, 2);
+    assert_eq!(labels(&all_of(broker, &queue)), ["new", "old"]);
+}
+
+#[test]
+fn rows_that_somebody_holds_locked_hold_up_their_partition_and_no_other() {
+    let (cluster, broker, _, queue) = stage(&[]);
+    cluster.set_conf("outbox.enabled", "off");
+    wait_true(
+        &cluster,
+        "the worker to pause",
+        "select exists (select from outbox_worker_status where alive and state = 'paused')",
+    );
+    let mut client = cluster.connect(DB);
+    (0..40).for_each(|n| _ = publish(&mut client, &format!("k{n}"), "good", &format!("{n}")));
+    let mut holder = cluster.connect(DB);
+    holder
+        .batch_execute("begin; select from outbox where key = 'item:k7' for update")
+        .expect("a lock");
+    let behind: i64 = holder
+        .query_one(
+            "select count(*) from outbox where partition = (select partition from outbox where key = 'item:k7')",
+            &[],
+        )
+        .expect("a count")
+        .get(0);
+    cluster.set_conf("outbox.enabled", "on");
+    wait_published(&cluster, 40 - behind as usize);
+    holder.batch_execute("rollback").expect("rollback");
+    wait_published(&cluster, 40);
+    assert_eq!(all_of(broker, &queue).len(), 40);
+}
+
+// ---- several workers ------------------------------------------------------------------------------------------------
+
+fn partitions_of(cluster: &Cluster) -> Vec<(String, i64)> {
+    let rows = cluster.connect(DB).query(
+        "select worker_id, partitions from outbox_worker_status where alive and partitions > 0 order by 1",
+        &[],
+    );
+    rows.expect("outbox_worker_status")
+        .iter()
+        .map(|row| (row.get(0), row.get(1)))
+        .collect()
+}
+
+fn pid_of(cluster: &Cluster, worker: &str) -> i32 {
+    cluster.query_one(
+        DB,
+        &format!("select pid from outbox_workers where worker_id = '{worker}'"),
+    )
+}
+
+/// Three workers, each with its share.
+fn wait_shared(cluster: &Cluster) {
+    wait_true(
+        cluster,
+        "three workers to share 16 partitions",
+        "select count(*) = 3 and sum(partitions) = 16 and min(partitions) >= 5 from outbox_worker_status where alive",
+    );
+}
+
+#[test]
+fn the_partitions_of_a_worker_that_ends_are_taken_at_once_and_order_holds() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    // Nobody waits for a lease to run out here: it would take an hour.
+    let conf = [
+        "outbox.workers = 3",
+        "outbox.lease_ttl = '1h'",
+        "outbox.lease_renew = '30min'",
+        "outbox.heartbeat_ttl = '1h'",
+    ];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    wait_shared(&cluster);
+    let load = Load::start(&cluster, &Plan::default());
+    const ENDED: usize = 6;
+    for round in 0..ENDED {
+        load.wait_for_more(40);
+        let worker = format!("server-{}", 1 + round % 3);
+        let pid = pid_of(&cluster, &worker);
+        cluster.exec(DB, &format!("select pg_terminate_backend({pid})"));
+        wait_true(
+            &cluster,
+            "another process in its place",
+            &format!("select coalesce((select pid <> {pid} from outbox_workers where worker_id = '{worker}'), false)"),
+        );
+        wait_shared(&cluster);
+    }
+    let sent = load.stop();
+    wait_drained(&cluster);
+    let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
+    let verdict = judge(&sent, &arrived);
+    verdict.assert_nothing_lost(ENDED * WINDOW);
+    assert_eq!(verdict.reordered, Vec::<String>::new());
+}
+
+#[test]
+fn a_worker_that_hangs_past_its_lease_changes_nothing_any_more() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let conf = [
+        "outbox.workers = 3",
+        "outbox.lease_ttl = '2s'",
+        "outbox.lease_renew = '1s'",
+        "outbox.heartbeat_ttl = '2s'",
+    ];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    wait_shared(&cluster);
+    let load = Load::start(&cluster, &Plan::default());
+    load.wait_for_more(40);
+    let worker = partitions_of(&cluster)[0].0.clone();
+    let pid = pid_of(&cluster, &worker) as u32;
+    // Not in the middle of a transaction, whose locks would hold up the others for as long.
+    wait_until("a worker that hangs between two transactions", LONG, || {
+        process::signal(pid, libc::SIGSTOP);
+        let idle = format!("select state = 'idle' from pg_stat_activity where pid = {pid}");
+        let found = cluster.query_one::<bool>(DB, &idle);
+        if !found {
+            process::signal(pid, libc::SIGCONT);
+        }
+        found
+    });
+    wait_true(
+        &cluster,
+        "the other two to own all",
+        &format!(
+            "select sum(partitions) = 16 and count(*) = 2 from outbox_worker_status
+             where alive and partitions > 0 and worker_id <> '{worker}'"
+        ),
+    );
+    load.wait_for_more(40);
+    process::signal(pid, libc::SIGCONT);
+    wait_shared(&cluster);
+    load.wait_for_more(40);
+    let sent = load.stop();
+    wait_drained(&cluster);
+    let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
+    let verdict = judge(&sent, &arrived);
+    verdict.assert_nothing_lost(WINDOW);
+    assert!(
+        verdict.reordered.len() <= HANDED_OVER_MAX,
+        "what it had handed over may come late, no more: {:?}",
+        verdict.reordered
+    );
+    assert_eq!(pid_of(&cluster, &worker) as u32, pid, "it goes on with new leases");
+}
+
+#[test]
+fn three_workers_deliver_in_order_what_one_backlog_holds() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = unconnected_cluster(
+        &broker.url(),
+        &exchange,
+        &["outbox.workers = 3", "outbox.enabled = off"],
+    );
+    cluster.exec(
+        DB,
+        "do $$ begin for n in 1..6000 loop
+           perform outbox_publish('T', '{}', 'item', (n % 100)::text, 'x');
+         end loop; end $$",
+    );
+    cluster.set_conf("outbox.enabled", "on");
+    wait_drained(&cluster);
+    let mut last: BTreeMap<String, i64> = BTreeMap::new();
+    let deliveries = all_of(broker, &queue);
+    assert_eq!(deliveries.len(), 6000, "each once");
+    for delivery in deliveries {
+        let body = delivery.json();
+        let seq = body["seq"].as_i64().expect("a seq");
+        assert!(last.insert(body["key"].to_string(), seq).unwrap_or_default() < seq);
+    }
+}
+
+// ---- what a claim reads ---------------------------------------------------------------------------------------------
+
+/// Blocks that a claim past `mark` touches.
+fn blocks_of_a_claim(client: &mut Client, mark: i64) -> i64 {
+    client.batch_execute("begin").expect("begin");
+    let sql = format!(
+        "explain (analyze, buffers, costs off, timing off, summary off, format json)
+         select * from outbox_claim('tester', 'default', '{{0}}', (select array[lease_epoch] from outbox_partitions where partition = 0),
+                                    '{{100}}', '{{{mark}}}', 1000000)"
+    );
+    let plan: serde_json::Value = client.query_one(&sql, &[]).expect("explain").get(0);
+    client.batch_execute("rollback").expect("rollback");
+    assert_eq!(plan[0]["Plan"]["Actual Rows"], 10, "the same ten rows");
+    plan[0]["Plan"]["Shared Hit Blocks"].as_i64().expect("blocks")
+        + plan[0]["Plan"]["Shared Read Blocks"].as_i64().expect("blocks")
+}
+
+#[test]
+fn a_claim_never_walks_what_was_settled_before_however_old_a_snapshot_is_held() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "outbox.partition_count = 1"]);
+    let mut snapshot = cluster.connect(DB);
+    snapshot
+        .batch_execute("begin isolation level repeatable read; select count(*) from outbox")
+        .expect("a snapshot");
+    let mut client = cluster.connect(DB);
+    client
+        .batch_execute(
+            "select outbox_lease_take('tester', '{0}', 3600);
+             select outbox_enqueue(n, 'k') from generate_series(1, 5000) n;
+             create temp table claimed as select * from outbox_claim('tester', 'default', '{0}',
+               (select array[lease_epoch] from outbox_partitions where partition = 0), '{10000}', '{0}', 1000000);
+             select outbox_settle('tester', array_agg(tid), array_agg(seq), array_agg(destination), array_agg(partition),
+               array_agg(claim_token), array_agg('p'::\"char\"), array_agg(0::bigint), array_agg(''::text)) from claimed;
+             select outbox_enqueue(n, 'k') from generate_series(5001, 5010) n",
+        )
+        .expect("a settled backlog");
+    let from_the_mark = blocks_of_a_claim(&mut client, 5000);
+    let from_the_start = blocks_of_a_claim(&mut client, 0);
+    assert!(
+        from_the_mark * 5 < from_the_start,
+        "{from_the_mark} blocks from the mark, {from_the_start} from the start"
+    );
+    assert!(from_the_mark < 200, "{from_the_mark} blocks for ten rows");
+}
