@@ -12,7 +12,8 @@ thread_local! {
     /// (savepoint, messages enqueued in it)
     static ENQUEUED: RefCell<Vec<(u32, i64)>> = const { RefCell::new(Vec::new()) };
     static WAKE: Cell<bool> = const { Cell::new(false) };
-    static NEWS: Cell<bool> = const { Cell::new(false) };
+    static INSTALLED: Cell<bool> = const { Cell::new(false) };
+    static DATABASES: Cell<bool> = const { Cell::new(false) };
 }
 
 /// From `_PG_init`.
@@ -32,7 +33,13 @@ pub fn enqueued(count: i64) {
 
 /// This transaction installed the extension: tell the launcher when it commits.
 pub fn installed() {
-    NEWS.set(true);
+    INSTALLED.set(true);
+}
+
+/// This transaction may change which databases there are, and may have sent workers away: when it ends, however it ends,
+/// let them back and tell the launcher.
+pub fn databases_change() {
+    DATABASES.set(true);
 }
 
 /// After Committed nothing here may allocate, log or raise: the vector only shrinks.
@@ -46,8 +53,8 @@ fn ended(end: End) {
                 }
                 shmem::wake_workers();
             }
-            if NEWS.get() {
-                shmem::wake_launcher();
+            if INSTALLED.get() {
+                shmem::extension_came();
             }
             forget();
         }
@@ -60,12 +67,18 @@ fn ended(end: End) {
         }),
         End::SavepointAborted { id } => {
             ENQUEUED.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
+            if DATABASES.get() {
+                shmem::let_back(); // the statement may have failed; if not, core's lock still keeps the workers out
+            }
         }
     }
 }
 
 fn forget() {
     WAKE.set(false);
-    NEWS.set(false);
+    INSTALLED.set(false);
+    if DATABASES.take() {
+        shmem::let_back();
+    }
     ENQUEUED.with_borrow_mut(Vec::clear);
 }

@@ -47,13 +47,17 @@ const TRIM_ROWS: i32 = 5_000;
 pub fn main(argument: u64) -> ! {
     let (database, number) = launcher::unpack(argument);
     signals::install();
+    let slot = shmem::worker_starts(database);
+    if shmem::is_vacated(database) {
+        signals::exit(0);
+    }
     bgworker::connect(database.into(), shmem::worker_role().into());
     txn::set_for_session(c"search_path", c"pg_catalog, pg_temp");
     // A settle that a crash undoes would be sent again: wait for the disk. Claims and heartbeats need not.
     txn::set_for_session(c"synchronous_commit", c"on");
     txn::set_for_session(c"lock_timeout", c"10s");
     txn::set_for_session(c"jit", c"off");
-    let mut worker = Worker::start(number);
+    let mut worker = Worker::start(number, slot);
     signals::end_in_order();
     loop {
         let wait_ms = worker.pass();
@@ -111,7 +115,7 @@ struct InFlight {
 }
 
 impl Worker {
-    fn start(number: u32) -> Self {
+    fn start(number: u32, slot: Option<&'static shmem::Worker>) -> Self {
         let id = format!("server-{}", number + 1);
         let opened = in_transaction(c"outbox: start", Durability::Relaxed, || {
             let store = Store::open(&id)?;
@@ -150,7 +154,7 @@ impl Worker {
             claims: 0,
             last_claim_was_full: false,
             idle: false,
-            slot: shmem::worker_starts(catalog::my_database()),
+            slot,
             reported: None,
             leases_due: now,
             config_check_due: now,
