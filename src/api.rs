@@ -229,6 +229,11 @@ fn outbox_counters() -> Option<Vec<i64>> {
 }
 
 #[pg_extern(sql = false)]
+fn outbox_missing_slots() -> i32 {
+    shmem::missing_slots() as i32
+}
+
+#[pg_extern(sql = false)]
 fn outbox_server_state() -> Option<&'static str> {
     shmem::my_database().and_then(|database| database.obstacle())
 }

@@ -77,6 +77,8 @@ struct Served {
     workers: Vec<Place>,
     /// Dropped, or closed to connections.
     gone: bool,
+    /// Workers that found no slot.
+    missing: u32,
 }
 
 #[derive(Default)]
@@ -111,6 +113,12 @@ impl Launcher {
         for oid in self.databases.keys().copied().collect::<Vec<_>>() {
             next = next.min(self.tend(oid, &settings, now));
         }
+        let missing = self.databases.values().map(|served| served.missing).sum();
+        shmem::set_missing_slots(missing);
+        if missing > 0 && self.complained.is_none_or(|said| now >= said + Duration::from_secs(60)) {
+            self.complained = Some(now);
+            pgrx::warning!("outbox: {missing} worker(s) find no slot; raise max_worker_processes by as many");
+        }
         next
     }
 
@@ -137,6 +145,7 @@ impl Launcher {
                 name: String::new(),
                 workers: Vec::new(),
                 gone: false,
+                missing: 0,
             });
             served.name = database.name;
         }
@@ -147,6 +156,7 @@ impl Launcher {
         let Some(served) = self.databases.get_mut(&oid) else {
             return RESCAN;
         };
+        served.missing = 0;
         if served.gone || shmem::is_vacated(oid) {
             served.reap(None, self.news, now);
             served.stop_beyond(0);
@@ -180,25 +190,20 @@ impl Launcher {
         };
         shmem::set_worker_role(role);
         let mut next = RESCAN;
-        let mut obstacle = Obstacle::None;
         for number in 0..wanted {
             match served.ensure(oid, number, self.news, now) {
                 Started::Runs => {}
                 Started::Waits(wait) => next = next.min(wait),
                 Started::NoSlot => {
-                    obstacle = Obstacle::Slots;
+                    served.missing += 1;
                     next = next.min(Duration::from_secs(5));
                 }
             }
         }
-        place.set_obstacle(obstacle);
-        if obstacle == Obstacle::Slots && self.complained.is_none_or(|said| now >= said + Duration::from_secs(60)) {
-            self.complained = Some(now);
-            pgrx::warning!(
-                "outbox: no free worker slot for database \"{}\"; raise max_worker_processes",
-                self.databases[&oid].name
-            );
-        }
+        place.set_obstacle(match served.missing {
+            0 => Obstacle::None,
+            _ => Obstacle::Slots,
+        });
         next
     }
 }

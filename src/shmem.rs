@@ -18,6 +18,8 @@ pub struct State {
     worker_role: AtomicU32,
     /// Grows when a database got the extension, or the databases themselves change. Read by the launcher.
     news: AtomicU32,
+    /// How many workers of all databases together find no slot. Written by the launcher.
+    missing_slots: AtomicU32,
     databases: [Database; MAX_DATABASES],
     workers: [Worker; MAX_WORKERS],
     vacated: [Vacated; MAX_VACATED],
@@ -137,6 +139,16 @@ pub fn worker_role() -> u32 {
 pub fn set_worker_role(oid: u32) {
     if let Some(state) = STATE.get() {
         state.worker_role.store(oid, Relaxed);
+    }
+}
+
+pub fn missing_slots() -> u32 {
+    STATE.get().map_or(0, |state| state.missing_slots.load(Relaxed))
+}
+
+pub fn set_missing_slots(count: u32) {
+    if let Some(state) = STATE.get() {
+        state.missing_slots.store(count, Relaxed);
     }
 }
 
