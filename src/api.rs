@@ -248,6 +248,11 @@ fn outbox_server_workers() -> Option<Vec<String>> {
 }
 
 #[pg_extern(sql = false)]
+fn outbox_missing_slots() -> i32 {
+    shmem::missing_slots() as i32
+}
+
+#[pg_extern(sql = false)]
 fn outbox_server_state() -> Option<&'static str> {
     shmem::my_database().and_then(|database| database.obstacle())
 }

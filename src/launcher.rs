@@ -1,6 +1,7 @@
 //! The launcher: one process of the server, connected to no database, that starts the workers of every database that has
 //! the extension and starts them again when they end. It cannot look into a database, so it starts a worker to see:
-//! one that finds no extension says so in shared memory and ends.
+//! one that finds no extension says so in shared memory and ends. A database that a statement needs for itself is left
+//! alone until there is news (`hooks`).
 
 use crate::config::ServerSettings;
 use crate::pg::bgworker::{self, Handle, Spec};
@@ -74,15 +75,24 @@ struct Launcher {
 struct Served {
     name: String,
     workers: Vec<Place>,
-    /// The last worker found no extension; nobody looks again before there is news or a rescan.
-    absent: bool,
+    /// Dropped, or closed to connections.
+    gone: bool,
+    /// Workers that found no slot.
+    missing: u32,
 }
 
 #[derive(Default)]
 struct Place {
-    running: Option<(Handle, Instant)>,
+    running: Option<Running>,
     not_before: Option<Instant>,
     failures: u32,
+}
+
+struct Running {
+    handle: Handle,
+    since: Instant,
+    /// How much news there was when it started.
+    news: u32,
 }
 
 impl Launcher {
@@ -93,12 +103,21 @@ impl Launcher {
         let rescan_due = self.scanned.is_none_or(|scanned| now >= scanned + RESCAN);
         if news != self.news || rescan_due {
             self.news = news;
+            if rescan_due {
+                shmem::forget_absences();
+            }
             self.scan(now);
         }
         let settings = ServerSettings::snapshot();
         let mut next = RESCAN;
         for oid in self.databases.keys().copied().collect::<Vec<_>>() {
             next = next.min(self.tend(oid, &settings, now));
+        }
+        let missing = self.databases.values().map(|served| served.missing).sum();
+        shmem::set_missing_slots(missing);
+        if missing > 0 && self.complained.is_none_or(|said| now >= said + Duration::from_secs(60)) {
+            self.complained = Some(now);
+            pgrx::warning!("outbox: {missing} worker(s) find no slot; raise max_worker_processes by as many");
         }
         next
     }
@@ -115,20 +134,20 @@ impl Launcher {
         };
         self.scanned = Some(now);
         let oids: Vec<u32> = found.iter().map(|database| database.oid).collect();
-        self.databases
-            .retain(|oid, served| oids.contains(oid) || served.workers.iter().any(|p| p.running.is_some()));
+        self.databases.retain(|oid, served| {
+            served.gone = !oids.contains(oid);
+            !served.gone || served.workers.iter().any(|place| place.running.is_some())
+        });
         shmem::forget_databases_but(&oids);
         for database in found {
             shmem::add_database(database.oid, now_us());
             let served = self.databases.entry(database.oid).or_insert_with(|| Served {
                 name: String::new(),
                 workers: Vec::new(),
-                absent: false,
+                gone: false,
+                missing: 0,
             });
             served.name = database.name;
-            if std::mem::take(&mut served.absent) {
-                shmem::forget_extension(database.oid);
-            }
         }
     }
 
@@ -137,16 +156,22 @@ impl Launcher {
         let Some(served) = self.databases.get_mut(&oid) else {
             return RESCAN;
         };
-        served.reap(oid, now);
+        served.missing = 0;
+        if served.gone || shmem::is_vacated(oid) {
+            served.reap(None, self.news, now);
+            served.stop_beyond(0);
+            return RESCAN;
+        }
         let Some(place) = shmem::add_database(oid, now_us()) else {
             return RESCAN;
         };
+        served.reap(Some(place), self.news, now);
         let wanted = match settings.serves(&served.name) {
             false => {
                 place.set_obstacle(Obstacle::Excluded);
                 0
             }
-            true if served.absent => 0,
+            true if place.lacks_extension() => 0, // until there is news or a rescan
             // Until the first worker has found the extension, one is enough.
             true if !place.has_extension() => settings.workers.min(1),
             true => settings.workers,
@@ -161,29 +186,24 @@ impl Launcher {
         let Ok(Role::Usable(role)) = role else {
             place.set_obstacle(Obstacle::Role);
             served.stop_beyond(0);
-            return Duration::from_secs(1); // CREATE EXTENSION makes the role; its news may come before we can see it
+            return Duration::from_secs(1);
         };
         shmem::set_worker_role(role);
         let mut next = RESCAN;
-        let mut obstacle = Obstacle::None;
         for number in 0..wanted {
-            match served.ensure(oid, number, now) {
+            match served.ensure(oid, number, self.news, now) {
                 Started::Runs => {}
                 Started::Waits(wait) => next = next.min(wait),
                 Started::NoSlot => {
-                    obstacle = Obstacle::Slots;
+                    served.missing += 1;
                     next = next.min(Duration::from_secs(5));
                 }
             }
         }
-        place.set_obstacle(obstacle);
-        if obstacle == Obstacle::Slots && self.complained.is_none_or(|said| now >= said + Duration::from_secs(60)) {
-            self.complained = Some(now);
-            pgrx::warning!(
-                "outbox: no free worker slot for database \"{}\"; raise max_worker_processes",
-                self.databases[&oid].name
-            );
-        }
+        place.set_obstacle(match served.missing {
+            0 => Obstacle::None,
+            _ => Obstacle::Slots,
+        });
         next
     }
 }
@@ -196,42 +216,35 @@ enum Started {
 
 impl Served {
     /// Notices workers that have ended.
-    fn reap(&mut self, oid: u32, now: Instant) {
-        let absent = shmem::add_database(oid, now_us()).is_some_and(|place| place.lacks_extension());
+    fn reap(&mut self, database: Option<&shmem::Database>, news: u32, now: Instant) {
         for place in &mut self.workers {
-            let Some((handle, since)) = &place.running else {
+            let Some(ended) = place.running.take_if(|running| !running.handle.is_alive()) else {
                 continue;
             };
-            if handle.is_alive() {
-                continue;
+            // There was news since it started, so it may have ended for that, or have looked for the extension too soon.
+            let is_outdated = ended.news != news;
+            let without_extension = database.filter(|database| database.lacks_extension());
+            if let Some(database) = without_extension.filter(|_| is_outdated) {
+                database.forget_extension();
             }
-            place.failures = if now >= *since + SETTLED_DOWN {
-                0
-            } else {
-                place.failures + 1
-            };
+            let has_failed = !is_outdated && without_extension.is_none() && now < ended.since + SETTLED_DOWN;
+            place.failures = if has_failed { place.failures + 1 } else { 0 };
             let wait = RESTART_SHORTEST
                 .saturating_mul(1 << place.failures.min(9))
                 .min(RESTART_LONGEST);
             place.not_before = Some(now + wait);
-            place.running = None;
-            if absent {
-                place.failures = 0;
-                place.not_before = None;
-                self.absent = true;
-            }
         }
     }
 
     fn stop_beyond(&mut self, wanted: u32) {
         for place in self.workers.iter().skip(wanted as usize) {
-            if let Some((handle, _)) = &place.running {
-                handle.terminate();
+            if let Some(running) = &place.running {
+                running.handle.terminate();
             }
         }
     }
 
-    fn ensure(&mut self, oid: u32, number: u32, now: Instant) -> Started {
+    fn ensure(&mut self, oid: u32, number: u32, news: u32, now: Instant) -> Started {
         while self.workers.len() <= number as usize {
             self.workers.push(Place::default());
         }
@@ -251,7 +264,11 @@ impl Served {
         };
         match bgworker::start(&spec) {
             Some(handle) => {
-                place.running = Some((handle, now));
+                place.running = Some(Running {
+                    handle,
+                    since: now,
+                    news,
+                });
                 Started::Runs
             }
             None => Started::NoSlot,

@@ -5,6 +5,7 @@ mod api;
 mod broker;
 mod config;
 mod error;
+mod hooks;
 mod launcher;
 mod pg;
 mod ports;
@@ -32,6 +33,7 @@ pub extern "C-unwind" fn _PG_init() {
     if pg::shmem::preloading() {
         shmem::init();
         launcher::register();
+        hooks::init();
     }
 }
 

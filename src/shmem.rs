@@ -14,6 +14,7 @@ pub const MAX_DATABASES: usize = 128;
 pub const MAX_WORKERS: usize = 128;
 const MAX_PARTITIONS: usize = 1024;
 const BUCKETS: usize = 64;
+const MAX_VACATED: usize = 32;
 
 #[repr(C)]
 pub struct State {
@@ -21,12 +22,15 @@ pub struct State {
     launcher: AtomicI32,
     /// OID of the role that workers run as. Written by the launcher before it starts one.
     worker_role: AtomicU32,
-    /// Grows when a database got or lost the extension. Written at commit, read by the launcher.
+    /// Grows when a database got the extension, or the databases themselves change. Read by the launcher.
     news: AtomicU32,
+    /// How many workers of all databases together find no slot. Written by the launcher.
+    missing_slots: AtomicU32,
     databases: [Database; MAX_DATABASES],
     workers: [Worker; MAX_WORKERS],
     /// Of each database its partitions.
     lanes: [[Reopen; MAX_PARTITIONS]; MAX_DATABASES],
+    vacated: [Vacated; MAX_VACATED],
 }
 
 /// The lowest seq that was committed in a partition since its owner last asked, and who the owner is: its place among the
@@ -79,6 +83,14 @@ pub struct Worker {
     number: AtomicU32,
 }
 
+/// A database that a statement needs for itself. Written by the session that runs the statement.
+#[repr(C)]
+struct Vacated {
+    /// Process number + 1; 0 = the slot is free.
+    requester: AtomicI32,
+    database: AtomicU32,
+}
+
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
 unsafe impl Shareable for State {}
 
@@ -126,11 +138,21 @@ fn wake_workers_of(state: &State, database: u32) {
     }
 }
 
-/// Tells the launcher that a database got or lost the extension. Called in the commit callback.
+/// Tells the launcher to look at the databases. Called in the commit callback.
 pub fn wake_launcher() {
     let Some(state) = STATE.get() else { return };
     state.news.fetch_add(1, Relaxed);
     latch::set(state.launcher.load(Relaxed) - 1);
+}
+
+/// This process' database got the extension, perhaps with the role: what is known of it holds no more. Called in the
+/// commit callback.
+pub fn extension_came() {
+    if let Some(database) = my_database() {
+        database.forget_extension();
+        database.set_obstacle(Obstacle::None);
+    }
+    wake_launcher();
 }
 
 /// How much news there was so far.
@@ -148,6 +170,16 @@ pub fn set_worker_role(oid: u32) {
     }
 }
 
+pub fn missing_slots() -> u32 {
+    STATE.get().map_or(0, |state| state.missing_slots.load(Relaxed))
+}
+
+pub fn set_missing_slots(count: u32) {
+    if let Some(state) = STATE.get() {
+        state.missing_slots.store(count, Relaxed);
+    }
+}
+
 pub fn launcher_starts() {
     if let Some(state) = STATE.get() {
         state.launcher.store(latch::my_proc_number() + 1, Relaxed);
@@ -161,7 +193,8 @@ unsafe extern "C-unwind" fn launcher_ends(_code: i32, _arg: pgrx::pg_sys::Datum)
     }
 }
 
-/// Takes a place among the workers, so that commits in `database` wake this process.
+/// Takes a place among the workers, so that commits in `database` wake this process. Before it connects, so that who
+/// needs the database for itself does not overlook it.
 pub fn worker_starts(database: u32, number: u32) -> Option<&'static Worker> {
     let state = static_state()?;
     let me = latch::my_proc_number() + 1;
@@ -207,6 +240,9 @@ unsafe extern "C-unwind" fn worker_ends(_code: i32, _arg: pgrx::pg_sys::Datum) {
         .filter(|worker| worker.proc_number.load(Relaxed) == me)
     {
         let database = worker.database.swap(0, SeqCst);
+        for vacated in state.vacated.iter().filter(|v| v.database.load(SeqCst) == database) {
+            latch::set(vacated.requester.load(Relaxed) - 1);
+        }
         worker.in_flight.store(0, Relaxed);
         worker.proc_number.store(0, SeqCst);
         workers_changed(state, database);
@@ -230,6 +266,49 @@ fn static_state() -> Option<&'static State> {
     HOLD.get()
 }
 
+// ---- a database for itself ------------------------------------------------------------------------------------------
+
+// A worker takes its place and then looks whether the database is vacated; a session vacates it and then looks for
+// workers. Sequentially consistent, so at least one of them sees the other.
+
+/// From here until `let_back` the launcher lets the workers of this database end and starts none. False when there is no
+/// shared memory, or no slot left in it.
+pub fn vacate(database: u32) -> bool {
+    let Some(state) = STATE.get() else { return false };
+    let me = latch::my_proc_number() + 1;
+    let free = |vacated: &&Vacated| vacated.requester.compare_exchange(0, me, Relaxed, Relaxed).is_ok();
+    let Some(slot) = state.vacated.iter().find(free) else {
+        return false;
+    };
+    slot.database.store(database, SeqCst);
+    wake_launcher();
+    true
+}
+
+pub fn is_vacated(database: u32) -> bool {
+    STATE
+        .get()
+        .is_some_and(|state| state.vacated.iter().any(|v| v.database.load(SeqCst) == database))
+}
+
+/// Whether a worker of this database runs, connected or about to connect.
+pub fn has_workers(database: u32) -> bool {
+    STATE
+        .get()
+        .is_some_and(|state| state.workers.iter().any(|w| w.database.load(SeqCst) == database))
+}
+
+/// This process needs no database for itself any more. Called at the end of a transaction: no allocation, no error.
+pub fn let_back() {
+    let Some(state) = STATE.get() else { return };
+    let me = latch::my_proc_number() + 1;
+    for vacated in state.vacated.iter().filter(|v| v.requester.load(Relaxed) == me) {
+        vacated.database.store(0, SeqCst);
+        vacated.requester.store(0, SeqCst);
+    }
+    wake_launcher();
+}
+
 // ---- databases and counters -----------------------------------------------------------------------------------------
 
 /// The place of a database, made if missing. Launcher only (so that no two processes make one).
@@ -251,10 +330,11 @@ pub fn add_database(oid: u32, now_us: i64) -> Option<&'static Database> {
     Some(free)
 }
 
-/// Nobody knows any more whether this database has the extension: a worker shall look. Launcher only.
-pub fn forget_extension(oid: u32) {
-    if let Some(database) = static_state().and_then(|state| find(state, oid)) {
-        database.extension.store(0, Relaxed);
+/// Nobody knows any more that a database lacks the extension: a worker shall look. Launcher only.
+pub fn forget_absences() {
+    let Some(state) = STATE.get() else { return };
+    for database in state.databases.iter().filter(|database| database.lacks_extension()) {
+        database.forget_extension();
     }
 }
 
@@ -404,6 +484,11 @@ impl Database {
 
     pub fn set_extension(&self, present: bool) {
         self.extension.store(if present { 1 } else { 2 }, Relaxed);
+    }
+
+    /// Nobody knows any more.
+    pub fn forget_extension(&self) {
+        self.extension.store(0, Relaxed);
     }
 
     pub fn has_extension(&self) -> bool {

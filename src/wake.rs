@@ -17,7 +17,8 @@ thread_local! {
     static LOWS: RefCell<BTreeMap<Partition, i64>> = const { RefCell::new(BTreeMap::new()) };
     static WAKE: Cell<bool> = const { Cell::new(false) };
     static WAITING_CHANGED: Cell<bool> = const { Cell::new(false) };
-    static NEWS: Cell<bool> = const { Cell::new(false) };
+    static INSTALLED: Cell<bool> = const { Cell::new(false) };
+    static DATABASES: Cell<bool> = const { Cell::new(false) };
 }
 
 /// From `_PG_init`.
@@ -50,14 +51,20 @@ pub fn waiting_changed() {
 
 /// This transaction installed the extension: tell the launcher when it commits.
 pub fn installed() {
-    NEWS.set(true);
+    INSTALLED.set(true);
+}
+
+/// This transaction may change which databases there are, and may have sent workers away: when it ends, however it ends,
+/// let them back and tell the launcher.
+pub fn databases_change() {
+    DATABASES.set(true);
 }
 
 /// After Committed nothing here may allocate, log or raise: the lists only shrink.
 fn ended(end: End) {
     match end {
         End::Committed => {
-            if NEWS.get()
+            if INSTALLED.get()
                 && let Some(database) = shmem::my_database()
             {
                 database.installed();
@@ -78,8 +85,8 @@ fn ended(end: End) {
                 registry::leave();
                 shmem::wake_workers();
             }
-            if NEWS.get() {
-                shmem::wake_launcher();
+            if INSTALLED.get() {
+                shmem::extension_came();
             }
             forget();
         }
@@ -97,6 +104,9 @@ fn ended(end: End) {
         }),
         End::SavepointAborted { id } => {
             ENQUEUED.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
+            if DATABASES.get() {
+                shmem::let_back(); // the statement may have failed; if not, core's lock still keeps the workers out
+            }
         }
     }
 }
@@ -105,7 +115,10 @@ fn forget() {
     registry::leave();
     WAKE.set(false);
     WAITING_CHANGED.set(false);
-    NEWS.set(false);
+    INSTALLED.set(false);
+    if DATABASES.take() {
+        shmem::let_back();
+    }
     ENQUEUED.with_borrow_mut(Vec::clear);
     LOWS.with_borrow_mut(BTreeMap::clear);
 }

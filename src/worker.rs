@@ -6,7 +6,7 @@ use crate::broker::{Broker, DEADLINE, Outcomes, Status};
 use crate::config::Settings;
 use crate::pg::bgworker;
 use crate::pg::txn::{self, Durability, Failure};
-use crate::pg::{catalog, latch, signals};
+use crate::pg::{latch, signals};
 use crate::ports::{STATEMENT_TIMEOUT_MS, Signals, Tables, held_transaction, in_transaction};
 use crate::store::{Settlement, Store, now_us};
 use crate::{launcher, registry, shmem};
@@ -41,13 +41,17 @@ const TRIM_ROWS: i32 = 5_000;
 pub fn main(argument: u64) -> ! {
     let (database, number) = launcher::unpack(argument);
     signals::install();
+    let slot = shmem::worker_starts(database, number);
+    if shmem::is_vacated(database) {
+        signals::exit(0);
+    }
     bgworker::connect(database.into(), shmem::worker_role().into());
     txn::set_for_session(c"search_path", c"pg_catalog, pg_temp");
     // A settle that a crash undoes would be sent again: wait for the disk. Claims and heartbeats need not.
     txn::set_for_session(c"synchronous_commit", c"on");
     txn::set_for_session(c"lock_timeout", c"500ms"); // a heartbeat must not wait behind somebody's row
     txn::set_for_session(c"jit", c"off");
-    let mut worker = Worker::start(number);
+    let mut worker = Worker::start(number, slot);
     bgworker::on_exit(stop_publishing);
     signals::end_in_order();
     loop {
@@ -99,7 +103,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn start(number: u32) -> Self {
+    fn start(number: u32, slot: Option<&'static shmem::Worker>) -> Self {
         let id = id_of(number);
         let opened = in_transaction(c"outbox: start", Durability::Relaxed, || {
             let store = Store::open(&id)?;
@@ -132,7 +136,7 @@ impl Worker {
             engine: Engine::new(sharing),
             signals: Signals {
                 database: shmem::my_database(),
-                slot: shmem::worker_starts(catalog::my_database(), number),
+                slot,
             },
             settings,
             session_defaults,

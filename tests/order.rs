@@ -401,8 +401,8 @@ fn writers_that_share_keys_and_commit_in_any_order_are_delivered_in_order_of_seq
                 for n in 0..EACH {
                     // Two keys that other writers use as well, and a commit that comes when it comes.
                     let sql = format!(
-                        "begin; select outbox_publish('T', '{{}}', 'item', '{}', 'good'), pg_sleep(random() * 0.004);
-                         select outbox_publish('T', '{{}}', 'item', '{}', 'good'), pg_sleep(random() * 0.004); commit",
+                        "begin; select outbox_publish('T', '{{}}', 'item', '{}', 'good'), (select count(*) from generate_series(1, (random() * 20000)::int));
+                         select outbox_publish('T', '{{}}', 'item', '{}', 'good'), (select count(*) from generate_series(1, (random() * 20000)::int)); commit",
                         (writer + n) % 5,
                         (writer * n) % 7,
                     );

@@ -10,6 +10,11 @@ returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_counters_wrap
 comment on function @extschema@.outbox_counters() is
   'Internal: counters of this database from shared memory, read by outbox_status; NULL when not preloaded.';
 
+create function @extschema@.outbox_missing_slots()
+returns integer language c stable as 'MODULE_PATHNAME', 'outbox_missing_slots_wrapper';
+comment on function @extschema@.outbox_missing_slots() is
+  'Internal: how many workers of all databases together find no slot of max_worker_processes.';
+
 create function @extschema@.outbox_server_state()
 returns text language c stable as 'MODULE_PATHNAME', 'outbox_server_state_wrapper';
 comment on function @extschema@.outbox_server_state() is
@@ -147,11 +152,13 @@ from server s cross join lateral (select
          || case s.obstacle when 'slots' then ': max_worker_processes is used up'
                             when 'excluded' then ': outbox.databases does not name it'
                             when 'role' then ': its role is missing or a superuser'
-                            else '' end end as problem,
+                            else '' end
+       when s.obstacle = 'slots' then 'not every worker of this database runs: max_worker_processes is used up' end as problem,
   case when s.workers = 0 then 'set outbox.workers to 1 or more and reload'
+       when s.obstacle = 'slots' then pg_catalog.format('raise max_worker_processes by %s or more and restart the server',
+                                                        @extschema@.outbox_missing_slots())
        when exists (select from worker) then null
        when not s.preloaded then 'see the check "preload"'
-       when s.obstacle = 'slots' then 'raise max_worker_processes and restart the server'
        when s.obstacle = 'excluded' then 'add it to outbox.databases, or make that empty, and reload'
        when s.obstacle = 'role' then 'see the check "role"'
        else 'wait a few seconds; then look into the server log for "outbox"' end as remedy) p

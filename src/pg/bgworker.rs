@@ -98,10 +98,11 @@ pub fn my_pid() -> i32 {
     unsafe { pg_sys::MyProcPid }
 }
 
-/// Runs `callback` when this process ends, while it may still touch shared memory.
+/// Runs `callback` when this process ends, while it may still touch shared memory. Asked for before `connect`, it runs
+/// when nobody sees this process in the database any more.
 pub fn on_exit(callback: unsafe extern "C-unwind" fn(i32, pg_sys::Datum)) {
     // SAFETY: the callback is a static function.
-    unsafe { pg_sys::before_shmem_exit(Some(callback), pg_sys::Datum::from(0)) }
+    unsafe { pg_sys::on_shmem_exit(Some(callback), pg_sys::Datum::from(0)) }
 }
 
 /// Copies `text` into a fixed C buffer, cut to fit.

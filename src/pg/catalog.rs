@@ -44,6 +44,51 @@ pub fn databases() -> Vec<Database> {
     all
 }
 
+/// Whether the current user owns this database, or is a superuser. Inside a transaction.
+pub fn owns_database(oid: u32) -> bool {
+    // SAFETY: syscache look-ups on a shared catalog.
+    unsafe {
+        let user = pg_sys::GetUserId();
+        #[cfg(feature = "pg15")]
+        return pg_sys::pg_database_ownercheck(oid.into(), user);
+        #[cfg(not(feature = "pg15"))]
+        return pg_sys::object_ownercheck(pg_sys::DatabaseRelationId, oid.into(), user);
+    }
+}
+
+/// Whether the current user may make a copy of this database. Inside a transaction.
+pub fn may_copy_database(oid: u32) -> bool {
+    may_create_databases() && (is_template(oid) || owns_database(oid))
+}
+
+fn may_create_databases() -> bool {
+    // SAFETY: a syscache look-up on a shared catalog; the tuple is released.
+    unsafe {
+        let user = pg_sys::GetUserId();
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::AUTHOID as i32, user.into());
+        if tuple.is_null() {
+            return false;
+        }
+        let may = (*(pg_sys::GETSTRUCT(tuple) as *mut pg_sys::FormData_pg_authid)).rolcreatedb;
+        pg_sys::ReleaseSysCache(tuple);
+        may || pg_sys::superuser()
+    }
+}
+
+fn is_template(oid: u32) -> bool {
+    // SAFETY: as above.
+    unsafe {
+        let oid = pg_sys::Oid::from(oid);
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::DATABASEOID as i32, oid.into());
+        if tuple.is_null() {
+            return false;
+        }
+        let is_template = (*(pg_sys::GETSTRUCT(tuple) as *mut pg_sys::FormData_pg_database)).datistemplate;
+        pg_sys::ReleaseSysCache(tuple);
+        is_template
+    }
+}
+
 /// Who a role is, for the launcher's decision. Inside a transaction.
 pub enum Role {
     Missing,
@@ -57,6 +102,8 @@ pub fn role(name: &str) -> Role {
     };
     // SAFETY: syscache look-ups on a shared catalog.
     unsafe {
+        // Who waits to be told of a commit is told a moment before its caches are.
+        pg_sys::CatalogCacheFlushCatalog(pg_sys::AuthIdRelationId);
         let oid = pg_sys::get_role_oid(name.as_ptr(), true);
         if oid == pg_sys::InvalidOid {
             Role::Missing

@@ -11,4 +11,5 @@ pub mod shmem;
 pub mod signals;
 pub mod stat;
 pub mod txn;
+pub mod utility;
 pub mod xact;

@@ -28,6 +28,9 @@ pub struct Plan {
     /// Roll back some transactions and savepoints, and write several events in some.
     pub mixed: bool,
     pub synchronous_commit: bool,
+    pub database: &'static str,
+    /// A session lasts one transaction, so that a statement which needs the database for itself finds it empty at times.
+    pub reconnects: bool,
 }
 
 impl Default for Plan {
@@ -40,6 +43,8 @@ impl Default for Plan {
             events_per_writer: usize::MAX,
             mixed: false,
             synchronous_commit: true,
+            database: DB,
+            reconnects: false,
         }
     }
 }
@@ -59,7 +64,7 @@ impl Load {
             let writer = Writer {
                 number,
                 plan: plan.clone(),
-                conn_string: cluster.conn_string(DB),
+                conn_string: cluster.conn_string(plan.database),
                 stop: Arc::clone(&stop),
                 committed: Arc::clone(&committed),
                 client: None,
@@ -155,9 +160,9 @@ impl Writer {
             Ok(()) if !rolls_back => {
                 let committed = self.judge(first, Fate::Committed);
                 self.committed.fetch_add(committed, Ordering::AcqRel);
-                self.client = Some(client);
+                self.client = Some(client).filter(|_| !self.plan.reconnects);
             }
-            Ok(()) => self.client = Some(client),
+            Ok(()) => self.client = Some(client).filter(|_| !self.plan.reconnects),
             // The server goes or is gone. What was sent before COMMIT was is rolled back already in the account.
             Err(error) => assert!(is_end_of_session(&error), "writer {}: {error:?}", self.number),
         }

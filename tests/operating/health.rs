@@ -217,6 +217,22 @@ fn health_names_worker_slots_that_are_used_up() {
 }
 
 #[test]
+fn health_counts_the_worker_slots_that_are_missing() {
+    // Two slots go to the launchers, ours and that of logical replication; one is left, for the first of three workers.
+    let conf = ["max_worker_processes = 3", "outbox.workers = 3"];
+    let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &conf);
+    cluster.exec(DB, "create database shop");
+    cluster.exec("shop", "create extension outbox");
+    let remedy = r#"select coalesce(remedy, '') from outbox_health where "check" = 'workers'"#;
+    for db in [DB, "shop"] {
+        // Nobody knows yet what is in shop: it wants one worker, to look.
+        wait_until("the number", LONG, || {
+            cluster.query_one::<String>(db, remedy).contains("by 3 or more")
+        });
+    }
+}
+
+#[test]
 fn health_names_dead_letters() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);

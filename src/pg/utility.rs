@@ -1,0 +1,152 @@
+//! Statements that are no queries: a word before those that change which databases there are. Every session of the
+//! server comes through the hook, so what is not about databases passes it untouched.
+
+use pgrx::pg_sys::NodeTag;
+use pgrx::{PgList, pg_guard, pg_sys};
+use std::ffi::{CStr, c_char};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// CREATE, ALTER or DROP DATABASE, about to run.
+pub struct DatabaseStatement {
+    pub kind: Kind,
+    /// The one it is about; for CREATE the one that is copied. 0 = there is none of that name.
+    pub database: u32,
+    /// Core will refuse it, since it stands in a transaction block.
+    pub is_refused: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Kind {
+    /// DROP, RENAME and SET TABLESPACE: its owner's right, and nobody may be connected.
+    Takes,
+    /// CREATE: nobody may be connected to the one that is copied.
+    Copies,
+    /// Whatever else ALTER DATABASE does.
+    Alters,
+}
+
+type Callback = fn(&DatabaseStatement);
+static CALLBACK: AtomicUsize = AtomicUsize::new(0);
+static mut NEXT: pg_sys::ProcessUtility_hook_type = None;
+
+// The function itself. The bindings' and pgrx's guard would take an error on its way through to pieces, and put it
+// together again without the names of table and constraint; this way it passes us by.
+unsafe extern "C-unwind" {
+    #[allow(non_snake_case)] // core's name
+    fn standard_ProcessUtility(
+        planned: *mut pg_sys::PlannedStmt,
+        text: *const c_char,
+        read_only_tree: bool,
+        context: pg_sys::ProcessUtilityContext::Type,
+        parameters: pg_sys::ParamListInfo,
+        environment: *mut pg_sys::QueryEnvironment,
+        destination: *mut pg_sys::DestReceiver,
+        completion: *mut pg_sys::QueryCompletion,
+    );
+}
+
+/// Calls `callback` before each such statement of any session. Once, while preloading.
+pub fn before_database_statement(callback: Callback) {
+    CALLBACK.store(callback as usize, Ordering::Relaxed);
+    // SAFETY: the postmaster is single-threaded here; hooks are chained as core asks.
+    unsafe {
+        NEXT = pg_sys::ProcessUtility_hook;
+        pg_sys::ProcessUtility_hook = Some(on_utility);
+    }
+}
+
+/// Without pg_guard, so nothing in it may need dropping: an error in the statement jumps over it.
+unsafe extern "C-unwind" fn on_utility(
+    planned: *mut pg_sys::PlannedStmt,
+    text: *const c_char,
+    read_only_tree: bool,
+    context: pg_sys::ProcessUtilityContext::Type,
+    parameters: pg_sys::ParamListInfo,
+    environment: *mut pg_sys::QueryEnvironment,
+    destination: *mut pg_sys::DestReceiver,
+    completion: *mut pg_sys::QueryCompletion,
+) {
+    // SAFETY: core's arguments, handed on as they came.
+    unsafe {
+        if is_about_databases((*(*planned).utilityStmt).type_) {
+            tell((*planned).utilityStmt, context);
+        }
+        let next = NEXT.unwrap_or(standard_ProcessUtility);
+        next(
+            planned,
+            text,
+            read_only_tree,
+            context,
+            parameters,
+            environment,
+            destination,
+            completion,
+        );
+    }
+}
+
+fn is_about_databases(tag: NodeTag) -> bool {
+    matches!(
+        tag,
+        NodeTag::T_DropdbStmt | NodeTag::T_RenameStmt | NodeTag::T_AlterDatabaseStmt | NodeTag::T_CreatedbStmt
+    )
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn tell(node: *mut pg_sys::Node, context: pg_sys::ProcessUtilityContext::Type) {
+    // SAFETY: a node of core; the callback was stored by before_database_statement, from a Callback.
+    unsafe {
+        let Some((kind, database)) = read(node) else { return };
+        let is_top_level = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
+        // RENAME alone, and what only changes a row, may stand in a block.
+        let is_alone = (*node).type_ != NodeTag::T_RenameStmt && kind != Kind::Alters;
+        let statement = DatabaseStatement {
+            kind,
+            database,
+            is_refused: is_alone && pg_sys::IsInTransactionBlock(is_top_level),
+        };
+        std::mem::transmute::<usize, Callback>(CALLBACK.load(Ordering::Relaxed))(&statement);
+    }
+}
+
+unsafe fn read(node: *mut pg_sys::Node) -> Option<(Kind, u32)> {
+    // SAFETY: each node is read as what its tag says.
+    unsafe {
+        let (kind, name) = match (*node).type_ {
+            NodeTag::T_DropdbStmt => (Kind::Takes, (*node.cast::<pg_sys::DropdbStmt>()).dbname.cast_const()),
+            NodeTag::T_RenameStmt => {
+                let rename = node.cast::<pg_sys::RenameStmt>();
+                if (*rename).renameType != pg_sys::ObjectType::OBJECT_DATABASE {
+                    return None;
+                }
+                (Kind::Takes, (*rename).subname.cast_const())
+            }
+            NodeTag::T_AlterDatabaseStmt => {
+                let alter = node.cast::<pg_sys::AlterDatabaseStmt>();
+                let moves = option((*alter).options, c"tablespace").is_some();
+                let kind = if moves { Kind::Takes } else { Kind::Alters };
+                (kind, (*alter).dbname.cast_const())
+            }
+            NodeTag::T_CreatedbStmt => {
+                let create = node.cast::<pg_sys::CreatedbStmt>();
+                let template = option((*create).options, c"template").filter(|option| !(**option).arg.is_null());
+                let name = template.map_or(c"template1".as_ptr(), |option| {
+                    pg_sys::defGetString(option).cast_const()
+                });
+                (Kind::Copies, name)
+            }
+            _ => return None,
+        };
+        Some((kind, pg_sys::get_database_oid(name, true).to_u32()))
+    }
+}
+
+unsafe fn option(options: *mut pg_sys::List, name: &CStr) -> Option<*mut pg_sys::DefElem> {
+    // SAFETY: a list of DefElem, as the grammar makes it.
+    unsafe {
+        let options = PgList::<pg_sys::DefElem>::from_pg(options);
+        options
+            .iter_ptr()
+            .find(|option| CStr::from_ptr((**option).defname) == name)
+    }
+}

@@ -1,0 +1,478 @@
+//! Does every database get its workers, and let go of them? Databases come, go, move, are renamed and copied, under load,
+//! by their owners, by strangers, and by statements that fail half-way.
+
+mod common;
+
+use std::time::Duration;
+
+use postgres::error::SqlState;
+use postgres::{Client, NoTls};
+use support::{Broker, Cluster, Consumer, Mode, Proxy, wait_for, wait_until};
+
+use common::load::{Load, Plan};
+use common::oracle::{Arrived, judge};
+use common::*;
+
+/// Below the minute after which the launcher looks by itself: what takes longer was not told.
+const SOON: Duration = Duration::from_secs(30);
+
+// ---- the databases of a test ----------------------------------------------------------------------------------------
+
+/// A server with the extension in `postgres` and `shop`, whose workers deliver to a queue each.
+struct Served {
+    broker: &'static Broker,
+    cluster: Cluster,
+    queue: String,
+    shop_exchange: String,
+    shop_queue: String,
+}
+
+impl Served {
+    fn start() -> Self {
+        let broker = Broker::shared();
+        let (exchange, queue) = exchange_and_queue(broker);
+        let (shop_exchange, shop_queue) = exchange_and_queue(broker);
+        let cluster = outbox_cluster(broker, &exchange);
+        let served = Self {
+            broker,
+            cluster,
+            queue,
+            shop_exchange,
+            shop_queue,
+        };
+        served.make_shop();
+        served
+    }
+
+    fn make_shop(&self) {
+        make_shop(&self.cluster, &format!("outbox.exchange = '{}'", self.shop_exchange));
+    }
+
+    fn assert_perfect(&self, database: &str, queue: &str, load: Load) {
+        let sent = load.stop();
+        wait_until(&format!("{database} to be drained"), LONG, || {
+            self.cluster
+                .query_one(database, "select not exists (select from outbox)")
+        });
+        let arrived: Vec<Arrived> = all_of(self.broker, queue).iter().map(Arrived::new).collect();
+        assert!(!arrived.is_empty(), "{database} delivered nothing");
+        judge(&sent, &arrived).assert_perfect();
+    }
+}
+
+fn make_shop(cluster: &Cluster, setting: &str) {
+    cluster.exec(DB, "create database shop");
+    cluster.exec(DB, &format!("alter database shop set {setting}"));
+    cluster.exec("shop", "create extension outbox");
+    wait_workers(cluster, &["postgres", "shop"]);
+}
+
+/// A server whose one worker is in `postgres`, beside an idle `shop`: for questions that no message answers.
+fn idle() -> Cluster {
+    let cluster = unconnected_cluster("", "x", &[]);
+    make_shop(&cluster, "outbox.enabled = on");
+    cluster
+}
+
+/// Producers in `shop`. No session of theirs lasts, else no statement could have the database for itself.
+fn load_in_shop(cluster: &Cluster) -> Load {
+    let plan = Plan {
+        database: "shop",
+        reconnects: true,
+        transactions_per_s: Some(20),
+        ..Plan::default()
+    };
+    Load::start(cluster, &plan)
+}
+
+/// A session whose statements must be done in time.
+fn admin(cluster: &Cluster) -> Client {
+    let mut client = cluster.connect(DB);
+    client
+        .batch_execute("set statement_timeout = '6s'")
+        .expect("a short statement_timeout");
+    client
+}
+
+fn run(client: &mut Client, sql: &str) {
+    client
+        .batch_execute(sql)
+        .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+}
+
+#[track_caller]
+fn refused(client: &mut Client, sql: &str, code: &SqlState) {
+    let error = client.batch_execute(sql).expect_err(sql);
+    assert_eq!(error.code(), Some(code), "{sql}: {error:?}");
+}
+
+/// Database and process id of each worker.
+fn workers(cluster: &Cluster) -> Vec<(String, i32)> {
+    let sql =
+        "select coalesce(datname, ''), pid from pg_stat_activity where backend_type = 'outbox worker' order by 1, 2";
+    let rows = cluster.connect(DB).query(sql, &[]).expect("pg_stat_activity");
+    rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+/// Waits until each of these databases has its worker, and no other.
+#[track_caller]
+fn wait_workers(cluster: &Cluster, databases: &[&str]) {
+    wait_until(&format!("workers in {databases:?} alone"), SOON, || {
+        workers(cluster).iter().map(|(database, _)| database).eq(databases)
+    });
+}
+
+fn worker_of_shop(cluster: &Cluster) -> i32 {
+    let workers = workers(cluster);
+    let shop = workers.iter().find(|(database, _)| database == "shop");
+    shop.unwrap_or_else(|| panic!("no worker in shop: {workers:?}")).1
+}
+
+/// Waits until the workers that there were have left, and others have come.
+fn wait_for_another_worker(cluster: &Cluster, before: i32) {
+    wait_for("another worker in shop", SOON, || {
+        let workers = workers(cluster);
+        let others = |(database, pid): &&(String, i32)| database == "shop" && *pid != before;
+        (workers.len() == 2 && workers.iter().any(|worker| others(&worker))).then_some(())
+    });
+}
+
+fn publish(cluster: &Cluster, database: &str, label: &str) {
+    let sql = format!("select outbox_publish('T', '\"{label}\"', 'thing', '1')");
+    cluster.query_one::<i64>(database, &sql);
+}
+
+fn payload(consumer: &Consumer) -> serde_json::Value {
+    consumer.recv(SOON).expect("a message").json()["payload"].clone()
+}
+
+// ---- under load -----------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_database_is_dropped_under_load_and_made_anew() {
+    let served = Served::start();
+    let cluster = &served.cluster;
+    let load = Load::start(cluster, &Plan::default());
+    for options in ["", "with (force)"] {
+        let shop = load_in_shop(cluster);
+        shop.wait_for_more(20);
+        load.wait_for_more(100);
+        run(&mut admin(cluster), &format!("drop database shop {options}"));
+        wait_workers(cluster, &["postgres"]);
+        shop.stop();
+        served.make_shop();
+    }
+    served.assert_perfect(DB, &served.queue, load);
+}
+
+#[test]
+fn a_database_is_renamed_there_and_back_under_load() {
+    let served = Served::start();
+    let cluster = &served.cluster;
+    let (load, shop) = (Load::start(cluster, &Plan::default()), load_in_shop(cluster));
+    for _ in 0..2 {
+        shop.wait_for_more(20);
+        load.wait_for_more(100);
+        run(&mut admin(cluster), "alter database shop rename to store");
+        wait_workers(cluster, &["postgres", "store"]);
+        run(&mut admin(cluster), "alter database store rename to shop");
+        wait_workers(cluster, &["postgres", "shop"]);
+    }
+    shop.wait_for_more(20);
+    served.assert_perfect("shop", &served.shop_queue, shop);
+    served.assert_perfect(DB, &served.queue, load);
+}
+
+#[test]
+fn a_database_moves_to_another_tablespace_and_back_under_load() {
+    let served = Served::start();
+    let cluster = &served.cluster;
+    let mut client = admin(cluster);
+    run(&mut client, "set allow_in_place_tablespaces = on");
+    run(&mut client, "create tablespace elsewhere location ''");
+    let (load, shop) = (Load::start(cluster, &Plan::default()), load_in_shop(cluster));
+    for tablespace in ["elsewhere", "pg_default"] {
+        shop.wait_for_more(20);
+        load.wait_for_more(100);
+        let before = worker_of_shop(cluster);
+        run(&mut client, &format!("alter database shop set tablespace {tablespace}"));
+        wait_for_another_worker(cluster, before);
+    }
+    shop.wait_for_more(20);
+    served.assert_perfect("shop", &served.shop_queue, shop);
+    served.assert_perfect(DB, &served.queue, load);
+}
+
+#[test]
+fn a_database_is_copied_under_load_and_the_copy_gets_its_own_worker() {
+    let served = Served::start();
+    let cluster = &served.cluster;
+    let shop = load_in_shop(cluster);
+    shop.wait_for_more(20);
+    run(&mut admin(cluster), "create database copy template shop");
+    wait_workers(cluster, &["copy", "postgres", "shop"]);
+    // The copy delivers to the exchange of the server; a setting of a database is not copied.
+    publish(cluster, "copy", "of the copy");
+    let consumer = Consumer::new(served.broker, &served.queue);
+    wait_until("a message of the copy", SOON, || payload(&consumer) == "of the copy");
+    shop.wait_for_more(20);
+    served.assert_perfect("shop", &served.shop_queue, shop);
+}
+
+#[test]
+fn two_copies_at_once_do_not_get_in_each_others_way() {
+    let cluster = idle();
+    for round in 0..3 {
+        std::thread::scope(|scope| {
+            for name in ["a", "b", "c"] {
+                let cluster = &cluster;
+                scope.spawn(move || {
+                    run(
+                        &mut admin(cluster),
+                        &format!("create database {name}{round} template shop"),
+                    );
+                });
+            }
+        });
+        for name in ["a", "b", "c"] {
+            run(&mut admin(&cluster), &format!("drop database {name}{round}"));
+        }
+    }
+    wait_workers(&cluster, &["postgres", "shop"]);
+}
+
+#[test]
+fn a_database_that_was_made_just_now_is_free_for_every_statement() {
+    let cluster = idle();
+    let mut client = admin(&cluster);
+    for _ in 0..10 {
+        run(&mut client, "create database fresh");
+        run(&mut client, "alter database fresh rename to stale");
+        run(&mut client, "create database copy template stale");
+        run(&mut client, "drop database stale");
+        run(&mut client, "drop database copy");
+    }
+    wait_workers(&cluster, &["postgres", "shop"]);
+    // Nothing of so many statements is left that would be in the way of one more.
+    run(&mut client, "alter database shop rename to store");
+    wait_workers(&cluster, &["postgres", "store"]);
+}
+
+// ---- copies ---------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_copy_delivers_what_it_copied_unless_switched_off_before_it_opens() {
+    let served = Served::start();
+    let cluster = &served.cluster;
+    cluster.exec(DB, "alter database shop set outbox.enabled = off");
+    let paused = "select exists (select from outbox_worker_status where alive and state = 'paused')";
+    wait_until("shop to pause", SOON, || cluster.query_one("shop", paused));
+    publish(cluster, "shop", "copied");
+
+    let mut client = admin(cluster);
+    run(
+        &mut client,
+        "create database quiet template shop allow_connections false",
+    );
+    run(&mut client, "alter database quiet set outbox.enabled = off");
+    run(&mut client, "alter database quiet allow_connections true");
+    wait_until("the quiet copy to pause", SOON, || cluster.query_one("quiet", paused));
+    assert!(cluster.query_one::<bool>("quiet", "select exists (select from outbox)"));
+
+    run(&mut client, "create database loud template shop");
+    let consumer = Consumer::new(served.broker, &served.queue);
+    assert_eq!(payload(&consumer), "copied");
+    assert!(cluster.query_one::<bool>("quiet", "select exists (select from outbox)"));
+    run(&mut client, "alter database quiet reset outbox.enabled");
+    assert_eq!(payload(&consumer), "copied");
+}
+
+#[test]
+fn a_template_with_the_extension_has_no_worker_and_its_copies_have() {
+    let cluster = idle();
+    cluster.exec(DB, "alter database shop is_template true");
+    wait_workers(&cluster, &["postgres"]);
+    run(&mut admin(&cluster), "create database copy template shop");
+    wait_workers(&cluster, &["copy", "postgres"]);
+    cluster.exec(DB, "alter database shop is_template false");
+    wait_workers(&cluster, &["copy", "postgres", "shop"]);
+}
+
+// ---- who may --------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_stranger_and_a_refused_statement_stop_no_worker() {
+    let cluster = idle();
+    cluster.exec(DB, "create role stranger login createdb");
+    let before = workers(&cluster);
+    let logged = cluster.log_offset();
+    let as_stranger = cluster.conn_string(DB).replace("user=postgres", "user=stranger");
+    let mut stranger = Client::connect(&as_stranger, NoTls).expect("connect as the stranger");
+    for sql in [
+        "drop database shop",
+        "drop database shop with (force)",
+        "alter database shop rename to store",
+        "alter database shop set tablespace pg_default",
+        "alter database shop allow_connections false",
+        "create database copy template shop",
+    ] {
+        refused(&mut stranger, sql, &SqlState::INSUFFICIENT_PRIVILEGE);
+    }
+    let mut client = admin(&cluster);
+    for sql in [
+        "drop database shop",
+        "alter database shop set tablespace pg_default",
+        "create database copy template shop",
+    ] {
+        refused(&mut client, &format!("begin; {sql}"), &SqlState::ACTIVE_SQL_TRANSACTION);
+        run(&mut client, "rollback");
+    }
+    refused(&mut client, "drop database postgres", &SqlState::OBJECT_IN_USE);
+    refused(&mut client, "drop database nowhere", &SqlState::INVALID_CATALOG_NAME);
+    run(&mut client, "drop database if exists nowhere");
+    assert_eq!(workers(&cluster), before);
+    let log = cluster.log().split_off(logged);
+    assert!(!log.contains("outbox server-1: ended"), "{log}");
+}
+
+/// Each DO, CALL, COPY and COMMIT of the server comes through the hook.
+#[test]
+fn an_error_in_another_statement_passes_the_hook_whole() {
+    let cluster = idle();
+    let mut client = admin(&cluster);
+    run(&mut client, "create table t (id int constraint only_once primary key)");
+    let sql = "do $$ begin insert into t values (1), (1); end $$";
+    let error = client.batch_execute(sql).expect_err("a duplicate");
+    let error = error.as_db_error().expect("an error of the server");
+    assert_eq!((error.table(), error.constraint()), (Some("t"), Some("only_once")));
+}
+
+/// The worker's role is not the owner's: core would let him end no session of it.
+#[test]
+fn an_owner_who_is_no_superuser_drops_with_force() {
+    let cluster = idle();
+    cluster.exec(DB, "create role owner login; alter database shop owner to owner");
+    let as_owner = cluster.conn_string(DB).replace("user=postgres", "user=owner");
+    let mut owner = Client::connect(&as_owner, NoTls).expect("connect as the owner");
+    run(&mut owner, "drop database shop with (force)");
+    wait_workers(&cluster, &["postgres"]);
+}
+
+// ---- statements that fail or wait -----------------------------------------------------------------------------------
+
+#[test]
+fn a_drop_that_fails_brings_the_worker_back() {
+    let served = Served::start();
+    let cluster = &served.cluster;
+    let _session = cluster.connect("shop");
+    let before = worker_of_shop(cluster);
+    refused(&mut admin(cluster), "drop database shop", &SqlState::OBJECT_IN_USE);
+    wait_for_another_worker(cluster, before);
+    publish(cluster, "shop", "after the drop");
+    assert_eq!(
+        payload(&Consumer::new(served.broker, &served.shop_queue)),
+        "after the drop"
+    );
+}
+
+#[test]
+fn a_drop_that_is_cancelled_brings_the_worker_back() {
+    let cluster = idle();
+    let _session = cluster.connect("shop"); // makes core wait
+    let before = worker_of_shop(&cluster);
+    let mut client = cluster.connect(DB);
+    run(&mut client, "set statement_timeout = '1s'");
+    refused(&mut client, "drop database shop", &SqlState::QUERY_CANCELED);
+    wait_for_another_worker(&cluster, before);
+}
+
+#[test]
+fn a_drop_whose_session_ends_brings_the_worker_back() {
+    let cluster = idle();
+    let _session = cluster.connect("shop");
+    let before = worker_of_shop(&cluster);
+    std::thread::scope(|scope| {
+        let dropper = scope.spawn(|| admin(&cluster).batch_execute("drop database shop"));
+        wait_workers(&cluster, &["postgres"]);
+        let end = "select bool_or(pg_terminate_backend(pid)) from pg_stat_activity where query = 'drop database shop'";
+        assert!(cluster.query_one::<bool>(DB, end));
+        dropper.join().expect("no panic").expect_err("an ended session");
+    });
+    wait_for_another_worker(&cluster, before);
+}
+
+/// `shop` with messages in flight to a broker that does not answer any more: the worker takes its time to leave.
+fn with_silent_broker() -> (Cluster, Proxy) {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let proxy = Proxy::start(broker.port());
+    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &[]);
+    make_shop(&cluster, "outbox.enabled = on");
+    wait_until("shop to be connected", LONG, || {
+        let sql = "select exists (select from outbox_worker_status where state = 'connected' and partitions > 0)";
+        cluster.query_one("shop", sql)
+    });
+    proxy.mode(Mode::Blackhole);
+    cluster.exec(
+        "shop",
+        "select outbox_publish('T', '{}', 'thing', n::text) from generate_series(1, 5000) n",
+    );
+    wait_until("messages in flight", LONG, || {
+        cluster.query_one("shop", "select in_flight > 0 from outbox_status")
+    });
+    (cluster, proxy)
+}
+
+#[test]
+fn a_drop_that_is_cancelled_while_the_worker_leaves_brings_it_back() {
+    let (cluster, _proxy) = with_silent_broker();
+    let before = worker_of_shop(&cluster);
+    let mut client = cluster.connect(DB);
+    run(&mut client, "set statement_timeout = '200ms'");
+    refused(&mut client, "drop database shop", &SqlState::QUERY_CANCELED);
+    wait_for_another_worker(&cluster, before);
+}
+
+#[test]
+fn a_drop_does_not_wait_for_a_broker_that_does_not_answer() {
+    let (cluster, _proxy) = with_silent_broker();
+    run(&mut admin(&cluster), "drop database shop");
+    wait_workers(&cluster, &["postgres"]);
+}
+
+#[test]
+fn a_drop_with_force_does_not_wait_for_a_worker_that_waits_for_a_lock() {
+    let cluster = idle();
+    let mut session = cluster.connect("shop");
+    run(
+        &mut session,
+        "begin; lock table outbox_workers in access exclusive mode",
+    );
+    wait_true(
+        &cluster,
+        "the worker of shop to wait for the lock",
+        "select exists (select from pg_stat_activity
+                        where backend_type = 'outbox worker' and datname = 'shop' and wait_event_type = 'Lock')",
+    );
+    run(&mut admin(&cluster), "drop database shop with (force)");
+    wait_workers(&cluster, &["postgres"]);
+}
+
+#[test]
+fn a_rename_in_a_transaction_ends_with_it_or_with_its_savepoint() {
+    let cluster = idle();
+    let mut client = admin(&cluster);
+    for (undo, afterwards) in [("rollback", ""), ("rollback to s", "rollback")] {
+        let before = worker_of_shop(&cluster);
+        run(
+            &mut client,
+            "begin; savepoint s; alter database shop rename to store; alter database store rename to depot",
+        );
+        wait_workers(&cluster, &["postgres"]);
+        run(&mut client, undo);
+        wait_for_another_worker(&cluster, before);
+        run(&mut client, afterwards);
+    }
+    run(&mut client, "begin; alter database shop rename to store; commit");
+    wait_workers(&cluster, &["postgres", "store"]);
+}
