@@ -2,8 +2,9 @@
 //! a user's backend, which never starts a thread and never opens a socket.
 
 use crate::error::{self, UserError, invalid};
+use crate::pg::catalog;
 use crate::store::{self, Enqueue};
-use crate::{config, registry, shmem, wake, worker};
+use crate::{config, hooks, registry, shmem, wake, worker};
 use outbox_core::envelope;
 use outbox_core::message::Event;
 use outbox_core::partition::{Partition, crc32};
@@ -213,6 +214,11 @@ fn outbox_wake(more_waiting: i64, partitions: Vec<i16>, seqs: Vec<i64>) {
             wake::ready(partition, seq);
         }
     }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_send_workers_away() -> bool {
+    hooks::send_workers_away(catalog::my_database())
 }
 
 #[pg_extern(sql = false)]

@@ -1,6 +1,7 @@
 //! Statements that need a database to themselves: DROP, RENAME, SET TABLESPACE and CREATE … TEMPLATE. Core refuses them
 //! while anybody is connected, and a worker is. So before one runs, in the session that runs it, the workers leave; they
 //! may come back when its transaction ends, however it ends (`wake`), and the launcher then looks at the databases anew.
+//! outbox_configure() needs the same.
 
 use crate::pg::utility::{self, DatabaseStatement, Kind};
 use crate::pg::{catalog, latch, signals};
@@ -22,15 +23,26 @@ fn before(statement: &DatabaseStatement) {
     if statement.is_refused || !may(statement) {
         return;
     }
+    if statement.kind == Kind::Alters {
+        wake::databases_change();
+    } else {
+        send_workers_away(statement.database);
+    }
+}
+
+/// Lets the workers of a database end in order; they are let back when this transaction ends. False if some are still
+/// there after a few seconds.
+pub fn send_workers_away(database: u32) -> bool {
     wake::databases_change();
-    if statement.kind == Kind::Alters || !shmem::vacate(statement.database) {
-        return;
+    if !shmem::vacate(database) {
+        return !shmem::has_workers(database);
     }
     let deadline = Instant::now() + PATIENCE;
-    while shmem::has_workers(statement.database) && Instant::now() < deadline {
+    while shmem::has_workers(database) && Instant::now() < deadline {
         latch::wait(None, LOOK_AGAIN_MS);
         signals::check_for_interrupts();
     }
+    !shmem::has_workers(database)
 }
 
 fn may(statement: &DatabaseStatement) -> bool {

@@ -36,6 +36,8 @@ struct Statements {
     /// Held by every transaction that enqueues, before it touches a table: so DROP EXTENSION waits for it, and the two
     /// never for each other in a circle.
     extension: u32,
+    /// Held next, before any other table: outbox_configure() locks it first, too.
+    settings: u32,
     schema: String,
     /// By whether the event was stored just now, and whether it is scheduled.
     insert: [[OnceCell<OwnedPreparedStatement>; 2]; 2],
@@ -54,6 +56,7 @@ fn statements(fcinfo: pg_sys::FunctionCallInfo) -> Rc<Statements> {
             let schema = quote_identifier(catalog::schema_of_function(function));
             Rc::new(Statements {
                 extension: catalog::extension(c"outbox"),
+                settings: catalog::table_beside(function, c"outbox_settings"),
                 schema,
                 insert: Default::default(),
                 aggregates: OnceCell::new(),
@@ -63,9 +66,16 @@ fn statements(fcinfo: pg_sys::FunctionCallInfo) -> Rc<Statements> {
     })
 }
 
-/// Keeps the extension from being dropped before this transaction ends.
+impl Statements {
+    fn hold(&self) {
+        catalog::hold_extension_with(self.extension);
+        catalog::hold_table(self.settings);
+    }
+}
+
+/// Keeps the extension from being dropped, and its partitions from being changed, before this transaction ends.
 pub fn hold_extension(fcinfo: pg_sys::FunctionCallInfo) {
-    catalog::hold_extension_with(statements(fcinfo).extension);
+    statements(fcinfo).hold();
 }
 
 /// The key of an event that was enqueued without one.
@@ -81,7 +91,7 @@ pub fn aggregate_key(aggregate_type: Option<&str>, aggregate_id: Option<&str>) -
 /// search_path, so every operator and function in it is qualified.
 pub fn enqueue(fcinfo: pg_sys::FunctionCallInfo, request: &Enqueue) -> Result<i64, UserError> {
     let statements = statements(fcinfo);
-    catalog::hold_extension_with(statements.extension);
+    statements.hold();
     Spi::connect_mut(|client| {
         let keys = match request.key {
             Some(key) => vec![Some(key.to_string()); request.seqs.len()],
@@ -133,8 +143,8 @@ pub fn enqueue(fcinfo: pg_sys::FunctionCallInfo, request: &Enqueue) -> Result<i6
         if due_at.is_some() {
             wake::waiting_changed();
         }
-        if count == 0 && partition.is_some() {
-            check_partition(client, &statements, partition)?;
+        if count == 0 {
+            check_settings(client, &statements, partition)?;
         }
         Ok(count)
     })
@@ -244,16 +254,23 @@ fn aggregate_keys(
     Ok(seqs.iter().map(|seq| found[seq].clone()).collect())
 }
 
-fn check_partition(
+/// Why nothing was inserted, unless all of it waits already.
+fn check_settings(
     client: &mut pgrx::spi::SpiClient,
     statements: &Statements,
     partition: Option<i16>,
 ) -> Result<(), UserError> {
     let sql = format!("select s.partition_count from {}.outbox_settings s", statements.schema);
-    let count: Option<i16> = client
-        .select(sql.as_str(), Some(1), &[])
-        .and_then(|t| t.first().get_one())
-        .map_err(internal)?;
+    let settings = client.select(sql.as_str(), Some(1), &[]).map_err(internal)?;
+    if settings.is_empty() {
+        // outbox_configure() leaves no row that an older snapshot sees: with the old count a key would be in two partitions.
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE,
+            "outbox_configure() changed the partitions after this transaction began",
+            "Run the transaction again.",
+        ));
+    }
+    let count: Option<i16> = settings.first().get_one().map_err(internal)?;
     match (partition, count) {
         (Some(partition), Some(count)) if partition >= count => {
             let last = Partition::new(i64::from(count) - 1).map_or_else(|error| error.to_string(), Partition::label);

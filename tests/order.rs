@@ -617,6 +617,72 @@ fn three_workers_deliver_in_order_what_one_backlog_holds() {
     }
 }
 
+#[test]
+fn another_number_of_partitions_under_load_loses_doubles_and_reorders_nothing() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
+    let load = Load::start(&cluster, &Plan::default());
+    for count in [5, 64, 1, 16] {
+        load.wait_for_more(40);
+        cluster.exec(DB, &format!("select outbox_configure(partition_count => {count})"));
+        let partitions = "select count(*) from outbox_partitions";
+        assert_eq!(cluster.query_one::<i64>(DB, partitions), count);
+    }
+    load.wait_for_more(40);
+    let sent = load.stop();
+    wait_drained(&cluster);
+    let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
+    judge(&sent, &arrived).assert_perfect();
+}
+
+#[test]
+fn a_transaction_older_than_another_number_of_partitions_fails_and_can_be_run_again() {
+    let (cluster, _, _, _) = stage(&[]);
+    let mut old = cluster.connect(DB);
+    old.batch_execute("begin isolation level repeatable read; select 1 from pg_class limit 1")
+        .expect("a snapshot");
+    let mut client = cluster.connect(DB);
+    let (waits, dead) = (
+        publish(&mut client, "a", "bad", "dead"),
+        "select exists (select from outbox_dead)",
+    );
+    wait_true(&cluster, "a dead letter", dead);
+    publish(&mut client, "a", "good", "behind");
+    wait_true(
+        &cluster,
+        "one that waits",
+        "select exists (select from outbox_waiting where state = 'g')",
+    );
+    cluster.exec(DB, "select outbox_configure(partition_count => 3)");
+    let refused = old.query_one("select outbox_publish('T', '{}', 'item', 'a', 'good')", &[]);
+    let refused = refused.expect_err("an older snapshot").code().cloned();
+    assert_eq!(refused, Some(postgres::error::SqlState::T_R_SERIALIZATION_FAILURE));
+    old.batch_execute("rollback").expect("rollback");
+    publish(&mut old, "a", "good", "again");
+    // What waited behind a dead letter still does, in its new partition.
+    wait_true(
+        &cluster,
+        "two that wait",
+        "select count(*) = 2 from outbox_waiting where state = 'g'",
+    );
+    assert!(cluster.query_one::<bool>(DB, &format!("select outbox_discard({waits})")));
+    wait_published(&cluster, 2);
+}
+
+#[test]
+fn leasing_can_be_switched_off_and_on() {
+    let (cluster, _, _, _) = stage(&["outbox.workers = 2"]);
+    let mut client = cluster.connect(DB);
+    for (leasing, published) in [(false, 1), (true, 2)] {
+        cluster.exec(DB, &format!("select outbox_configure(leasing => {leasing})"));
+        publish(&mut client, "a", "good", "one");
+        wait_published(&cluster, published);
+        let owned = "select exists (select from outbox_partitions where lease_owner is not null)";
+        wait_true(&cluster, "leases or none", &format!("select ({owned}) = {leasing}"));
+    }
+}
+
 // ---- what a claim reads ---------------------------------------------------------------------------------------------
 
 /// Blocks that a claim past `mark` touches.

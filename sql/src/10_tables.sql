@@ -9,7 +9,7 @@ create table @extschema@.outbox_settings (
   partitions      smallint[] not null -- 0 .. partition_count - 1, kept here so that enqueue need not build it
 );
 comment on table @extschema@.outbox_settings is
-  'One row: what must be the same for every session of this database. Written at CREATE EXTENSION from the settings of the same name.';
+  'One row: what must be the same for every session of this database. Written at CREATE EXTENSION from the settings of the same name, changed by outbox_configure().';
 
 create table @extschema@.outbox_partitions (
   partition   smallint    primary key check (partition between 0 and 1023),

@@ -15,6 +15,7 @@ create function @extschema@.outbox_retry(seq bigint, destination text default nu
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
+  partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
   to_destination constant text := coalesce(outbox_retry.destination, 'default');
   risen @extschema@.outbox_dead;
   ready smallint; -- the partition in which it can go already
@@ -30,7 +31,7 @@ begin
   end if;
   select o.partition into ready from @extschema@.outbox o
   where o.destination = to_destination and o.seq = outbox_retry.seq
-    and o.partition = any ((select s.partitions from @extschema@.outbox_settings s)::smallint[])
+    and o.partition = any (partitions)
     and not @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until);
   if found then
     perform @extschema@.outbox_wake(0, array[ready], array[outbox_retry.seq]);
@@ -41,7 +42,7 @@ begin
   end if;
   if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination and w.seq = outbox_retry.seq)
      and not exists (select from @extschema@.outbox o where o.destination = to_destination and o.seq = outbox_retry.seq
-                     and o.partition = any ((select s.partitions from @extschema@.outbox_settings s)::smallint[])) then
+                     and o.partition = any (partitions)) then
     insert into @extschema@.outbox (destination, partition, seq, key, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.enqueued_at, risen.reason);
     perform @extschema@.outbox_wake(1, array[risen.partition], array[risen.seq]);
@@ -56,13 +57,14 @@ create function @extschema@.outbox_discard(seq bigint, destination text default 
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
+  partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
   to_destination constant text := coalesce(outbox_discard.destination, 'default');
   ended bigint;
   waited bigint;
 begin
   if exists (select from @extschema@.outbox o
              where o.seq = outbox_discard.seq and o.destination = to_destination
-               and o.partition = any ((select s.partitions from @extschema@.outbox_settings s)::smallint[])
+               and o.partition = any (partitions)
                and @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)) then
     raise exception 'message % is on its way to the broker', outbox_discard.seq
       using errcode = 'object_in_use', hint = 'Try again in a moment: it is then published, or free to be discarded.';
@@ -70,7 +72,7 @@ begin
   with ready as (
     delete from @extschema@.outbox o
     where o.seq = outbox_discard.seq and o.destination = to_destination
-      and o.partition = any ((select s.partitions from @extschema@.outbox_settings s)::smallint[])
+      and o.partition = any (partitions)
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.destination, o.key
   ), waiting as (
     delete from @extschema@.outbox_waiting w where w.seq = outbox_discard.seq and w.destination = to_destination
@@ -92,3 +94,61 @@ end
 $$;
 comment on function @extschema@.outbox_discard(bigint, text, text) is
   'Gives up a dead or waiting message: it is never delivered and goes to the history with the reason. Later messages of its key go on. False if there is none.';
+
+create function @extschema@.outbox_send_workers_away()
+returns boolean language c volatile as 'MODULE_PATHNAME', 'outbox_send_workers_away_wrapper';
+comment on function @extschema@.outbox_send_workers_away() is
+  'Internal: lets the workers of this database settle what is in flight and end; they come back when the transaction ends. False if some are still there.';
+
+create function @extschema@.outbox_repartition(seq bigint, key text, partition smallint, old_count integer, new_count integer)
+returns smallint language sql immutable set search_path = pg_catalog, pg_temp as $$
+  select case
+    when $3 = coalesce(@extschema@.outbox_crc32($2), $1) % $4 then coalesce(@extschema@.outbox_crc32($2), $1) % $5
+    else $3 % $5 -- it was given by name
+  end::smallint;
+$$;
+comment on function @extschema@.outbox_repartition(bigint, text, smallint, integer, integer) is
+  'Internal: the partition of a waiting message under another partition count.';
+
+create function @extschema@.outbox_configure(partition_count integer default null, leasing boolean default null)
+returns void language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  old @extschema@.outbox_settings;
+begin
+  if partition_count not between 1 and 1024 then
+    raise exception 'partition_count % is out of range', partition_count
+      using errcode = 'numeric_value_out_of_range', hint = 'Use a count from 1 to 1024.';
+  end if;
+  -- Waits for every transaction that has enqueued, prepared ones too, and holds up those that come.
+  lock table @extschema@.outbox_settings in access exclusive mode;
+  select * into strict old from @extschema@.outbox_settings;
+  partition_count := coalesce(partition_count, old.partition_count);
+  leasing := coalesce(leasing, old.leasing);
+  if partition_count = old.partition_count and leasing = old.leasing then
+    return;
+  end if;
+  if not @extschema@.outbox_send_workers_away() then
+    raise exception 'the workers of this database did not end in time'
+      using errcode = 'object_in_use', hint = 'Try again; see outbox_worker_status.';
+  end if;
+  lock table @extschema@.outbox_partitions, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_dead
+    in access exclusive mode;
+  -- Emptied, not updated: a transaction with an older snapshot then finds no row, and fails instead of using the old count.
+  truncate @extschema@.outbox_settings;
+  insert into @extschema@.outbox_settings (partition_count, leasing) values (partition_count, leasing);
+  -- Whoever held a lease holds it no more.
+  update @extschema@.outbox_partitions p
+  set lease_owner = null, lease_until = null, lease_epoch = p.lease_epoch + 1, updated_at = clock_timestamp();
+  delete from @extschema@.outbox_partitions p where p.partition >= partition_count;
+  update @extschema@.outbox o
+  set partition = @extschema@.outbox_repartition(o.seq, o.key, o.partition, old.partition_count, partition_count),
+      claim_token = null, claim_until = null;
+  update @extschema@.outbox_waiting w
+  set partition = @extschema@.outbox_repartition(w.seq, w.key, w.partition, old.partition_count, partition_count);
+  update @extschema@.outbox_dead d
+  set partition = @extschema@.outbox_repartition(d.seq, d.key, d.partition, old.partition_count, partition_count);
+end
+$$;
+comment on function @extschema@.outbox_configure(integer, boolean) is
+  'Changes how messages are shared among workers: the number of partitions, and whether workers lease them (order per key) or claim rows (no order). NULL = as it is. Waits for open transactions that have enqueued; moves what waits. Nothing is lost, sent twice or reordered.';

@@ -47,7 +47,8 @@ grant execute on function
   to outbox_monitor;
 
 grant execute on function
-  @extschema@.outbox_retry(bigint, text), @extschema@.outbox_discard(bigint, text, text)
+  @extschema@.outbox_retry(bigint, text), @extschema@.outbox_discard(bigint, text, text),
+  @extschema@.outbox_configure(integer, boolean)
   to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads
 

@@ -150,6 +150,18 @@ pub fn extension(name: &CStr) -> u32 {
     unsafe { pg_sys::get_extension_oid(name.as_ptr(), true).to_u32() }
 }
 
+/// Locks a table against being locked for change, for the rest of this transaction.
+pub fn hold_table(oid: u32) {
+    // SAFETY: inside a transaction, on the main thread.
+    unsafe { pg_sys::LockRelationOid(oid.into(), pg_sys::AccessShareLock as i32) }
+}
+
+/// The OID of a table in the schema of a function, 0 if there is none.
+pub fn table_beside(function: u32, table: &CStr) -> u32 {
+    // SAFETY: inside a transaction.
+    unsafe { pg_sys::get_relname_relid(table.as_ptr(), pg_sys::get_func_namespace(function.into())).to_u32() }
+}
+
 /// The OID of the SQL function that is being called.
 pub fn called_function(fcinfo: pg_sys::FunctionCallInfo) -> u32 {
     // SAFETY: every call through SQL has flinfo.
