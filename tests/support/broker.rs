@@ -15,7 +15,7 @@ use amqprs::channel::{
 use serde_json::Value;
 
 use crate::amqp::{self, Address};
-use crate::private_broker::PrivateBroker;
+use crate::private_broker::{PrivateBroker, Size};
 
 /// A RabbitMQ that listens on loopback.
 #[derive(Clone, Debug)]
@@ -51,7 +51,12 @@ impl Broker {
 
     /// A broker of the test's own.
     pub fn start() -> PrivateBroker {
-        PrivateBroker::start()
+        Self::start_sized(Size::default())
+    }
+
+    /// The same, for who measures it and not only uses it.
+    pub fn start_sized(size: Size) -> PrivateBroker {
+        PrivateBroker::start(size)
     }
 
     pub fn port(&self) -> u16 {

@@ -24,12 +24,30 @@ use crate::{amqp, process};
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Above what a broker without load uses (about 130 MB), and little enough to run several.
-const MEMORY_LIMIT: &str = "512MB";
+/// How much of the machine a broker may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Threads that run Erlang code; none leaves it to Erlang, which starts one for each core.
+    pub schedulers: Option<u16>,
+    /// Above it the broker blocks publishers; in RabbitMQ's words, such as "2GB".
+    pub memory_limit: &'static str,
+}
+
+impl Default for Size {
+    fn default() -> Self {
+        Self {
+            // The tests measure Postgres on the same machine.
+            schedulers: Some(1),
+            // Above what a broker without load uses (about 130 MB), and little enough to run several.
+            memory_limit: "512MB",
+        }
+    }
+}
 
 /// A RabbitMQ that its owner may stop and disturb. Dropping it ends the broker and removes its files.
 pub struct PrivateBroker {
     broker: Broker,
+    size: Size,
     dir: ServerDir,
     epmd_port: u16,
     dist_port: u16,
@@ -47,13 +65,14 @@ impl Deref for PrivateBroker {
 }
 
 impl PrivateBroker {
-    pub(crate) fn start() -> Self {
+    pub(crate) fn start(size: Size) -> Self {
+        let memory_limit = size.memory_limit;
         let dir = ServerDir::create("broker");
         let (port, epmd_port, dist_port) = (free_port(), free_port(), free_port());
         let config = format!(
             "listeners.tcp.1 = 127.0.0.1:{port}\n\
              log.console = false\n\
-             vm_memory_high_watermark.absolute = {MEMORY_LIMIT}\n\
+             vm_memory_high_watermark.absolute = {memory_limit}\n\
              disk_free_limit.absolute = 50MB\n"
         );
         std::fs::write(dir.path().join("rabbitmq.conf"), config).expect("write the broker's configuration");
@@ -65,6 +84,7 @@ impl PrivateBroker {
             .unwrap_or_else(|error| panic!("start epmd of Erlang: {error}; is RabbitMQ installed?"));
         let broker = Self {
             broker: Broker::at(port),
+            size,
             dir,
             epmd_port,
             dist_port,
@@ -84,7 +104,7 @@ impl PrivateBroker {
             }
         }
         BROKER.get_or_init(|| {
-            let broker = Self::start();
+            let broker = Self::start(Size::default());
             // SAFETY: the handler is a plain function that stays valid, takes nothing and does not unwind.
             unsafe { libc::atexit(end) };
             broker
@@ -165,7 +185,7 @@ impl PrivateBroker {
         match on {
             // 0 is documented to block all publishing.
             true => self.ctl(&["set_vm_memory_high_watermark", "0"]),
-            false => self.ctl(&["set_vm_memory_high_watermark", "absolute", MEMORY_LIMIT]),
+            false => self.ctl(&["set_vm_memory_high_watermark", "absolute", self.size.memory_limit]),
         };
     }
 
@@ -211,6 +231,7 @@ impl PrivateBroker {
     /// written.
     fn program(&self, name: &str) -> Command {
         let dir = self.dir.path();
+        let schedulers = self.size.schedulers.map_or(String::new(), |n| format!("+S {n}:{n} "));
         let mut command = Command::new(rabbitmq_bindir().join(name));
         command
             .current_dir(dir)
@@ -234,9 +255,11 @@ impl PrivateBroker {
             .env("RABBITMQ_CTL_ERL_ARGS", "-kernel inet_dist_use_interface {127,0,0,1}")
             .env(
                 "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS",
-                // One scheduler that never spins: the tests measure Postgres on the same machine.
-                "-kernel inet_dist_use_interface {127,0,0,1} -start_epmd false \
-                 +S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none",
+                // Schedulers never spin, which is also RabbitMQ's own default.
+                format!(
+                    "-kernel inet_dist_use_interface {{127,0,0,1}} -start_epmd false \
+                     {schedulers}+sbwt none +sbwtdcpu none +sbwtdio none"
+                ),
             )
             // The launcher's word for "become the Erlang machine". NOTIFY_SOCKET would send notices to systemd.
             .env("RUNNING_UNDER_SYSTEMD", "true")
