@@ -3,6 +3,7 @@
 # PG_CONFIG   the pg_config of the server to build for (as with any PGXS extension)
 # DESTDIR     root to install under
 # PROFILE     release (default) or dev
+# ROWS, FLAGS rows and flags of `make bench`; FLAGS=--help names them
 
 PG_CONFIG ?= $(or $(shell command -v pg_config),/usr/lib/postgresql/15/bin/pg_config)
 PROFILE   ?= release
@@ -19,7 +20,7 @@ LIBRARY    = $(PG_TARGET)/$(if $(filter release,$(PROFILE)),release,debug)/libou
 SHAREDIR   = $(DESTDIR)$(shell $(PG_CONFIG) --sharedir)/extension
 LIBDIR     = $(DESTDIR)$(shell $(PG_CONFIG) --pkglibdir)
 
-.PHONY: help demo test build install sql lint fmt clean tools servers private
+.PHONY: help demo test bench build install sql lint fmt clean tools servers private
 
 help: ## this text
 	@echo "outbox $(VERSION): a transactional outbox for Postgres with its relay inside the server"
@@ -34,9 +35,13 @@ demo: private ## commit one event, roll back another, and see what a RabbitMQ co
 
 test: private ## every test, on private servers under target/
 	$(CARGO) build --locked -p outbox-tests --bins
-	$(CARGO) test --locked -p outbox-core
+	$(CARGO) test --locked -p outbox-core -p outbox-bench
 	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-transport
 	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-tests -- --test-threads=2
+
+bench: private ## measure speed beside what it is compared with; ROWS=drain,latency picks rows, FLAGS="--pairs 2" sizes
+	$(CARGO) build --locked --release -p outbox-bench
+	@$(RUN) target/release/outbox-bench $(if $(ROWS),--rows $(ROWS)) $(FLAGS)
 
 build: tools ## build the extension
 	PGRX_PG_CONFIG_PATH=$(PG_CONFIG_PATH) CARGO_TARGET_DIR=$(PG_TARGET) \
@@ -53,7 +58,7 @@ sql: ## put sql/src/*.sql together into the install script
 
 lint: tools ## formatting and clippy, warnings denied
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --all-targets -p outbox-core -p outbox-transport -p outbox-tests -- -D warnings
+	$(CARGO) clippy --locked --all-targets -p outbox-core -p outbox-transport -p outbox-tests -p outbox-bench -- -D warnings
 	PGRX_PG_CONFIG_PATH=$(PG_CONFIG_PATH) CARGO_TARGET_DIR=$(PG_TARGET) \
 	  $(CARGO) clippy --locked --profile $(PROFILE) --no-default-features --features pg$(PG_MAJOR) -p outbox -- -D warnings
 

@@ -1,0 +1,141 @@
+//! How fast is lapin alone? The strongest plain publisher: messages ready in memory, persistent, mandatory, confirmed, at
+//! most 1,000 outstanding, and each publish polled once instead of awaited, which spares a thread round trip a message.
+//! Connection parameters, properties and headers are those of the extension.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::types::ShortString;
+use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
+use outbox_core::message::Publication;
+use tokio::runtime::Runtime;
+
+use crate::events;
+
+/// As many as the extension has outstanding.
+const WINDOW: usize = 1000;
+
+/// A message in lapin's terms, ready to go.
+pub struct Message {
+    exchange: ShortString,
+    routing_key: ShortString,
+    properties: BasicProperties,
+    body: Vec<u8>,
+}
+
+impl From<Publication> for Message {
+    fn from(publication: Publication) -> Self {
+        Self {
+            properties: events::properties(&publication),
+            exchange: publication.exchange.as_str().into(),
+            routing_key: publication.routing_key.as_str().into(),
+            body: publication.body,
+        }
+    }
+}
+
+/// A connection as the extension makes it, but for the channels that it may have.
+pub async fn connect(port: u16, channels: usize) -> Connection {
+    // The limits of crates/transport/src/amqp.rs.
+    let uri = format!("amqp://guest:guest@127.0.0.1:{port}/%2f?frame_max=131072&channel_max={channels}&heartbeat=8");
+    let properties = ConnectionProperties::default().with_connection_name("bench: bare".into());
+    let connected = Connection::connect(&uri, properties).await;
+    connected.unwrap_or_else(|error| panic!("connect to the broker: {error}"))
+}
+
+/// A channel in confirm mode.
+pub async fn confirming_channel(connection: &Connection) -> Channel {
+    let channel = connection.create_channel().await.expect("open a channel");
+    let confirm = channel.confirm_select(ConfirmSelectOptions::default());
+    confirm.await.expect("turn on confirms");
+    channel
+}
+
+/// Publishes one message and waits for its confirm. Panics unless the broker took it.
+pub async fn publish(channel: &Channel, message: Message) {
+    let options = BasicPublishOptions {
+        mandatory: true,
+        ..Default::default()
+    };
+    let sent = channel.basic_publish(
+        message.exchange,
+        message.routing_key,
+        options,
+        &message.body,
+        message.properties,
+    );
+    let confirm = sent.await.expect("publish").await.expect("a confirm");
+    assert_eq!(
+        confirm,
+        Confirmation::Ack(None),
+        "the broker refused or returned a message"
+    );
+}
+
+pub struct BarePublisher {
+    runtime: Runtime,
+    connection: Connection,
+    channel: Channel,
+}
+
+impl BarePublisher {
+    pub fn connect(port: u16) -> Self {
+        // On the calling thread, as the extension's publisher; lapin has a thread of its own besides.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("build a runtime");
+        let (connection, channel) = runtime.block_on(async {
+            let connection = connect(port, 8).await;
+            let channel = confirming_channel(&connection).await;
+            (connection, channel)
+        });
+        Self {
+            runtime,
+            connection,
+            channel,
+        }
+    }
+
+    /// From the first publish to the last confirm.
+    pub fn run(&self, messages: Vec<Message>, batch: usize) -> Duration {
+        let started = Instant::now();
+        self.runtime.block_on(publish_all(&self.channel, messages, batch));
+        started.elapsed()
+    }
+
+    /// Publishes one message.
+    pub fn publish(&self, message: Message) {
+        self.runtime.block_on(publish(&self.channel, message));
+    }
+
+    pub fn close(self) {
+        let closed = self.runtime.block_on(self.connection.close(200, "OK".into()));
+        closed.expect("close the connection");
+    }
+}
+
+async fn publish_all(channel: &Channel, messages: Vec<Message>, batch: usize) {
+    let mut outstanding: VecDeque<Pin<Box<dyn Future<Output = ()> + '_>>> = VecDeque::with_capacity(WINDOW);
+    for message in messages {
+        if outstanding.len() == WINDOW {
+            // The oldest first: confirms come in order, so the rest of the batch has mostly come with the first.
+            for attempt in outstanding.drain(..batch) {
+                attempt.await;
+            }
+        }
+        let mut attempt = Box::pin(publish(channel, message));
+        // The first poll puts the frames into lapin's buffer.
+        match attempt.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(()) => {}
+            Poll::Pending => outstanding.push_back(attempt),
+        }
+    }
+    for attempt in outstanding {
+        attempt.await;
+    }
+}

@@ -1,0 +1,54 @@
+//! `make bench`: how fast is the outbox, on private servers? Each row runs two sides in turn, in pairs, and gives the median
+//! of the pairs' ratios: the machine drifts, and a pair drifts together.
+//!
+//! | module | question it answers |
+//! |---|---|
+//! | `options` | what to run, and how much of it? |
+//! | `servers` | which Postgres and RabbitMQ, what is in them, how do they pause? |
+//! | `cores`, `cpu` | who runs where, and how much processor time did each take? |
+//! | `events` | what is sent? The same bytes on both sides |
+//! | `bare` | how fast is lapin alone? |
+//! | `backlog` | how fast does the outbox drain? |
+//! | `drain`, `latency`, `shapes` | the rows |
+//! | `stats`, `report` | what do the samples say, and how is it shown? |
+//!
+//! docs/benchmarks.md says what the rows mean.
+
+mod backlog;
+mod bare;
+mod cores;
+mod cpu;
+mod drain;
+mod events;
+mod latency;
+mod options;
+mod report;
+mod servers;
+mod shapes;
+mod stats;
+
+use clap::Parser;
+
+use crate::options::{Options, RowName};
+use crate::report::Report;
+
+fn main() {
+    let options = Options::parse();
+    let mut report = Report::new(&options);
+    for row in &options.rows {
+        match row {
+            RowName::Drain => drain::run(&options, &mut report),
+            RowName::Latency => latency::run(&options, &mut report),
+            RowName::Keys => shapes::keys(&options, &mut report),
+            RowName::Snapshot => shapes::snapshot(&options, &mut report),
+            RowName::Blocked => shapes::blocked(&options, &mut report),
+        }
+    }
+    println!("\n{}", report.text());
+    println!("written to {}", report.file().display());
+}
+
+/// What goes on now, for who waits.
+fn say(text: &str) {
+    println!("  {text}");
+}

@@ -1,0 +1,230 @@
+//! How are the figures shown? As a table for a person, and as JSON under target/bench/, rewritten after each figure so that
+//! a run that is cut short leaves what it had.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use crate::options::Options;
+use crate::servers::{Servers, all_cores};
+use crate::{say, stats};
+
+/// One line of the table: two sides, measured in pairs.
+pub struct Figure {
+    pub name: String,
+    /// Ours and the other one.
+    pub sides: (&'static str, &'static str),
+    pub unit: &'static str,
+    pub ours: Vec<f64>,
+    pub theirs: Vec<f64>,
+    /// Printed below the line.
+    pub notes: Vec<String>,
+    /// For the file only.
+    pub details: Value,
+}
+
+pub struct Report {
+    about: Vec<(String, String)>,
+    options: Value,
+    figures: Vec<Figure>,
+    file: PathBuf,
+}
+
+impl Report {
+    pub fn new(options: &Options) -> Self {
+        let started_s = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_secs();
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/bench");
+        fs::create_dir_all(&directory).unwrap_or_else(|error| panic!("create {}: {error}", directory.display()));
+        let directory = directory.canonicalize().expect("a directory just created");
+        Self {
+            about: Vec::new(),
+            options: options.to_json(),
+            figures: Vec::new(),
+            file: directory.join(format!("{started_s}.json")),
+        }
+    }
+
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Asks the servers what they are, once.
+    pub fn about(&mut self, servers: &mut Servers) {
+        if self.about.is_empty() {
+            self.about = servers.about();
+            self.about.extend([
+                ("cores".into(), all_cores().len().to_string()),
+                ("load at start".into(), load()),
+            ]);
+        }
+    }
+
+    pub fn add(&mut self, figure: Figure) {
+        figure.lines().iter().for_each(|line| say(line));
+        self.figures.push(figure);
+        let text = serde_json::to_string_pretty(&self.json()).expect("numbers and texts");
+        fs::write(&self.file, text).unwrap_or_else(|error| panic!("write {}: {error}", self.file.display()));
+    }
+
+    pub fn text(&self) -> String {
+        let about = self.about.iter().map(|(name, value)| format!("{name}: {value}"));
+        let figures = self.figures.iter().flat_map(Figure::lines);
+        let lines: Vec<String> = about
+            .chain([format!("flags: {}", self.options), String::new(), heading()])
+            .chain(figures)
+            .collect();
+        lines.join("\n")
+    }
+
+    fn json(&self) -> Value {
+        let about: serde_json::Map<String, Value> = self
+            .about
+            .iter()
+            .map(|(name, value)| (name.clone(), json!(value)))
+            .collect();
+        json!({
+            "about": about,
+            "options": self.options,
+            "figures": self.figures.iter().map(Figure::json).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn heading() -> String {
+    columns(&[
+        "median of the runs",
+        "ours",
+        "other",
+        "ratio",
+        "lowest–highest",
+        "pairs",
+        "sides",
+    ])
+}
+
+fn columns(cells: &[&str; 7]) -> String {
+    let [name, ours, theirs, ratio, range, pairs, sides] = cells;
+    format!("{name:<36}{ours:>12}{theirs:>12}{ratio:>8}  {range:>14}{pairs:>7}  {sides}")
+}
+
+impl Figure {
+    /// The median of the pairs' ratios, the lowest and the highest.
+    pub fn ratio(&self) -> (f64, f64, f64) {
+        let ratios = stats::ratios(&self.ours, &self.theirs);
+        (stats::median(&ratios), stats::lowest(&ratios), stats::highest(&ratios))
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let (middle, lowest, highest) = self.ratio();
+        let first = columns(&[
+            &self.name,
+            &quantity(stats::median(&self.ours), self.unit),
+            &quantity(stats::median(&self.theirs), self.unit),
+            &format!("{middle:.2}"),
+            &format!("{lowest:.2}–{highest:.2}"),
+            &self.ours.len().to_string(),
+            &format!("{} ÷ {}", self.sides.0, self.sides.1),
+        ]);
+        let notes = self.notes.iter().map(|note| format!("    {note}"));
+        std::iter::once(first).chain(notes).collect()
+    }
+
+    fn json(&self) -> Value {
+        let (middle, lowest, highest) = self.ratio();
+        json!({
+            "name": self.name,
+            "sides": [self.sides.0, self.sides.1],
+            "unit": self.unit,
+            "ours": self.ours,
+            "theirs": self.theirs,
+            "ratio": {"median": middle, "lowest": lowest, "highest": highest},
+            "notes": self.notes,
+            "details": self.details,
+        })
+    }
+}
+
+/// Rates whole, times with two decimals.
+fn quantity(value: f64, unit: &str) -> String {
+    match unit {
+        "/s" => format!("{value:.0}/s"),
+        _ => format!("{value:.2} {unit}"),
+    }
+}
+
+/// A machine that does other work makes figures that mean nothing; whoever reads them can see it here.
+fn load() -> String {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    fn figure() -> Figure {
+        Figure {
+            name: "drain, quorum, pinned".into(),
+            sides: ("outbox", "bare lapin"),
+            unit: "/s",
+            ours: vec![9_000.0, 9_600.0, 4_500.0],
+            theirs: vec![10_000.0, 10_000.0, 5_000.0],
+            notes: vec!["a note".into()],
+            details: json!({"more": 1}),
+        }
+    }
+
+    #[test]
+    fn the_ratio_is_the_median_over_pairs_and_not_the_ratio_of_medians() {
+        let (middle, lowest, highest) = figure().ratio();
+        assert_eq!((middle, lowest, highest), (0.9, 0.9, 0.96));
+    }
+
+    #[test]
+    fn a_line_has_both_medians_the_ratio_and_its_range() {
+        let lines = figure().lines();
+        let cells: Vec<&str> = lines[0].split_whitespace().collect();
+        let expected = "drain, quorum, pinned 9000/s 10000/s 0.90 0.90–0.96 3 outbox ÷ bare lapin";
+        assert_eq!(cells.join(" "), expected);
+        assert_eq!(lines[1], "    a note");
+    }
+
+    #[test]
+    fn the_columns_stand_below_their_headings() {
+        let line = &figure().lines()[0];
+        let end = |text: &str, cell: &str| {
+            let at = text.find(cell).expect("the cell is there");
+            text[..at].chars().count() + cell.chars().count()
+        };
+        assert_eq!(end(&heading(), "ours"), end(line, "9000/s"));
+        assert_eq!(end(&heading(), "ratio"), end(line, "0.90"));
+    }
+
+    #[test]
+    fn times_keep_decimals_and_rates_do_not() {
+        assert_eq!(quantity(12_345.678, "/s"), "12346/s");
+        assert_eq!(quantity(2.456, "ms"), "2.46 ms");
+    }
+
+    #[test]
+    fn the_file_has_every_sample_and_the_flags() {
+        let report = Report {
+            about: vec![("Postgres".into(), "15".into())],
+            options: Options::parse_from(["bench", "--pairs", "3"]).to_json(),
+            figures: vec![figure()],
+            file: PathBuf::new(),
+        };
+        let json = report.json();
+        assert_eq!(json["about"]["Postgres"], "15");
+        assert_eq!(json["options"]["pairs"], 3);
+        assert_eq!(json["figures"][0]["ours"].as_array().map(Vec::len), Some(3));
+        assert_eq!(json["figures"][0]["details"]["more"], 1);
+        assert!(report.text().contains("Postgres: 15"));
+    }
+}
