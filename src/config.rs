@@ -41,10 +41,15 @@ static RETRY_BACKOFF_MAX: GucSetting<i32> = GucSetting::<i32>::new(600_000);
 static MAX_ATTEMPTS: GucSetting<i32> = GucSetting::<i32>::new(15);
 static ON_DEAD: GucSetting<OnDead> = GucSetting::<OnDead>::new(OnDead::block);
 static RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
+static EVENTS_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(AS_HISTORY);
+static DEAD_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(-1);
 static CONNECT_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static CONFIRM_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30_000);
 static WORKER_ROLE: Text = Text::new(Some(c"outbox_worker"));
 static DATABASES: Text = Text::new(Some(c""));
+
+/// Of outbox.events_retention: as outbox.retention.
+const AS_HISTORY: i32 = -2;
 
 /// Defines every setting. From `_PG_init`.
 pub fn define() {
@@ -195,6 +200,22 @@ pub fn define() {
         GucFlags::UNIT_S,
     );
     number(
+        c"outbox.events_retention",
+        c"How long events are kept that no message needs any more; -1 = forever, -2 = as outbox.retention.",
+        &EVENTS_RETENTION,
+        AS_HISTORY..=i32::MAX,
+        Database,
+        GucFlags::UNIT_S,
+    );
+    number(
+        c"outbox.dead_retention",
+        c"How long dead letters are kept before they are discarded; -1 = forever.",
+        &DEAD_RETENTION,
+        -1..=i32::MAX,
+        Database,
+        GucFlags::UNIT_S,
+    );
+    number(
         c"outbox.connect_timeout",
         c"Longest wait for the broker to accept a connection and open it.",
         &CONNECT_TIMEOUT,
@@ -240,8 +261,15 @@ pub struct Settings {
     pub idle_backoff_ms: u32,
     pub claim_ttl_s: i32,
     pub rules: Rules,
-    /// None = forever
-    pub retention_s: Option<i32>,
+    pub retention: Retention,
+}
+
+/// How long is kept what ended, in seconds; None = forever.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Retention {
+    pub history: Option<i32>,
+    pub events: Option<i32>,
+    pub dead: Option<i32>,
 }
 
 /// What the publisher connects with; when any of it changes the worker connects anew.
@@ -283,7 +311,22 @@ impl Settings {
                 },
                 dead_blocks: ON_DEAD.get() == OnDead::block,
             },
-            retention_s: (RETENTION.get() >= 0).then(|| RETENTION.get()),
+            retention: Retention::snapshot(),
+        }
+    }
+}
+
+impl Retention {
+    fn snapshot() -> Self {
+        let finite = |seconds: i32| (seconds >= 0).then_some(seconds);
+        let history = finite(RETENTION.get());
+        Self {
+            history,
+            events: match EVENTS_RETENTION.get() {
+                AS_HISTORY => history,
+                seconds => finite(seconds),
+            },
+            dead: finite(DEAD_RETENTION.get()),
         }
     }
 }

@@ -12,6 +12,7 @@ mod ports;
 mod registry;
 mod shmem;
 mod store;
+mod upkeep;
 mod wake;
 mod worker;
 

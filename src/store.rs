@@ -205,7 +205,8 @@ fn insert_statement<'a>(
     Ok(cached.get_or_init(|| prepared))
 }
 
-/// The keys of events by their aggregate; an error names the seqs that the store lacks.
+/// The keys of events by their aggregate; an error names the seqs that the store lacks. The events are locked against
+/// outbox_trim_events: it does not see the messages of this transaction.
 fn aggregate_keys(
     client: &mut pgrx::spi::SpiClient,
     statements: &Statements,
@@ -216,18 +217,18 @@ fn aggregate_keys(
         None => {
             let sql = format!(
                 "select e.seq, e.aggregate_type, e.aggregate_id from {s}.outbox_events e
-                 where e.seq operator(pg_catalog.=) any ($1)",
+                 where e.seq operator(pg_catalog.=) any ($1) for key share",
                 s = statements.schema
             );
             let prepared = client
-                .prepare(sql.as_str(), &[PgOid::from(PgBuiltInOids::INT8ARRAYOID)])
+                .prepare_mut(sql.as_str(), &[PgOid::from(PgBuiltInOids::INT8ARRAYOID)])
                 .map_err(internal)?
                 .keep();
             statements.aggregates.get_or_init(|| prepared)
         }
     };
     let rows =
-        guc::without_sequential_scans(|| client.select(select, None, &[seqs.to_vec().into()])).map_err(internal)?;
+        guc::without_sequential_scans(|| client.update(select, None, &[seqs.to_vec().into()])).map_err(internal)?;
     let mut found = HashMap::with_capacity(seqs.len());
     for row in rows {
         let seq: i64 = row.get(1).map_err(internal)?.unwrap_or_default();
@@ -721,10 +722,39 @@ impl Store {
         Ok(Spi::get_one(&sql)?.unwrap_or_default())
     }
 
-    /// Removes old history, `batch` rows at most; returns how many.
+    pub fn make_partitions(&self, retention_s: Option<i32>) -> SpiResult<i32> {
+        let sql = format!("select {}.outbox_make_partitions($1)", self.schema);
+        Ok(Spi::get_one_with_args(&sql, &[retention_s.into()])?.unwrap_or_default())
+    }
+
+    pub fn drop_partitions(&self, retention_s: i32, batch: i32) -> SpiResult<i64> {
+        self.clear("outbox_drop_partitions", retention_s, batch)
+    }
+
     pub fn trim(&self, retention_s: i32, batch: i32) -> SpiResult<i64> {
-        let sql = format!("select {}.outbox_trim($1, $2)", self.schema);
+        self.clear("outbox_trim", retention_s, batch)
+    }
+
+    pub fn expire_dead(&self, retention_s: i32, batch: i32) -> SpiResult<i64> {
+        self.clear("outbox_expire_dead", retention_s, batch)
+    }
+
+    /// Calls a function that removes what is older, `batch` at most, and returns how many.
+    fn clear(&self, function: &str, retention_s: i32, batch: i32) -> SpiResult<i64> {
+        let sql = format!("select {}.{function}($1, $2)::bigint", self.schema);
         Ok(Spi::get_one_with_args(&sql, &[retention_s.into(), batch.into()])?.unwrap_or_default())
+    }
+
+    /// Removes events that are older and over, looking at `batch` of them after a seq. Returns how far it got, and
+    /// whether more may be old.
+    pub fn trim_events(&self, after: i64, retention_s: i32, batch: i32) -> SpiResult<(i64, bool)> {
+        let sql = format!(
+            "select reached, more from {}.outbox_trim_events($1, $2, $3)",
+            self.schema
+        );
+        let args = [after.into(), retention_s.into(), batch.into()];
+        let (reached, more) = Spi::get_two_with_args(&sql, &args)?;
+        Ok((reached.unwrap_or(after), more.unwrap_or_default()))
     }
 
     pub fn purge_workers(&self) -> SpiResult<()> {

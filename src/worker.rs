@@ -9,6 +9,7 @@ use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{latch, signals};
 use crate::ports::{STATEMENT_TIMEOUT_MS, Signals, Tables, held_transaction, in_transaction};
 use crate::store::{Settlement, Store, now_us};
+use crate::upkeep::Upkeep;
 use crate::{launcher, registry, shmem};
 use outbox_core::engine::{Engine, Sharing};
 use outbox_core::lease;
@@ -32,11 +33,9 @@ const LAST_WORDS_TO_BROKER: Duration = Duration::from_millis(200);
 
 const LANE_BY_LANE: Duration = Duration::from_secs(5);
 const CONFIG_CHECK_EVERY: Duration = Duration::from_secs(1);
-const MAINTENANCE_EVERY: Duration = Duration::from_secs(60);
 const COUNT_EVERY: Duration = Duration::from_secs(10);
 const COUNT_ROWS_MAX: i64 = 10_000;
 const FIRST_COUNT_ROWS_MAX: i64 = 1_000_000;
-const TRIM_ROWS: i32 = 5_000;
 
 pub fn main(argument: u64) -> ! {
     let (database, number) = launcher::unpack(argument);
@@ -97,7 +96,7 @@ struct Worker {
     began: Instant,
     leases_due: Instant,
     config_check_due: Instant,
-    maintenance_due: Instant,
+    upkeep: Upkeep,
     count_due: Instant,
     counted: bool,
 }
@@ -148,7 +147,7 @@ impl Worker {
             began: now,
             leases_due: now,
             config_check_due: now,
-            maintenance_due: now,
+            upkeep: Upkeep::new(now),
             count_due: now,
             counted: false,
         }
@@ -400,7 +399,7 @@ impl Worker {
         self.leases_due = Instant::now();
     }
 
-    /// What needs no haste: changed session defaults, the count of what waits, old history.
+    /// What needs no haste: changed session defaults, the count of what waits, what is old.
     fn look_around(&mut self, now: Instant) -> Result<(), Failure> {
         let store = &self.store;
         if now >= self.config_check_due {
@@ -422,18 +421,8 @@ impl Worker {
             self.count_pending()?;
             self.counted = true;
         }
-        if now >= self.maintenance_due && self.first {
-            let retention_s = self.settings.retention_s;
-            let trimmed = in_transaction(c"outbox: trim history", Durability::Relaxed, || {
-                store.purge_workers()?;
-                retention_s.map_or(Ok(0), |retention_s| store.trim(retention_s, TRIM_ROWS))
-            })?;
-            // More may be old: go on at the next tick, not for minutes at once.
-            self.maintenance_due = if trimmed < i64::from(TRIM_ROWS) {
-                now + MAINTENANCE_EVERY
-            } else {
-                now
-            };
+        if self.first {
+            self.upkeep.tend(now, &self.id, store, &self.settings.retention);
         }
         Ok(())
     }

@@ -28,6 +28,7 @@ const TABLES: [&str; 8] = [
     "outbox",
     "outbox_waiting",
     "outbox_history",
+    "outbox_history_default",
     "outbox_dead",
     "outbox_events",
     "outbox_partitions",

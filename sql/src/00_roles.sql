@@ -29,6 +29,7 @@ begin
   execute pg_catalog.format('grant connect on database %I to %I', pg_catalog.current_database(), worker_role);
   execute pg_catalog.format('grant usage on schema @extschema@ to %I, outbox_writer, outbox_monitor, outbox_admin',
                             worker_role);
+  execute pg_catalog.format('grant create on schema @extschema@ to %I', worker_role); -- partitions of the history
   grant outbox_writer, outbox_monitor to outbox_admin;
 end
 $roles$;

@@ -95,7 +95,7 @@ create table @extschema@.outbox_waiting (
   destination  text collate "C" not null,
   key          text        check (pg_catalog.octet_length(key) <= 255),
   last_error   text,
-  primary key (destination, seq)
+  primary key (seq, destination)
 );
 create index on @extschema@.outbox_waiting (due_at) where due_at is not null;
 create index on @extschema@.outbox_waiting (destination, partition, key, seq) where state = 'g';
@@ -114,11 +114,9 @@ create table @extschema@.outbox_history (
   destination  text collate "C" not null,
   key          text,
   last_error   text
-);
--- Rows come in nearly in order of both columns: BRIN costs next to nothing a row and finds a seq or a day.
-create index on @extschema@.outbox_history using brin (published_at, seq) with (pages_per_range = 16, autosummarize = on);
+) partition by range (published_at); -- its partitions: 35_retention.sql
 comment on table @extschema@.outbox_history is
-  'Messages that ended: confirmed by the broker, or discarded by hand. Kept for outbox.retention.';
+  'Messages that ended: confirmed by the broker, or discarded. Kept for outbox.retention.';
 
 create table @extschema@.outbox_dead (
   seq          bigint      not null,
@@ -130,11 +128,11 @@ create table @extschema@.outbox_dead (
   key          text,
   reason       text        not null,
   blocks       boolean     not null default false,
-  primary key (destination, seq)
+  primary key (seq, destination)
 );
 create index on @extschema@.outbox_dead (partition) where blocks;
 comment on table @extschema@.outbox_dead is
-  'Dead letters: messages out of attempts. outbox_retry() brings one back, outbox_discard() gives it up.';
+  'Dead letters: messages out of attempts. outbox_retry() brings one back, outbox_discard() gives it up. Kept for outbox.dead_retention.';
 comment on column @extschema@.outbox_dead.blocks is
   'Later messages of its key wait until this one is retried or discarded.';
 
@@ -164,5 +162,4 @@ select pg_catalog.pg_extension_config_dump('@extschema@.outbox_events', '');
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_events_seq_seq', '');
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox', '');
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_waiting', '');
-select pg_catalog.pg_extension_config_dump('@extschema@.outbox_history', '');
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_dead', '');

@@ -404,16 +404,3 @@ returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enab
 $$;
 comment on function @extschema@.outbox_locate(bigint[], text[], smallint[]) is
   'Worker protocol: where messages lie now, after something (VACUUM FULL, an update by hand) moved them.';
-
-create function @extschema@.outbox_trim(retention_s integer, batch integer)
-returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
-  with old as (
-    delete from @extschema@.outbox_history h
-    where h.ctid = any (array(
-      select x.ctid from @extschema@.outbox_history x
-      where x.published_at < clock_timestamp() - make_interval(secs => retention_s) limit batch))
-    returning 1)
-  select count(*) from old;
-$$;
-comment on function @extschema@.outbox_trim(integer, integer) is
-  'Removes up to batch rows of history that are older than retention_s; returns how many.';

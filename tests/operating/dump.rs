@@ -8,6 +8,8 @@ use support::{Broker, Cluster, Consumer, Mode, Proxy, wait_until};
 use crate::common::*;
 use crate::{payload, publish};
 
+const RETENTION_S: i32 = 30 * 86_400;
+
 const TABLES: [&str; 5] = [
     "outbox",
     "outbox_history",
@@ -16,7 +18,8 @@ const TABLES: [&str; 5] = [
     "outbox_settings",
 ];
 
-/// A database with every kind of row: published, dead, pending, scheduled, discarded, and four partitions.
+/// A database with every kind of row: published, dead, pending, scheduled, discarded; history of several days, each in a
+/// partition of its own; and four partitions of keys.
 fn shop(cluster: &Cluster) {
     cluster.exec(DB, "create database shop");
     cluster.exec(DB, "alter database shop set outbox.partition_count = 4");
@@ -39,6 +42,22 @@ fn shop(cluster: &Cluster) {
         "shop",
         "select outbox_publish('T', '9', available_at => '2999-01-01'); select outbox_discard(8)",
     );
+    for days in [9, 1, 0] {
+        let sql = format!(
+            "select outbox_make_partitions({RETENTION_S}, now() - interval '{days} days');
+             insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination)
+             select 0, now(), now() - interval '{days} days' + g * interval '3 hours', g, 0, 'default' from generate_series(1, 40) g"
+        );
+        cluster.exec("shop", &sql);
+    }
+}
+
+/// The partitions of the history, with their time, their owner and how many rows each has.
+fn partitions(cluster: &Cluster, db: &str) -> String {
+    let sql = "select string_agg(p::text || ' ' || c.relowner::regrole || ' ' ||
+                                 (select count(*) from outbox_history h where h.tableoid = p.partition), E'\\n')
+               from outbox_history_partitions() p join pg_class c on c.oid = p.partition";
+    cluster.query_one(db, sql)
 }
 
 /// A database to restore into that delivers nothing yet.
@@ -90,6 +109,15 @@ fn assert_same_rows(cluster: &Cluster, restored: &str) {
         assert!(!original.is_empty(), "{table} has rows");
         assert_eq!(rows(cluster, restored, table), original, "{table}");
     }
+    let original = partitions(cluster, "shop");
+    assert!(original.lines().count() > 6, "{original}");
+    assert_eq!(partitions(cluster, restored), original);
+    // The restored history goes on where the original would.
+    for db in ["shop", restored] {
+        let sql = format!("select outbox_make_partitions({RETENTION_S}, now() + interval '9 days')");
+        assert_eq!(cluster.query_one::<i32>(db, &sql), 4, "{db}");
+    }
+    assert_eq!(partitions(cluster, restored), partitions(cluster, "shop"));
     let last: i64 = cluster.query_one("shop", "select max(seq) from outbox_events");
     let next = publish(cluster, restored, 10);
     assert!(next > last, "the next seq is {next}, but {last} is taken");

@@ -1,0 +1,185 @@
+-- What ends is kept for a time and then goes: history by whole partitions, dead letters and events in batches. A worker
+-- calls these functions once a minute. Each takes the time as an argument, so that a test can pretend another one.
+--
+-- A partition of the history is made at run time and is no member of the extension: pg_dump dumps it like any table and
+-- attaches it again, and DROP EXTENSION drops it with its parent. So that a restore meets no obstacle,
+-- * no partition is made while the history is empty. A restore attaches what it brings before it loads the first row,
+--   and a worker may be at work in the new database by then;
+-- * the parent has no index. ATTACH would make one of the same name in the partition, before the dump brings its own;
+-- * only the default partition is a member, with its rows dumped as configuration.
+
+create table @extschema@.outbox_history_default partition of @extschema@.outbox_history default;
+-- Rows come in nearly in order of both columns: BRIN costs next to nothing a row and finds a seq or a day.
+create index on @extschema@.outbox_history_default using brin (published_at, seq)
+  with (pages_per_range = 16, autosummarize = on);
+comment on table @extschema@.outbox_history_default is
+  'History that no partition was made for: of the first minutes, or written while the clock was wrong. A settle never fails for want of a partition.';
+select pg_catalog.pg_extension_config_dump('@extschema@.outbox_history_default', '');
+
+create index on @extschema@.outbox_dead (died_at);
+
+create function @extschema@.outbox_history_partitions(out partition regclass, out starts_at timestamptz, out ends_at timestamptz)
+returns setof record language sql stable set search_path = pg_catalog, pg_temp set datestyle = 'ISO' as $$
+  select i.inhrelid::regclass, substring(b.bound from 'FROM \(''([^'']+)''\)')::timestamptz,
+         substring(b.bound from 'TO \(''([^'']+)''\)')::timestamptz
+  from pg_inherits i join pg_class c on c.oid = i.inhrelid
+  cross join lateral pg_get_expr(c.relpartbound, c.oid) as b (bound)
+  where i.inhparent = '@extschema@.outbox_history'::regclass and b.bound <> 'DEFAULT' order by 2;
+$$;
+comment on function @extschema@.outbox_history_partitions() is
+  'The partitions of outbox_history, without the default one, and the time each is for.';
+
+-- ATTACH locks the default partition against everyone and reads it; it waits for readers of the history, and settles that
+-- need the default partition wait behind it. So it gives up soon and the worker tries again a minute later; three steps
+-- ahead there is time for that.
+create function @extschema@.outbox_make_partitions(retention_s integer, moment timestamptz default pg_catalog.clock_timestamp())
+returns integer language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp set timezone = 'UTC' set lock_timeout = '200ms' as $$
+declare
+  step constant text := case when retention_s < 2 * 86400 then 'hour' when retention_s <= 60 * 86400 then 'day' else 'month' end;
+  width constant interval := '1 ' || step;
+  at timestamptz := moment; -- all before it has its partition
+  starts timestamptz;
+  ends timestamptz;
+  stray timestamptz;
+  name text;
+  made integer := 0;
+begin
+  lock table only @extschema@.outbox_history in share update exclusive mode; -- one at a time
+  if not exists (select from @extschema@.outbox_history) then
+    return 0;
+  end if;
+  while at < moment + 3 * width loop
+    select p.ends_at into ends from @extschema@.outbox_history_partitions() p where at >= p.starts_at and at < p.ends_at;
+    if not found then
+      select greatest(date_trunc(step, at), max(p.ends_at) filter (where p.ends_at <= at)),
+             least(date_trunc(step, at) + width, min(p.starts_at) filter (where p.starts_at > at))
+        into starts, ends from @extschema@.outbox_history_partitions() p;
+      -- What lies in the default partition stays there; the new one begins after it, and after what comes meanwhile.
+      select max(h.published_at) into stray from @extschema@.outbox_history_default h
+        where h.published_at >= starts and h.published_at < ends;
+      if stray is not null then
+        starts := date_trunc('minute', greatest(stray, at)) + interval '2 minutes';
+      end if;
+      name := 'outbox_history_p' || to_char(starts, case step when 'hour' then 'YYYYMMDDHH24' else 'YYYYMMDD' end);
+      if starts < ends and to_regclass(format('@extschema@.%I', name)) is null then
+        execute format('create table @extschema@.%I (like @extschema@.outbox_history_default including all)', name);
+        execute format('alter table @extschema@.outbox_history attach partition @extschema@.%I for values from (%L) to (%L)',
+                       name, starts, ends);
+        made := made + 1;
+      end if;
+    end if;
+    at := ends;
+  end loop;
+  return made;
+end
+$$;
+comment on function @extschema@.outbox_make_partitions(integer, timestamptz) is
+  'Makes partitions of the history ahead: one an hour, a day or a month, as retention_s (NULL = forever) asks for; returns how many. None while the history is empty.';
+
+-- DROP locks the whole history against everyone: it waits for its readers, and every settle waits behind it.
+create function @extschema@.outbox_drop_partitions(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
+returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
+declare
+  old regclass;
+  dropped integer := 0;
+begin
+  for old in select p.partition from @extschema@.outbox_history_partitions() p
+             where p.ends_at <= moment - make_interval(secs => retention_s) loop
+    exit when dropped = batch;
+    begin
+      execute format('drop table %s', old);
+      dropped := dropped + 1;
+    exception when insufficient_privilege or dependent_objects_still_exist then
+      raise warning 'partition % of the history is kept: %', old, sqlerrm
+        using hint = format('Make %I its owner, and drop what depends on it.', current_user);
+    end;
+  end loop;
+  return dropped;
+end
+$$;
+comment on function @extschema@.outbox_drop_partitions(integer, integer, timestamptz) is
+  'Drops partitions of the history, up to batch, of which every row is older than retention_s; returns how many.';
+
+create function @extschema@.outbox_trim(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
+returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
+  with old as (
+    delete from @extschema@.outbox_history_default h
+    where h.ctid = any (array(
+      select x.ctid from @extschema@.outbox_history_default x
+      where x.published_at < moment - make_interval(secs => retention_s) limit batch))
+    returning 1)
+  select count(*) from old;
+$$;
+comment on function @extschema@.outbox_trim(integer, integer, timestamptz) is
+  'Removes up to batch rows that are older than retention_s from the default partition of the history; returns how many.';
+
+create function @extschema@.outbox_expire_dead(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
+returns bigint language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+  with expired as (
+    delete from @extschema@.outbox_dead d
+    where d.ctid = any (array(
+      select x.ctid from @extschema@.outbox_dead x
+      where x.died_at < moment - make_interval(secs => retention_s) order by x.died_at limit batch
+      for update skip locked))
+    returning d.*
+  ), written as (
+    insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, discarded, destination, key, last_error)
+    select e.seq, e.enqueued_at, clock_timestamp(), e.attempts, e.partition, true, e.destination, e.key,
+           'dead for longer than outbox.dead_retention: ' || e.reason
+    from expired e returning 1
+  )
+  select count(*) from written;
+$$;
+comment on function @extschema@.outbox_expire_dead(integer, integer, timestamptz) is
+  'Discards up to batch dead letters that are older than retention_s: they go to the history with a reason; returns how many.';
+
+create function @extschema@.outbox_unended(low bigint, high bigint)
+returns setof bigint language sql stable
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+  -- outbox is indexed by lane (destination, partition), then seq. The destinations are found by leaps over the index; a
+  -- lane by itself each, which OFFSET 0 makes sure of: in one join the whole index would be read.
+  with recursive d as (
+    (select o.destination from @extschema@.outbox o order by 1 limit 1)
+    union all
+    select (select o.destination from @extschema@.outbox o where o.destination > d.destination order by 1 limit 1)
+    from d where d.destination is not null
+  )
+  select waiting.seq from d cross join @extschema@.outbox_partitions p
+  cross join lateral (select o.seq from @extschema@.outbox o
+                      where o.destination = d.destination and o.partition = p.partition and o.seq between low and high
+                      offset 0) waiting
+  union all
+  select w.seq from @extschema@.outbox_waiting w where w.seq between low and high
+  union all
+  select x.seq from @extschema@.outbox_dead x where x.seq between low and high;
+$$;
+comment on function @extschema@.outbox_unended(bigint, bigint) is
+  'Internal: the seqs from low to high of which a message waits or is dead. Their events must stay.';
+
+create function @extschema@.outbox_trim_events(
+  after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
+  out reached bigint, out removed bigint, out more boolean
+) language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
+declare
+  cutoff constant timestamptz := moment - make_interval(secs => retention_s);
+  seen bigint;
+  last bigint;
+  old bigint[];
+begin
+  select count(*), max(x.seq) into seen, last
+  from (select e.seq from @extschema@.outbox_events e where e.seq > after order by e.seq limit batch) x;
+  -- Locked first, judged by the next statement: who enqueues an old event anew locks it before he writes the message,
+  -- so he is either seen there, or skipped here, or finds no event.
+  old := array(select e.seq from @extschema@.outbox_events e
+               where e.seq > after and e.seq <= last and e.created_at < cutoff order by e.seq for update skip locked);
+  reached := coalesce(old[cardinality(old)], after);
+  more := seen = batch and reached > after;
+  delete from @extschema@.outbox_events e
+  where e.seq = any (old) and e.seq not in (select * from @extschema@.outbox_unended(old[1], reached));
+  get diagnostics removed = row_count;
+end
+$$;
+comment on function @extschema@.outbox_trim_events(bigint, integer, integer, timestamptz) is
+  'Looks at up to batch events after a seq and removes those that are older than retention_s and of which no message waits or is dead. Returns how far it got and whether more may be old beyond.';

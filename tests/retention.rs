@@ -1,0 +1,432 @@
+//! Does what ended go when its time is over, and not before? Partitions of the history, dead letters, events; the upkeep
+//! of a worker, and that it holds nobody up. Time passes by argument: each function takes the moment it is to believe in.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::*;
+use postgres::error::SqlState;
+use support::{Broker, Cluster, wait_until};
+
+const DAY_S: i32 = 86_400;
+const MONTH_S: i32 = 30 * DAY_S;
+
+/// A server with the extension and no worker.
+fn quiet_cluster() -> Cluster {
+    unconnected_cluster("", "x", &["outbox.workers = 0"])
+}
+
+/// Writes history that ended at these times.
+fn history(cluster: &Cluster, times: &[&str]) {
+    for time in times {
+        cluster.exec(
+            DB,
+            &format!(
+                "insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination)
+                 values (0, '{time}', '{time}', 1, 0, 'default')"
+            ),
+        );
+    }
+}
+
+/// Makes partitions at a time; returns how many.
+fn make(cluster: &Cluster, retention_s: Option<i32>, moment: &str) -> i32 {
+    let retention_s = retention_s.map_or("null".into(), |seconds| seconds.to_string());
+    cluster.query_one(DB, &format!("select outbox_make_partitions({retention_s}, '{moment}')"))
+}
+
+/// Calls a function that removes what is older than `retention_s` at a time; returns how much it was.
+fn clear(cluster: &Cluster, function: &str, retention_s: i32, batch: i32, moment: &str) -> i64 {
+    let sql = format!("select {function}({retention_s}, {batch}, '{moment}')::bigint");
+    cluster.query_one(DB, &sql)
+}
+
+/// The partitions and their rows, in order of time, the default one last.
+fn partitions(cluster: &Cluster) -> Vec<String> {
+    let sql = "select replace(c.relname, 'outbox_history_', ''), (select count(*) from outbox_history h where h.tableoid = c.oid)
+               from pg_inherits i join pg_class c on c.oid = i.inhrelid left join outbox_history_partitions() p on p.partition = c.oid
+               where i.inhparent = 'outbox_history'::regclass order by p.starts_at nulls last";
+    let rows = cluster.connect(DB).query(sql, &[]).expect("partitions");
+    rows.iter()
+        .map(|row| format!("{} {}", row.get::<_, String>(0), row.get::<_, i64>(1)))
+        .collect()
+}
+
+/// Lets the worker begin anew, and so its upkeep: else that is due once a minute.
+fn upkeep(cluster: &Cluster, settings: &[(&str, i32)]) {
+    let offset = cluster.log_offset();
+    let set = settings
+        .iter()
+        .map(|(name, value)| format!("alter database {DB} set {name} = {value};"));
+    cluster.exec(DB, &set.collect::<String>());
+    cluster.wait_for_log("outbox server-1: started", offset);
+}
+
+// ---- history --------------------------------------------------------------------------------------------------------
+
+#[test]
+fn partitions_are_made_ahead_and_dropped_when_all_of_their_rows_are_old() {
+    let cluster = quiet_cluster();
+    history(&cluster, &["2029-12-31 23:00Z"]); // else there would be no partitions yet
+    assert_eq!(make(&cluster, Some(MONTH_S), "2030-01-01 12:00Z"), 4);
+    assert_eq!(make(&cluster, Some(MONTH_S), "2030-01-01 18:00Z"), 0);
+    assert_eq!(make(&cluster, Some(MONTH_S), "2030-01-02 00:01Z"), 1);
+    history(
+        &cluster,
+        &[
+            "2030-01-01 00:00Z",
+            "2030-01-01 23:59:59Z",
+            "2030-01-02 00:00Z",
+            "2030-01-05 12:00Z",
+        ],
+    );
+    assert_eq!(
+        partitions(&cluster),
+        [
+            "p20300101 2",
+            "p20300102 1",
+            "p20300103 0",
+            "p20300104 0",
+            "p20300105 1",
+            "default 1"
+        ]
+    );
+    // The second of them is not old enough as a whole, and what was asked for is kept.
+    assert_eq!(
+        clear(&cluster, "outbox_drop_partitions", MONTH_S, 10, "2030-01-31 23:59:59Z"),
+        0
+    );
+    assert_eq!(
+        clear(&cluster, "outbox_drop_partitions", MONTH_S, 10, "2030-02-01 12:00Z"),
+        1
+    );
+    assert_eq!(
+        partitions(&cluster),
+        ["p20300102 1", "p20300103 0", "p20300104 0", "p20300105 1", "default 1"]
+    );
+    assert_eq!(
+        clear(&cluster, "outbox_drop_partitions", MONTH_S, 3, "2031-01-01Z"),
+        3,
+        "a batch"
+    );
+    assert_eq!(clear(&cluster, "outbox_drop_partitions", MONTH_S, 3, "2031-01-01Z"), 1);
+    assert_eq!(partitions(&cluster), ["default 1"]);
+}
+
+#[test]
+fn the_step_follows_the_retention_and_partitions_never_overlap() {
+    let cluster = quiet_cluster();
+    history(&cluster, &["2029-01-01Z"]);
+    make(&cluster, Some(MONTH_S), "2030-01-01 12:00Z"); // to the end of the 4th
+    make(&cluster, Some(DAY_S), "2030-01-04 21:30Z");
+    make(&cluster, None, "2030-01-05 00:30Z"); // from 1 o'clock on
+    make(&cluster, Some(MONTH_S), "2030-03-30 12:00Z");
+    // The clock was a year ahead for a moment, and is right again.
+    make(&cluster, Some(MONTH_S), "2031-03-30 12:00Z");
+    make(&cluster, Some(MONTH_S), "2030-05-01 12:00Z");
+    // It was a few hours ahead, and so were partitions of hours.
+    make(&cluster, Some(DAY_S), "2032-01-01 21:30Z");
+    make(&cluster, Some(MONTH_S), "2032-01-01 12:00Z");
+    assert_eq!(
+        partitions(&cluster),
+        [
+            "p20300101 0",
+            "p20300102 0",
+            "p20300103 0",
+            "p20300104 0",
+            "p2030010500 0",
+            "p20300105 0",
+            "p20300201 0",
+            "p20300301 0",
+            "p20300401 0",
+            "p20300501 0",
+            "p20300502 0",
+            "p20300503 0",
+            "p20300504 0",
+            "p20310330 0",
+            "p20310331 0",
+            "p20310401 0",
+            "p20310402 0",
+            "p20320101 0",
+            "p2032010121 0",
+            "p2032010122 0",
+            "p2032010123 0",
+            "p2032010200 0",
+            "p20320102 0",
+            "p20320103 0",
+            "p20320104 0",
+            "default 1"
+        ]
+    );
+    let gaps = "select count(*) from (select starts_at - lag(ends_at) over (order by starts_at) as gap from outbox_history_partitions()) x
+                where gap <> interval '0'";
+    assert_eq!(cluster.query_one::<i64>(DB, gaps), 2, "but for two years");
+}
+
+#[test]
+fn what_no_partition_was_made_for_is_kept_and_trimmed_row_by_row() {
+    let cluster = quiet_cluster();
+    assert_eq!(
+        make(&cluster, Some(MONTH_S), "2030-01-01 12:00Z"),
+        0,
+        "there is no history yet"
+    );
+    let strays = [
+        "2001-01-01Z",
+        "2002-01-01Z",
+        "2003-01-01Z",
+        "2030-01-01 11:00Z",
+        "2030-01-02 23:59Z",
+        "2099-01-01Z",
+    ];
+    history(&cluster, &strays);
+    // A new partition leaves alone what lies in the default one already: it begins later, or is not made.
+    assert_eq!(make(&cluster, Some(MONTH_S), "2030-01-01 12:00:30Z"), 3);
+    history(&cluster, &["2030-01-01 12:01Z", "2030-01-01 12:02Z"]);
+    assert_eq!(
+        partitions(&cluster),
+        ["p20300101 1", "p20300103 0", "p20300104 0", "default 7"]
+    );
+    assert_eq!(clear(&cluster, "outbox_trim", MONTH_S, 2, "2030-01-02Z"), 2);
+    assert_eq!(clear(&cluster, "outbox_trim", MONTH_S, 2, "2030-01-02Z"), 1);
+    assert_eq!(clear(&cluster, "outbox_trim", MONTH_S, 2, "2030-01-02Z"), 0);
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_history"), 5);
+}
+
+#[test]
+fn a_partition_that_cannot_be_dropped_is_named_and_keeps_no_other() {
+    let cluster = quiet_cluster();
+    history(&cluster, &["2029-01-01Z"]);
+    make(&cluster, Some(MONTH_S), "2030-01-01 12:00Z");
+    cluster.exec(
+        DB,
+        "alter table outbox_history_p20300101 owner to postgres; create view v as select * from outbox_history_p20300102",
+    );
+    let offset = cluster.log_offset();
+    cluster.exec(
+        DB,
+        "set role outbox_worker; select outbox_drop_partitions(0, 10, '2031-01-01')",
+    );
+    assert_eq!(partitions(&cluster), ["p20300101 0", "p20300102 0", "default 1"]);
+    for name in ["p20300101", "p20300102"] {
+        cluster.wait_for_log(
+            &format!("partition public.outbox_history_{name} of the history is kept"),
+            offset,
+        );
+    }
+}
+
+#[test]
+fn drop_extension_takes_the_partitions_with_it_and_create_extension_starts_anew() {
+    let cluster = quiet_cluster();
+    for schema in ["public", "\"App Outbox\""] {
+        cluster.exec(DB, &format!("create schema if not exists {schema}; set search_path = {schema}; drop extension outbox;
+            create extension outbox schema {schema};
+            insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination) values (0, now(), now(), 1, 0, 'default');
+            select outbox_make_partitions({MONTH_S})"));
+        let count = "select count(*) from pg_class where relkind = 'r' and relname like 'outbox_history_p%'";
+        assert!(cluster.query_one::<i64>(DB, count) > 3, "{schema}");
+        cluster.exec(DB, "drop extension outbox");
+        assert_eq!(cluster.query_one::<i64>(DB, count), 0, "{schema}");
+        cluster.exec(DB, "create extension outbox");
+    }
+    assert_eq!(partitions(&cluster), ["default 0"]);
+}
+
+// ---- events and dead letters ----------------------------------------------------------------------------------------
+
+/// Six events of 2001, of which the messages are: published, waiting, scheduled, dead, waiting elsewhere, discarded. And a
+/// published one of today.
+fn events(cluster: &Cluster) {
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', 'thing', n::text, available_at => case when n = 3 then '2999-01-01'::timestamptz end)
+         from generate_series(1, 7) n;
+         update outbox_events set created_at = '2001-01-01Z' where seq <= 6;
+         update outbox set destination = 'elsewhere' where seq = 5;
+         insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, reason)
+         select seq, enqueued_at, 1, partition, destination, 'no' from outbox where seq = 4;
+         select outbox_discard(6);
+         delete from outbox where seq in (1, 4, 7)",
+    );
+}
+
+/// Removes events that are older than a day, in batches; returns the seqs that are left.
+fn trim_events(cluster: &Cluster, batch: i32) -> Vec<i64> {
+    let mut client = cluster.connect(DB);
+    client.batch_execute("set lock_timeout = '1s'").expect("set");
+    let mut after: i64 = 0;
+    for _ in 0..20 {
+        let sql = format!("select reached, more from outbox_trim_events({after}, {DAY_S}, {batch})");
+        let row = client.query_one(sql.as_str(), &[]).expect("outbox_trim_events");
+        after = row.get(0);
+        if !row.get::<_, bool>(1) {
+            let seqs = "select coalesce(array_agg(seq order by seq), '{}') from outbox_events";
+            return cluster.query_one(DB, seqs);
+        }
+    }
+    panic!("no end");
+}
+
+#[test]
+fn events_go_when_no_message_needs_them_and_not_before() {
+    for batch in [1, 2, 3, 100] {
+        let cluster = quiet_cluster();
+        events(&cluster);
+        assert_eq!(trim_events(&cluster, batch), [2, 3, 4, 5, 7], "batches of {batch}");
+        // What had to stay goes once its message has ended.
+        cluster.exec(DB, "select outbox_discard(2), outbox_discard(4)");
+        assert_eq!(trim_events(&cluster, batch), [3, 5, 7], "batches of {batch}");
+    }
+}
+
+/// Whoever enqueues an old event anew and the upkeep meet in either order, and no message is left without its event.
+#[test]
+fn an_old_event_that_is_enqueued_anew_stays() {
+    let cluster = quiet_cluster();
+    events(&cluster);
+    let (mut writer, mut keeper) = (cluster.connect(DB), cluster.connect(DB));
+    writer
+        .batch_execute("begin; select outbox_enqueue(1)")
+        .expect("enqueue");
+    assert_eq!(trim_events(&cluster, 100), [1, 2, 3, 4, 5, 7], "not committed yet");
+    writer.batch_execute("commit").expect("commit");
+    assert_eq!(trim_events(&cluster, 100), [1, 2, 3, 4, 5, 7]);
+
+    cluster.exec(DB, "select outbox_discard(1)");
+    keeper
+        .batch_execute(&format!("begin; select outbox_trim_events(0, {DAY_S}, 100)"))
+        .expect("trim");
+    let refused = std::thread::scope(|scope| {
+        let enqueue = scope.spawn(|| writer.batch_execute("select outbox_enqueue(1)"));
+        wait_true(
+            &cluster,
+            "the writer to wait",
+            "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and query like '%outbox_enqueue(1)%'
+                            and pid <> pg_backend_pid())",
+        );
+        keeper.batch_execute("commit").expect("commit");
+        enqueue.join().expect("no panic")
+    });
+    let code = refused.expect_err("the event is gone").code().cloned();
+    assert_eq!(code, Some(SqlState::NO_DATA_FOUND));
+}
+
+#[test]
+fn dead_letters_expire_into_the_history_with_a_reason() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "insert into outbox_dead (seq, enqueued_at, died_at, attempts, partition, destination, key, reason)
+         select n, '2001-01-01', '2001-01-01Z'::timestamptz + n * interval '1 day', 15, 3, 'default', 'k', 'unroutable ' || n
+         from generate_series(1, 5) n",
+    );
+    assert_eq!(clear(&cluster, "outbox_expire_dead", DAY_S, 2, "2001-01-05 12:00Z"), 2);
+    assert_eq!(clear(&cluster, "outbox_expire_dead", DAY_S, 2, "2001-01-05 12:00Z"), 1);
+    assert_eq!(clear(&cluster, "outbox_expire_dead", DAY_S, 2, "2001-01-05 12:00Z"), 0);
+    let left = "select array_agg(seq order by seq) from outbox_dead";
+    assert_eq!(cluster.query_one::<Vec<i64>>(DB, left), [4, 5]);
+    let told =
+        "select array_agg(seq || ' ' || attempts || ' ' || key || ' ' || status || ' ' || last_error order by seq)
+                from outbox_messages where status <> 'dead'";
+    let told: Vec<String> = cluster.query_one(DB, told);
+    let expected = [1, 2, 3]
+        .map(|seq| format!("{seq} 15 k discarded dead for longer than outbox.dead_retention: unroutable {seq}"));
+    assert_eq!(told, expected);
+}
+
+// ---- the worker -----------------------------------------------------------------------------------------------------
+
+#[test]
+fn the_worker_makes_the_partitions_and_delivery_fills_them() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    assert_eq!(partitions(&cluster), ["default 0"], "none while there is no history");
+    history(&cluster, &["2001-01-01Z"]);
+    upkeep(&cluster, &[("outbox.retention", -1)]);
+    wait_until("partitions of months", LONG, || partitions(&cluster).len() == 5);
+    let others = "select count(*) from outbox_history_partitions() p join pg_class c on c.oid = p.partition
+                  where c.relowner <> 'outbox_worker'::regrole";
+    assert_eq!(cluster.query_one::<i64>(DB, others), 0);
+    cluster.exec(DB, "select outbox_publish('T', '1')");
+    wait_published(&cluster, 2);
+    assert!(partitions(&cluster)[0].ends_with(" 1"), "{:?}", partitions(&cluster));
+}
+
+#[test]
+fn the_worker_removes_events_and_dead_letters_as_their_settings_say() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    cluster.exec(DB, "select outbox_publish('T', '1')");
+    wait_published(&cluster, 1);
+    cluster.exec(
+        DB,
+        "insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, reason)
+         values (7, now(), 1, 0, 'default', 'no')",
+    );
+    let counts = "select (select count(*) from outbox_events)::text || (select count(*) from outbox_dead)
+                  || (select count(*) from outbox_history where seq <> 0)";
+    let counts = |cluster: &Cluster| cluster.query_one::<String>(DB, counts);
+    // Kept for ever. That the upkeep has been there shows in old history.
+    history(&cluster, &["2001-01-01Z"]);
+    upkeep(&cluster, &[("outbox.events_retention", -1)]);
+    wait_true(
+        &cluster,
+        "old history to go",
+        "select not exists (select from outbox_history where seq = 0)",
+    );
+    assert_eq!(counts(&cluster), "111");
+    upkeep(&cluster, &[("outbox.events_retention", 0)]);
+    wait_until("the event to go", LONG, || counts(&cluster) == "011");
+    upkeep(&cluster, &[("outbox.dead_retention", 0)]);
+    wait_until("the dead letter to go", LONG, || counts(&cluster) == "002");
+    cluster.exec(DB, "select outbox_publish('T', '1')");
+    wait_drained(&cluster);
+    upkeep(&cluster, &[("outbox.events_retention", -2), ("outbox.retention", 0)]);
+    wait_until("all to go", LONG, || counts(&cluster) == "000");
+}
+
+#[test]
+fn a_reader_of_the_history_delays_its_upkeep_and_no_delivery() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    history(&cluster, &["2001-01-01Z"]);
+    make(&cluster, Some(MONTH_S), "2002-01-01Z");
+    let mut reader = cluster.connect(DB);
+    reader
+        .batch_execute("begin; select count(*) from outbox_messages")
+        .expect("a reader");
+
+    let offset = cluster.log_offset();
+    upkeep(&cluster, &[("outbox.batch_size", 10)]);
+    for step in ["make", "drop"] {
+        let given_up = format!("outbox: {step} partitions (server-1): canceling statement due to lock timeout");
+        cluster.wait_for_log(&given_up, offset);
+    }
+    wait_connected(&cluster);
+    cluster.exec(DB, "select outbox_publish('T', '1')");
+    let published = "select exists (select from outbox_history where seq = 1)";
+    wait_true(&cluster, "the delivery", published);
+
+    // Who waits for the reader stands before every settle: not for long.
+    let started = Instant::now();
+    let refused = cluster
+        .connect(DB)
+        .batch_execute("select outbox_drop_partitions(0, 10)");
+    assert_eq!(
+        refused.expect_err("a reader").code(),
+        Some(&SqlState::LOCK_NOT_AVAILABLE)
+    );
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+
+    reader.batch_execute("commit").expect("commit");
+    upkeep(&cluster, &[("outbox.batch_size", 11)]);
+    wait_until("the upkeep", LONG, || {
+        let partitions = partitions(&cluster);
+        partitions.len() == 5 && !partitions[0].starts_with("p2002")
+    });
+}
