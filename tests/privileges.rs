@@ -24,7 +24,7 @@ fn denied(cluster: &Cluster, role: &str, sql: &str) -> bool {
     }
 }
 
-const TABLES: [&str; 8] = [
+const TABLES: [&str; 9] = [
     "outbox",
     "outbox_waiting",
     "outbox_history",
