@@ -1,34 +1,42 @@
 //! Model check of the low mark: a worker that reads a partition only above a mark loses nothing and keeps order per key.
+
 //!
 //! Reading every waiting row in each pass would cost the more the longer the backlog. So the owner of a partition keeps
-//! a mark in its memory and claims `mark < seq <= ceiling`. A seq is drawn long before its row becomes visible, hence
-//! two dangers: the mark passes a row that is not visible yet (loss), and a later row of the key is sent before it
-//! (disorder). What lies in shared memory keeps both away, and no producer ever waits for a worker:
+//! a mark in its memory and claims `mark < seq`. A seq is drawn long before its row becomes visible, hence two dangers:
+//! the mark passes a row that is not visible yet (loss), and a later row of the key is sent before it (disorder). What
+//! lies in shared memory keeps both away, and no producer ever waits for a worker:
 //!
 //! | in the model | in the server |
 //! |---|---|
-//! | `highest` | the highest seq drawn or enqueued in the database, raised with fetch_max |
-//! | `reopen` | of the partition, the lowest seq that became visible since the owner last looked |
-//! | `registry` | of each backend, the key and a low bound of the seqs of its open transaction |
-//! | `slots` | the same of each prepared transaction, under its xid |
+//! | `reopen` | of the partition, the lowest seq that became visible since the owner last took it |
+//! | `registry` | of each backend, the keys and a low bound of the seqs of its open transaction |
+//! | `slot` | room for the same of a prepared transaction, under its xid |
 //! | `Producer` | a backend with one transaction, step by step; a row is visible from COMMIT or COMMIT PREPARED on |
 //! | `Worker` | the owner of the partition, its passes cut into their accesses to shared memory and its one snapshot |
-//! | `other_worker` | an owner of another partition: it too frees the slot of a prepared transaction that ended |
+//! | `other_frees` | a worker of another partition, or a session about to prepare: they free slots, too |
+//! | `earlier_owner` | a worker that lost the partition and does not know it yet |
+//! | `Adoption` | after a crash some worker, this one or another, takes in the prepared transactions |
 //!
-//! Two things the protocol rests on: every seq comes from one sequence that gives them out one by one, so `highest` never
-//! exceeds its last value; and a worker raises `highest` at its start, and if by the table, also whenever a transaction
-//! that was prepared before ends.
+//! A pass: takes `reopen`, lowers its mark by it; claims in a snapshot; frees the slot if its transaction is over; reads
+//! the entries of the sessions, then the slot; looks at `reopen` again. Why that is enough: engine.rs.
+//!
+//! What the protocol asks of those who write shared memory, besides the order of their steps:
+//! - The low bound is 0 from before a seq is drawn until all that were drawn are noted, also where one is known already.
+//! - A slot is freed only while it is of the transaction that was seen to be over.
+//! - A worker owns `reopen` from before anybody can see that it has the lease, so that none does so late.
+//! - Who adopts lowers `reopen` to the start afterwards, for those that ended before it asked.
+//! - A claim that found as many rows as its limit has not read to the end, however many of them it got.
 //!
 //! Each action is one atomic access; the checker tries every interleaving. What is claimed is sent at the end of a pass,
 //! and sent is settled: what becomes of a message after that is in `model_lease.rs`. A wake is only a hint, so it is
-//! not modelled: passes happen at any time.
+//! not modelled: passes happen at any time. So do sweeps, but what only a sweep finds counts as lost.
 //!
 //! Each `Mistake` takes away one rule of the protocol, and the checker must find what it breaks. So no rule is idle,
 //! and the checker is not blind. `cargo test -p outbox-core --test model_mark -- --nocapture` shows how each breaks.
 
 mod mark;
 
-use mark::{Draws, HighestAtStart, IN_ORDER, Key, LowMark, May, Mistake, NOTHING_LOST, Script};
+use mark::{Draws, IN_ORDER, Key, LowMark, May, Mistake, NOTHING_LOST, Script};
 use stateright::{Checker, HasDiscoveries, Model};
 
 const fn script(key: Key, messages: usize, may: May) -> Script {
@@ -41,10 +49,10 @@ const fn script(key: Key, messages: usize, may: May) -> Script {
     }
 }
 
-const fn by_application(draws: Draws) -> Script {
+const fn drawing(draws: Draws, messages: usize) -> Script {
     Script {
         draws,
-        ..script(Key::A, 1, May::End)
+        ..script(Key::A, messages, May::End)
     }
 }
 
@@ -56,20 +64,36 @@ const NOBODY: Script = script(Key::B, 0, May::EndAtOnce);
 const OVERLAPPING: LowMark = LowMark {
     scripts: [script(Key::A, 1, May::End), script(Key::A, 1, May::End), BYSTANDER],
     limit: 1,
-    worker_restarts: 0,
+    takeovers: 0,
     database_crashes: 0,
-    highest_at_start: HighestAtStart::Sequence,
+    discards: false,
     mistake: None,
-};
-
-const PREPARED: LowMark = LowMark {
-    scripts: [script(Key::A, 1, May::Prepare), script(Key::A, 1, May::End), BYSTANDER],
-    ..OVERLAPPING
 };
 
 /// The least that has a prepared transaction and one beside it.
 const TWO_PRODUCERS: LowMark = LowMark {
     scripts: [script(Key::A, 1, May::Prepare), script(Key::A, 1, May::End), NOBODY],
+    ..OVERLAPPING
+};
+
+/// The slot serves one after the other.
+const REUSING: LowMark = LowMark {
+    scripts: [script(Key::A, 1, May::Prepare), script(Key::A, 1, May::Prepare), NOBODY],
+    ..OVERLAPPING
+};
+
+const NESTED: LowMark = LowMark {
+    scripts: [drawing(Draws::Nested, 2), script(Key::A, 1, May::End), NOBODY],
+    ..OVERLAPPING
+};
+
+const STRAY_FIRST: LowMark = LowMark {
+    scripts: [drawing(Draws::StrayFirst, 2), script(Key::A, 1, May::End), NOBODY],
+    ..OVERLAPPING
+};
+
+const MISSING_ROWS: LowMark = LowMark {
+    discards: true,
     ..OVERLAPPING
 };
 
@@ -113,16 +137,30 @@ fn so_do_transactions_of_two_messages() {
 }
 
 #[test]
+fn so_do_transactions_of_which_one_message_is_published_while_another_is() {
+    assert_holds(NESTED);
+}
+
+#[test]
 fn so_do_workers_that_take_over() {
     assert_holds(LowMark {
-        worker_restarts: 1,
+        takeovers: 1,
         ..OVERLAPPING
     });
 }
 
 #[test]
 fn so_do_prepared_transactions() {
-    assert_holds(LowMark { limit: 2, ..PREPARED });
+    assert_holds(LowMark {
+        scripts: [script(Key::A, 1, May::Prepare), script(Key::A, 1, May::End), BYSTANDER],
+        limit: 2,
+        ..OVERLAPPING
+    });
+}
+
+#[test]
+fn so_do_prepared_transactions_that_use_a_slot_one_after_the_other() {
+    assert_holds(REUSING);
 }
 
 #[test]
@@ -139,28 +177,47 @@ fn so_do_prepared_transactions_through_a_crash_of_the_database() {
 }
 
 #[test]
-fn so_do_crashes_after_which_the_table_is_asked_for_the_highest_seq() {
+fn so_do_crashes_after_which_another_worker_takes_over() {
     assert_holds(LowMark {
         database_crashes: 1,
-        worker_restarts: 1,
-        highest_at_start: HighestAtStart::Table,
-        ..TWO_PRODUCERS
+        takeovers: 1,
+        ..REUSING
     });
 }
 
 #[test]
+fn so_do_claims_that_miss_a_row() {
+    assert_holds(MISSING_ROWS);
+}
+
+#[test]
 fn so_do_seqs_that_an_application_draws_if_the_transactions_of_a_key_follow_one_another() {
-    let drawn = by_application(Draws::ByApplication);
+    let drawn = drawing(Draws::ByApplicationInTurn, 1);
     assert_holds(LowMark {
         scripts: [drawn, drawn, BYSTANDER],
         ..OVERLAPPING
     });
 }
 
-/// Why no order is promised there: both have seqs below the ceiling of a pass and register after it read the registry.
 #[test]
-fn seqs_drawn_before_the_transaction_ahead_ended_are_out_of_order() {
-    let drawn = by_application(Draws::Ahead);
+fn a_seq_that_was_never_drawn_does_not_take_the_order_away_from_others() {
+    let stray = Script {
+        draws: Draws::StrayFirst,
+        ..BYSTANDER
+    };
+    let scripts = [script(Key::A, 1, May::End), script(Key::A, 1, May::End), stray];
+    assert_holds(LowMark { scripts, ..OVERLAPPING });
+}
+
+#[test]
+fn nor_from_another_of_the_same_transaction() {
+    assert_holds(STRAY_FIRST);
+}
+
+/// Why no order is promised there: both have their seqs before they register, and the later one may come first.
+#[test]
+fn seqs_that_an_application_draws_for_transactions_that_overlap_are_out_of_order() {
+    let drawn = drawing(Draws::ByApplication, 1);
     assert_breaks(
         IN_ORDER,
         LowMark {
@@ -170,26 +227,24 @@ fn seqs_drawn_before_the_transaction_ahead_ended_are_out_of_order() {
     );
 }
 
-/// `highest` must not exceed what the sequence gave out, or it bounds nothing: neither the claim, nor from below the seq
-/// that one who registers is about to draw. So a seq that was never drawn must be refused.
 #[test]
-fn a_seq_that_was_never_drawn_takes_the_order_away_from_others() {
-    let stray = Script {
-        draws: Draws::Stray,
-        ..BYSTANDER
-    };
-    let scripts = [script(Key::A, 1, May::End), script(Key::A, 1, May::End), stray];
-    assert_breaks(IN_ORDER, LowMark { scripts, ..OVERLAPPING });
+fn taking_reopen_after_the_snapshot_breaks_order() {
+    assert_breaks(IN_ORDER, OVERLAPPING.with(Mistake::ReopenTakenAfterSnapshot));
 }
 
 #[test]
-fn swapping_reopen_before_the_registry_is_read_breaks_order() {
-    assert_breaks(IN_ORDER, OVERLAPPING.with(Mistake::ReopenSwappedBeforeRegistryRead));
+fn reading_the_registry_before_the_snapshot_breaks_order() {
+    assert_breaks(IN_ORDER, OVERLAPPING.with(Mistake::RegistryReadBeforeSnapshot));
 }
 
 #[test]
-fn a_claim_without_a_ceiling_breaks_order() {
-    assert_breaks(IN_ORDER, OVERLAPPING.with(Mistake::ClaimNotBoundedByCeiling));
+fn peeking_before_the_registry_is_read_breaks_order() {
+    assert_breaks(IN_ORDER, OVERLAPPING.with(Mistake::PeekedBeforeRegistryRead));
+}
+
+#[test]
+fn not_peeking_breaks_order() {
+    assert_breaks(IN_ORDER, OVERLAPPING.with(Mistake::NotPeeked));
 }
 
 #[test]
@@ -198,8 +253,13 @@ fn registering_after_drawing_breaks_order() {
 }
 
 #[test]
-fn a_snapshot_before_the_registry_is_read_breaks_order() {
-    assert_breaks(IN_ORDER, OVERLAPPING.with(Mistake::SnapshotBeforeRegistryRead));
+fn keeping_the_low_bound_while_drawing_again_breaks_order() {
+    assert_breaks(IN_ORDER, STRAY_FIRST.with(Mistake::LowKeptWhileDrawing));
+}
+
+#[test]
+fn raising_the_low_bound_before_all_is_noted_breaks_order() {
+    assert_breaks(IN_ORDER, NESTED.with(Mistake::LowRaisedWhileDrawing));
 }
 
 #[test]
@@ -213,8 +273,8 @@ fn releasing_what_the_mark_has_not_passed_again_breaks_order() {
 }
 
 #[test]
-fn reading_the_slots_before_the_registry_breaks_order() {
-    assert_breaks(IN_ORDER, TWO_PRODUCERS.with(Mistake::SlotsReadBeforeRegistry));
+fn reading_the_slots_before_the_sessions_breaks_order() {
+    assert_breaks(IN_ORDER, TWO_PRODUCERS.with(Mistake::SlotsReadBeforeSessions));
 }
 
 #[test]
@@ -228,12 +288,32 @@ fn freeing_a_slot_before_reopen_is_lowered_breaks_order() {
 }
 
 #[test]
-fn listing_prepared_transactions_too_late_or_sweeping_below_the_old_ceiling_loses() {
+fn freeing_a_slot_that_another_transaction_has_by_then_loses() {
+    assert_breaks(NOTHING_LOST, REUSING.with(Mistake::SlotFreedWhosever));
+}
+
+#[test]
+fn counting_the_rows_that_a_claim_got_loses() {
+    assert_breaks(NOTHING_LOST, MISSING_ROWS.with(Mistake::RowsGotCounted));
+}
+
+#[test]
+fn an_earlier_owner_that_takes_reopen_breaks_order_and_loses() {
+    for mistake in [Mistake::ReopenTakenByAnyone, Mistake::OwnedAfterLease] {
+        let taken_over = LowMark {
+            takeovers: 1,
+            ..OVERLAPPING
+        };
+        assert_breaks(IN_ORDER, taken_over.with(mistake));
+        assert_breaks(NOTHING_LOST, taken_over.with(mistake));
+    }
+}
+
+#[test]
+fn adopting_without_reading_again_loses() {
     let crashing = LowMark {
         database_crashes: 1,
-        highest_at_start: HighestAtStart::Table,
         ..TWO_PRODUCERS
     };
-    assert_breaks(NOTHING_LOST, crashing.with(Mistake::PreparedListedAfterHighest));
-    assert_breaks(NOTHING_LOST, crashing.with(Mistake::HighestLeftAtSweep));
+    assert_breaks(NOTHING_LOST, crashing.with(Mistake::AdoptedWithoutReopening));
 }

@@ -1,5 +1,8 @@
-//! The model of the low mark: state, the protocol of producers and of the worker, faults, properties. What it stands for
-//! and what is checked with it says `model_mark.rs`.
+//! The model of the low mark: state, faults, properties; the protocol is in `producer.rs` and `worker.rs`. What it stands
+//! for and what is checked with it says `model_mark.rs`.
+
+mod producer;
+mod worker;
 
 use stateright::{Model, Property};
 
@@ -11,6 +14,8 @@ type Seqs = u8;
 pub const PRODUCERS: usize = 3;
 const NONE: Seq = 0;
 const STRAY: Seq = 7;
+/// The mark of a partition that was read to its end, and what is peeked if nothing became visible.
+const END: Seq = Seq::MAX;
 
 pub const NOTHING_LOST: &str = "nothing committed is lost";
 pub const IN_ORDER: &str = "messages of a key are sent in order of seq";
@@ -49,54 +54,65 @@ pub enum May {
     EndAtOnce,
 }
 
-/// Where the seq of a message comes from.
+/// Where the seqs of the messages come from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Draws {
     /// We draw it, so the transaction registers first.
     ByUs,
-    /// The application draws it, before it calls us. It lets the transactions of a key follow one another: the next
-    /// draws when the one before is visible.
+    /// The same, but while one is published a trigger publishes another: both are drawn, the inner one is noted first.
+    Nested,
+    /// The application draws it, before it calls us.
     ByApplication,
-    /// The same, but the next draws earlier and waits then.
-    Ahead,
-    /// From elsewhere, higher than the sequence will ever be.
-    Stray,
-}
-
-/// What a starting worker raises `highest` to, for a crash of the database has lost it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum HighestAtStart {
-    /// The last value of the sequence.
-    Sequence,
-    /// The seq of the highest visible row, and again whenever it sweeps.
-    Table,
+    /// The same, and it lets the transactions of a key follow one another in the order in which it drew: the next calls us
+    /// when the one before is visible.
+    ByApplicationInTurn,
+    /// The first is from elsewhere, higher than the sequence will ever be, and in no order with others. Then we draw.
+    StrayFirst,
 }
 
 /// A rule that is left out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Mistake {
-    ReopenSwappedBeforeRegistryRead,
-    SnapshotBeforeRegistryRead,
-    SlotsReadBeforeRegistry,
-    ClaimNotBoundedByCeiling,
     RegisteredAfterDrawing,
+    /// One that is registered draws again and leaves its low bound where it was.
+    LowKeptWhileDrawing,
+    /// The low bound is raised although not all seqs that were drawn are noted.
+    LowRaisedWhileDrawing,
     LeftBeforeReopenLowered,
     PreparedWithoutSlot,
     SlotFreedBeforeReopenLowered,
+    /// Whoever saw that the transaction of a slot is over frees the slot, whosever it is by then.
+    SlotFreedWhosever,
+    ReopenTakenAfterSnapshot,
+    RegistryReadBeforeSnapshot,
+    SlotsReadBeforeSessions,
+    PeekedBeforeRegistryRead,
+    NotPeeked,
     ParkedReleasedAboveMark,
-    PreparedListedAfterHighest,
-    HighestLeftAtSweep,
+    /// A claim counts the rows it got, not those it found.
+    RowsGotCounted,
+    /// An earlier owner of the partition takes what the present one is to see.
+    ReopenTakenByAnyone,
+    /// A worker makes itself the owner of `reopen` when it has the lease, maybe long after.
+    OwnedAfterLease,
+    /// Adopting prepared transactions, nobody minds those that ended just before.
+    AdoptedWithoutReopening,
 }
 
 /// The accesses of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    ReadCeiling,
-    ReadRegistry,
-    ReadSlots,
-    SwapReopen,
-    /// The snapshot: rows above the mark and not above the ceiling, in order of seq, up to the limit.
+    TakeReopen,
+    /// The snapshot: rows above the mark, in order of seq, up to the limit.
     Claim,
+    /// If the transaction of the slot is over: lowers `reopen` ..
+    SeeSlotEnded,
+    /// .. and frees the slot.
+    FreeSlot,
+    ReadEntry(usize),
+    ReadSlot,
+    /// Looks at `reopen` and leaves it.
+    Peek,
 }
 
 /// One configuration to check.
@@ -105,9 +121,10 @@ pub struct LowMark {
     pub scripts: [Script; PRODUCERS],
     /// Rows that one claim takes at most.
     pub limit: usize,
-    pub worker_restarts: u8,
+    pub takeovers: u8,
     pub database_crashes: u8,
-    pub highest_at_start: HighestAtStart,
+    /// Somebody may take a row away while a claim is about to take it.
+    pub discards: bool,
     pub mistake: Option<Mistake>,
 }
 
@@ -119,9 +136,12 @@ pub enum Step {
     Outside,
     /// Has a seq and is not registered: only where the application draws, or by mistake.
     DrewUnregistered,
+    /// About to draw; its low bound is 0.
     Registered,
     Drew,
-    /// The seq is noted in `highest` and in its entry.
+    /// The inner of two seqs is in its entry.
+    NotedInner,
+    /// Its seqs are in its entry.
     Noted,
     /// Committed as far as snapshots can tell.
     Visible,
@@ -129,7 +149,7 @@ pub enum Step {
     Reopened,
     /// Has left the registry and not lowered `reopen`: only by mistake.
     LeftEarly,
-    /// Its entry is copied to a slot, PREPARE is not done.
+    /// Its entry is copied to the slot, PREPARE is not done.
     CopiedToSlot,
     Prepared,
     PreparedAndLeft,
@@ -146,46 +166,70 @@ pub struct Producer {
     outlived_crash: bool,
 }
 
-/// Where a worker is.
+/// Room for one prepared transaction; there can be no more of them at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum At {
-    /// Is to list the prepared transactions.
-    Starting,
-    /// Has listed them, and is to raise `highest`.
-    Half,
-    /// Is to do the access of this number of its pass; 0 is between passes.
-    Pass(usize),
+pub struct Slot {
+    /// Stands for the xid.
+    producer: usize,
+    low: Seq,
+    /// None after a crash.
+    keys: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Worker {
-    at: At,
+    /// The number of the next access of its pass; 0 is between passes.
+    at: usize,
     mark: Seq,
-    /// Rows claimed and not sent; those left between passes are parked.
+    /// Rows claimed in this pass.
     claimed: Seqs,
-    /// Prepared transactions that it found at its start.
-    listed: [bool; PRODUCERS],
-    /// Read in this pass.
-    ceiling: Seq,
+    /// Rows claimed and not sent.
+    parked: Seqs,
     /// Read in this pass: low bounds of open transactions; their keys are in the scripts.
     held: [Option<Seq>; PRODUCERS],
+    /// Read in this pass.
+    peeked: Seq,
+    /// The slot that it is about to free.
+    frees: Option<Slot>,
+}
+
+/// After a crash some worker takes in the prepared transactions, while the others are at work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Adoption {
+    Due,
+    /// Has listed what is prepared.
+    Listed(Option<usize>),
+    /// Has filled the slot.
+    Filled,
+    Done,
+}
+
+/// The one that had the partition before, and does not know that it lost it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EarlierOwner {
+    None,
+    Fenced,
+    /// By mistake `reopen` is its.
+    Owning,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     pub producers: [Producer; PRODUCERS],
     pub last_drawn: Seq,
-    pub highest: Seq,
     pub reopen: Option<Seq>,
     pub registry: [Option<Seq>; PRODUCERS],
-    pub slots: [Option<Seq>; PRODUCERS],
+    pub slot: Option<Slot>,
     pub worker: Worker,
-    /// The slot that the owner of another partition is about to free, and its low bound.
-    pub other_worker: Option<(usize, Seq)>,
+    /// The slot that another process, of another partition or about to prepare, is about to free.
+    pub other_frees: Option<Slot>,
+    pub adoption: Adoption,
+    pub earlier_owner: EarlierOwner,
     pub sent: Seqs,
+    pub discarded: Seqs,
     /// The first message that was sent although a later one of its key had been.
     pub overtaken: Option<Seq>,
-    pub worker_restarts: u8,
+    pub takeovers: u8,
     pub database_crashes: u8,
 }
 
@@ -207,11 +251,17 @@ pub enum Action {
     Worker,
     /// Its claim's transaction fails: the pass ends, what it claimed before stays.
     ClaimFails,
-    /// It ends and another takes over. Shared memory stays.
-    WorkerRestarts,
+    /// The first row that its claim finds is gone when it would take it.
+    ClaimMissesRow,
+    /// It will read the partition from its start.
+    Sweep,
+    /// Another worker takes the partition over, and owns `reopen` from then on. Shared memory stays.
+    TakeOver,
+    EarlierOwns,
+    EarlierTakesReopen,
     DatabaseCrashes,
-    /// The owner of another partition finds that a prepared transaction ended.
-    OtherLowersReopen(usize),
+    Adopt,
+    OtherSeesSlotEnded,
     OtherFreesSlot,
 }
 
@@ -240,7 +290,12 @@ impl Producer {
     fn open(&self) -> bool {
         matches!(
             self.step,
-            Step::DrewUnregistered | Step::Registered | Step::Drew | Step::Noted | Step::CopiedToSlot
+            Step::DrewUnregistered
+                | Step::Registered
+                | Step::Drew
+                | Step::NotedInner
+                | Step::Noted
+                | Step::CopiedToSlot
         )
     }
 
@@ -260,19 +315,27 @@ impl Producer {
 }
 
 impl Worker {
-    fn started(at: At) -> Self {
-        Self {
-            at,
-            mark: 0,
-            claimed: 0,
-            listed: [false; PRODUCERS],
-            ceiling: 0,
-            held: [None; PRODUCERS],
-        }
-    }
+    const STARTED: Self = Self {
+        at: 0,
+        mark: 0,
+        claimed: 0,
+        parked: 0,
+        held: [None; PRODUCERS],
+        peeked: END,
+        frees: None,
+    };
 
     fn between_passes(&self) -> bool {
-        self.at == At::Pass(0)
+        self.at == 0
+    }
+
+    fn end_pass(&mut self) {
+        let Self { mark, parked, .. } = *self;
+        *self = Self {
+            mark,
+            parked,
+            ..Self::STARTED
+        };
     }
 }
 
@@ -291,6 +354,15 @@ impl State {
     fn writer(&self, seq: Seq) -> Option<usize> {
         self.producers.iter().position(|producer| producer.seqs.contains(&seq))
     }
+
+    fn ended_slot(&self) -> Option<Slot> {
+        self.slot.filter(|slot| !self.producers[slot.producer].in_progress())
+    }
+
+    /// Nothing but the worker and those who produce has anything to do.
+    fn others_at_rest(&self) -> bool {
+        self.other_frees.is_none() && self.adoption == Adoption::Done
+    }
 }
 
 fn bit(seq: Seq) -> Seqs {
@@ -301,7 +373,7 @@ fn members(set: Seqs) -> impl Iterator<Item = Seq> {
     (1..=STRAY).filter(move |seq| set & bit(*seq) != 0)
 }
 
-// ---- the protocol of a producer -------------------------------------------------------------------------------------
+// ---- others, and faults ---------------------------------------------------------------------------------------------
 
 impl LowMark {
     pub fn with(self, mistake: Mistake) -> Self {
@@ -313,333 +385,55 @@ impl LowMark {
         self.mistake == Some(mistake)
     }
 
-    fn draws_first(&self, p: usize) -> bool {
-        self.scripts[p].draws != Draws::ByUs || self.made(Mistake::RegisteredAfterDrawing)
-    }
-
-    fn producer_actions(&self, state: &State, p: usize, actions: &mut Vec<Action>) {
-        let Producer { step, seqs, .. } = state.producers[p];
-        let script = self.scripts[p];
-        match step {
-            Step::Outside if script.messages == 0 || !self.may_begin(state, p) => {}
-            Step::Outside if self.draws_first(p) => actions.push(Action::Draw(p)),
-            Step::Outside => actions.push(Action::Register(p)),
-            Step::DrewUnregistered if script.draws == Draws::Ahead && !self.key_is_free(state, p) => {}
-            Step::DrewUnregistered => actions.push(Action::Register(p)),
-            Step::Registered if seqs[0] == NONE => actions.push(Action::Draw(p)),
-            Step::Registered | Step::Drew => actions.push(Action::Note(p)),
-            Step::Noted if seqs.iter().filter(|seq| **seq != NONE).count() < script.messages => {
-                actions.push(Action::Draw(p));
-            }
-            Step::Noted => {
-                actions.push(Action::Commit(p));
-                if script.may == May::Prepare {
-                    actions.push(Action::CopyToSlot(p));
-                }
-            }
-            Step::Visible if self.made(Mistake::LeftBeforeReopenLowered) => actions.push(Action::Leave(p)),
-            Step::Visible | Step::LeftEarly => actions.push(Action::LowerReopen(p)),
-            Step::Reopened => actions.push(Action::Leave(p)),
-            Step::CopiedToSlot => actions.push(Action::Prepare(p)),
-            Step::Prepared => actions.push(Action::LeavePrepared(p)),
-            Step::PreparedAndLeft => actions.extend([Action::CommitPrepared(p), Action::RollbackPrepared(p)]),
-            Step::Committed | Step::Aborted => {}
+    fn other_actions(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.other_frees.is_some() {
+            actions.push(Action::OtherFreesSlot);
+        } else if state.ended_slot().is_some() {
+            actions.push(Action::OtherSeesSlotEnded);
         }
-        if state.producers[p].open() && script.may != May::EndAtOnce {
-            actions.push(Action::Abort(p));
+        if state.adoption != Adoption::Done {
+            actions.push(Action::Adopt);
+        }
+        if state.takeovers < self.takeovers {
+            actions.push(Action::TakeOver);
+        }
+        match state.earlier_owner {
+            EarlierOwner::Fenced if self.made(Mistake::OwnedAfterLease) => actions.push(Action::EarlierOwns),
+            EarlierOwner::Fenced if self.made(Mistake::ReopenTakenByAnyone) => {
+                actions.push(Action::EarlierTakesReopen);
+            }
+            EarlierOwner::Owning => actions.push(Action::EarlierTakesReopen),
+            _ => {}
+        }
+        if state.database_crashes < self.database_crashes {
+            actions.push(Action::DatabaseCrashes);
         }
     }
 
-    fn may_begin(&self, state: &State, p: usize) -> bool {
-        // Of two that do the same, which is the first makes no difference.
-        let twin = |earlier: usize| self.scripts[earlier] == self.scripts[p];
-        let first = |earlier: usize| state.producers[earlier].step != Step::Outside;
-        let in_turn = self.scripts[p].draws != Draws::ByApplication || self.key_is_free(state, p);
-        in_turn && (0..p).all(|earlier| !twin(earlier) || first(earlier))
-    }
-
-    /// The application lets `p` go on: those of the key before it are over, as far as it can see.
-    fn key_is_free(&self, state: &State, p: usize) -> bool {
-        let other_key = |earlier: usize| self.scripts[earlier].key != self.scripts[p].key;
-        let over = |producer: &Producer| producer.visible() || producer.step == Step::Aborted;
-        (0..p).all(|earlier| other_key(earlier) || over(&state.producers[earlier]))
-    }
-
-    /// Takes the steps of a bystander that nobody can look into.
-    fn hasten(&self, state: &mut State) {
-        let hasty = |p: &usize| self.scripts[*p].may == May::EndAtOnce;
-        for p in (0..PRODUCERS).filter(hasty) {
-            while !matches!(
-                state.producers[p].step,
-                Step::Outside | Step::Noted | Step::Committed | Step::Aborted
-            ) {
-                let mut actions = Vec::new();
-                self.producer_actions(state, p, &mut actions);
-                self.producer_acts(state, actions[0]);
-            }
-        }
-    }
-
-    fn producer_acts(&self, state: &mut State, action: Action) {
+    fn other_acts(&self, state: &mut State, action: Action) {
         match action {
-            Action::Draw(p) => {
-                let seq = match self.scripts[p].draws {
-                    Draws::Stray => STRAY,
-                    _ => {
-                        state.last_drawn += 1;
-                        state.last_drawn
-                    }
-                };
-                let producer = &mut state.producers[p];
-                let free = producer.seqs.iter().position(|seq| *seq == NONE).expect("a place");
-                producer.seqs[free] = seq;
-                producer.step = match producer.step {
-                    Step::Outside => Step::DrewUnregistered,
-                    _ => Step::Drew,
-                };
+            Action::OtherSeesSlotEnded => state.other_frees = self.see_slot_ended(state),
+            Action::OtherFreesSlot => {
+                let slot = state.other_frees.take().expect("a slot to free");
+                self.free_slot(state, slot);
             }
-            Action::Register(p) => {
-                let known = state.producers[p].seqs().min();
-                let low = state.highest + 1;
-                state.registry[p] = Some(known.map_or(low, |seq| seq.min(low)));
-                state.producers[p].step = Step::Registered;
+            Action::Adopt => self.adopt(state),
+            Action::TakeOver => {
+                state.takeovers += 1;
+                state.worker = Worker::STARTED;
+                state.earlier_owner = EarlierOwner::Fenced;
             }
-            Action::Note(p) => {
-                let producer = &mut state.producers[p];
-                producer.step = Step::Noted;
-                state.registry[p] = Some(producer.lowest());
-                state.highest = state.highest.max(producer.seqs[0]).max(producer.seqs[1]);
-            }
-            Action::Abort(p) => {
-                state.producers[p].abort();
-                state.registry[p] = None;
-            }
-            Action::Commit(p) => state.producers[p].step = Step::Visible,
-            Action::LowerReopen(p) => {
-                let producer = &mut state.producers[p];
-                producer.step = match producer.step {
-                    Step::LeftEarly => Step::Committed,
-                    _ => Step::Reopened,
-                };
-                let lowest = producer.lowest();
-                state.lower_reopen(lowest);
-            }
-            Action::Leave(p) => {
-                let producer = &mut state.producers[p];
-                producer.step = match producer.step {
-                    Step::Visible => Step::LeftEarly,
-                    _ => Step::Committed,
-                };
-                state.registry[p] = None;
-            }
-            Action::CopyToSlot(p) => {
-                if !self.made(Mistake::PreparedWithoutSlot) {
-                    state.slots[p] = state.registry[p];
-                }
-                state.producers[p].step = Step::CopiedToSlot;
-            }
-            Action::Prepare(p) => state.producers[p].step = Step::Prepared,
-            Action::LeavePrepared(p) => {
-                state.producers[p].step = Step::PreparedAndLeft;
-                state.registry[p] = None;
-            }
-            Action::CommitPrepared(p) => state.producers[p].step = Step::Committed,
-            Action::RollbackPrepared(p) => state.producers[p].abort(),
-            _ => unreachable!("{action:?} is not a producer's"),
-        }
-    }
-}
-
-// ---- the protocol of a worker ---------------------------------------------------------------------------------------
-
-impl LowMark {
-    fn pass(&self) -> &'static [Access] {
-        use Access::*;
-        match self.mistake {
-            Some(Mistake::ReopenSwappedBeforeRegistryRead) => {
-                &[ReadCeiling, SwapReopen, ReadRegistry, ReadSlots, Claim]
-            }
-            Some(Mistake::SnapshotBeforeRegistryRead) => &[ReadCeiling, SwapReopen, Claim, ReadRegistry, ReadSlots],
-            Some(Mistake::SlotsReadBeforeRegistry) => &[ReadCeiling, ReadSlots, ReadRegistry, SwapReopen, Claim],
-            _ if self.scripts.iter().all(|script| script.may != May::Prepare) => {
-                &[ReadCeiling, ReadRegistry, SwapReopen, Claim]
-            }
-            _ => &[ReadCeiling, ReadRegistry, ReadSlots, SwapReopen, Claim],
-        }
-    }
-
-    fn worker_acts(&self, state: &mut State) {
-        match state.worker.at {
-            At::Starting => {
-                match self.made(Mistake::PreparedListedAfterHighest) {
-                    true => self.raise_highest(state),
-                    false => self.list_prepared(state),
-                }
-                state.worker.at = At::Half;
-            }
-            At::Half => {
-                match self.made(Mistake::PreparedListedAfterHighest) {
-                    true => self.list_prepared(state),
-                    false => self.raise_highest(state),
-                }
-                state.worker.at = At::Pass(0);
-            }
-            At::Pass(number) => {
-                let pass = self.pass();
-                self.access(state, pass[number]);
-                state.worker.at = At::Pass((number + 1) % pass.len());
-                if state.worker.between_passes() {
-                    self.send(state);
-                }
-            }
-        }
-    }
-
-    fn list_prepared(&self, state: &mut State) {
-        state.worker.listed = state.producers.map(|producer| producer.prepared());
-    }
-
-    fn raise_highest(&self, state: &mut State) {
-        let seen = match self.highest_at_start {
-            HighestAtStart::Sequence => state.last_drawn,
-            HighestAtStart::Table => state.visible().max().unwrap_or(0),
-        };
-        state.highest = state.highest.max(seen);
-    }
-
-    fn access(&self, state: &mut State, access: Access) {
-        match access {
-            Access::ReadCeiling => state.worker.ceiling = state.highest,
-            Access::ReadRegistry => {
-                for (held, entry) in state.worker.held.iter_mut().zip(state.registry) {
-                    *held = held.or(entry);
-                }
-            }
-            Access::ReadSlots => self.read_slots(state),
-            Access::SwapReopen => {
-                if let Some(seq) = state.reopen.take() {
-                    state.worker.mark = state.worker.mark.min(seq - 1);
-                }
-            }
-            Access::Claim => self.claim(state),
-        }
-    }
-
-    fn read_slots(&self, state: &mut State) {
-        for p in 0..PRODUCERS {
-            let in_progress = state.producers[p].in_progress();
-            match state.slots[p] {
-                Some(low) if in_progress => state.worker.held[p] = Some(low),
-                Some(low) => {
-                    state.lower_reopen(low);
-                    state.slots[p] = None;
-                }
-                None => {}
-            }
-            if state.worker.listed[p] && !in_progress {
-                state.worker.listed[p] = false;
-                state.worker.mark = 0; // a sweep: where its rows are is not known
-                if !self.made(Mistake::HighestLeftAtSweep) {
-                    self.raise_highest(state);
-                }
-            }
-        }
-    }
-
-    fn claim(&self, state: &mut State) {
-        let Worker { mark, ceiling, .. } = state.worker;
-        let ceiling_of_claim = match self.made(Mistake::ClaimNotBoundedByCeiling) {
-            true => Seq::MAX,
-            false => ceiling,
-        };
-        let taken = state.sent | state.worker.claimed;
-        let found: Vec<Seq> = state
-            .visible()
-            .filter(|seq| mark < *seq && *seq <= ceiling_of_claim && taken & bit(*seq) == 0)
-            .take(self.limit)
-            .collect();
-        state.worker.claimed |= found.iter().fold(0, |set, seq| set | bit(*seq));
-        state.worker.mark = match found.last() {
-            Some(last) if found.len() == self.limit => *last,
-            _ => ceiling,
-        };
-    }
-
-    /// The end of a pass: sends what was claimed and need not be parked. What comes after a parked message of its key is
-    /// parked too, without a rule of its own: the bounds that hold the one hold the other.
-    fn send(&self, state: &mut State) {
-        for seq in members(state.worker.claimed) {
-            let Some(key) = self.key_of(state, seq) else { continue };
-            if !self.must_park(state, key, seq) {
-                state.worker.claimed &= !bit(seq);
-                self.send_one(state, key, seq);
-            }
-        }
-        state.worker.ceiling = 0;
-        state.worker.held = [None; PRODUCERS];
-    }
-
-    fn must_park(&self, state: &State, key: Key, seq: Seq) -> bool {
-        let mut held = state.worker.held.iter().zip(&self.scripts);
-        let held = held.any(|(low, script)| script.key == key && low.is_some_and(|low| low < seq));
-        let read_past = state.worker.mark >= seq || self.made(Mistake::ParkedReleasedAboveMark);
-        held || !read_past
-    }
-
-    fn send_one(&self, state: &mut State, key: Key, seq: Seq) {
-        let ordered = |seq: Seq| {
-            let writer = state.writer(seq);
-            writer.is_some_and(|p| self.scripts[p].key == key && !state.producers[p].outlived_crash)
-        };
-        let late = ordered(seq) && members(state.sent).any(|earlier| earlier > seq && ordered(earlier));
-        if late {
-            state.overtaken.get_or_insert(seq);
-        }
-        state.sent |= bit(seq);
-    }
-
-    fn key_of(&self, state: &State, seq: Seq) -> Option<Key> {
-        state.writer(seq).map(|p| self.scripts[p].key)
-    }
-
-    /// What the worker makes of a state if nobody else moves: passes until one changes nothing.
-    fn worker_alone(&self, state: &State) -> State {
-        let mut state = *state;
-        loop {
-            let before = state;
-            self.worker_acts(&mut state);
-            while !state.worker.between_passes() {
-                self.worker_acts(&mut state);
-            }
-            if state == before {
-                return state;
-            }
-        }
-    }
-}
-
-// ---- faults and properties ------------------------------------------------------------------------------------------
-
-impl LowMark {
-    fn fault_strikes(&self, state: &mut State, action: Action) {
-        match action {
-            Action::ClaimFails => {
-                state.worker.at = At::Pass(0);
-                state.worker.ceiling = 0;
-                state.worker.held = [None; PRODUCERS];
-            }
-            Action::WorkerRestarts => {
-                state.worker_restarts += 1;
-                state.worker = Worker::started(At::Starting);
-            }
+            Action::EarlierOwns => state.earlier_owner = EarlierOwner::Owning,
+            Action::EarlierTakesReopen => state.reopen = None,
             Action::DatabaseCrashes => {
                 state.database_crashes += 1;
-                state.highest = 0;
                 state.reopen = None;
                 state.registry = [None; PRODUCERS];
-                state.slots = [None; PRODUCERS];
-                state.other_worker = None;
-                state.worker = Worker::started(At::Starting);
+                state.slot = None;
+                state.other_frees = None;
+                state.earlier_owner = EarlierOwner::None;
+                state.adoption = Adoption::Due;
+                state.worker = Worker::STARTED;
                 for producer in &mut state.producers {
                     if producer.open() {
                         producer.abort();
@@ -651,40 +445,41 @@ impl LowMark {
                     }
                 }
             }
-            _ => unreachable!("{action:?} is not a fault"),
+            _ => unreachable!("{action:?} is not another's"),
         }
     }
 
-    fn other_worker_acts(&self, state: &mut State, action: Action) {
-        let freed_first = self.made(Mistake::SlotFreedBeforeReopenLowered);
-        match action {
-            Action::OtherLowersReopen(p) => {
-                let low = state.slots[p].expect("a slot");
-                match freed_first {
-                    true => state.slots[p] = None,
-                    false => state.lower_reopen(low),
-                }
-                state.other_worker = Some((p, low));
+    fn adopt(&self, state: &mut State) {
+        state.adoption = match state.adoption {
+            Adoption::Due => {
+                let outlived = |producer: &Producer| producer.prepared() && producer.outlived_crash;
+                Adoption::Listed(state.producers.iter().position(outlived))
             }
-            Action::OtherFreesSlot => {
-                let (p, low) = state.other_worker.take().expect("a slot to free");
-                match freed_first {
-                    true => state.lower_reopen(low),
-                    false => state.slots[p] = None, // it is of that xid still, or free already
+            Adoption::Listed(found) => {
+                if let Some(producer) = found {
+                    let (low, keys) = (1, false);
+                    // Taken by now: then the one that was found is over.
+                    state.slot = state.slot.or(Some(Slot { producer, low, keys }));
                 }
+                Adoption::Filled
             }
-            _ => unreachable!("{action:?} is not another worker's"),
-        }
+            Adoption::Filled | Adoption::Done => {
+                if !self.made(Mistake::AdoptedWithoutReopening) {
+                    state.lower_reopen(1);
+                }
+                Adoption::Done
+            }
+        };
     }
 
     /// Sent, or held up for a reason: a transaction of the same key that began before is not through.
     fn sent_or_held(&self, state: &State, seq: Seq) -> bool {
         let holds = |p: usize| {
-            let slot = state.slots[p].filter(|_| state.producers[p].in_progress());
-            let low = state.registry[p].or(slot);
+            let slot = state.slot.filter(|slot| slot.producer == p && slot.keys);
+            let low = state.registry[p].or(slot.map(|slot| slot.low));
             Some(self.scripts[p].key) == self.key_of(state, seq) && low.is_some_and(|low| low <= seq)
         };
-        state.sent & bit(seq) != 0 || (0..PRODUCERS).any(holds)
+        (state.sent | state.discarded) & bit(seq) != 0 || (0..PRODUCERS).any(holds)
     }
 }
 
@@ -701,15 +496,17 @@ impl Model for LowMark {
         vec![State {
             producers: [producer; PRODUCERS],
             last_drawn: 0,
-            highest: 0,
             reopen: None,
             registry: [None; PRODUCERS],
-            slots: [None; PRODUCERS],
-            worker: Worker::started(At::Pass(0)),
-            other_worker: None,
+            slot: None,
+            worker: Worker::STARTED,
+            other_frees: None,
+            adoption: Adoption::Done,
+            earlier_owner: EarlierOwner::None,
             sent: 0,
+            discarded: 0,
             overtaken: None,
-            worker_restarts: 0,
+            takeovers: 0,
             database_crashes: 0,
         }]
     }
@@ -719,32 +516,31 @@ impl Model for LowMark {
             self.producer_actions(state, p, actions);
         }
         actions.push(Action::Worker);
-        if matches!(state.worker.at, At::Pass(number) if self.pass()[number] == Access::Claim) {
+        if self.pass()[state.worker.at] == Access::Claim {
             actions.push(Action::ClaimFails);
-        }
-        if state.worker_restarts < self.worker_restarts {
-            actions.push(Action::WorkerRestarts);
-        }
-        if state.database_crashes < self.database_crashes {
-            actions.push(Action::DatabaseCrashes);
-        }
-        match state.other_worker {
-            Some(_) => actions.push(Action::OtherFreesSlot),
-            None => {
-                let ended = |p: &usize| state.slots[*p].is_some() && !state.producers[*p].in_progress();
-                actions.extend((0..PRODUCERS).filter(ended).map(Action::OtherLowersReopen));
+            if self.discards {
+                actions.push(Action::ClaimMissesRow);
             }
         }
+        if state.worker.between_passes() {
+            actions.push(Action::Sweep);
+        }
+        self.other_actions(state, actions);
     }
 
     fn next_state(&self, state: &State, action: Action) -> Option<State> {
+        use Action::*;
         let mut next = *state;
         match action {
-            Action::Worker => self.worker_acts(&mut next),
-            Action::ClaimFails | Action::WorkerRestarts | Action::DatabaseCrashes => {
-                self.fault_strikes(&mut next, action);
+            Worker => self.worker_acts(&mut next),
+            ClaimFails => next.worker.end_pass(),
+            ClaimMissesRow => {
+                self.claim(&mut next, true);
+                next.worker.at += 1;
             }
-            Action::OtherLowersReopen(_) | Action::OtherFreesSlot => self.other_worker_acts(&mut next, action),
+            Sweep => next.worker.mark = 0,
+            OtherSeesSlotEnded | OtherFreesSlot | Adopt | TakeOver | EarlierOwns | EarlierTakesReopen
+            | DatabaseCrashes => self.other_acts(&mut next, action),
             _ => self.producer_acts(&mut next, action),
         }
         self.hasten(&mut next);
@@ -754,20 +550,22 @@ impl Model for LowMark {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(NOTHING_LOST, |model: &Self, state: &State| {
-                let over = state.producers.iter().all(Producer::at_rest) && state.other_worker.is_none();
+                let over = state.producers.iter().all(Producer::at_rest) && state.others_at_rest();
                 if !over || !state.worker.between_passes() {
                     return true;
                 }
                 let after = model.worker_alone(state);
-                after.visible().all(|seq| after.sent & bit(seq) != 0)
+                after
+                    .visible()
+                    .all(|seq| (after.sent | after.discarded) & bit(seq) != 0)
             }),
             Property::always(IN_ORDER, |_, state: &State| state.overtaken.is_none()),
             Property::always(NOTHING_UNCOMMITTED, |_, state: &State| {
                 let visible = state.visible().fold(0, |set, seq| set | bit(seq));
-                (state.sent | state.worker.claimed) & !visible == 0
+                (state.sent | state.worker.claimed | state.worker.parked) & !visible == 0
             }),
             Property::always(ONLY_OWN_KEY, |model: &Self, state: &State| {
-                if !state.worker.between_passes() || state.other_worker.is_some() {
+                if !state.worker.between_passes() || !state.others_at_rest() {
                     return true;
                 }
                 let after = model.worker_alone(state);
@@ -777,9 +575,7 @@ impl Model for LowMark {
                 let messages: usize = model.scripts.iter().map(|script| script.messages).sum();
                 members(state.sent).count() == messages
             }),
-            Property::sometimes(SOME_PARKED, |_, state: &State| {
-                state.worker.between_passes() && state.worker.claimed != 0
-            }),
+            Property::sometimes(SOME_PARKED, |_, state: &State| state.worker.parked != 0),
             Property::sometimes(SOME_REOPENED, |_, state: &State| {
                 state.reopen.is_some_and(|seq| seq <= state.worker.mark)
             }),
