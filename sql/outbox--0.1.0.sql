@@ -454,11 +454,22 @@ comment on view @extschema@.outbox_event_text is
 create type @extschema@.outbox_claimed as (
   tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, crashes integer, claim_token bigint,
   id text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
-  metadata text, headers text, actor text, correlation_id text, created_at text, created_at_s bigint, body_bytes bigint,
-  wal_position bigint
+  metadata text, headers text, actor text, correlation_id text, created_at text, created_at_s bigint,
+  wal_position bigint, remark text
 );
 comment on type @extschema@.outbox_claimed is
-  'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable.';
+  'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not among these.';
+
+create function @extschema@.outbox_lanes(
+  partitions smallint[], epochs bigint[], limits integer[], marks bigint[],
+  out partition smallint, out epoch bigint, out n integer, out mark bigint
+) returns setof record language plpgsql immutable rows 1 set search_path = pg_catalog, pg_temp as $$
+begin
+  return query select * from unnest(partitions, epochs, limits, marks);
+end
+$$;
+comment on function @extschema@.outbox_lanes(smallint[], bigint[], integer[], bigint[]) is
+  'Internal: the lanes of a claim, said to be one. With more, a planner that takes outbox for empty (vacuum saw it so) would join each row of it with all that is claimed.';
 
 create function @extschema@.outbox_claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[],
@@ -472,7 +483,7 @@ begin
   with pick as materialized (
     select due.*, l.epoch, sum(due.body_bytes) over (order by due.seq) - due.body_bytes as bytes_before,
            (select pg_current_wal_insert_lsn() - '0/0') as wal -- asked once, when the snapshot stands and nothing is written
-    from unnest(partitions, epochs, limits, marks) as l (partition, epoch, n, mark)
+    from @extschema@.outbox_lanes(partitions, epochs, limits, marks) l
     -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
     cross join lateral (
       select o.ctid as row_tid, o.seq, o.destination, o.partition, o.key, o.attempts,
@@ -493,8 +504,16 @@ begin
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
          c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
-         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.body_bytes, c.wal::bigint
-  from claimed c order by c.seq;
+         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal::bigint, null::text
+  from claimed c
+  union all
+  select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
+         null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text,
+         null::text, null::text, null::text, null::bigint, null::bigint, r.remark
+  from (select count(*) filter (where p.bytes_before < bytes_max) as wanted, count(*) as seen from pick p) n
+  cross join lateral (select 'cut' as remark where n.seen > n.wanted
+                      union all select 'missed' where n.wanted > (select count(*) from claimed)) r
+  order by 2;
 end
 $$;
 comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[], bigint[], bigint) is
@@ -512,7 +531,9 @@ begin
     select due.*, sum(due.body_bytes) over (order by due.wseq) - due.body_bytes as bytes_before,
            (select pg_current_wal_insert_lsn() - '0/0') as wal
     from (
-      select w.ctid as row_tid, e.*, w.seq as wseq
+      select w.ctid as row_tid, w.seq as wseq, e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload,
+             e.previous_payload, e.metadata, e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s,
+             coalesce(e.body_bytes, 0) as body_bytes
       from @extschema@.outbox_waiting w left join @extschema@.outbox_event_text e on e.seq = w.seq
       where w.state = 'g' and w.destination = outbox_claim_waiting.destination
         and w.partition = outbox_claim_waiting.partition and w.key = outbox_claim_waiting.key and w.seq <= reach
@@ -523,7 +544,7 @@ begin
                     and p.lease_epoch = outbox_claim_waiting.epoch)
   ), gone as (
     delete from @extschema@.outbox_waiting w using pick
-    where w.ctid = pick.row_tid and (pick.bytes_before is null or pick.bytes_before < bytes_max)
+    where w.ctid = pick.row_tid and pick.bytes_before < bytes_max
     returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.destination, w.key, w.last_error
   ), claimed as (
     insert into @extschema@.outbox as o (seq, enqueued_at, claim_token, attempts, partition, crashes, destination, key, last_error)
@@ -533,8 +554,16 @@ begin
   )
   select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
          p.id, p.type, p.aggregate_type, p.aggregate_id, p.operation, p.payload, p.previous_payload, p.metadata, p.headers,
-         p.actor, p.correlation_id, p.created_at, p.created_at_s, coalesce(p.body_bytes, 0), p.wal::bigint
-  from claimed c join pick p on p.wseq = c.seq order by c.seq;
+         p.actor, p.correlation_id, p.created_at, p.created_at_s, p.wal::bigint, null::text
+  from claimed c join pick p on p.wseq = c.seq
+  union all
+  select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
+         null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text,
+         null::text, null::text, null::text, null::bigint, null::bigint, r.remark
+  from (select count(*) filter (where p.bytes_before < bytes_max) as wanted, count(*) as seen from pick p) n
+  cross join lateral (select 'cut' as remark where n.seen > n.wanted
+                      union all select 'missed' where n.wanted > (select count(*) from claimed)) r
+  order by 2;
 end
 $$;
 comment on function @extschema@.outbox_claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
@@ -564,8 +593,8 @@ begin
   ), pick as materialized (
     select l.row_tid, l.seq, case when l.claim_token is null then 0 else 1 end as crashed,
            e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
-           e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, coalesce(e.body_bytes, 0) as body_bytes,
-           sum(e.body_bytes) over (order by l.seq) - e.body_bytes as bytes_before,
+           e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s,
+           sum(coalesce(e.body_bytes, 0)) over (order by l.seq) - coalesce(e.body_bytes, 0) as bytes_before,
            (select pg_current_wal_insert_lsn() - '0/0') as wal
     from locked l left join @extschema@.outbox_event_text e on e.seq = l.seq
   ), claimed as (
@@ -573,16 +602,24 @@ begin
     update @extschema@.outbox o
     set claim_token = outbox_claim_unleased.token, claim_until = now() + make_interval(secs => claim_ttl_s),
         crashes = o.crashes + pick.crashed
-    from pick where o.ctid = pick.row_tid and (pick.bytes_before is null or pick.bytes_before < bytes_max)
+    from pick where o.ctid = pick.row_tid and pick.bytes_before < bytes_max
     returning o.ctid as row_tid, o.claim_token, o.destination, o.partition, o.key, o.attempts, o.crashes,
       pick.seq, pick.id, pick.type, pick.aggregate_type, pick.aggregate_id, pick.operation, pick.payload,
       pick.previous_payload, pick.metadata, pick.headers, pick.actor, pick.correlation_id, pick.created_at,
-      pick.created_at_s, pick.body_bytes, pick.wal
+      pick.created_at_s, pick.wal
   )
   select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
          c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
-         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.body_bytes, c.wal::bigint
-  from claimed c order by c.seq;
+         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal::bigint, null::text
+  from claimed c
+  union all
+  select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
+         null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text,
+         null::text, null::text, null::text, null::bigint, null::bigint, r.remark
+  from (select count(*) filter (where p.bytes_before < bytes_max) as wanted, count(*) as seen from pick p) n
+  cross join lateral (select 'cut' as remark where n.seen > n.wanted
+                      union all select 'missed' where n.wanted > (select count(*) from claimed)) r
+  order by 2;
 end
 $$;
 comment on function @extschema@.outbox_claim_unleased(text, bigint, integer, integer, bigint) is
@@ -656,6 +693,7 @@ create function @extschema@.outbox_settle(
   actions "char"[], delays_ms bigint[], reasons text[]
 ) returns integer language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set enable_indexscan = off set enable_bitmapscan = off -- by ctid, also where vacuum saw an empty outbox and any plan looks cheap
 set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 declare

@@ -6,7 +6,7 @@ use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, signals};
 use crate::store::{ClaimedBatch, Settlement, Store};
 use crate::{registry, shmem};
-use outbox_core::engine::{self, Batch, Held, Lane, Memory};
+use outbox_core::engine::{self, Batch, Due, Held, Lane, Memory};
 use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::hold::OpenTransaction;
 use outbox_core::partition::Partition;
@@ -81,16 +81,13 @@ impl engine::Store for Tables<'_> {
             }
         }
         // Somebody holds a row of these lanes: a session by hand, or a worker that hangs. The other lanes go on.
-        let mut all = Batch {
-            rows: Vec::new(),
-            cut: false,
-            locked: Vec::new(),
-        };
+        let mut all = Batch::default();
         for lane in lanes {
             match self.claim_lanes(std::slice::from_ref(lane)) {
                 Ok(batch) => {
                     all.rows.extend(batch.rows);
                     all.cut |= batch.cut;
+                    all.missed |= batch.missed;
                 }
                 Err(failure) if failure.locked => all.locked.push(lane.partition),
                 Err(failure) => return Err(failure),
@@ -122,7 +119,7 @@ impl engine::Store for Tables<'_> {
         Ok((self.note(claimed), more))
     }
 
-    fn bring_due(&mut self, leases: Option<&[Held]>) -> Result<(Vec<(Partition, i64)>, Option<u64>), Failure> {
+    fn bring_due(&mut self, leases: Option<&[Held]>) -> Result<Due, Failure> {
         let store = self.store;
         in_transaction(c"outbox: bring back what is due", Durability::Relaxed, || {
             store.bring_due(leases, DUE_ROWS)

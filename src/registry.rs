@@ -15,11 +15,9 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 #[repr(C)]
 struct Entry {
-    /// Where the transaction runs; 0 = the entry is free, RESERVED = it is being filled. Written last when a transaction
-    /// comes, first when it goes.
-    database: AtomicU32,
-    /// Grows each time the entry is freed: a reader notices that it read two transactions mixed.
-    generation: AtomicU32,
+    /// Where the transaction runs, in the lower half; 0 = the entry is free, RESERVED = it is being filled or emptied. The
+    /// upper half grows each time the entry is freed, so that nobody takes the next transaction for the one he saw.
+    tenant: AtomicU64,
     /// 0 = prepared.
     pid: AtomicU32,
     /// Of a prepared one.
@@ -39,8 +37,11 @@ static ENTRIES: SharedSlice<Entry> = SharedSlice::new();
 
 thread_local! {
     static REGISTERED: Cell<bool> = const { Cell::new(false) };
-    /// Nothing is known of its seqs yet: the first is about to be drawn.
-    static PROVISIONAL: Cell<bool> = const { Cell::new(false) };
+    /// Seqs that are being drawn: while there are any, nothing is known of the lowest. One whose savepoint was rolled back
+    /// counts to the end, which only holds longer.
+    static DRAWING: Cell<u32> = const { Cell::new(0) };
+    /// The lowest seq that is known.
+    static LOW: Cell<i64> = const { Cell::new(i64::MAX) };
 }
 
 /// How many entries there are. Once the server knows its limits.
@@ -66,47 +67,41 @@ fn mine() -> Option<&'static Entry> {
 
 /// This transaction is about to draw a seq for a message with this key.
 pub fn announce_drawing(key_crc: Option<u32>) {
-    if REGISTERED.get() {
-        register(key_crc, i64::MAX); // what it draws next is above what it has
-    } else {
-        PROVISIONAL.set(true);
-        register(key_crc, 0);
-    }
+    DRAWING.set(DRAWING.get() + 1);
+    register(key_crc);
 }
 
-/// This transaction enqueues a message with this seq and key.
-pub fn announce(key_crc: Option<u32>, seq: i64) {
-    if PROVISIONAL.take()
-        && let Some(entry) = mine()
-    {
-        entry.low.store(seq, SeqCst);
+/// This transaction enqueues a message with this seq and key. `drawn`: the seq was announced before it was drawn.
+pub fn announce(key_crc: Option<u32>, seq: i64, drawn: bool) {
+    if drawn {
+        DRAWING.set(DRAWING.get().saturating_sub(1));
     }
-    register(key_crc, seq);
+    LOW.set(LOW.get().min(seq));
+    register(key_crc);
 }
 
-fn register(key_crc: Option<u32>, low: i64) {
+fn register(key_crc: Option<u32>) {
     let Some(entry) = mine() else { return };
     let first = !REGISTERED.replace(true);
     if first {
         entry.pid.store(bgworker::my_pid() as u32, SeqCst);
         entry.xid.store(0, SeqCst);
         entry.since_us.store(now_us(), SeqCst);
-        entry.low.store(low, SeqCst);
-    } else {
-        entry.low.fetch_min(low, SeqCst);
     }
+    entry.low.store(if DRAWING.get() > 0 { 0 } else { LOW.get() }, SeqCst);
     if let Some(crc) = key_crc {
         let (word, mask) = filter_bit(crc);
         entry.filter[word].fetch_or(mask, SeqCst);
     }
     if first {
-        entry.database.store(catalog::my_database(), SeqCst);
+        entry.occupy();
     }
 }
 
 /// This transaction is over. Called in the commit callback: no allocation, no error.
 pub fn leave() {
-    PROVISIONAL.set(false);
+    DRAWING.set(0);
+    LOW.set(i64::MAX);
     if REGISTERED.replace(false)
         && let Some(entry) = mine()
     {
@@ -139,7 +134,7 @@ fn reserve_prepared(low: i64, xid: u32, since_us: i64, fill: impl FnOnce(&Entry)
     place.since_us.store(since_us, SeqCst);
     place.low.store(low, SeqCst);
     fill(place);
-    place.database.store(catalog::my_database(), SeqCst);
+    place.occupy();
     true
 }
 
@@ -187,10 +182,9 @@ type Who = (u32, u32, i64);
 
 impl Entry {
     fn read(&self) -> Option<(Who, OpenTransaction)> {
-        let here = catalog::my_database();
         loop {
-            let generation = self.generation.load(SeqCst);
-            if self.database.load(SeqCst) != here {
+            let tenant = self.tenant.load(SeqCst);
+            if database_of(tenant) != catalog::my_database() {
                 return None;
             }
             let who = (self.pid.load(SeqCst), self.xid.load(SeqCst), self.since_us.load(SeqCst));
@@ -199,39 +193,63 @@ impl Entry {
             for (to, from) in filter.iter_mut().zip(&self.filter) {
                 *to = from.load(SeqCst);
             }
-            if self.database.load(SeqCst) == here && self.generation.load(SeqCst) == generation {
+            if self.tenant.load(SeqCst) == tenant {
                 return Some((who, OpenTransaction { low, filter }));
             }
         }
     }
 
     fn reserve(&self) -> bool {
-        (self.database.compare_exchange(0, RESERVED, SeqCst, SeqCst)).is_ok()
+        let tenant = self.tenant.load(SeqCst);
+        database_of(tenant) == 0 && self.replace(tenant, tenant | u64::from(RESERVED))
     }
 
-    /// Frees the entry of a prepared transaction of this database that is over.
+    /// What was filled in counts from here on.
+    fn occupy(&self) {
+        let generation = self.tenant.load(SeqCst) & !u64::from(u32::MAX);
+        self.tenant
+            .store(generation | u64::from(catalog::my_database()), SeqCst);
+    }
+
+    fn replace(&self, before: u64, after: u64) -> bool {
+        (self.tenant.compare_exchange(before, after, SeqCst, SeqCst)).is_ok()
+    }
+
+    /// Frees the entry of a prepared transaction that is over, of whatever database.
     fn reap(&self) {
-        let here = catalog::my_database();
-        if self.database.load(SeqCst) != here || xact::is_in_progress(self.xid.load(SeqCst)) {
+        let tenant = self.tenant.load(SeqCst);
+        let database = database_of(tenant);
+        if database == 0 || database == RESERVED || xact::is_in_progress(self.xid.load(SeqCst)) {
             return;
         }
-        // Two workers may see it at once: each tells before either frees.
-        if let Some(database) = shmem::my_database() {
-            database.reopen_all(self.low.load(SeqCst));
-        }
-        if (self.database.compare_exchange(here, RESERVED, SeqCst, SeqCst)).is_ok() {
-            self.free();
+        // Two may see it at once: each tells before either frees.
+        shmem::reopen_all(database, self.low.load(SeqCst));
+        if self.replace(tenant, emptying(tenant)) {
+            self.empty(tenant);
         }
     }
 
+    /// Frees the entry of this session.
     fn free(&self) {
-        self.generation.fetch_add(1, SeqCst);
-        // A reader that saw it taken must not take a half-cleared filter for whole: cleared entries are not taken.
-        self.database.store(RESERVED, SeqCst);
+        let tenant = self.tenant.load(SeqCst);
+        self.tenant.store(emptying(tenant), SeqCst);
+        self.empty(tenant);
+    }
+
+    fn empty(&self, tenant: u64) {
         for word in &self.filter {
             word.store(0, SeqCst);
         }
         self.xid.store(0, SeqCst);
-        self.database.store(0, SeqCst);
+        self.tenant.store(emptying(tenant) & !u64::from(u32::MAX), SeqCst);
     }
+}
+
+fn database_of(tenant: u64) -> u32 {
+    tenant as u32
+}
+
+/// The next generation, reserved: a reader must not take a half-emptied entry for whole.
+fn emptying(tenant: u64) -> u64 {
+    ((tenant >> 32).wrapping_add(1) << 32) | u64::from(RESERVED)
 }

@@ -348,6 +348,15 @@ pub fn forget_databases_but(alive: &[u32]) {
     }
 }
 
+/// Messages with this seq and higher ones may be visible in a database: read all its partitions again from there.
+pub fn reopen_all(database: u32, seq: i64) {
+    if let Some(state) = static_state()
+        && let Some(place) = find(state, database)
+    {
+        place.lanes(state).iter().for_each(|lane| lane.lower(seq));
+    }
+}
+
 /// The place of this process' database; None when not preloaded, or before the launcher has seen it.
 pub fn my_database() -> Option<&'static Database> {
     find(static_state()?, catalog::my_database())
@@ -408,13 +417,6 @@ impl Database {
         }
     }
 
-    /// The same for all partitions.
-    pub fn reopen_all(&self, seq: i64) {
-        if let Some(state) = static_state() {
-            self.lanes(state).iter().for_each(|lane| lane.lower(seq));
-        }
-    }
-
     /// From now on `worker` reads the partition, and nobody else.
     pub fn own_lane(&self, partition: Partition, worker: &Worker) {
         if let Some(lane) = self.lane(partition) {
@@ -445,9 +447,13 @@ impl Database {
         self.waiting_changes.fetch_add(1, SeqCst);
     }
 
-    /// Whether the caller is the first to adopt prepared transactions since the memory was made.
-    pub fn adopts(&self) -> bool {
-        self.adopted.swap(1, SeqCst) == 0
+    /// Whether the prepared transactions that are older than the memory are in the registry.
+    pub fn has_adopted(&self) -> bool {
+        self.adopted.load(SeqCst) == 1
+    }
+
+    pub fn set_adopted(&self) {
+        self.adopted.store(1, SeqCst);
     }
 
     pub fn set_obstacle(&self, obstacle: Obstacle) {

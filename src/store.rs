@@ -5,7 +5,7 @@
 use crate::error::{UserError, invalid};
 use crate::pg::{catalog, guc};
 use crate::{registry, wake};
-use outbox_core::engine::{self, Batch, Claimed, Held, Lane, Sharing};
+use outbox_core::engine::{self, Batch, Claimed, Due, Held, Lane, Sharing};
 use outbox_core::envelope;
 use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::lease::Lease;
@@ -108,7 +108,7 @@ pub fn enqueue(fcinfo: pg_sys::FunctionCallInfo, request: &Enqueue) -> Result<i6
             .map(|key| key.as_deref().map(|key| i64::from(crc32(key))))
             .collect();
         for (seq, crc) in request.seqs.iter().zip(&crcs) {
-            registry::announce(crc.map(|crc| crc as u32), *seq);
+            registry::announce(crc.map(|crc| crc as u32), *seq, request.new);
         }
         // A time that is over says nothing.
         let due_at = request.available_at.filter(|at| *at > clock_timestamp());
@@ -547,7 +547,7 @@ impl Store {
                     let sql = format!(
                         "select tid::text, seq, destination, partition, key, attempts, crashes, claim_token, id, type,
                          aggregate_type, aggregate_id, operation, payload, previous_payload, metadata, headers, actor,
-                         correlation_id, created_at, created_at_s, body_bytes, wal_position from {}.{call}",
+                         correlation_id, created_at, created_at_s, wal_position, remark from {}.{call}",
                         self.schema
                     );
                     let types: Vec<PgOid> = types.iter().map(|oid| PgOid::from(*oid)).collect();
@@ -555,23 +555,25 @@ impl Store {
                     cached.get_or_init(|| prepared)
                 }
             };
-            let mut bytes = 0;
+            let mut batch = Batch::default();
             let mut wal_position = 0;
-            let mut rows = Vec::new();
             for row in client.update(statement, None, args)? {
-                bytes += row.get::<i64>(22)?.unwrap_or_default();
-                wal_position = row.get::<i64>(23)?.unwrap_or_default() as u64;
-                rows.push(claimed(&row)?);
+                if let Some(remark) = row.get::<String>(23)? {
+                    match remark.as_str() {
+                        "cut" => batch.cut = true,
+                        _ => batch.missed = true,
+                    }
+                    continue;
+                }
+                wal_position = row.get::<i64>(22)?.unwrap_or_default() as u64;
+                batch.rows.push(claimed(&row)?);
             }
-            let cut = bytes >= CLAIM_BYTES_MAX;
-            let locked = Vec::new();
-            let batch = Batch { rows, cut, locked };
             Ok(ClaimedBatch { batch, wal_position })
         })
     }
 
     /// Brings back messages whose time has come. Returns where they are now, and in how many ms the next is due.
-    pub fn bring_due(&self, leases: Option<&[Held]>, batch: i32) -> SpiResult<(Vec<(Partition, i64)>, Option<u64>)> {
+    pub fn bring_due(&self, leases: Option<&[Held]>, batch: i32) -> SpiResult<Due> {
         let (partitions, epochs) = leases.map(columns).unzip();
         let moved = Spi::connect_mut(|client| {
             let sql = format!("select partition, seq from {}.outbox_due($1, $2, $3, $4)", self.schema);

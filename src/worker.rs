@@ -6,7 +6,7 @@ use crate::broker::{Broker, DEADLINE, Outcomes, Status};
 use crate::config::Settings;
 use crate::pg::bgworker;
 use crate::pg::txn::{self, Durability, Failure};
-use crate::pg::{latch, signals};
+use crate::pg::{catalog, latch, signals};
 use crate::ports::{STATEMENT_TIMEOUT_MS, Signals, Tables, held_transaction, in_transaction};
 use crate::store::{Settlement, Store, now_us};
 use crate::upkeep::Upkeep;
@@ -108,8 +108,13 @@ impl Worker {
             let store = Store::open(&id)?;
             let sharing = store.sharing()?;
             let session_defaults = store.session_defaults()?;
-            if shmem::my_database().is_some_and(shmem::Database::adopts) {
+            if let Some(database) = shmem::my_database()
+                && !database.has_adopted()
+            {
                 registry::adopt(&store.prepared_transactions()?);
+                database.set_adopted();
+                // One may have been committed before it was found, while another worker read already.
+                shmem::reopen_all(catalog::my_database(), 1);
             }
             Ok((store, sharing, session_defaults))
         });
@@ -256,6 +261,7 @@ impl Worker {
         let asked_at = Deadline::now();
         let (store, settings) = (&self.store, &self.settings);
         let in_use = self.engine.in_use();
+        let owner_of_lanes = &self.signals;
         let (id, sharing, before) = (&self.id, self.engine.sharing(), self.engine.leases());
         let mut released = false;
         let (held, leaving, first) = in_transaction(c"outbox: leases", Durability::Relaxed, || {
@@ -287,6 +293,8 @@ impl Worker {
                 .collect();
             held.extend(store.take(&acquire, settings.lease_ttl_s)?);
             held.sort_unstable();
+            // Before anybody else can take them, for the rows of the leases are still locked.
+            owner_of_lanes.own_lanes(&held);
             Ok((held, busy.into_iter().map(|(partition, _)| partition).collect(), first))
         })?;
         match sharing {
@@ -304,7 +312,6 @@ impl Worker {
         }
         // Soon again while a partition waits to be given back, or while there is none to own yet.
         let soon = !leaving.is_empty() || (held.is_empty() && sharing == Sharing::Leases);
-        self.signals.own_lanes(&held);
         self.engine.set_leases(held, leaving);
         self.leases_due = now
             + if soon {

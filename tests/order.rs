@@ -700,6 +700,60 @@ fn blocks_of_a_claim(client: &mut Client, mark: i64) -> i64 {
         + plan[0]["Plan"]["Shared Read Blocks"].as_i64().expect("blocks")
 }
 
+/// Entries of the index of outbox that were read so far.
+fn entries_read(client: &mut Client) -> i64 {
+    client
+        .batch_execute("select pg_stat_force_next_flush()")
+        .expect("statistics");
+    let row = client.query_one(
+        "select idx_tup_read from pg_stat_user_indexes where indexrelname = 'outbox_pkey'",
+        &[],
+    );
+    row.expect("statistics").get(0)
+}
+
+#[test]
+fn a_claim_and_a_settle_read_each_row_once_also_where_vacuum_found_the_outbox_empty() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "outbox.partition_count = 1"]);
+    let mut client = cluster.connect(DB);
+    let round = |client: &mut Client, first: i64| {
+        client
+            .batch_execute(&format!(
+                "select outbox_enqueue(n, 'k') from generate_series({first}, {first} + 1999) n;
+                 drop table if exists claimed"
+            ))
+            .expect("enqueue");
+        let before = entries_read(client);
+        client
+            .batch_execute(
+                "create temp table claimed as select * from outbox_claim('tester', 'default', '{0}',
+                   (select array[lease_epoch] from outbox_partitions where partition = 0), '{1000}', '{0}', 100000000)
+                 where remark is null",
+            )
+            .expect("claim");
+        let claimed = entries_read(client);
+        client
+            .batch_execute(
+                "select outbox_settle('tester', array_agg(tid), array_agg(seq), array_agg(destination), array_agg(partition),
+                   array_agg(claim_token), array_agg('p'::\"char\"), array_agg(0::bigint), array_agg(''::text)) from claimed",
+            )
+            .expect("settle");
+        (claimed - before, entries_read(client) - claimed)
+    };
+    client
+        .batch_execute("select outbox_lease_take('tester', '{0}', 3600)")
+        .expect("a lease");
+    round(&mut client, 1);
+    client.batch_execute("delete from outbox").expect("empty");
+    client.batch_execute("vacuum analyze outbox").expect("vacuum");
+    let (by_claim, by_settle) = round(&mut client, 10_001);
+    assert!(
+        by_claim < 2_500,
+        "{by_claim} entries of the index read to claim 1000 rows"
+    );
+    assert_eq!(by_settle, 0, "a settle goes by ctid");
+}
+
 #[test]
 fn a_claim_never_walks_what_was_settled_before_however_old_a_snapshot_is_held() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "outbox.partition_count = 1"]);

@@ -71,9 +71,25 @@ pub struct Batch<P> {
     pub rows: Vec<Claimed<P>>,
     /// It stopped at its limit of bytes: lanes may hold more rows than their limit says.
     pub cut: bool,
+    /// Rows that it saw were changed by somebody else meanwhile, and are not among `rows`.
+    pub missed: bool,
     /// Partitions of which rows are locked: nothing was read there.
     pub locked: Vec<Partition>,
 }
+
+impl<P> Default for Batch<P> {
+    fn default() -> Self {
+        Self {
+            rows: Vec::new(),
+            cut: false,
+            missed: false,
+            locked: Vec::new(),
+        }
+    }
+}
+
+/// Where messages are now that were brought back, and in how many ms the next is due.
+pub type Due = (Vec<(Partition, i64)>, Option<u64>);
 
 /// The tables. Each call is a transaction of its own.
 pub trait Store {
@@ -93,9 +109,8 @@ pub trait Store {
         reach: i64,
         limit: u32,
     ) -> Result<(Batch<Self::Place>, bool), Self::Error>;
-    /// Brings back what is due (of these leases; None = of all partitions). Returns where it went, and in how many ms the
-    /// next is due.
-    fn bring_due(&mut self, leases: Option<&[Held]>) -> Result<(Vec<(Partition, i64)>, Option<u64>), Self::Error>;
+    /// Brings back what is due, of these leases; None = of all partitions.
+    fn bring_due(&mut self, leases: Option<&[Held]>) -> Result<Due, Self::Error>;
     /// The keys that are closed or have messages waiting behind another.
     fn gates(&mut self, partitions: &[Partition]) -> Result<Vec<Found>, Self::Error>;
 }
@@ -426,7 +441,7 @@ impl<P: Clone> Engine<P> {
         };
         let count = batch.rows.len();
         self.advance_marks(&lanes, &batch);
-        self.full = batch.cut || !self.hungry.is_empty();
+        self.full = batch.cut || batch.missed || !self.hungry.is_empty();
         self.admit(batch, rules, &holds, &mut make);
         let marks = &self.marks;
         let unparked = self
@@ -517,7 +532,11 @@ impl<P: Clone> Engine<P> {
             if full && lane.limit > 0 {
                 self.hungry.insert(lane.partition);
             }
-            let read = if full || batch.cut { last } else { i64::MAX };
+            let read = match () {
+                () if batch.missed => lane.mark, // it may lie between those that came
+                () if full || batch.cut => last,
+                () => i64::MAX,
+            };
             let mark = self.marks.entry(lane.partition).or_insert(START);
             *mark = (*mark).max(read);
         }
@@ -577,15 +596,16 @@ impl<P: Clone> Engine<P> {
             let reach = self.mark(key.partition);
             let (batch, more) = store.claim_waiting(key, *epoch, reach, DRAIN_ROWS_MAX)?;
             let full = batch.cut || batch.rows.len() as u32 >= DRAIN_ROWS_MAX;
+            let missed = batch.missed;
             self.drains |= full || draining.len() > DRAINS_MAX;
             let mut rows = Vec::with_capacity(batch.rows.len());
             for claimed in batch.rows {
                 let seq = claimed.pointer.seq;
                 rows.push((self.take_in(claimed, make), seq));
             }
-            let go = self
-                .gates
-                .drained(key, &rows, full, more, |seq| seq <= reach && !holds.hold(key, seq));
+            let go = self.gates.drained(key, &rows, full, more, |seq| {
+                !missed && seq <= reach && !holds.hold(key, seq)
+            });
             self.go(go, rules);
         }
         Ok(())
