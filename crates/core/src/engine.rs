@@ -303,8 +303,12 @@ impl<P: Clone> Engine<P> {
             .retain(|partition| held.iter().any(|(still, _)| still == partition));
         let parked = self.gates.give_up_parked(|partition| leaving.contains(&partition));
         self.release(parked, "another worker takes over the partition");
+        // One that was to leave and could not be renewed is lost already.
+        self.leaving = leaving
+            .into_iter()
+            .filter(|p| held.iter().any(|(h, _)| h == p))
+            .collect();
         self.leases = held;
-        self.leaving = leaving;
     }
 
     // ---- outcomes and settle ----------------------------------------------------------------------------------------
@@ -706,4 +710,18 @@ fn ordered_key(pointer: &Pointer) -> Option<OrderedKey> {
         destination: pointer.destination.clone(),
         key: pointer.key.clone()?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_that_was_to_leave_and_is_lost_counts_as_no_partition() {
+        let partition = Partition::new(3).unwrap();
+        let mut engine: Engine<()> = Engine::new(Sharing::Leases);
+        engine.set_leases(vec![(partition, 7)], HashSet::new());
+        engine.set_leases(Vec::new(), HashSet::from([partition]));
+        assert_eq!(engine.claimable(), 0);
+    }
 }

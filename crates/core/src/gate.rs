@@ -236,22 +236,23 @@ impl Gates {
         ended
     }
 
-    /// Lets parked messages of open keys go, in order, those that `may_go`.
+    /// Lets parked messages of open keys go, in order, those that `may_go`; first the key that has waited longest.
     pub fn unpark(&mut self, may_go: impl Fn(&OrderedKey, i64) -> bool) -> Vec<Handle> {
-        let mut go = Vec::new();
         if self.parked == 0 {
-            return go;
+            return Vec::new();
         }
+        let mut runs = Vec::new();
         for (key, state) in &mut self.keys {
             if state.gate == Gate::Open {
-                let before = go.len();
+                let mut go = Vec::new();
                 state.send_parked(i64::MAX, |seq| may_go(key, seq), &mut go);
-                self.sent
-                    .extend(go[before..].iter().map(|handle| (*handle, Rc::clone(key))));
+                self.sent.extend(go.iter().map(|handle| (*handle, Rc::clone(key))));
+                self.parked -= go.len();
+                runs.push(go);
             }
         }
-        self.parked -= go.len();
-        go
+        runs.sort_unstable(); // a map's order is no order
+        runs.concat()
     }
 
     /// Keys whose messages are to be fetched from `outbox_waiting`.
@@ -308,7 +309,8 @@ impl Gates {
 
     /// Gives up the messages of the key with the most parked ones, for there are too many: they go to `outbox_waiting`.
     pub fn shed(&mut self) -> Vec<Handle> {
-        let Some(state) = self.keys.values_mut().max_by_key(|state| state.parked.len()) else {
+        let most = (self.keys.iter_mut()).max_by_key(|(key, state)| (state.parked.len(), Rc::clone(key)));
+        let Some((_, state)) = most else {
             return Vec::new();
         };
         let shed: Vec<Handle> = state.give_up_parked().collect();
@@ -364,6 +366,7 @@ impl Gates {
             given_up.extend(state.give_up_parked());
         }
         self.parked -= given_up.len();
+        given_up.sort_unstable();
         given_up
     }
 
