@@ -152,6 +152,10 @@ impl Signals {
 }
 
 impl Memory for Signals {
+    fn notice_prepared(&self) {
+        registry::reap();
+    }
+
     fn open_transactions(&self) -> Vec<OpenTransaction> {
         registry::open_transactions()
     }

@@ -147,10 +147,14 @@ fn prepared() -> &'static [Entry] {
 
 // ---- a worker -------------------------------------------------------------------------------------------------------
 
-/// Transactions of this database that have enqueued and are not over. A prepared one that is over by now is forgotten,
-/// and the workers read again from its first message on.
-pub fn open_transactions() -> Vec<OpenTransaction> {
+/// Forgets prepared transactions that are over, and lets the workers read again from their first messages on.
+pub fn reap() {
     prepared().iter().for_each(Entry::reap);
+}
+
+/// Transactions of this database that have enqueued and are not over.
+pub fn open_transactions() -> Vec<OpenTransaction> {
+    reap();
     entries()
         .filter_map(|entry| entry.read().map(|(_, open)| open))
         .collect()

@@ -95,7 +95,13 @@ fn ended(end: End) {
                 pgrx::error!("outbox has no room for another prepared transaction");
             }
         }
-        End::Aborted | End::Prepared => forget(),
+        End::Aborted | End::Prepared => {
+            if WAKE.get() {
+                registry::leave();
+                shmem::wake_workers(); // messages may wait for this transaction's
+            }
+            forget();
+        }
         End::SavepointReleased { id, into } => ENQUEUED.with_borrow_mut(|entries| {
             entries
                 .iter_mut()

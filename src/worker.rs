@@ -164,11 +164,12 @@ impl Worker {
         self.broker.ensure(now);
         self.take_outcomes(now);
         let result = self
-            .settle(STATEMENT_TIMEOUT_MS)
+            .settle_what_must_be()
             .and_then(|()| self.tend_leases(now)) // the first heartbeat makes the row that report writes to
             .and_then(|()| self.report())
             .and_then(|()| self.look_around(now))
-            .and_then(|()| self.claim());
+            .and_then(|()| self.claim())
+            .and_then(|wait_ms| self.settle_what_is_due(wait_ms));
         if let Some(slot) = self.signals.slot {
             slot.set_in_flight(self.engine.outstanding());
         }
@@ -193,10 +194,28 @@ impl Worker {
     }
 
     fn conclude_all(&mut self, outcomes: Outcomes) {
+        let now_ms = self.now_ms();
         for (handle, outcome) in outcomes {
             self.engine
-                .conclude(handle, &outcome, &self.settings.rules, now_us() as u64);
+                .conclude(handle, &outcome, &self.settings.rules, now_ms, now_us() as u64);
         }
+    }
+
+    /// Before a claim: what goes back, or would make the window too large. What is published can wait a little.
+    fn settle_what_must_be(&mut self) -> Result<(), Failure> {
+        match self.engine.must_settle() {
+            true => self.settle(STATEMENT_TIMEOUT_MS),
+            false => Ok(()),
+        }
+    }
+
+    /// After a claim. Returns how long to wait at most.
+    fn settle_what_is_due(&mut self, wait_ms: u32) -> Result<u32, Failure> {
+        if self.engine.settle_in_ms(self.now_ms()) == Some(0) {
+            self.settle(STATEMENT_TIMEOUT_MS)?;
+        }
+        let settle_in_ms = self.engine.settle_in_ms(self.now_ms());
+        Ok(settle_in_ms.map_or(wait_ms, |ms| wait_ms.min(ms as u32)))
     }
 
     fn settle(&mut self, timeout_ms: i32) -> Result<(), Failure> {
@@ -374,12 +393,8 @@ impl Worker {
         }
         self.idle = claimed? == 0;
         self.hand_over();
-        Ok(if self.engine.has_unsettled() {
-            0
-        } else {
-            let due_ms = self.engine.due_at_ms().saturating_sub(now_ms).max(1) as u32;
-            tick::next(&state(self)).wait_ms.min(due_ms)
-        })
+        let due_ms = self.engine.due_at_ms().saturating_sub(now_ms).max(1) as u32;
+        Ok(tick::next(&state(self)).wait_ms.min(due_ms))
     }
 
     /// Gives what is ready to the publisher; the engine keeps it, in order, while its queue is full. Without a connection

@@ -21,6 +21,10 @@ use std::collections::{HashMap, HashSet, VecDeque};
 const SETTLE_ROWS_MAX: usize = 2000;
 /// Messages kept in memory for an earlier one of their key, at most; more go to `outbox_waiting`.
 const PARKED_MAX: usize = 500;
+/// Published messages wait so long to be settled together, in ms, unless there are many: each settle waits for the disk,
+/// and what is committed meanwhile waits with it.
+const SETTLE_AFTER_MS: u64 = 10;
+const SETTLE_AT: usize = 500;
 /// Keys that are fetched from `outbox_waiting` in one pass, and rows of each, at most.
 const DRAINS_MAX: usize = 8;
 const DRAIN_ROWS_MAX: u32 = 500;
@@ -30,6 +34,8 @@ const SWEEP_EVERY_MS: u64 = 30_000;
 const DUE_EVERY_MS: u64 = 1_000;
 /// Seqs start at 1.
 const START: i64 = 0;
+/// The mark of a lane that has been read to its end.
+const END: i64 = i64::MAX;
 /// A message that so many workers crashed with is sent alone.
 pub const CRASHES_ALONE: i32 = 3;
 /// And so many, it is a dead letter.
@@ -117,6 +123,8 @@ pub trait Store {
 
 /// What the sessions tell the workers at once.
 pub trait Memory {
+    /// Tells of what prepared transactions committed that are over by now: nobody else does.
+    fn notice_prepared(&self);
     /// Transactions that have enqueued and are not over.
     fn open_transactions(&self) -> Vec<OpenTransaction>;
     /// The lowest seq committed in a partition since the last call, if any.
@@ -190,6 +198,8 @@ pub struct Engine<P> {
     /// The one that is with the publisher alone, because workers crashed with it.
     alone: Option<Handle>,
     unsettled: Vec<Settlement<P>>,
+    /// When the first of the unsettled ones came; meaningless if there are none.
+    unsettled_since_ms: u64,
     next_handle: Handle,
     claims: u64,
     /// Partitions that filled their share of the last claim.
@@ -215,6 +225,7 @@ impl<P: Clone> Engine<P> {
             with_publisher: 0,
             alone: None,
             unsettled: Vec::new(),
+            unsettled_since_ms: 0,
             next_handle: 1,
             claims: 0,
             hungry: HashSet::new(),
@@ -232,9 +243,9 @@ impl<P: Clone> Engine<P> {
         self.sharing
     }
 
-    /// Messages claimed and not concluded.
+    /// Messages claimed and not settled.
     pub fn outstanding(&self) -> usize {
-        self.messages.len()
+        self.messages.len() + self.unsettled.len()
     }
 
     /// Messages that may go and wait for room with the publisher.
@@ -242,8 +253,24 @@ impl<P: Clone> Engine<P> {
         self.ready.is_empty()
     }
 
-    pub fn has_unsettled(&self) -> bool {
-        !self.unsettled.is_empty()
+    /// Whether something must be settled before the next claim: a message that goes back would be overtaken by later
+    /// ones of its key.
+    pub fn must_settle(&self) -> bool {
+        self.unsettled.len() >= SETTLE_AT
+            || (!self.unsettled.is_empty() && !self.leaving.is_empty())
+            || (self.unsettled.iter()).any(|settlement| settlement.disposition != Disposition::Publish)
+    }
+
+    /// In how many ms something is to be settled; None if there is nothing.
+    pub fn settle_in_ms(&self, now_ms: u64) -> Option<u64> {
+        let due_ms = self.unsettled_since_ms + SETTLE_AFTER_MS;
+        (!self.unsettled.is_empty()).then(|| {
+            if self.must_settle() {
+                0
+            } else {
+                due_ms.saturating_sub(now_ms)
+            }
+        })
     }
 
     /// The last claim left something behind: claim again at once.
@@ -314,7 +341,10 @@ impl<P: Clone> Engine<P> {
     // ---- outcomes and settle ----------------------------------------------------------------------------------------
 
     /// The publisher's answer for one message.
-    pub fn conclude(&mut self, handle: Handle, outcome: &Outcome, rules: &Rules, seed: u64) {
+    pub fn conclude(&mut self, handle: Handle, outcome: &Outcome, rules: &Rules, now_ms: u64, seed: u64) {
+        if self.unsettled.is_empty() {
+            self.unsettled_since_ms = now_ms;
+        }
         if !self.messages.contains_key(&handle) {
             return;
         }
@@ -421,14 +451,24 @@ impl<P: Clone> Engine<P> {
         }
         self.read_anew(store, now_ms, &leases)?;
 
+        memory.notice_prepared();
         for (partition, _) in &leases {
             if let Some(low) = memory.take_reopen(*partition) {
                 let mark = self.marks.entry(*partition).or_insert(START);
                 *mark = (*mark).min(low - 1); // (a)
             }
         }
-        let hungry: Vec<bool> = leases.iter().map(|(p, _)| self.hungry.contains(p)).collect();
-        let lanes: Vec<Lane> = (leases.iter().zip(budget::shares(limit, &hungry, self.claims)))
+        // A lane that was read to its end holds nothing new until somebody says so.
+        let unread: Vec<Held> = (leases.iter())
+            .filter(|(partition, _)| self.mark(*partition) < END)
+            .copied()
+            .collect();
+        if unread.is_empty() && self.gates.parked() == 0 && !self.gates.may_drain() {
+            self.full = false;
+            return Ok(0);
+        }
+        let hungry: Vec<bool> = unread.iter().map(|(p, _)| self.hungry.contains(p)).collect();
+        let lanes: Vec<Lane> = (unread.iter().zip(budget::shares(limit, &hungry, self.claims)))
             .map(|((partition, epoch), limit)| Lane {
                 partition: *partition,
                 epoch: *epoch,
@@ -436,7 +476,10 @@ impl<P: Clone> Engine<P> {
                 limit,
             })
             .collect();
-        let batch = store.claim(&lanes)?; // (b)
+        let batch = match lanes.as_slice() {
+            [] => Batch::default(),
+            lanes => store.claim(lanes)?, // (b)
+        };
         let holds = Holds {
             open: memory.open_transactions(), // (c)
             reopened: (leases.iter())
@@ -445,7 +488,8 @@ impl<P: Clone> Engine<P> {
         };
         let count = batch.rows.len();
         self.advance_marks(&lanes, &batch);
-        self.full = batch.cut || batch.missed || !self.hungry.is_empty();
+        self.full =
+            (unread.iter()).any(|(partition, _)| self.mark(*partition) < END && !batch.locked.contains(partition));
         self.admit(batch, rules, &holds, &mut make);
         let marks = &self.marks;
         let unparked = self
@@ -539,7 +583,7 @@ impl<P: Clone> Engine<P> {
             let read = match () {
                 () if batch.missed => lane.mark, // it may lie between those that came
                 () if full || batch.cut => last,
-                () => i64::MAX,
+                () => END,
             };
             let mark = self.marks.entry(lane.partition).or_insert(START);
             *mark = (*mark).max(read);

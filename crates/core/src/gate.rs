@@ -126,9 +126,16 @@ pub struct Gates {
     keys: HashMap<Rc<OrderedKey>, State>,
     sent: HashMap<Handle, Rc<OrderedKey>>,
     parked: usize,
+    /// No key drains unless this is set.
+    may_drain: bool,
 }
 
 impl Gates {
+    /// False: nothing is to be fetched from `outbox_waiting`.
+    pub fn may_drain(&self) -> bool {
+        self.may_drain
+    }
+
     /// How many messages are parked.
     pub fn parked(&self) -> usize {
         self.parked
@@ -230,6 +237,7 @@ impl Gates {
                 state.gate = state.reopened();
             }
         }
+        self.may_drain |= state.gate == Gate::Draining;
         if state.is_plain() {
             self.keys.remove(&key);
         }
@@ -256,11 +264,15 @@ impl Gates {
     }
 
     /// Keys whose messages are to be fetched from `outbox_waiting`.
-    pub fn draining(&self) -> Vec<OrderedKey> {
+    pub fn draining(&mut self) -> Vec<OrderedKey> {
+        if !self.may_drain {
+            return Vec::new();
+        }
         let mut keys: Vec<OrderedKey> = (self.keys.iter())
             .filter(|(_, state)| state.gate == Gate::Draining)
             .map(|(key, _)| OrderedKey::clone(key))
             .collect();
+        self.may_drain = !keys.is_empty();
         keys.sort_unstable(); // a map's order is no order
         keys
     }
@@ -309,6 +321,7 @@ impl Gates {
 
     /// Gives up the messages of the key with the most parked ones, for there are too many: they go to `outbox_waiting`.
     pub fn shed(&mut self) -> Vec<Handle> {
+        self.may_drain = true;
         let most = (self.keys.iter_mut()).max_by_key(|(key, state)| (state.parked.len(), Rc::clone(key)));
         let Some((_, state)) = most else {
             return Vec::new();
@@ -330,6 +343,7 @@ impl Gates {
         found: Vec<Found>,
         read_past: impl Fn(Partition, i64) -> bool,
     ) {
+        self.may_drain = true;
         let mut found: HashMap<OrderedKey, (Option<i64>, bool)> = (found.into_iter())
             .map(|found| (found.key, (found.head, found.followers)))
             .collect();
@@ -379,6 +393,7 @@ impl Gates {
 
     /// Forgets everything under way; what failed stays closed. After the connection was lost and all was released.
     pub fn forget_sent(&mut self) {
+        self.may_drain = true;
         for state in self.keys.values_mut() {
             state.run.clear();
             state.parked.clear();
