@@ -17,17 +17,10 @@ use crate::partition::{Partition, crc32};
 use crate::settle::{Disposition, RetryPolicy, decide};
 use std::collections::{HashMap, HashSet, VecDeque};
 
-/// Rows of one settle, at most.
-const SETTLE_ROWS_MAX: usize = 2000;
-/// Messages kept in memory for an earlier one of their key, at most; more go to `outbox_waiting`.
-const PARKED_MAX: usize = 500;
 /// Published messages wait so long to be settled together, in ms, unless there are many: each settle waits for the disk,
 /// and what is committed meanwhile waits with it.
 const SETTLE_AFTER_MS: u64 = 10;
 const SETTLE_AT: usize = 500;
-/// Keys that are fetched from `outbox_waiting` in one pass, and rows of each, at most.
-const DRAINS_MAX: usize = 8;
-const DRAIN_ROWS_MAX: u32 = 500;
 /// How often the lanes are read from their start, in ms: finds what no hint told of.
 const SWEEP_EVERY_MS: u64 = 30_000;
 /// How often `outbox_waiting` is asked for what is due, at least, in ms.
@@ -40,6 +33,28 @@ const END: i64 = i64::MAX;
 pub const CRASHES_ALONE: i32 = 3;
 /// And so many, it is a dead letter.
 pub const CRASHES_MAX: i32 = 5;
+
+/// How much at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Rows of one settle, at most.
+    pub settle_rows: usize,
+    /// Messages kept in memory for an earlier one of their key, at most; more go to `outbox_waiting`. They count as
+    /// outstanding, so a worker's window must be larger by a quarter at least, or nothing is claimed any more.
+    pub parked: usize,
+    /// Keys that are fetched from `outbox_waiting` in one pass, and rows of each, at most.
+    pub drains: usize,
+    pub drain_rows: u32,
+}
+
+impl Bounds {
+    pub const USUAL: Self = Self {
+        settle_rows: 2000,
+        parked: 500,
+        drains: 8,
+        drain_rows: 500,
+    };
+}
 
 /// A lease that is held: the partition and its epoch.
 pub type Held = (Partition, i64);
@@ -183,6 +198,7 @@ struct Message<P> {
 /// The messages of one worker.
 pub struct Engine<P> {
     sharing: Sharing,
+    bounds: Bounds,
     leases: Vec<Held>,
     /// Held, but wanted by another worker: no more claims.
     leaving: HashSet<Partition>,
@@ -213,8 +229,13 @@ pub struct Engine<P> {
 
 impl<P: Clone> Engine<P> {
     pub fn new(sharing: Sharing) -> Self {
+        Self::bounded(sharing, Bounds::USUAL)
+    }
+
+    pub fn bounded(sharing: Sharing, bounds: Bounds) -> Self {
         Self {
             sharing,
+            bounds,
             leases: Vec::new(),
             leaving: HashSet::new(),
             fresh: HashSet::new(),
@@ -302,6 +323,16 @@ impl<P: Clone> Engine<P> {
             .collect()
     }
 
+    /// Nothing is claimed, parked or unsettled.
+    pub fn is_idle(&self) -> bool {
+        self.messages.is_empty() && self.ready.is_empty() && self.unsettled.is_empty() && self.gates.parked() == 0
+    }
+
+    /// Keys that take memory: something of them is under way, or they are closed.
+    pub fn ordered_keys(&self) -> usize {
+        self.gates.keys()
+    }
+
     // ---- leases -----------------------------------------------------------------------------------------------------
 
     /// What is held now, and what of it another worker shall have. A lease with a new epoch starts anew.
@@ -311,7 +342,9 @@ impl<P: Clone> Engine<P> {
             .filter(|lease| self.leases.contains(lease))
             .map(|(partition, _)| *partition)
             .collect();
-        self.gates.forget(|partition| !kept.contains(&partition));
+        for answered in self.gates.forget(|partition| !kept.contains(&partition)) {
+            self.messages.remove(&answered);
+        }
         // What is parked or ready of a lost lease goes nowhere. What is with the publisher ends as it ends; the settle is
         // fenced.
         let ready = std::mem::take(&mut self.ready);
@@ -321,7 +354,9 @@ impl<P: Clone> Engine<P> {
         self.messages
             .retain(|_, message| message.publication.is_none() || kept.contains(&message.pointer.partition));
         for (partition, _) in &held {
-            if !kept.contains(partition) {
+            // One that was to leave and stays was not looked at meanwhile.
+            let stays = self.leaving.contains(partition) && !leaving.contains(partition);
+            if !kept.contains(partition) || stays {
                 self.fresh.insert(*partition);
             }
         }
@@ -356,6 +391,15 @@ impl<P: Clone> Engine<P> {
     }
 
     fn end(&mut self, handle: Handle, outcome: &Outcome, rules: &Rules, seed: u64) {
+        if *outcome != Outcome::Confirmed {
+            // What is behind it and has not left yet must not overtake it.
+            let messages = &self.messages;
+            let unsent = |handle| (messages.get(&handle)).is_some_and(|message| message.publication.is_some());
+            let held_back: HashSet<Handle> = self.gates.hold_back(handle, unsent).into_iter().collect();
+            if !held_back.is_empty() {
+                self.ready.retain(|handle| !held_back.contains(handle));
+            }
+        }
         let messages = &self.messages;
         let ended = self
             .gates
@@ -405,7 +449,7 @@ impl<P: Clone> Engine<P> {
         mut settled: impl FnMut(&[Settlement<P>]),
     ) -> Result<(), S::Error> {
         while !self.unsettled.is_empty() {
-            let rows = self.unsettled.len().min(SETTLE_ROWS_MAX);
+            let rows = self.unsettled.len().min(self.bounds.settle_rows);
             store.settle(&self.unsettled[..rows])?;
             for settlement in &self.unsettled[..rows] {
                 match settlement.disposition {
@@ -497,7 +541,7 @@ impl<P: Clone> Engine<P> {
             .unpark(|key, seq| !holds.hold(key, seq) && marks.get(&key.partition).is_some_and(|mark| seq <= *mark));
         self.go(unparked, rules);
         self.drain(store, &leases, &holds, rules, &mut make)?;
-        while self.gates.parked() > PARKED_MAX {
+        while self.gates.parked() > self.bounds.parked {
             for handle in self.gates.shed() {
                 self.unsettle(handle, Disposition::Wait);
             }
@@ -545,7 +589,7 @@ impl<P: Clone> Engine<P> {
         let found = store.gates(&anew)?;
         let scope: HashSet<Partition> = anew.iter().copied().collect();
         let marks = &self.marks;
-        self.gates.rebuild(
+        let undecided = self.gates.rebuild(
             |partition| scope.contains(&partition),
             found,
             |partition, seq| marks.get(&partition).is_some_and(|mark| seq <= *mark),
@@ -556,6 +600,9 @@ impl<P: Clone> Engine<P> {
         }
         if sweep {
             self.sweep_at_ms = now_ms + SWEEP_EVERY_MS;
+        }
+        if undecided {
+            self.sweep_at_ms = self.sweep_at_ms.min(now_ms + DUE_EVERY_MS);
         }
         Ok(())
     }
@@ -634,7 +681,12 @@ impl<P: Clone> Engine<P> {
         let draining = self.gates.draining();
         self.drains = false;
         let first = (self.claims as usize).checked_rem(draining.len()).unwrap_or(0);
-        for key in draining.iter().cycle().skip(first).take(draining.len().min(DRAINS_MAX)) {
+        for key in draining
+            .iter()
+            .cycle()
+            .skip(first)
+            .take(draining.len().min(self.bounds.drains))
+        {
             let Some((_, epoch)) = leases.iter().find(|(partition, _)| *partition == key.partition) else {
                 continue;
             };
@@ -642,10 +694,10 @@ impl<P: Clone> Engine<P> {
                 continue;
             }
             let reach = self.mark(key.partition);
-            let (batch, more) = store.claim_waiting(key, *epoch, reach, DRAIN_ROWS_MAX)?;
-            let full = batch.cut || batch.rows.len() as u32 >= DRAIN_ROWS_MAX;
+            let (batch, more) = store.claim_waiting(key, *epoch, reach, self.bounds.drain_rows)?;
+            let full = batch.cut || batch.rows.len() as u32 >= self.bounds.drain_rows;
             let missed = batch.missed;
-            self.drains |= full || draining.len() > DRAINS_MAX;
+            self.drains |= full || draining.len() > self.bounds.drains;
             let mut rows = Vec::with_capacity(batch.rows.len());
             for claimed in batch.rows {
                 let seq = claimed.pointer.seq;
@@ -688,11 +740,13 @@ impl<P: Clone> Engine<P> {
     /// Their turn has come: what can be sent is ready, what cannot ends here.
     fn go(&mut self, handles: impl IntoIterator<Item = Handle>, rules: &Rules) {
         for handle in handles {
-            match self
-                .messages
-                .get(&handle)
-                .and_then(|message| message.publication.as_ref())
-            {
+            let Some(message) = self.messages.get(&handle) else {
+                continue;
+            };
+            if self.sharing == Sharing::Leases && message.pointer.key.is_some() && !self.gates.is_sent(handle) {
+                continue; // held back: one before it ended here
+            }
+            match &message.publication {
                 Some(Ok(_)) => self.ready.push_back(handle),
                 Some(Err(reason)) => {
                     let outcome = Outcome::Unsendable { reason: reason.clone() };
@@ -757,15 +811,4 @@ fn ordered_key(pointer: &Pointer) -> Option<OrderedKey> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_lease_that_was_to_leave_and_is_lost_counts_as_no_partition() {
-        let partition = Partition::new(3).unwrap();
-        let mut engine: Engine<()> = Engine::new(Sharing::Leases);
-        engine.set_leases(vec![(partition, 7)], HashSet::new());
-        engine.set_leases(Vec::new(), HashSet::from([partition]));
-        assert_eq!(engine.claimable(), 0);
-    }
-}
+mod tests;

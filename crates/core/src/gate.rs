@@ -50,7 +50,7 @@ pub struct Found {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gate {
     Open,
-    /// The front of the run failed; the answers for the rest of it are awaited.
+    /// One of the run failed; the answers for the rest of it are awaited.
     Stopping,
     /// Only this seq may pass.
     Closed {
@@ -65,6 +65,14 @@ struct Sent {
     handle: Handle,
     seq: i64,
     outcome: Option<Outcome>,
+}
+
+impl Sent {
+    fn has_failed(&self) -> bool {
+        self.outcome
+            .as_ref()
+            .is_some_and(|outcome| *outcome != Outcome::Confirmed)
+    }
 }
 
 #[derive(Debug)]
@@ -97,9 +105,15 @@ impl State {
         self.run.push_back(Sent { handle, seq, outcome });
     }
 
-    /// The gate when nothing stands in the way any more.
+    /// The gate when the front of the run stands in the way no more.
     fn reopened(&self) -> Gate {
-        if self.followers { Gate::Draining } else { Gate::Open }
+        if self.run.iter().any(Sent::has_failed) {
+            Gate::Stopping
+        } else if self.followers {
+            Gate::Draining
+        } else {
+            Gate::Open
+        }
     }
 
     /// Sends what is parked, up to `bound`, as long as each may go.
@@ -141,6 +155,11 @@ impl Gates {
         self.parked
     }
 
+    /// How many keys take memory.
+    pub fn keys(&self) -> usize {
+        self.keys.len()
+    }
+
     /// A message was claimed. `held`: a transaction is open that has enqueued an earlier one of its key.
     pub fn admit(&mut self, handle: Handle, key: OrderedKey, seq: i64, held: bool) -> Admission {
         let key = Rc::new(key);
@@ -168,6 +187,33 @@ impl Gates {
         admission
     }
 
+    /// Whether a message is on its way to the broker, or may go.
+    pub fn is_sent(&self, handle: Handle) -> bool {
+        self.sent.contains_key(&handle)
+    }
+
+    /// A message failed, or is about to be concluded so: those behind it that are still `unsent` are parked, and returned.
+    pub fn hold_back(&mut self, handle: Handle, unsent: impl Fn(Handle) -> bool) -> Vec<Handle> {
+        let Some(state) = self.sent.get(&handle).and_then(|key| self.keys.get_mut(key)) else {
+            return Vec::new();
+        };
+        let Some(failed) = state.run.iter().position(|sent| sent.handle == handle) else {
+            return Vec::new();
+        };
+        let behind = state.run.iter().skip(failed + 1);
+        let sent = behind
+            .take_while(|sent| sent.outcome.is_some() || !unsent(sent.handle))
+            .count();
+        let mut held_back = Vec::new();
+        for sent in state.run.drain(failed + 1 + sent..) {
+            self.sent.remove(&sent.handle);
+            state.parked.insert(sent.seq, sent.handle);
+            held_back.push(sent.handle);
+        }
+        self.parked += held_back.len();
+        held_back
+    }
+
     /// The broker's answer for one message. Returns what ends now, in the order of the key: often the message alone,
     /// nothing while an earlier one is still out, more when it was waited for. `decide` is asked for each that ends by
     /// its own outcome; `dead_blocks`: behind a dead letter the key stays closed.
@@ -187,6 +233,9 @@ impl Gates {
         if let Some(sent) = state.run.iter_mut().find(|sent| sent.handle == handle) {
             sent.outcome = Some(outcome.clone());
         }
+        if matches!(state.gate, Gate::Open | Gate::Draining) && state.run.iter().any(Sent::has_failed) {
+            state.gate = Gate::Stopping;
+        }
         let mut ended = Vec::new();
         while let Some(Sent {
             handle: front,
@@ -196,7 +245,6 @@ impl Gates {
         {
             let (front, seq) = (*front, *seq);
             if *outcome != Outcome::Confirmed && state.run.iter().any(|sent| sent.outcome.is_none()) {
-                state.gate = Gate::Stopping;
                 break;
             }
             let disposition = decide(front, outcome);
@@ -337,13 +385,15 @@ impl Gates {
 
     /// Takes over what the tables say of the keys of the partitions in `scope`, read when nothing was unsettled.
     /// `read_past` tells whether the lane has been read past a seq: a head that should have been seen by then is gone.
+    /// Returns whether there is one that may be on its way or gone: the tables must be asked again to know.
     pub fn rebuild(
         &mut self,
         scope: impl Fn(Partition) -> bool,
         found: Vec<Found>,
         read_past: impl Fn(Partition, i64) -> bool,
-    ) {
+    ) -> bool {
         self.may_drain = true;
+        let mut undecided = false;
         let mut found: HashMap<OrderedKey, (Option<i64>, bool)> = (found.into_iter())
             .map(|found| (found.key, (found.head, found.followers)))
             .collect();
@@ -360,7 +410,7 @@ impl Gates {
             match head {
                 Some(head) if !on_its_way => state.gate = Gate::Closed { head },
                 None if !on_its_way => state.gate = state.reopened(),
-                _ => {}
+                _ => undecided |= state.gate != head.map_or(Gate::Open, |head| Gate::Closed { head }),
             }
         }
         self.keys.retain(|_, state| !state.is_plain());
@@ -371,6 +421,7 @@ impl Gates {
             };
             self.keys.insert(Rc::new(key), State::new(gate, followers));
         }
+        undecided
     }
 
     /// Gives up what is parked of the partitions in `scope`: another worker shall have them.
@@ -384,11 +435,21 @@ impl Gates {
         given_up
     }
 
-    /// Forgets the keys of the partitions in `scope`: their lease is lost.
-    pub fn forget(&mut self, scope: impl Fn(Partition) -> bool) {
-        self.keys.retain(|key, _| !scope(key.partition));
+    /// Forgets the keys of the partitions in `scope`: their lease is lost. Returns the messages that had their answer and
+    /// waited for an earlier one's: nothing more will be heard of them.
+    pub fn forget(&mut self, scope: impl Fn(Partition) -> bool) -> Vec<Handle> {
+        let mut answered = Vec::new();
+        self.keys.retain(|key, state| {
+            let stays = !scope(key.partition);
+            if !stays {
+                let run = state.run.iter().filter(|sent| sent.outcome.is_some());
+                answered.extend(run.map(|sent| sent.handle));
+            }
+            stays
+        });
         self.sent.retain(|_, key| !scope(key.partition));
         self.parked = self.keys.values().map(|state| state.parked.len()).sum();
+        answered
     }
 
     /// Forgets everything under way; what failed stays closed. After the connection was lost and all was released.
@@ -406,3 +467,6 @@ impl Gates {
         self.keys.retain(|_, state| !state.is_plain());
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,250 @@
+//! What the engine promises beside the order of keys. The simulation in tests/simulation.rs found each of these broken.
+
+use super::*;
+use crate::message::Properties;
+use std::cell::Cell;
+use std::convert::Infallible;
+
+/// Tables that bring what they are told to.
+#[derive(Default)]
+struct Script {
+    claims: Vec<Vec<i64>>,
+    due: Vec<i64>,
+    head: Option<i64>,
+    gates_read: usize,
+}
+
+#[derive(Default)]
+struct Shared {
+    waiting_changes: Cell<u32>,
+}
+
+fn partition() -> Partition {
+    Partition::new(3).unwrap()
+}
+
+fn batch(seqs: &[i64]) -> Batch<()> {
+    let rows = seqs.iter().map(|seq| Claimed {
+        place: (),
+        pointer: Pointer {
+            seq: *seq,
+            destination: "default".into(),
+            partition: partition(),
+            key: Some("k".into()),
+            attempts: 0,
+            crashes: 0,
+            lease_epoch: 1,
+        },
+        event: Some(Event::default()),
+    });
+    let rows = rows.collect();
+    Batch {
+        rows,
+        ..Batch::default()
+    }
+}
+
+impl Store for Script {
+    type Place = ();
+    type Error = Infallible;
+
+    fn settle(&mut self, _: &[Settlement<()>]) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<()>, Infallible> {
+        let asked = !lanes.is_empty() && !self.claims.is_empty();
+        Ok(batch(&if asked { self.claims.remove(0) } else { Vec::new() }))
+    }
+
+    fn claim_unleased(&mut self, _: u32) -> Result<Batch<()>, Infallible> {
+        Ok(batch(&[]))
+    }
+
+    fn claim_waiting(&mut self, _: &OrderedKey, _: i64, _: i64, _: u32) -> Result<(Batch<()>, bool), Infallible> {
+        Ok((batch(&[]), false))
+    }
+
+    fn bring_due(&mut self, _: Option<&[Held]>) -> Result<Due, Infallible> {
+        let moved = std::mem::take(&mut self.due).into_iter();
+        Ok((moved.map(|seq| (partition(), seq)).collect(), None))
+    }
+
+    fn gates(&mut self, _: &[Partition]) -> Result<Vec<Found>, Infallible> {
+        self.gates_read += 1;
+        let found = self.head.map(|head| Found {
+            key: ordered_key(&batch(&[head]).rows[0].pointer).unwrap(),
+            head: Some(head),
+            followers: true,
+        });
+        Ok(found.into_iter().collect())
+    }
+}
+
+impl Memory for Shared {
+    fn notice_prepared(&self) {}
+
+    fn look_at_reopen(&self, _: Partition) -> Option<i64> {
+        None
+    }
+
+    fn open_transactions(&self) -> Vec<OpenTransaction> {
+        Vec::new()
+    }
+
+    fn take_reopen(&self, _: Partition) -> Option<i64> {
+        None
+    }
+
+    fn waiting_changes(&self) -> u32 {
+        self.waiting_changes.get()
+    }
+}
+
+const RULES: Rules = Rules {
+    retry: RetryPolicy {
+        max_attempts: 3,
+        base_ms: 100,
+        max_ms: 1_000,
+    },
+    dead_blocks: true,
+};
+
+fn engine() -> Engine<()> {
+    let mut engine = Engine::new(Sharing::Leases);
+    engine.set_leases(vec![(partition(), 1)], HashSet::new());
+    engine
+}
+
+/// Claims; a message with the seq `broken` cannot be sent.
+fn claim(engine: &mut Engine<()>, script: &mut Script, shared: &Shared, now_ms: u64, broken: i64) {
+    let make = |handle, pointer: &Pointer, _: &Event| match pointer.seq == broken {
+        true => Err("cannot be sent".to_owned()),
+        false => Ok(Publication {
+            handle,
+            exchange: String::new(),
+            routing_key: pointer.seq.to_string(),
+            properties: Properties::default(),
+            body: Vec::new(),
+        }),
+    };
+    let Ok(_) = engine.claim(script, shared, now_ms, 100, &RULES, make);
+}
+
+fn claimed(seqs: &[i64], broken: i64) -> Engine<()> {
+    let mut engine = engine();
+    let claims = vec![seqs.to_vec()];
+    let mut script = Script {
+        claims,
+        ..Script::default()
+    };
+    claim(&mut engine, &mut script, &Shared::default(), 0, broken);
+    engine
+}
+
+/// Hands over up to `room` messages; returns their (handle, seq).
+fn hand_over(engine: &mut Engine<()>, room: usize) -> Vec<(Handle, i64)> {
+    let mut sent = Vec::new();
+    engine.hand_over(|mut publications| {
+        let refused = publications.split_off(room.min(publications.len()));
+        sent.extend((publications.iter()).map(|p| (p.handle, p.routing_key.parse().unwrap())));
+        refused
+    });
+    sent
+}
+
+fn seqs(sent: &[(Handle, i64)]) -> Vec<i64> {
+    sent.iter().map(|(_, seq)| *seq).collect()
+}
+
+#[test]
+fn a_lease_that_was_to_leave_and_is_lost_counts_as_no_partition() {
+    let mut engine = engine();
+    engine.set_leases(Vec::new(), HashSet::from([partition()]));
+    assert_eq!(engine.claimable(), 0);
+}
+
+#[test]
+fn nothing_is_sent_behind_a_message_that_cannot_be() {
+    let mut engine = claimed(&[1, 2, 3, 4], 2);
+    let sent = hand_over(&mut engine, 9);
+    assert_eq!(seqs(&sent), [1]);
+    engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
+    assert!(hand_over(&mut engine, 9).is_empty());
+    assert_eq!(engine.unsettled.len(), 4);
+    assert!(matches!(engine.unsettled[1].disposition, Disposition::Dead { .. }));
+    assert_eq!(engine.unsettled[3].disposition, Disposition::Wait);
+    assert_eq!(engine.messages.len(), 0);
+}
+
+#[test]
+fn what_the_publisher_had_no_room_for_is_not_sent_behind_one_that_failed() {
+    let mut engine = claimed(&[1, 2, 3], 0);
+    let sent = hand_over(&mut engine, 2);
+    assert_eq!(seqs(&sent), [1, 2]);
+    engine.conclude(sent[0].0, &Outcome::Nacked, &RULES, 0, 0);
+    assert!(hand_over(&mut engine, 9).is_empty());
+    engine.conclude(sent[1].0, &Outcome::Confirmed, &RULES, 0, 0);
+    assert_eq!(engine.unsettled.len(), 3);
+    assert_eq!(engine.messages.len(), 0);
+}
+
+#[test]
+fn of_a_lost_lease_nothing_is_kept_that_had_its_answer() {
+    let mut engine = claimed(&[1, 2, 3], 0);
+    let sent = hand_over(&mut engine, 9);
+    engine.conclude(sent[1].0, &Outcome::Confirmed, &RULES, 0, 0);
+    engine.set_leases(vec![(partition(), 2)], HashSet::new());
+    assert_eq!(engine.outstanding(), 2, "1 and 3 are with the publisher still");
+    engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
+    engine.conclude(sent[2].0, &Outcome::Confirmed, &RULES, 0, 0);
+    let Ok(()) = engine.settle(&mut Script::default(), 0, |_| {});
+    assert!(engine.is_idle() && engine.in_use().is_empty());
+}
+
+#[test]
+fn a_partition_that_was_to_leave_and_stays_is_looked_at_anew() {
+    let (mut engine, mut script, shared) = (engine(), Script::default(), Shared::default());
+    claim(&mut engine, &mut script, &shared, 0, 0);
+    assert_eq!(script.gates_read, 1);
+    engine.set_leases(vec![(partition(), 1)], HashSet::from([partition()]));
+    shared.waiting_changes.set(1);
+    claim(&mut engine, &mut script, &shared, 10, 0);
+    assert_eq!(script.gates_read, 1);
+    engine.set_leases(vec![(partition(), 1)], HashSet::new());
+    claim(&mut engine, &mut script, &shared, 20, 0);
+    assert_eq!(script.gates_read, 2);
+}
+
+#[test]
+fn what_is_due_is_claimed_though_its_lane_was_read_to_the_end() {
+    let (mut engine, shared) = (engine(), Shared::default());
+    let mut script = Script::default();
+    claim(&mut engine, &mut script, &shared, 0, 0);
+    script.due = vec![7];
+    script.claims = vec![vec![7]];
+    claim(&mut engine, &mut script, &shared, 10, 0);
+    assert_eq!(engine.outstanding(), 0, "nobody said that it is due");
+    claim(&mut engine, &mut script, &shared, DUE_EVERY_MS, 0);
+    assert_eq!(engine.outstanding(), 1);
+}
+
+#[test]
+fn a_head_that_may_be_gone_is_looked_for_again_soon() {
+    let (mut engine, shared) = (engine(), Shared::default());
+    let head = Some(7);
+    let mut script = Script {
+        head,
+        ..Script::default()
+    };
+    script.claims = vec![(-93..=6).collect()]; // as many as were asked for: the lane is not read to its end
+    claim(&mut engine, &mut script, &shared, 0, 0);
+    assert_eq!(engine.ordered_keys(), 1);
+    script.head = None;
+    shared.waiting_changes.set(1);
+    claim(&mut engine, &mut script, &shared, 10, 0);
+    assert_eq!(engine.ordered_keys(), 1, "the lane was not read up to 7");
+    claim(&mut engine, &mut script, &shared, 20, 0);
+    claim(&mut engine, &mut script, &shared, 10 + DUE_EVERY_MS, 0);
+    assert_eq!(engine.ordered_keys(), 0);
+}
