@@ -317,8 +317,8 @@ comment on function @extschema@.outbox_wake(bigint, smallint[], bigint[]) is
 
 -- ---- sql/src/30_worker.sql
 
--- The protocol of a worker: heartbeat, lease, claim, settle. The in-server workers call these functions and nothing else;
--- a foreign relay may call the same. Time is the database's. Lock order: outbox_partitions, then outbox, then the rest.
+-- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. What holds the
+-- order of a key beyond them (open transactions, marks) is in shared memory. Time is the database's. Lock order: outbox_partitions, then outbox, then the rest.
 -- A claim and a settle are planned once and reused for years of table sizes, so the plans that read a whole table are
 -- switched off for them: the right one is always an index or a ctid. JIT is off with them, since a plan that still holds
 -- a switched-off scan (of a table of one row) looks dear enough to be compiled each time.
@@ -722,7 +722,7 @@ begin
   ), dead as (
     insert into @extschema@.outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason, blocks)
     select g.seq, g.enqueued_at, g.attempts + 1, g.partition, g.destination, g.key, g.reason,
-           g.action = 'D' and g.key is not null
+           g.action = 'D' and leased and g.key is not null
     from gone g where g.action in ('d', 'D')
     on conflict (destination, seq) do update
     set died_at = excluded.died_at, attempts = excluded.attempts, reason = excluded.reason, blocks = excluded.blocks
@@ -895,7 +895,8 @@ returns bigint language sql volatile set search_path = pg_catalog, pg_temp set e
            'dead for longer than outbox.dead_retention: ' || e.reason
     from expired e returning 1
   )
-  select count(*) from written;
+  select c.n from (select count(*) as n from written) c
+  left join lateral (select @extschema@.outbox_wake(0, '{}', '{}') where c.n > 0) w on true; -- keys may go on
 $$;
 comment on function @extschema@.outbox_expire_dead(integer, integer, timestamptz) is
   'Discards up to batch dead letters that are older than retention_s: they go to the history with a reason; returns how many.';
@@ -1021,7 +1022,7 @@ begin
                and o.partition = any (partitions)
                and @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)) then
     raise exception 'message % is on its way to the broker', outbox_discard.seq
-      using errcode = 'object_in_use', hint = 'Try again in a moment: it is then published, or free to be discarded.';
+      using errcode = 'object_in_use', hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
   with ready as (
     delete from @extschema@.outbox o
@@ -1141,11 +1142,7 @@ create function @extschema@.outbox_open_transactions(
 ) returns setof record language sql volatile set search_path = pg_catalog, pg_temp as $$
   select nullif(r.entries[i], 0)::integer, nullif(r.entries[i + 1], 0)::text::xid, r.entries[i] = 0,
          greatest(clock_timestamp() - to_timestamp(r.entries[i + 2] / 1e6), interval '0'), r.entries[i + 3]
-  from (select @extschema@.outbox_registry() as entries) r, generate_series(1, cardinality(r.entries), 4) i
-  union all -- prepared before the server started: nobody knows whether they have enqueued, but they may have
-  select null, p.transaction, true, clock_timestamp() - p.prepared, null
-  from pg_prepared_xacts p
-  where p.database = current_database() and p.prepared < pg_postmaster_start_time();
+  from (select @extschema@.outbox_registry() as entries) r, generate_series(1, cardinality(r.entries), 4) i;
 $$;
 comment on function @extschema@.outbox_open_transactions() is
   'Transactions of this database that have enqueued and are not over. Later messages of their keys wait for them.';
@@ -1338,7 +1335,7 @@ select 'lag', coalesce(s.oldest_pending_age < interval '1 minute', true),
        case when s.oldest_pending_age >= interval '1 minute' then 'see the other checks; if all are well, raise outbox.batch_size' end
 from @extschema@.outbox_status s;
 comment on view @extschema@.outbox_health is
-  'One row a check: ok or not, what is wrong, what to do. Every reason why messages do not move shows here.';
+  'One row a check: ok or not, what is wrong, what to do.';
 
 -- ---- sql/src/90_privileges.sql
 

@@ -164,8 +164,8 @@ impl Worker {
         self.broker.ensure(now);
         self.take_outcomes(now);
         let result = self
-            .settle_what_must_be()
-            .and_then(|()| self.tend_leases(now)) // the first heartbeat makes the row that report writes to
+            .tend_leases(now) // the first heartbeat makes the row that report writes to
+            .and_then(|()| self.settle_what_must_be())
             .and_then(|()| self.report())
             .and_then(|()| self.look_around(now))
             .and_then(|()| self.claim())

@@ -1,5 +1,5 @@
--- The protocol of a worker: heartbeat, lease, claim, settle. The in-server workers call these functions and nothing else;
--- a foreign relay may call the same. Time is the database's. Lock order: outbox_partitions, then outbox, then the rest.
+-- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. What holds the
+-- order of a key beyond them (open transactions, marks) is in shared memory. Time is the database's. Lock order: outbox_partitions, then outbox, then the rest.
 -- A claim and a settle are planned once and reused for years of table sizes, so the plans that read a whole table are
 -- switched off for them: the right one is always an index or a ctid. JIT is off with them, since a plan that still holds
 -- a switched-off scan (of a table of one row) looks dear enough to be compiled each time.
@@ -403,7 +403,7 @@ begin
   ), dead as (
     insert into @extschema@.outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason, blocks)
     select g.seq, g.enqueued_at, g.attempts + 1, g.partition, g.destination, g.key, g.reason,
-           g.action = 'D' and g.key is not null
+           g.action = 'D' and leased and g.key is not null
     from gone g where g.action in ('d', 'D')
     on conflict (destination, seq) do update
     set died_at = excluded.died_at, attempts = excluded.attempts, reason = excluded.reason, blocks = excluded.blocks

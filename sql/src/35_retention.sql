@@ -129,7 +129,8 @@ returns bigint language sql volatile set search_path = pg_catalog, pg_temp set e
            'dead for longer than outbox.dead_retention: ' || e.reason
     from expired e returning 1
   )
-  select count(*) from written;
+  select c.n from (select count(*) as n from written) c
+  left join lateral (select @extschema@.outbox_wake(0, '{}', '{}') where c.n > 0) w on true; -- keys may go on
 $$;
 comment on function @extschema@.outbox_expire_dead(integer, integer, timestamptz) is
   'Discards up to batch dead letters that are older than retention_s: they go to the history with a reason; returns how many.';

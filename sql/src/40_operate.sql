@@ -67,7 +67,7 @@ begin
                and o.partition = any (partitions)
                and @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)) then
     raise exception 'message % is on its way to the broker', outbox_discard.seq
-      using errcode = 'object_in_use', hint = 'Try again in a moment: it is then published, or free to be discarded.';
+      using errcode = 'object_in_use', hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
   with ready as (
     delete from @extschema@.outbox o

@@ -30,11 +30,7 @@ create function @extschema@.outbox_open_transactions(
 ) returns setof record language sql volatile set search_path = pg_catalog, pg_temp as $$
   select nullif(r.entries[i], 0)::integer, nullif(r.entries[i + 1], 0)::text::xid, r.entries[i] = 0,
          greatest(clock_timestamp() - to_timestamp(r.entries[i + 2] / 1e6), interval '0'), r.entries[i + 3]
-  from (select @extschema@.outbox_registry() as entries) r, generate_series(1, cardinality(r.entries), 4) i
-  union all -- prepared before the server started: nobody knows whether they have enqueued, but they may have
-  select null, p.transaction, true, clock_timestamp() - p.prepared, null
-  from pg_prepared_xacts p
-  where p.database = current_database() and p.prepared < pg_postmaster_start_time();
+  from (select @extschema@.outbox_registry() as entries) r, generate_series(1, cardinality(r.entries), 4) i;
 $$;
 comment on function @extschema@.outbox_open_transactions() is
   'Transactions of this database that have enqueued and are not over. Later messages of their keys wait for them.';
@@ -227,4 +223,4 @@ select 'lag', coalesce(s.oldest_pending_age < interval '1 minute', true),
        case when s.oldest_pending_age >= interval '1 minute' then 'see the other checks; if all are well, raise outbox.batch_size' end
 from @extschema@.outbox_status s;
 comment on view @extschema@.outbox_health is
-  'One row a check: ok or not, what is wrong, what to do. Every reason why messages do not move shows here.';
+  'One row a check: ok or not, what is wrong, what to do.';

@@ -152,6 +152,8 @@ pub trait Memory {
 
 /// What holds back messages in one pass.
 struct Holds {
+    /// The claim may have missed a row between those that it brought.
+    all: bool,
     open: Vec<OpenTransaction>,
     /// The lowest seq committed in a partition since the pass began to read it.
     reopened: HashMap<Partition, i64>,
@@ -159,7 +161,7 @@ struct Holds {
 
 impl Holds {
     fn hold(&self, key: &OrderedKey, seq: i64) -> bool {
-        self.reopened.get(&key.partition).is_some_and(|low| *low < seq) || self.open(key, seq)
+        self.all || self.reopened.get(&key.partition).is_some_and(|low| *low < seq) || self.open(key, seq)
     }
 
     /// Whether a transaction is open that has enqueued an earlier one of the key.
@@ -525,6 +527,7 @@ impl<P: Clone> Engine<P> {
             lanes => store.claim(lanes)?, // (b)
         };
         let holds = Holds {
+            all: batch.missed,
             open: memory.open_transactions(), // (c)
             reopened: (leases.iter())
                 .filter_map(|(partition, _)| Some((*partition, memory.look_at_reopen(*partition)?))) // (d)
@@ -565,6 +568,8 @@ impl<P: Clone> Engine<P> {
             Sharing::RowClaims => None,
         };
         let (moved, next_ms) = store.bring_due(leased)?;
+        // What is due and was not brought is another worker's.
+        let next_ms = next_ms.filter(|ms| *ms > 0 || !moved.is_empty());
         for (partition, seq) in moved {
             let mark = self.marks.entry(partition).or_insert(START);
             *mark = (*mark).min(seq - 1);
