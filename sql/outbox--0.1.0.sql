@@ -451,6 +451,11 @@ from @extschema@.outbox_events e;
 comment on view @extschema@.outbox_event_text is
   'Internal: events as a worker reads them.';
 
+create function @extschema@.outbox_commit_position(xid)
+returns bigint language c volatile strict as 'MODULE_PATHNAME', 'outbox_commit_position_wrapper';
+comment on function @extschema@.outbox_commit_position(xid) is
+  'Worker protocol: up to where WAL must be on disk for this committed transaction to be durable; 0 = it waited for that itself.';
+
 create type @extschema@.outbox_claimed as (
   tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, crashes integer, claim_token bigint,
   id text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
@@ -481,13 +486,12 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
 begin
   return query
   with pick as materialized (
-    select due.*, l.epoch, sum(due.body_bytes) over (order by due.seq) - due.body_bytes as bytes_before,
-           (select pg_current_wal_insert_lsn() - '0/0') as wal -- asked once, when the snapshot stands and nothing is written
+    select due.*, l.epoch, sum(due.body_bytes) over (order by due.seq) - due.body_bytes as bytes_before
     from @extschema@.outbox_lanes(partitions, epochs, limits, marks) l
     -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
     cross join lateral (
-      select o.ctid as row_tid, o.seq, o.destination, o.partition, o.key, o.attempts,
-             o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
+      select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq, o.destination, o.partition,
+             o.key, o.attempts, o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
              e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
              e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, coalesce(e.body_bytes, 0) as body_bytes
       from @extschema@.outbox o left join @extschema@.outbox_event_text e on e.seq = o.seq
@@ -504,7 +508,7 @@ begin
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
          c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
-         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal::bigint, null::text
+         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, null::text
   from claimed c
   union all
   select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
@@ -528,10 +532,9 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
 begin
   return query
   with pick as materialized (
-    select due.*, sum(due.body_bytes) over (order by due.wseq) - due.body_bytes as bytes_before,
-           (select pg_current_wal_insert_lsn() - '0/0') as wal
+    select due.*, sum(due.body_bytes) over (order by due.wseq) - due.body_bytes as bytes_before
     from (
-      select w.ctid as row_tid, w.seq as wseq, e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload,
+      select w.ctid as row_tid, @extschema@.outbox_commit_position(w.xmin) as wal_position, w.seq as wseq, e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload,
              e.previous_payload, e.metadata, e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s,
              coalesce(e.body_bytes, 0) as body_bytes
       from @extschema@.outbox_waiting w left join @extschema@.outbox_event_text e on e.seq = w.seq
@@ -554,7 +557,7 @@ begin
   )
   select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
          p.id, p.type, p.aggregate_type, p.aggregate_id, p.operation, p.payload, p.previous_payload, p.metadata, p.headers,
-         p.actor, p.correlation_id, p.created_at, p.created_at_s, p.wal::bigint, null::text
+         p.actor, p.correlation_id, p.created_at, p.created_at_s, p.wal_position, null::text
   from claimed c join pick p on p.wseq = c.seq
   union all
   select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
@@ -586,16 +589,16 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
 begin
   return query
   with locked as materialized (
-    select o.ctid as row_tid, o.seq, o.claim_token from @extschema@.outbox o
+    select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq, o.claim_token
+    from @extschema@.outbox o
     where o.destination = outbox_claim_unleased.destination and (o.claim_until is null or o.claim_until <= now())
       and o.claim_token is distinct from outbox_claim_unleased.token
     limit batch for update skip locked
   ), pick as materialized (
-    select l.row_tid, l.seq, case when l.claim_token is null then 0 else 1 end as crashed,
+    select l.row_tid, l.wal_position, l.seq, case when l.claim_token is null then 0 else 1 end as crashed,
            e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
            e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s,
-           sum(coalesce(e.body_bytes, 0)) over (order by l.seq) - coalesce(e.body_bytes, 0) as bytes_before,
-           (select pg_current_wal_insert_lsn() - '0/0') as wal
+           sum(coalesce(e.body_bytes, 0)) over (order by l.seq) - coalesce(e.body_bytes, 0) as bytes_before
     from locked l left join @extschema@.outbox_event_text e on e.seq = l.seq
   ), claimed as (
     -- When claim_until passes, another worker may claim the row.
@@ -606,11 +609,11 @@ begin
     returning o.ctid as row_tid, o.claim_token, o.destination, o.partition, o.key, o.attempts, o.crashes,
       pick.seq, pick.id, pick.type, pick.aggregate_type, pick.aggregate_id, pick.operation, pick.payload,
       pick.previous_payload, pick.metadata, pick.headers, pick.actor, pick.correlation_id, pick.created_at,
-      pick.created_at_s, pick.wal
+      pick.created_at_s, pick.wal_position
   )
   select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
          c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
-         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal::bigint, null::text
+         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, null::text
   from claimed c
   union all
   select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,

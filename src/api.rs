@@ -2,7 +2,7 @@
 //! a user's backend, which never starts a thread and never opens a socket.
 
 use crate::error::{self, UserError, invalid};
-use crate::pg::catalog;
+use crate::pg::{catalog, txn};
 use crate::store::{self, Enqueue};
 use crate::{config, hooks, registry, shmem, wake, worker};
 use outbox_core::envelope;
@@ -219,6 +219,11 @@ fn outbox_wake(more_waiting: i64, partitions: Vec<i16>, seqs: Vec<i64>) {
 #[pg_extern(sql = false)]
 fn outbox_send_workers_away() -> bool {
     hooks::send_workers_away(catalog::my_database())
+}
+
+#[pg_extern(sql = false)]
+fn outbox_commit_position(xid: pg_sys::TransactionId) -> i64 {
+    txn::commit_position(xid) as i64
 }
 
 #[pg_extern(sql = false)]

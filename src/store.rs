@@ -556,7 +556,7 @@ impl Store {
                 }
             };
             let mut batch = Batch::default();
-            let mut wal_position = 0;
+            let mut wal_position = 0_u64;
             for row in client.update(statement, None, args)? {
                 if let Some(remark) = row.get::<String>(23)? {
                     match remark.as_str() {
@@ -565,7 +565,7 @@ impl Store {
                     }
                     continue;
                 }
-                wal_position = row.get::<i64>(22)?.unwrap_or_default() as u64;
+                wal_position = wal_position.max(row.get::<i64>(22)?.unwrap_or_default() as u64);
                 batch.rows.push(claimed(&row)?);
             }
             Ok(ClaimedBatch { batch, wal_position })

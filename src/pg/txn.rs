@@ -119,15 +119,24 @@ pub fn set_for_session(name: &CStr, value: &CStr) {
     }
 }
 
-/// Waits until WAL is on disk up to `position`, as pg_current_wal_insert_lsn() gave it. Nothing to do where every producer
-/// commits synchronously.
+/// Up to where WAL must be on disk for a committed transaction to be durable. 0 = its session waited for that itself, or it
+/// is so old that its WAL was written long ago.
+pub fn commit_position(xid: pg_sys::TransactionId) -> u64 {
+    // SAFETY: the status of a transaction so young is still there: no setting lets it be removed earlier.
+    unsafe {
+        let age = (pg_sys::ReadNextFullTransactionId().value as u32).wrapping_sub(xid.into_inner());
+        if age > YOUNG_XIDS {
+            return 0;
+        }
+        pg_sys::TransactionIdGetCommitLSN(xid)
+    }
+}
+
+/// autovacuum_freeze_max_age is at least 100,000.
+const YOUNG_XIDS: u32 = 50_000;
+
+/// Waits until WAL is on disk up to `position`. Nothing to do where every producer commits synchronously.
 pub fn flush_wal(position: u64) {
-    // At a page boundary the server names the place after the next page's header (24 or 40 bytes, xlog_internal.h),
-    // which does not exist yet; asked to flush up to there it would log "request to flush past end of generated WAL".
-    let position = match position % u64::from(pg_sys::XLOG_BLCKSZ) {
-        offset @ (24 | 40) => position - offset,
-        _ => position,
-    };
     // SAFETY: the position came from the server.
     unsafe { pg_sys::XLogFlush(position) }
 }

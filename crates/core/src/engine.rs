@@ -19,7 +19,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Published messages wait so long to be settled together, in ms, unless there are many: each settle waits for the disk,
 /// and what is committed meanwhile waits with it.
-const SETTLE_AFTER_MS: u64 = 10;
+const SETTLE_AFTER_MS: u64 = 25;
 const SETTLE_AT: usize = 500;
 /// How often the lanes are read from their start, in ms: finds what no hint told of.
 const SWEEP_EVERY_MS: u64 = 30_000;
