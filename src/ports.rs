@@ -173,9 +173,16 @@ impl Memory for Signals {
     }
 }
 
-/// Whether this is the extension that the worker started with.
+/// The extension that the worker started with, and one of its tables; 0 = not known yet.
+static KNOWN: AtomicU32 = AtomicU32::new(0);
+static KNOWN_TABLE: AtomicU32 = AtomicU32::new(0);
+
+/// From now on a look at this table of the extension tells whether it is still there.
+pub fn remember_table(oid: u32) {
+    KNOWN_TABLE.store(oid, Relaxed);
+}
+
 fn is_the_same(extension: u32) -> bool {
-    static KNOWN: AtomicU32 = AtomicU32::new(0);
     let known = KNOWN.load(Relaxed);
     if known == 0 {
         KNOWN.store(extension, Relaxed);
@@ -191,7 +198,11 @@ pub fn held_transaction<T>(
     body: impl FnOnce() -> SpiResult<T>,
 ) -> Result<T, Failure> {
     let result = txn::run(what, timeout_ms, durability, || {
-        match catalog::hold_extension(c"outbox") {
+        let found = match (KNOWN.load(Relaxed), KNOWN_TABLE.load(Relaxed)) {
+            (extension, table) if table != 0 && catalog::hold_known_extension(extension, table) => Some(extension),
+            _ => catalog::hold_extension(c"outbox"),
+        };
+        match found {
             Some(extension) if is_the_same(extension) => body()
                 .map(Some)
                 .map_err(|error| format!("a statement of its own failed: {error}")),

@@ -337,6 +337,15 @@ impl Store {
         })
     }
 
+    /// The OID of a table of the extension.
+    pub fn a_table(&self) -> SpiResult<u32> {
+        let oid: Option<pg_sys::Oid> = Spi::get_one(&format!(
+            "select '{}.outbox_settings'::regclass::oid",
+            self.schema.replace('\'', "''")
+        ))?;
+        Ok(oid.map_or(0, pg_sys::Oid::to_u32))
+    }
+
     pub fn sharing(&self) -> SpiResult<Sharing> {
         let leasing: Option<bool> = Spi::get_one(&format!("select leasing from {}.outbox_settings", self.schema))?;
         Ok(if leasing == Some(false) {

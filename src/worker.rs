@@ -7,7 +7,7 @@ use crate::config::Settings;
 use crate::pg::bgworker;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, latch, signals};
-use crate::ports::{STATEMENT_TIMEOUT_MS, Signals, Tables, held_transaction, in_transaction};
+use crate::ports::{STATEMENT_TIMEOUT_MS, Signals, Tables, held_transaction, in_transaction, remember_table};
 use crate::store::{Settlement, Store, now_us};
 use crate::upkeep::Upkeep;
 use crate::{launcher, registry, shmem};
@@ -107,6 +107,7 @@ impl Worker {
         let opened = in_transaction(c"outbox: start", Durability::Relaxed, || {
             let store = Store::open(&id)?;
             let sharing = store.sharing()?;
+            remember_table(store.a_table()?);
             let session_defaults = store.session_defaults()?;
             if let Some(database) = shmem::my_database()
                 && !database.has_adopted()

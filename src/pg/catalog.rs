@@ -131,6 +131,22 @@ pub fn hold_extension(name: &CStr) -> Option<u32> {
     }
 }
 
+/// The same for an extension and one of its tables, both known: false if they are gone. It asks a cache where
+/// `hold_extension` reads a catalog twice.
+pub fn hold_known_extension(extension: u32, table: u32) -> bool {
+    hold_extension_with(extension);
+    // SAFETY: a syscache look-up; taking the lock has brought the caches up to date.
+    unsafe {
+        pg_sys::SearchSysCacheExists(
+            pg_sys::SysCacheIdentifier::RELOID as i32,
+            pg_sys::Datum::from(table),
+            pg_sys::Datum::from(0),
+            pg_sys::Datum::from(0),
+            pg_sys::Datum::from(0),
+        )
+    }
+}
+
 /// The same for an extension whose OID is known, without a look whether it is still there.
 pub fn hold_extension_with(oid: u32) {
     // SAFETY: inside a transaction, on the main thread. A second call in the same transaction costs next to nothing.
