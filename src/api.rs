@@ -222,7 +222,7 @@ fn outbox_send_workers_away() -> bool {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_commit_position(xid: pg_sys::TransactionId) -> i64 {
+fn outbox_commit_position(xid: txn::Xid) -> i64 {
     txn::commit_position(xid) as i64
 }
 

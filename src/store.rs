@@ -339,11 +339,8 @@ impl Store {
 
     /// The OID of a table of the extension.
     pub fn a_table(&self) -> SpiResult<u32> {
-        let oid: Option<pg_sys::Oid> = Spi::get_one(&format!(
-            "select '{}.outbox_settings'::regclass::oid",
-            self.schema.replace('\'', "''")
-        ))?;
-        Ok(oid.map_or(0, pg_sys::Oid::to_u32))
+        let sql = format!("select $${}.outbox_settings$$::regclass::oid::bigint", self.schema);
+        Ok(Spi::get_one::<i64>(&sql)?.unwrap_or_default() as u32)
     }
 
     pub fn sharing(&self) -> SpiResult<Sharing> {

@@ -119,9 +119,12 @@ pub fn set_for_session(name: &CStr, value: &CStr) {
     }
 }
 
+/// The number of a transaction.
+pub type Xid = pg_sys::TransactionId;
+
 /// Up to where WAL must be on disk for a committed transaction to be durable. 0 = its session waited for that itself, or it
 /// is so old that its WAL was written long ago.
-pub fn commit_position(xid: pg_sys::TransactionId) -> u64 {
+pub fn commit_position(xid: Xid) -> u64 {
     // SAFETY: the status of a transaction so young is still there: no setting lets it be removed earlier.
     unsafe {
         let age = (pg_sys::ReadNextFullTransactionId().value as u32).wrapping_sub(xid.into_inner());
