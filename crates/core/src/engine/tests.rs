@@ -9,6 +9,8 @@ use std::convert::Infallible;
 #[derive(Default)]
 struct Script {
     claims: Vec<Vec<i64>>,
+    /// The next claim misses a row.
+    missed: bool,
     due: Vec<i64>,
     head: Option<i64>,
     gates_read: usize,
@@ -54,7 +56,10 @@ impl Store for Script {
 
     fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<()>, Infallible> {
         let asked = !lanes.is_empty() && !self.claims.is_empty();
-        Ok(batch(&if asked { self.claims.remove(0) } else { Vec::new() }))
+        Ok(Batch {
+            missed: std::mem::take(&mut self.missed),
+            ..batch(&if asked { self.claims.remove(0) } else { Vec::new() })
+        })
     }
 
     fn claim_unleased(&mut self, _: u32) -> Result<Batch<()>, Infallible> {
@@ -247,4 +252,18 @@ fn a_head_that_may_be_gone_is_looked_for_again_soon() {
     claim(&mut engine, &mut script, &shared, 20, 0);
     claim(&mut engine, &mut script, &shared, 10 + DUE_EVERY_MS, 0);
     assert_eq!(engine.ordered_keys(), 0);
+}
+
+#[test]
+fn nothing_is_sent_behind_a_row_that_was_changed_while_it_was_claimed() {
+    let (mut engine, shared) = (engine(), Shared::default());
+    let mut script = Script {
+        claims: vec![vec![2], vec![1]],
+        missed: true,
+        ..Script::default()
+    };
+    claim(&mut engine, &mut script, &shared, 0, 0);
+    assert!(hand_over(&mut engine, 10).is_empty(), "1 was missed");
+    claim(&mut engine, &mut script, &shared, 10, 0);
+    assert_eq!(seqs(&hand_over(&mut engine, 10)), [1, 2]);
 }
