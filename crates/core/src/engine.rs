@@ -347,14 +347,22 @@ impl<P: Clone> Engine<P> {
         for answered in self.gates.forget(|partition| !kept.contains(&partition)) {
             self.messages.remove(&answered);
         }
-        // What is parked or ready of a lost lease goes nowhere. What is with the publisher ends as it ends; the settle is
-        // fenced.
+        // What is parked or ready of a lost lease goes nowhere. What is with the publisher ends as it ends, without a key;
+        // with one it would end out of order, for its gate is forgotten, and no fence stops it until somebody else takes
+        // the lease.
         let ready = std::mem::take(&mut self.ready);
         self.ready = (ready.into_iter())
             .filter(|handle| (self.messages.get(handle)).is_some_and(|m| kept.contains(&m.pointer.partition)))
             .collect();
-        self.messages
-            .retain(|_, message| message.publication.is_none() || kept.contains(&message.pointer.partition));
+        self.messages.retain(|handle, message| {
+            let sent = message.publication.is_none();
+            let stays = kept.contains(&message.pointer.partition) || (sent && message.pointer.key.is_none());
+            if sent && !stays {
+                self.with_publisher = self.with_publisher.saturating_sub(1);
+                self.alone = self.alone.filter(|alone| alone != handle);
+            }
+            stays
+        });
         for (partition, _) in &held {
             // One that was to leave and stays was not looked at meanwhile.
             let stays = self.leaving.contains(partition) && !leaving.contains(partition);
