@@ -1,0 +1,170 @@
+//! The engine of crates/core, driven as `src/worker.rs` drives it, with everything else made up: tables, shared memory,
+//! brokers, sessions, a person, a clock, and faults of all kinds. An oracle that keeps its own books complains when a
+//! message is lost, sent too early, out of order or twice for no reason, or never ends.
+//!
+//! OUTBOX_SIM_SEED chooses the first seed, OUTBOX_SIM_STEPS the steps of all runs together, OUTBOX_SIM_TRACE a message to
+//! be told of.
+
+#[path = "simulation/broker.rs"]
+mod broker;
+#[path = "simulation/config.rs"]
+mod config;
+#[path = "simulation/dice.rs"]
+mod dice;
+#[path = "simulation/memory.rs"]
+mod memory;
+#[path = "simulation/oracle.rs"]
+mod oracle;
+#[path = "simulation/run.rs"]
+mod run;
+#[path = "simulation/sessions.rs"]
+mod sessions;
+#[path = "simulation/tables.rs"]
+mod tables;
+#[path = "simulation/world.rs"]
+mod world;
+
+use config::{Config, Flaw};
+use run::Simulation;
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+/// Runs seeds until the steps are done; fails with the seed.
+fn assert_keeps_its_promises(config: &Config, share_of_steps: u64) {
+    let steps = number("OUTBOX_SIM_STEPS").unwrap_or(2_000_000) / share_of_steps;
+    let first = number("OUTBOX_SIM_SEED").unwrap_or(1);
+    let seeds = if number("OUTBOX_SIM_SEED").is_some() { 1 } else { 4 };
+    for seed in first..first + seeds {
+        match Simulation::new(config, seed).run(steps / seeds) {
+            Ok(tally) => {
+                println!("{} seed {seed}: {tally:?}", config.name);
+                assert!(tally.published > tally.steps / 100, "not much happened: {tally:?}");
+                assert!(tally.messages > 0 && tally.handed_over >= tally.published);
+                assert_eq!(config.faults > 0, tally.repeated > 0, "{tally:?}");
+            }
+            Err(complaint) => panic!("{}: OUTBOX_SIM_SEED={seed}: {complaint}", config.name),
+        }
+    }
+}
+
+#[test]
+fn without_faults_every_message_arrives_once_and_in_order() {
+    assert_keeps_its_promises(&Config::CALM, 5);
+}
+
+#[test]
+fn with_every_fault_nothing_is_lost_and_order_is_kept_behind_a_dead_letter() {
+    assert_keeps_its_promises(&Config::ROUGH, 5);
+}
+
+#[test]
+fn with_every_fault_order_is_kept_where_dead_letters_do_not_block() {
+    let config = Config {
+        name: "rough, dead letters do not block",
+        dead_blocks: false,
+        ..Config::ROUGH
+    };
+    assert_keeps_its_promises(&config, 5);
+}
+
+#[test]
+fn long_transactions_and_few_keys_keep_order() {
+    let config = Config {
+        name: "long transactions",
+        sessions: 20,
+        keys: 3,
+        ends: 500,
+        messages: 12,
+        window: 40,
+        batch: 100,
+        ..Config::ROUGH
+    };
+    assert_keeps_its_promises(&config, 5);
+}
+
+#[test]
+fn workers_that_come_and_go_all_the_time_keep_order() {
+    let config = Config {
+        name: "very rough",
+        partitions: 8,
+        keys: 40,
+        faults: 600,
+        nacked: 1_500,
+        poisoned: 300,
+        store_errors: 1_000,
+        ..Config::ROUGH
+    };
+    assert_keeps_its_promises(&config, 5);
+}
+
+// ---- mistakes are found ---------------------------------------------------------------------------------------------
+
+fn assert_finds(flaw: Flaw, complaint: &str) {
+    let config = Config {
+        flaw: Some(flaw),
+        faults: 200,
+        keys: 3,
+        ..Config::ROUGH
+    };
+    let mut others = Vec::new();
+    for seed in 1..=300 {
+        match Simulation::new(&config, seed).run(30_000) {
+            Err(said) if said.contains(complaint) => return,
+            Err(said) => others.push(said),
+            Ok(_) => {}
+        }
+    }
+    panic!("{flaw:?} is not found, but {others:?}");
+}
+
+#[test]
+fn a_claim_that_repeats_itself_is_found() {
+    assert_finds(Flaw::ClaimRepeats, "twice");
+}
+
+#[test]
+fn a_session_that_leaves_before_it_lowers_reopen_is_found() {
+    assert_finds(Flaw::LeavesBeforeReopen, "comes before it");
+}
+
+#[test]
+fn a_worker_that_does_not_look_what_was_committed_during_its_claim_is_found() {
+    assert_finds(Flaw::NoLookAtReopen, "comes before it");
+}
+
+#[test]
+fn a_worker_that_takes_what_it_is_to_read_and_does_not_read_is_found() {
+    assert_finds(Flaw::ReopenTakenUnread, "is stuck");
+}
+
+#[test]
+fn a_session_that_draws_before_it_announces_is_found() {
+    assert_finds(Flaw::DrawsBeforeAnnouncing, "was handed over before");
+}
+
+#[test]
+fn a_worker_that_takes_what_another_is_to_read_is_found() {
+    assert_finds(Flaw::AnybodyTakesReopen, "comes before it");
+}
+
+#[test]
+fn a_settle_without_a_lease_is_found() {
+    assert_finds(Flaw::SettleIgnoresLease, "which it lost");
+}
+
+#[test]
+fn a_settle_that_does_not_keep_the_lease_until_it_is_done_is_found() {
+    assert_finds(Flaw::SettleHoldsNoLease, "comes before it");
+}
+
+#[test]
+fn a_worker_that_is_not_told_of_closed_keys_is_found() {
+    assert_finds(Flaw::GatesForgotten, "comes before it");
+}
+
+#[test]
+fn a_worker_that_sends_after_its_lease_is_found() {
+    assert_finds(Flaw::NoDeadline, "handed over");
+}

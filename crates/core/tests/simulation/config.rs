@@ -1,0 +1,82 @@
+//! What a run is like.
+
+/// A mistake built in, to see that it is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// A claim returns what it finds, also what was claimed under the same epoch.
+    ClaimRepeats,
+    /// A session leaves the registry, and lowers reopen only then.
+    LeavesBeforeReopen,
+    /// After a claim nobody looks what was committed meanwhile.
+    NoLookAtReopen,
+    /// What was committed is taken note of, and the lane is not read again.
+    ReopenTakenUnread,
+    /// A session draws a seq, and announces itself only then.
+    DrawsBeforeAnnouncing,
+    /// Whoever asks takes the reopened seq, and not the owner of the lane alone.
+    AnybodyTakesReopen,
+    /// A worker settles also without the lease.
+    SettleIgnoresLease,
+    /// A settle looks whether it has the lease, and somebody may take it before the rows are changed.
+    SettleHoldsNoLease,
+    /// A worker that takes a partition is told of no closed key.
+    GatesForgotten,
+    /// A worker hands over whatever became of its lease.
+    NoDeadline,
+}
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub name: &'static str,
+    pub partitions: u16,
+    pub workers: usize,
+    pub sessions: usize,
+    pub keys: usize,
+    pub dead_blocks: bool,
+    /// Of ten thousand messages, those that the broker never routes.
+    pub poisoned: u32,
+    /// Of ten thousand publishes, those that fail for once.
+    pub nacked: u32,
+    /// Of ten thousand steps of a worker, faults of each kind.
+    pub faults: u32,
+    /// Of ten thousand calls of the store, those that fail.
+    pub store_errors: u32,
+    /// Of ten thousand steps of an open transaction, those that end it; fewer for long ones.
+    pub ends: u32,
+    /// Messages of a transaction, at most.
+    pub messages: u64,
+    pub window: usize,
+    pub batch: u32,
+    pub flaw: Option<Flaw>,
+}
+
+impl Config {
+    pub const CALM: Self = Self {
+        name: "calm",
+        partitions: 4,
+        workers: 2,
+        sessions: 6,
+        keys: 8,
+        dead_blocks: true,
+        poisoned: 0,
+        nacked: 0,
+        faults: 0,
+        store_errors: 0,
+        ends: 2_000,
+        messages: 3,
+        window: 60,
+        batch: 20,
+        flaw: None,
+    };
+
+    pub const ROUGH: Self = Self {
+        name: "rough",
+        workers: 3,
+        partitions: 6,
+        poisoned: 100,
+        nacked: 300,
+        faults: 60,
+        store_errors: 200,
+        ..Self::CALM
+    };
+}

@@ -1,0 +1,298 @@
+//! What is true of every message, kept apart from the tables, and the complaints when the engine does what it must not.
+
+use outbox_core::message::Outcome;
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Published,
+    Discarded,
+}
+
+/// What the broker makes of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Routed,
+    Unroutable,
+    /// It cannot be put into a message.
+    Unsendable,
+}
+
+#[derive(Clone, Debug)]
+pub struct Message {
+    pub key: Option<u32>,
+    pub partition: u16,
+    /// Its seq was drawn in the order of announcing, it is not scheduled, and nobody brought it back after later ones.
+    pub ordered: bool,
+    pub fate: Fate,
+    pub committed: bool,
+    pub end: Option<End>,
+    /// The epoch of the claim that the broker confirmed last.
+    confirmed: i64,
+    /// When the attempt that was delivered last was handed over.
+    delivered: Option<u64>,
+    /// The last fault that excuses sending it again.
+    touched: u64,
+}
+
+#[derive(Default)]
+struct Key {
+    /// Committed, ordered, and neither published nor discarded nor a dead letter that does not block.
+    unfinished: BTreeSet<i64>,
+    handed_over_max: i64,
+    /// When one of its messages failed, or was settled after it had.
+    failed: u64,
+    failing: BTreeSet<i64>,
+}
+
+#[derive(Default)]
+pub struct Oracle {
+    pub complaint: Option<String>,
+    /// Counts what happens.
+    pub now: u64,
+    pub messages: BTreeMap<i64, Message>,
+    keys: BTreeMap<u32, Key>,
+    /// Of each worker: handed over, and neither failed nor settled as far as it knows, with the epoch of the claim.
+    ahead: Vec<BTreeMap<i64, i64>>,
+    pub handed_over: u64,
+    pub repeated: u64,
+    pub published: u64,
+    /// The message to be told of.
+    trace: Option<i64>,
+}
+
+impl Oracle {
+    pub fn new(workers: usize) -> Self {
+        let trace = std::env::var("OUTBOX_SIM_TRACE").ok();
+        Self {
+            ahead: vec![BTreeMap::new(); workers],
+            trace: trace.and_then(|seq| seq.parse().ok()),
+            ..Self::default()
+        }
+    }
+
+    pub fn complain(&mut self, complaint: String) {
+        self.complaint.get_or_insert(complaint);
+    }
+
+    /// Prints what happens to one message (OUTBOX_SIM_TRACE) and its key, when a seed is looked into.
+    pub fn note(&self, seq: i64, what: impl Fn() -> String) {
+        let Some(traced) = self.trace else { return };
+        let key = |seq| self.messages.get(&seq).and_then(|m: &Message| m.key);
+        if seq == traced || (key(seq).is_some() && key(seq) == key(traced)) {
+            println!("{:>8} seq {seq} key {:?}: {}", self.now, key(seq), what());
+        }
+    }
+
+    // ---- producers and persons --------------------------------------------------------------------------------------
+
+    pub fn drawn(&mut self, seq: i64, key: Option<u32>, partition: u16, ordered: bool, fate: Fate) {
+        let message = Message {
+            key,
+            partition,
+            ordered,
+            fate,
+            committed: false,
+            end: None,
+            confirmed: 0,
+            delivered: None,
+            touched: 0,
+        };
+        self.messages.insert(seq, message);
+    }
+
+    pub fn committed(&mut self, seq: i64) {
+        self.note(seq, || "committed".into());
+        let Some(message) = self.messages.get_mut(&seq) else {
+            return;
+        };
+        message.committed = true;
+        let (Some(key), true) = (message.key, message.ordered) else {
+            return;
+        };
+        let key = self.keys.entry(key).or_default();
+        key.unfinished.insert(seq);
+        let highest = key.handed_over_max;
+        if highest > seq {
+            self.complain(format!(
+                "{highest} was handed over before {seq} of its key was committed"
+            ));
+        }
+    }
+
+    pub fn ended(&mut self, seq: i64, end: End) {
+        self.note(seq, || format!("{end:?}"));
+        let Some(message) = self.messages.get_mut(&seq) else {
+            return;
+        };
+        if let Some(before) = message.end.replace(end) {
+            self.complain(format!("{seq} is {end:?} and was {before:?}"));
+        }
+        self.finished(seq);
+    }
+
+    fn finished(&mut self, seq: i64) {
+        let Some(message) = self.messages.get_mut(&seq) else {
+            return;
+        };
+        if let Some(key) = message.key.and_then(|key| self.keys.get_mut(&key)) {
+            key.unfinished.remove(&seq);
+        }
+    }
+
+    /// Later ones need not wait for it any more.
+    pub fn out_of_order(&mut self, seq: i64) {
+        if let Some(message) = self.messages.get_mut(&seq) {
+            message.ordered = false;
+        }
+        self.finished(seq);
+    }
+
+    // ---- workers ----------------------------------------------------------------------------------------------------
+
+    pub fn handed_over(&mut self, worker: usize, seq: i64, epoch: i64, claimed: bool) {
+        self.note(seq, || format!("handed over by {worker} under {epoch}"));
+        self.handed_over += 1;
+        let Some(message) = self.messages.get(&seq) else {
+            return self.complain(format!("{seq} was handed over and never drawn"));
+        };
+        if !message.committed || message.end.is_some() || !claimed {
+            let said = format!("{seq} was handed over by {worker} under {epoch}, claimed: {claimed}, {message:?}");
+            return self.complain(said);
+        }
+        if let Some(key) = message.key {
+            let ahead = &self.ahead[worker];
+            let key = self.keys.entry(key).or_default();
+            let overtaken = key.unfinished.range(..seq).find(|seq| !ahead.contains_key(seq));
+            if let Some(overtaken) = overtaken.copied() {
+                let said = format!("{worker} handed {seq} over and {overtaken} of its key comes before it");
+                self.complain(said);
+            } else {
+                key.handed_over_max = key.handed_over_max.max(seq);
+            }
+        }
+        self.ahead[worker].insert(seq, epoch);
+    }
+
+    /// The worker learns what the broker said: behind one that failed nothing may be handed over.
+    pub fn told(&mut self, worker: usize, seq: i64, epoch: i64, outcome: &Outcome) {
+        if *outcome != Outcome::Confirmed && self.ahead[worker].get(&seq) == Some(&epoch) {
+            self.ahead[worker].remove(&seq);
+        }
+    }
+
+    /// The engine has written what became of it, or tried to, when it was not its own any more.
+    pub fn settled(&mut self, worker: usize, seq: i64, epoch: i64, ours: bool) {
+        self.note(seq, || format!("settled by {worker} under {epoch}"));
+        if self.ahead[worker].get(&seq) == Some(&epoch) {
+            self.ahead[worker].remove(&seq);
+        }
+        let Some(key) = self.messages.get(&seq).and_then(|message| message.key) else {
+            return;
+        };
+        if let Some(key) = self.keys.get_mut(&key)
+            && ours
+            && key.failing.remove(&seq)
+        {
+            key.failed = self.now;
+        }
+    }
+
+    pub fn published(&mut self, seq: i64, epoch: i64) {
+        self.published += 1;
+        let Some(message) = self.messages.get(&seq) else { return };
+        if message.confirmed != epoch {
+            self.complain(format!(
+                "{seq} is published under {epoch} and was not confirmed: {message:?}"
+            ));
+        }
+        let unfinished = (self.messages[&seq].key).and_then(|key| self.keys.get(&key)?.unfinished.first().copied());
+        if let Some(before) = unfinished.filter(|before| *before < seq) {
+            self.complain(format!("{seq} is published and {before} of its key is not"));
+        }
+        self.ended(seq, End::Published);
+    }
+
+    /// After each pass: what a worker may send again when it crashes is bounded by what it says is outstanding.
+    pub fn outstanding(&mut self, worker: usize, outstanding: usize) {
+        let ahead = self.ahead[worker].len();
+        if ahead > outstanding {
+            self.complain(format!("{worker} has {ahead} under way and knows of {outstanding}"));
+        }
+    }
+
+    /// A worker's leases changed: what it has with its publisher under others is not ahead of what it sends now.
+    pub fn keep(&mut self, worker: usize, held: &[(u16, i64)]) {
+        let lost = self.ahead[worker].iter();
+        let lost: Vec<i64> = lost
+            .filter(|(seq, epoch)| !held.contains(&(self.messages[seq].partition, **epoch)))
+            .map(|(seq, _)| *seq)
+            .collect();
+        for seq in lost {
+            self.touch(seq);
+            self.ahead[worker].remove(&seq);
+        }
+    }
+
+    // ---- faults -----------------------------------------------------------------------------------------------------
+
+    /// Something happened to this one that excuses sending it, and those behind it, again.
+    pub fn touch(&mut self, seq: i64) {
+        self.note(seq, || "touched by a fault".into());
+        let Some(message) = self.messages.get_mut(&seq) else {
+            return;
+        };
+        message.touched = self.now;
+        if let Some(key) = message.key {
+            let key = self.keys.entry(key).or_default();
+            key.failed = self.now;
+            key.failing.insert(seq);
+        }
+    }
+
+    /// To all that this worker has handed over.
+    pub fn touch_all(&mut self, worker: usize) {
+        let seqs: Vec<i64> = self.ahead[worker].keys().copied().collect();
+        for seq in seqs {
+            self.touch(seq);
+        }
+    }
+
+    /// To all that anybody has handed over of a partition, which is taken by somebody.
+    pub fn touch_partition(&mut self, partition: u16) {
+        for worker in 0..self.ahead.len() {
+            let seqs: Vec<i64> = self.ahead[worker].keys().copied().collect();
+            for seq in seqs {
+                if self.messages[&seq].partition == partition {
+                    self.touch(seq);
+                }
+            }
+        }
+    }
+
+    // ---- the broker -------------------------------------------------------------------------------------------------
+
+    /// A consumer can see it; the attempt was handed over at `handed_over`.
+    pub fn delivered(&mut self, seq: i64, handed_over: u64) {
+        self.note(seq, || "delivered".into());
+        let Some(message) = self.messages.get_mut(&seq) else {
+            return;
+        };
+        let before = message.delivered.replace(handed_over);
+        let touched = message.touched;
+        let Some(before) = before else { return };
+        self.repeated += 1;
+        let key_failed = (message.key)
+            .and_then(|key| self.keys.get(&key))
+            .map_or(0, |key| key.failed);
+        if touched.max(key_failed) < before.min(handed_over) {
+            self.complain(format!("{seq} was delivered twice and nothing had happened to it"));
+        }
+    }
+
+    pub fn confirmed(&mut self, seq: i64, epoch: i64) {
+        if let Some(message) = self.messages.get_mut(&seq) {
+            message.confirmed = epoch.max(message.confirmed); // of a lost lease an answer may come late
+        }
+    }
+}

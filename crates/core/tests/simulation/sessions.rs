@@ -1,0 +1,371 @@
+//! Those who enqueue, and the person who retries and discards: each step is one access to what others can see.
+
+use super::config::{Config, Flaw};
+use super::oracle::{End, Fate};
+use super::tables::{Row, Waiting, Why};
+use super::world::{World, key_name};
+use outbox_core::partition::crc32;
+use std::collections::{BTreeMap, VecDeque};
+
+#[derive(Clone)]
+pub struct Enqueued {
+    seq: i64,
+    key: Option<u32>,
+    partition: u16,
+    due_ms: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum At {
+    Idle,
+    /// Its entry tells of the key, and of nothing lower than 0.
+    Drawing {
+        key: Option<u32>,
+    },
+    /// Has a seq.
+    Drew {
+        key: Option<u32>,
+        seq: i64,
+    },
+    /// Drew without a word.
+    DrewUnannounced {
+        key: Option<u32>,
+        seq: i64,
+    },
+    /// Enqueued; may go on or end.
+    Open,
+    /// Its entry is copied to one for prepared transactions.
+    Copied {
+        xid: u64,
+    },
+    /// Anybody may end it; its session has not left yet.
+    Prepared,
+    Aborted,
+    /// Committed and visible.
+    Visible,
+    Reopened,
+    /// Left the registry before it lowered reopen, by mistake.
+    LeftEarly,
+}
+
+pub struct Session {
+    at: At,
+    /// Seqs that are being drawn, for all it knows.
+    drawing: u32,
+    /// The lowest seq that is known.
+    low: i64,
+    /// Ends seldom.
+    long: bool,
+    /// Nothing happens in it until so many steps are done.
+    stalled_until: u64,
+    messages: Vec<Enqueued>,
+    wanted: u64,
+    lows: BTreeMap<u16, i64>,
+    scheduled: bool,
+}
+
+impl Session {
+    pub fn new() -> Self {
+        Self {
+            at: At::Idle,
+            drawing: 0,
+            low: i64::MAX,
+            long: false,
+            stalled_until: 0,
+            messages: Vec::new(),
+            wanted: 0,
+            lows: BTreeMap::new(),
+            scheduled: false,
+        }
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.at == At::Idle
+    }
+
+    /// The server crashed: unless its commit was done, nothing of it remains.
+    pub fn crash(&mut self) {
+        *self = Self::new();
+    }
+}
+
+/// Prepared transactions that wait for their end, by number.
+pub type Prepared = BTreeMap<u64, Vec<Enqueued>>;
+
+impl World {
+    /// One step of one session.
+    pub fn session_step(&mut self, number: usize) {
+        if !self.calm && (self.sessions[number].stalled_until > self.steps) {
+            return;
+        }
+        let mut session = std::mem::replace(&mut self.sessions[number], Session::new());
+        self.step_of(&mut session, number);
+        if self.dice.chance(200) {
+            session.stalled_until = self.steps + self.dice.between(1, 300);
+        }
+        self.sessions[number] = session;
+    }
+
+    fn step_of(&mut self, session: &mut Session, number: usize) {
+        let config = self.config.clone();
+        match session.at {
+            At::Idle if self.calm => {}
+            At::Idle => {
+                session.wanted = self.dice.between(1, config.messages);
+                session.long = self.dice.chance(500);
+                self.begin_message(session, number, &config);
+            }
+            // The statement fails, and its savepoint is rolled back: it counts as drawing to the end.
+            At::Drawing { .. } if self.dice.chance(100) => session.at = At::Open,
+            At::Drawing { key } => {
+                let seq = self.draw(key);
+                session.at = At::Drew { key, seq };
+            }
+            At::DrewUnannounced { key, seq } => {
+                self.announce_drawing(session, number, key);
+                session.at = At::Drew { key, seq };
+            }
+            At::Drew { key, seq } => {
+                session.drawing -= 1;
+                session.low = session.low.min(seq);
+                let low = if session.drawing > 0 { 0 } else { session.low };
+                self.memory.register(number, low, crc_of(key));
+                self.enqueue(session, key, seq);
+                session.at = At::Open;
+            }
+            At::Open => self.go_on_or_end(session, number, &config),
+            At::Copied { xid } => {
+                self.preparing.remove(&xid);
+                session.at = At::Aborted;
+                if !self.dice.chance(500) {
+                    self.prepared.insert(xid, std::mem::take(&mut session.messages));
+                    session.at = At::Prepared;
+                }
+            }
+            At::Prepared | At::Aborted => {
+                self.memory.leave(number);
+                *session = Session::new();
+            }
+            At::Visible | At::LeftEarly => {
+                let Some((partition, low)) = session.lows.pop_first() else {
+                    session.at = At::Reopened;
+                    return;
+                };
+                self.memory.reopen(partition, low);
+            }
+            At::Reopened => {
+                if session.scheduled {
+                    self.memory.waiting_changes += 1;
+                }
+                self.memory.leave(number);
+                *session = Session::new();
+            }
+        }
+    }
+
+    fn begin_message(&mut self, session: &mut Session, number: usize, config: &Config) {
+        // Few keys are busy, many are not.
+        let busy = if self.dice.chance(5_000) { 1 } else { config.keys };
+        let key = self.dice.chance(9_000).then(|| self.dice.below(busy) as u32);
+        session.at = match config.flaw {
+            Some(Flaw::DrawsBeforeAnnouncing) => At::DrewUnannounced {
+                key,
+                seq: self.draw(key),
+            },
+            _ => {
+                self.announce_drawing(session, number, key);
+                At::Drawing { key }
+            }
+        };
+    }
+
+    fn announce_drawing(&mut self, session: &mut Session, number: usize, key: Option<u32>) {
+        session.drawing += 1;
+        self.memory.register(number, 0, crc_of(key));
+    }
+
+    fn draw(&mut self, key: Option<u32>) -> i64 {
+        self.sequence += 1;
+        let seq = self.sequence;
+        let partitions = u32::from(self.config.partitions);
+        let partition = match key {
+            Some(key) => crc32(&key_name(key)) % partitions,
+            None => seq as u32 % partitions,
+        };
+        let fate = match self.dice.chance(self.config.poisoned) {
+            true if self.dice.chance(3_000) => Fate::Unsendable,
+            true => Fate::Unroutable,
+            false => Fate::Routed,
+        };
+        self.oracle.drawn(seq, key, partition as u16, true, fate);
+        seq
+    }
+
+    fn enqueue(&mut self, session: &mut Session, key: Option<u32>, seq: i64) {
+        let partition = self.oracle.messages[&seq].partition;
+        let due_ms = self.dice.chance(300).then(|| self.now_ms + self.dice.between(1, 800));
+        session.messages.push(Enqueued {
+            seq,
+            key,
+            partition,
+            due_ms,
+        });
+        if due_ms.is_some() {
+            self.oracle.out_of_order(seq);
+            session.scheduled = true;
+        } else {
+            let low = session.lows.entry(partition).or_insert(seq);
+            *low = seq.min(*low);
+        }
+    }
+
+    fn go_on_or_end(&mut self, session: &mut Session, number: usize, config: &Config) {
+        if (session.messages.len() as u64) < session.wanted && !self.calm {
+            return self.begin_message(session, number, config);
+        }
+        let ends = if session.long { config.ends / 50 } else { config.ends };
+        if !self.calm && !self.dice.chance(ends.max(1)) {
+            return;
+        }
+        match self.dice.below(100) {
+            0..7 => {
+                session.at = At::Aborted;
+                return;
+            }
+            7..15 => {
+                self.transactions += 1;
+                let xid = self.transactions;
+                self.memory.prepare(number, xid);
+                self.preparing.insert(xid);
+                session.at = At::Copied { xid };
+                return;
+            }
+            15..20 => {
+                // A savepoint is rolled back; what it told of stays.
+                let keep = self.dice.below(session.messages.len() + 1);
+                session.messages.truncate(keep);
+            }
+            _ => {}
+        }
+        self.commit(&session.messages);
+        session.at = At::Visible;
+        if config.flaw == Some(Flaw::LeavesBeforeReopen) {
+            self.memory.leave(number);
+            session.at = At::LeftEarly;
+        }
+    }
+
+    fn commit(&mut self, messages: &[Enqueued]) {
+        for message in messages {
+            match message.due_ms {
+                None => {
+                    self.tables
+                        .insert_ready(message.partition, message.seq, Row::new(message.key));
+                }
+                Some(due_ms) => {
+                    let waiting = Waiting {
+                        partition: message.partition,
+                        key: message.key,
+                        due_ms,
+                        why: Why::Scheduled,
+                        attempts: 0,
+                        crashes: 0,
+                        version: 0,
+                    };
+                    self.tables.insert_waiting(message.seq, waiting);
+                }
+            }
+            self.oracle.committed(message.seq);
+        }
+    }
+
+    /// COMMIT PREPARED or ROLLBACK PREPARED. Tells nobody.
+    pub fn end_prepared(&mut self) {
+        let chosen = self.dice.below(self.prepared.len());
+        let Some(number) = self.prepared.keys().nth(chosen).copied() else {
+            return;
+        };
+        let messages = self.prepared.remove(&number).unwrap_or_default();
+        if self.dice.chance(8_500) {
+            self.commit(&messages);
+        }
+    }
+
+    /// What nobody knows any more after a crash of the server: the keys of prepared transactions.
+    pub fn forget_prepared_order(&mut self) {
+        let seqs: Vec<i64> = self.prepared.values().flatten().map(|message| message.seq).collect();
+        for seq in seqs {
+            self.oracle.out_of_order(seq);
+        }
+    }
+}
+
+fn crc_of(key: Option<u32>) -> Option<u32> {
+    key.map(|key| crc32(&key_name(key)))
+}
+
+// ---- a person -------------------------------------------------------------------------------------------------------
+
+#[derive(Clone, Copy)]
+pub enum Effect {
+    Reopen(u16, i64),
+    WaitingChanged,
+}
+
+/// What the person's commit has not told yet.
+pub type Effects = VecDeque<Effect>;
+
+impl World {
+    pub fn person_step(&mut self) {
+        match self.effects.pop_front() {
+            Some(Effect::Reopen(partition, seq)) => return self.memory.reopen(partition, seq),
+            Some(Effect::WaitingChanged) => return self.memory.waiting_changes += 1,
+            None => {}
+        }
+        if self.calm || !self.dice.chance(1_000) {
+            return;
+        }
+        let nth = |n: usize| move |keys: Vec<i64>| keys.get(n % keys.len().max(1)).copied();
+        let pick = nth(self.dice.below(1_000_000));
+        let seq = match self.dice.below(6) {
+            4.. => {
+                let lane = self.dice.below(self.tables.outbox.len());
+                let seq = pick(self.tables.outbox[lane].keys().take(50).copied().collect());
+                return self.tables.touch(lane, seq);
+            }
+            0 | 1 => pick(self.tables.dead.keys().copied().collect()),
+            2 => pick(self.tables.waiting.keys().copied().collect()),
+            _ => {
+                let lane = self.dice.below(self.tables.outbox.len());
+                pick(self.tables.outbox[lane].keys().take(50).copied().collect())
+            }
+        };
+        if let Some(seq) = seq {
+            match self.dice.chance(6_000) {
+                true => self.retry(seq),
+                false => self.discard(seq),
+            }
+        }
+    }
+
+    pub fn retry(&mut self, seq: i64) {
+        self.oracle.note(seq, || "retried by a person".into());
+        if self.dice.chance(7_000)
+            && let Some(message) = self.oracle.messages.get_mut(&seq)
+        {
+            message.fate = Fate::Routed; // mended
+        }
+        if let Some(reopened) = self.tables.retry(seq, self.now_ms) {
+            self.effects
+                .extend(reopened.map(|partition| Effect::Reopen(partition, seq)));
+            self.effects.push_back(Effect::WaitingChanged);
+        }
+    }
+
+    pub fn discard(&mut self, seq: i64) {
+        if self.tables.discard(seq, self.now_ms) {
+            self.oracle.ended(seq, End::Discarded);
+            self.effects.push_back(Effect::WaitingChanged);
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! The tables, and what `sql/src/30_worker.sql` and `sql/src/40_operate.sql` do to them. Each function is a transaction.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub key: Option<u32>,
+    pub attempts: i32,
+    pub crashes: i32,
+    pub token: Option<i64>,
+    /// Another one with each change, as a ctid is.
+    version: u64,
+}
+
+impl Row {
+    pub fn new(key: Option<u32>) -> Self {
+        Self {
+            key,
+            attempts: 0,
+            crashes: 0,
+            token: None,
+            version: 0,
+        }
+    }
+
+    fn of(waiting: &Waiting, token: Option<i64>) -> Self {
+        Self {
+            attempts: waiting.attempts,
+            crashes: waiting.crashes,
+            token,
+            ..Self::new(waiting.key)
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    Scheduled,
+    BacksOff,
+    /// Behind an earlier one of its key.
+    Behind,
+}
+
+#[derive(Clone, Debug)]
+pub struct Waiting {
+    pub partition: u16,
+    pub key: Option<u32>,
+    pub due_ms: u64,
+    pub why: Why,
+    pub attempts: i32,
+    pub crashes: i32,
+    pub version: u64,
+}
+
+#[derive(Clone, Debug)]
+pub struct Dead {
+    pub partition: u16,
+    pub key: Option<u32>,
+    pub reason: String,
+    pub blocks: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Lease {
+    pub owner: Option<String>,
+    pub until_ms: u64,
+    pub epoch: i64,
+}
+
+/// (seq, partition, row)
+pub type Claim = (i64, u16, Row);
+
+/// What a settle asks for.
+pub enum Action {
+    Publish,
+    Dead { reason: String, blocks: bool },
+    Retry { delay_ms: u64 },
+    Wait,
+    Free,
+}
+
+pub struct Tables {
+    pub outbox: Vec<BTreeMap<i64, Row>>,
+    pub waiting: BTreeMap<i64, Waiting>,
+    /// The indexes of `waiting`.
+    behind: BTreeMap<(u16, u32), BTreeSet<i64>>,
+    due: BTreeSet<(u64, i64)>,
+    pub dead: BTreeMap<i64, Dead>,
+    pub leases: Vec<Lease>,
+    /// Heartbeats.
+    pub workers: BTreeMap<String, u64>,
+    versions: u64,
+    /// Partitions whose lease a transaction keeps until it is done: nobody can take it.
+    pub kept: Vec<u16>,
+}
+
+impl Tables {
+    pub fn new(partitions: u16) -> Self {
+        let n = usize::from(partitions);
+        Self {
+            outbox: vec![BTreeMap::new(); n],
+            waiting: BTreeMap::new(),
+            behind: BTreeMap::new(),
+            due: BTreeSet::new(),
+            dead: BTreeMap::new(),
+            leases: vec![Lease::default(); n],
+            workers: BTreeMap::new(),
+            versions: 0,
+            kept: Vec::new(),
+        }
+    }
+
+    fn held(&self, worker: &str, partition: u16, epoch: i64) -> bool {
+        let lease = &self.leases[usize::from(partition)];
+        lease.owner.as_deref() == Some(worker) && lease.epoch == epoch
+    }
+
+    // ---- leases -----------------------------------------------------------------------------------------------------
+
+    pub fn heartbeat(&mut self, worker: &str, now_ms: u64, ttl_ms: u64) -> Vec<String> {
+        self.workers.insert(worker.to_owned(), now_ms + ttl_ms);
+        let live = self.workers.iter().filter(|(_, until_ms)| **until_ms > now_ms);
+        live.map(|(name, _)| name.clone()).collect()
+    }
+
+    pub fn take(&mut self, worker: &str, partitions: &[u16], now_ms: u64, ttl_ms: u64) -> Vec<(u16, i64)> {
+        let mut taken = Vec::new();
+        for partition in partitions.iter().filter(|partition| !self.kept.contains(partition)) {
+            let lease = &mut self.leases[usize::from(*partition)];
+            if lease.owner.as_deref().is_none_or(|owner| owner == worker) || lease.until_ms <= now_ms {
+                lease.owner = Some(worker.to_owned());
+                lease.until_ms = now_ms + ttl_ms;
+                lease.epoch += 1;
+                taken.push((*partition, lease.epoch));
+            }
+        }
+        taken
+    }
+
+    pub fn renew(&mut self, worker: &str, leases: &[(u16, i64)], now_ms: u64, ttl_ms: u64) -> Vec<(u16, i64)> {
+        let mut renewed = Vec::new();
+        for (partition, epoch) in leases {
+            if self.is_live(worker, *partition, *epoch, now_ms) {
+                self.leases[usize::from(*partition)].until_ms = now_ms + ttl_ms;
+                renewed.push((*partition, *epoch));
+            }
+        }
+        renewed
+    }
+
+    pub fn is_live(&self, worker: &str, partition: u16, epoch: i64, now_ms: u64) -> bool {
+        self.held(worker, partition, epoch) && self.leases[usize::from(partition)].until_ms > now_ms
+    }
+
+    pub fn give_back(&mut self, worker: &str, leases: &[(u16, i64)]) {
+        for (partition, epoch) in leases {
+            if self.held(worker, *partition, *epoch) {
+                self.leases[usize::from(*partition)].owner = None;
+            }
+        }
+    }
+
+    pub fn leave(&mut self, worker: &str) {
+        for lease in &mut self.leases {
+            if lease.owner.as_deref() == Some(worker) {
+                lease.owner = None;
+            }
+        }
+        self.workers.remove(worker);
+    }
+
+    // ---- claims -----------------------------------------------------------------------------------------------------
+
+    pub fn insert_ready(&mut self, partition: u16, seq: i64, mut row: Row) {
+        self.versions += 1;
+        row.version = self.versions;
+        self.outbox[usize::from(partition)].insert(seq, row);
+    }
+
+    /// What a claim sees of one lane, (partition, epoch, mark, limit).
+    pub fn see(&self, worker: &str, lane: (u16, i64, i64, u32), again: bool) -> Vec<Claim> {
+        let (partition, epoch, mark, limit) = lane;
+        if !self.held(worker, partition, epoch) {
+            return Vec::new();
+        }
+        let rows = self.outbox[usize::from(partition)].range(mark + 1..);
+        rows.filter(|(_, row)| again || row.token != Some(epoch))
+            .take(limit as usize)
+            .map(|(seq, row)| {
+                let mut row = row.clone();
+                row.crashes += i32::from(row.token.is_some());
+                (*seq, partition, row)
+            })
+            .collect()
+    }
+
+    /// Claims what was seen and is as it was.
+    pub fn mark_claimed(&mut self, mut seen: Vec<Claim>, epoch: impl Fn(u16) -> i64) -> Vec<Claim> {
+        seen.retain(|(seq, partition, row)| {
+            let lane = &self.outbox[usize::from(*partition)];
+            lane.get(seq).is_some_and(|now| now.version == row.version)
+        });
+        for (seq, partition, row) in &seen {
+            let mut row = row.clone();
+            row.token = Some(epoch(*partition));
+            self.insert_ready(*partition, *seq, row);
+        }
+        seen
+    }
+
+    /// What a claim sees of a key that waits: (seq, version).
+    pub fn see_waiting(&self, worker: &str, of: (u16, u32), epoch: i64, reach: i64, limit: usize) -> Vec<(i64, u64)> {
+        match self.behind.get(&of) {
+            Some(behind) if self.held(worker, of.0, epoch) => (behind.range(..=reach).take(limit))
+                .map(|seq| (*seq, self.waiting[seq].version))
+                .collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Claims what was seen and is as it was.
+    pub fn claim_waiting(&mut self, seen: &[(i64, u64)], epoch: i64) -> Vec<Claim> {
+        let mut claimed = Vec::new();
+        for (seq, version) in seen {
+            if self.waiting.get(seq).is_none_or(|now| now.version != *version) {
+                continue;
+            }
+            let Some(was) = self.remove_waiting(*seq) else { continue };
+            let row = Row::of(&was, Some(epoch));
+            self.insert_ready(was.partition, *seq, row.clone());
+            claimed.push((*seq, was.partition, row));
+        }
+        claimed
+    }
+
+    pub fn waits_behind(&self, of: (u16, u32)) -> bool {
+        self.behind.contains_key(&of)
+    }
+
+    pub fn bring_due(&mut self, worker: &str, leases: &[(u16, i64)], now_ms: u64, limit: usize) -> Vec<(u16, i64)> {
+        let mine = |seq: &i64| {
+            let partition = self.waiting[seq].partition;
+            (leases.iter()).any(|(p, epoch)| *p == partition && self.held(worker, *p, *epoch))
+        };
+        let due: Vec<i64> = (self.due.iter())
+            .take_while(|(due_ms, _)| *due_ms <= now_ms)
+            .map(|(_, seq)| *seq)
+            .filter(mine)
+            .take(limit)
+            .collect();
+        let mut moved = Vec::new();
+        for seq in due {
+            let Some(was) = self.remove_waiting(seq) else { continue };
+            if !self.outbox[usize::from(was.partition)].contains_key(&seq) {
+                self.insert_ready(was.partition, seq, Row::of(&was, None));
+            }
+            moved.push((was.partition, seq));
+        }
+        moved
+    }
+
+    pub fn next_due_ms(&self, now_ms: u64) -> Option<u64> {
+        self.due.first().map(|(due_ms, _)| due_ms.saturating_sub(now_ms))
+    }
+
+    /// (partition, key) → (head, followers)
+    pub fn gates(&self, partitions: &[u16]) -> BTreeMap<(u16, u32), (Option<i64>, bool)> {
+        let mut gates: BTreeMap<(u16, u32), (Option<i64>, bool)> = BTreeMap::new();
+        for of in self.behind.keys() {
+            gates.entry(*of).or_default().1 = true;
+        }
+        let backing_off = self.due.iter().filter_map(|(_, seq)| {
+            let waiting = &self.waiting[seq];
+            (waiting.why == Why::BacksOff).then_some((waiting.partition, waiting.key?, *seq))
+        });
+        let blocking = (self.dead.iter()).filter(|(_, dead)| dead.blocks);
+        let blocking = blocking.filter_map(|(seq, dead)| Some((dead.partition, dead.key?, *seq)));
+        for (partition, key, seq) in backing_off.chain(blocking) {
+            let (head, _) = gates.entry((partition, key)).or_default();
+            *head = Some(head.map_or(seq, |known| known.min(seq)));
+        }
+        gates.retain(|(partition, _), _| partitions.contains(partition));
+        gates
+    }
+
+    // ---- settle -----------------------------------------------------------------------------------------------------
+
+    /// Whether the message is this worker's to settle.
+    pub fn is_claimed(&self, worker: &str, at: (u16, i64), epoch: i64, fenced: bool) -> bool {
+        let row = self.outbox[usize::from(at.0)].get(&at.1);
+        (!fenced || self.held(worker, at.0, epoch)) && row.is_some_and(|row| row.token == Some(epoch))
+    }
+
+    pub fn settle(&mut self, (partition, seq): (u16, i64), action: Action, now_ms: u64) {
+        let lane = &mut self.outbox[usize::from(partition)];
+        if matches!(action, Action::Free) {
+            if let Some(mut row) = lane.remove(&seq) {
+                row.token = None;
+                self.insert_ready(partition, seq, row);
+            }
+            return;
+        }
+        let Some(row) = lane.remove(&seq) else { return };
+        let mut waiting = Waiting {
+            partition,
+            key: row.key,
+            due_ms: 0,
+            why: Why::Behind,
+            attempts: row.attempts,
+            crashes: row.crashes,
+            version: 0,
+        };
+        match action {
+            Action::Publish | Action::Free => {}
+            Action::Dead { reason, blocks } => {
+                let dead = Dead {
+                    partition,
+                    key: row.key,
+                    reason,
+                    blocks: blocks && row.key.is_some(),
+                };
+                self.dead.insert(seq, dead);
+            }
+            Action::Retry { delay_ms } => {
+                waiting.due_ms = now_ms + delay_ms;
+                waiting.why = Why::BacksOff;
+                waiting.attempts += 1;
+                self.insert_waiting(seq, waiting);
+            }
+            Action::Wait => self.insert_waiting(seq, waiting),
+        }
+    }
+
+    pub fn insert_waiting(&mut self, seq: i64, mut waiting: Waiting) {
+        self.versions += 1;
+        waiting.version = self.versions;
+        match (waiting.why, waiting.key) {
+            (Why::Behind, Some(key)) => {
+                self.behind.entry((waiting.partition, key)).or_default().insert(seq);
+            }
+            _ => {
+                self.due.insert((waiting.due_ms, seq));
+            }
+        }
+        self.waiting.insert(seq, waiting);
+    }
+
+    fn remove_waiting(&mut self, seq: i64) -> Option<Waiting> {
+        let was = self.waiting.remove(&seq)?;
+        self.due.remove(&(was.due_ms, seq));
+        if let (Why::Behind, Some(key)) = (was.why, was.key) {
+            let of = (was.partition, key);
+            if let Some(behind) = self.behind.get_mut(&of) {
+                behind.remove(&seq);
+                if behind.is_empty() {
+                    self.behind.remove(&of);
+                }
+            }
+        }
+        Some(was)
+    }
+
+    // ---- by hand ----------------------------------------------------------------------------------------------------
+
+    fn claim_is_live(&self, partition: u16, row: &Row, now_ms: u64) -> bool {
+        let lease = &self.leases[usize::from(partition)];
+        row.token == Some(lease.epoch) && lease.until_ms > now_ms
+    }
+
+    fn find(&self, seq: i64) -> Option<(u16, &Row)> {
+        let mut lanes = self.outbox.iter().zip(0..);
+        lanes.find_map(|(lane, partition)| Some((partition, lane.get(&seq)?)))
+    }
+
+    /// None: nothing was done. Else whether a lane is to be read again from there.
+    pub fn retry(&mut self, seq: i64, now_ms: u64) -> Option<Option<u16>> {
+        let risen = self.dead.remove(&seq);
+        if self.waiting.get(&seq).is_some_and(|waiting| waiting.why != Why::Behind)
+            && let Some(mut waiting) = self.remove_waiting(seq)
+        {
+            waiting.due_ms = now_ms;
+            (waiting.attempts, waiting.crashes) = (0, 0);
+            self.insert_waiting(seq, waiting);
+            return Some(None);
+        }
+        if let Some((partition, row)) = self.find(seq)
+            && !self.claim_is_live(partition, row, now_ms)
+        {
+            return Some(Some(partition));
+        }
+        let risen = risen?;
+        if self.waiting.contains_key(&seq) || self.find(seq).is_some() {
+            return Some(None);
+        }
+        self.insert_ready(risen.partition, seq, Row::new(risen.key));
+        Some(Some(risen.partition))
+    }
+
+    /// Somebody updates a row that is ready, and changes nothing.
+    pub fn touch(&mut self, lane: usize, seq: Option<i64>) {
+        if let Some(seq) = seq
+            && let Some(row) = self.outbox[lane].remove(&seq)
+        {
+            self.insert_ready(lane as u16, seq, row);
+        }
+    }
+
+    /// False: it is on its way to the broker, or not there.
+    pub fn discard(&mut self, seq: i64, now_ms: u64) -> bool {
+        let ready = match self.find(seq) {
+            Some((partition, row)) if self.claim_is_live(partition, row, now_ms) => return false,
+            found => found.map(|(partition, _)| partition),
+        };
+        if let Some(partition) = ready {
+            self.outbox[usize::from(partition)].remove(&seq);
+        }
+        let (waited, died) = (self.remove_waiting(seq), self.dead.remove(&seq));
+        ready.is_some() || waited.is_some() || died.is_some()
+    }
+}
