@@ -530,6 +530,13 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjo
 set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 begin
+  -- Locked until this is committed: else the next owner could have read the lane before the rows are in it.
+  perform from @extschema@.outbox_partitions p
+  where p.partition = outbox_claim_waiting.partition and p.lease_owner = worker and p.lease_epoch = outbox_claim_waiting.epoch
+  for key share;
+  if not found then
+    return;
+  end if;
   return query
   with pick as materialized (
     select due.*, sum(due.body_bytes) over (order by due.wseq) - due.body_bytes as bytes_before
@@ -542,9 +549,6 @@ begin
         and w.partition = outbox_claim_waiting.partition and w.key = outbox_claim_waiting.key and w.seq <= reach
       order by w.destination, w.partition, w.key, w.seq limit n
     ) due
-    where exists (select from @extschema@.outbox_partitions p
-                  where p.partition = outbox_claim_waiting.partition and p.lease_owner = worker
-                    and p.lease_epoch = outbox_claim_waiting.epoch)
   ), gone as (
     delete from @extschema@.outbox_waiting w using pick
     where w.ctid = pick.row_tid and pick.bytes_before < bytes_max
@@ -702,10 +706,13 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   leased constant boolean := tokens[1] > 0;
   -- The fence: what this worker holds now, by lease and epoch. A row is changed only under it, and only if the row still
-  -- carries the token, so a worker that lost its lease changes nothing.
+  -- carries the token, so a worker that lost its lease changes nothing. The leases are locked until this is committed:
+  -- who takes one over then sees what was settled under it.
   held constant bigint[] := array(
     select p.partition::bigint << 48 | p.lease_epoch
-    from @extschema@.outbox_partitions p where p.lease_owner = outbox_settle.worker);
+    from @extschema@.outbox_partitions p
+    where p.lease_owner = outbox_settle.worker and leased and p.partition = any (partitions)
+    order by p.partition for key share);
   changed integer;
 begin
   with ended as materialized (

@@ -89,7 +89,8 @@ impl engine::Store for Tables<'_> {
                     all.cut |= batch.cut;
                     all.missed |= batch.missed;
                 }
-                Err(failure) if failure.locked => all.locked.push(lane.partition),
+                // Those before it are claimed and committed: whatever happened, they go on.
+                Err(failure) if failure.locked || !all.rows.is_empty() => all.locked.push(lane.partition),
                 Err(failure) => return Err(failure),
             }
         }

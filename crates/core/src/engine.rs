@@ -477,7 +477,7 @@ impl<P: Clone> Engine<P> {
     // ---- claim and hand over ----------------------------------------------------------------------------------------
 
     /// Claims up to `limit` rows and makes ready what may go. `make` turns a message into what goes to the wire, or says
-    /// why it cannot. Nothing may be unsettled.
+    /// why it cannot. Nothing but what is published may be unsettled.
     pub fn claim<S: Store<Place = P>>(
         &mut self,
         store: &mut S,

@@ -383,7 +383,7 @@ impl Gates {
         shed
     }
 
-    /// Takes over what the tables say of the keys of the partitions in `scope`, read when nothing was unsettled.
+    /// Takes over what the tables say of the keys of the partitions in `scope`, read when nothing but published ones was unsettled.
     /// `read_past` tells whether the lane has been read past a seq: a head that should have been seen by then is gone.
     /// Returns whether there is one that may be on its way or gone: the tables must be asked again to know.
     pub fn rebuild(
