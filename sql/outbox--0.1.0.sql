@@ -1027,6 +1027,9 @@ declare
   ended bigint;
   waited bigint;
 begin
+  -- Locked first, judged by the next statement: a claim that is being made is then seen.
+  perform from @extschema@.outbox o
+  where o.seq = outbox_discard.seq and o.destination = to_destination and o.partition = any (partitions) for update;
   if exists (select from @extschema@.outbox o
              where o.seq = outbox_discard.seq and o.destination = to_destination
                and o.partition = any (partitions)

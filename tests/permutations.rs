@@ -608,7 +608,10 @@ fn plainly(sql: &'static str) -> Command {
 }
 
 fn take(client: &mut Client, worker: &str) -> Result<Answer, postgres::Error> {
-    client.batch_execute("begin; update outbox_partitions set lease_until = now() - interval '1 s'")?;
+    // While a settle holds the lease nobody takes it over. A worker looks again later; this one waits.
+    client.batch_execute(
+        "begin; select from outbox_partitions for update; update outbox_partitions set lease_until = now() - interval '1 s'",
+    )?;
     let sql = "select lease_epoch from outbox_lease_take($1, '{0}', 3600)";
     Ok(Answer::Took(client.query_one(sql, &[&worker])?.get(0)))
 }
