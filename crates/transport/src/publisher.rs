@@ -28,8 +28,12 @@ const UNSETTLED_WINDOWS_MAX: usize = 8;
 /// For our own thread and, by RUST_MIN_STACK, those that lapin starts. `guard` bounds what they recurse over to a tenth
 /// of this in a debug build. No larger than needed: under vm.overcommit_memory = 2 a stack counts in full.
 const STACK_BYTES: usize = 8 << 20;
+/// Free memory that the process keeps.
+#[cfg(target_env = "gnu")]
+const KEPT_BYTES: libc::c_int = 8 << 20;
 
-/// Sets the stack size of the threads that lapin and tokio start through `std::thread`.
+/// Sets the stack size of the threads that lapin and tokio start through `std::thread`, and keeps freed memory of a few
+/// batches instead of giving it back to the kernel after each.
 ///
 /// lapin takes no stack size; std reads RUST_MIN_STACK once, at the first spawn without an explicit size, and remembers
 /// it. So this belongs into the start of the worker, before the first [`Publisher::start`].
@@ -41,6 +45,12 @@ const STACK_BYTES: usize = 8 << 20;
 pub unsafe fn prepare_process() {
     // SAFETY: the caller promises that no other thread exists.
     unsafe { std::env::set_var("RUST_MIN_STACK", STACK_BYTES.to_string()) };
+    #[cfg(target_env = "gnu")]
+    // SAFETY: sets two thresholds of the allocator.
+    unsafe {
+        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_BYTES);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, KEPT_BYTES);
+    }
 }
 
 /// What the publisher thread has to say.
