@@ -465,6 +465,18 @@ create type @extschema@.outbox_claimed as (
 comment on type @extschema@.outbox_claimed is
   'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not among these.';
 
+-- No SET clause: it is inlined into the claims.
+create function @extschema@.outbox_remarks(seen bigint, wanted bigint, claimed bigint)
+returns setof @extschema@.outbox_claimed language sql immutable as $$
+  select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
+         null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text,
+         null::text, null::text, null::text, null::bigint, null::bigint, r.remark
+  from (values ('cut', $1 operator(pg_catalog.>) $2), ('missed', $2 operator(pg_catalog.>) $3)) as r (remark, applies)
+  where r.applies;
+$$;
+comment on function @extschema@.outbox_remarks(bigint, bigint, bigint) is
+  'Internal: what a claim says beside its messages, from how many it saw, wanted and got: cut, missed.';
+
 create function @extschema@.outbox_lanes(
   partitions smallint[], epochs bigint[], limits integer[], marks bigint[],
   out partition smallint, out epoch bigint, out n integer, out mark bigint
@@ -511,12 +523,9 @@ begin
          c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, null::text
   from claimed c
   union all
-  select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
-         null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text,
-         null::text, null::text, null::text, null::bigint, null::bigint, r.remark
-  from (select count(*) filter (where p.bytes_before < bytes_max) as wanted, count(*) as seen from pick p) n
-  cross join lateral (select 'cut' as remark where n.seen > n.wanted
-                      union all select 'missed' where n.wanted > (select count(*) from claimed)) r
+  select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < bytes_max) as wanted,
+                          (select count(*) from claimed) as got from pick p) n
+  cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r
   order by 2;
 end
 $$;
@@ -541,8 +550,9 @@ begin
   with pick as materialized (
     select due.*, sum(due.body_bytes) over (order by due.wseq) - due.body_bytes as bytes_before
     from (
-      select w.ctid as row_tid, @extschema@.outbox_commit_position(w.xmin) as wal_position, w.seq as wseq, e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload,
-             e.previous_payload, e.metadata, e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s,
+      select w.ctid as row_tid, @extschema@.outbox_commit_position(w.xmin) as wal_position, w.seq as wseq,
+             e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+             e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s,
              coalesce(e.body_bytes, 0) as body_bytes
       from @extschema@.outbox_waiting w left join @extschema@.outbox_event_text e on e.seq = w.seq
       where w.state = 'g' and w.destination = outbox_claim_waiting.destination
@@ -564,12 +574,9 @@ begin
          p.actor, p.correlation_id, p.created_at, p.created_at_s, p.wal_position, null::text
   from claimed c join pick p on p.wseq = c.seq
   union all
-  select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
-         null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text,
-         null::text, null::text, null::text, null::bigint, null::bigint, r.remark
-  from (select count(*) filter (where p.bytes_before < bytes_max) as wanted, count(*) as seen from pick p) n
-  cross join lateral (select 'cut' as remark where n.seen > n.wanted
-                      union all select 'missed' where n.wanted > (select count(*) from claimed)) r
+  select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < bytes_max) as wanted,
+                          (select count(*) from claimed) as got from pick p) n
+  cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r
   order by 2;
 end
 $$;
@@ -620,12 +627,9 @@ begin
          c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, null::text
   from claimed c
   union all
-  select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
-         null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text,
-         null::text, null::text, null::text, null::bigint, null::bigint, r.remark
-  from (select count(*) filter (where p.bytes_before < bytes_max) as wanted, count(*) as seen from pick p) n
-  cross join lateral (select 'cut' as remark where n.seen > n.wanted
-                      union all select 'missed' where n.wanted > (select count(*) from claimed)) r
+  select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < bytes_max) as wanted,
+                          (select count(*) from claimed) as got from pick p) n
+  cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r
   order by 2;
 end
 $$;
