@@ -9,8 +9,8 @@ use std::time::Duration;
 use common::load::{Load, Plan};
 use common::oracle::{Arrived, judge};
 use common::{
-    DB, LONG, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, unconnected_cluster, wait_connected,
-    wait_drained, wait_for_problem, wait_healthy, wait_published, wait_true,
+    DB, LONG, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, pause, unconnected_cluster,
+    wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_true,
 };
 use postgres::Client;
 use serde_json::json;
@@ -259,12 +259,7 @@ fn a_key_with_much_behind_its_dead_letter_holds_up_no_other() {
 #[test]
 fn a_message_that_workers_crash_with_is_given_up() {
     let (cluster, _, _, _) = stage(&[]);
-    cluster.set_conf("outbox.enabled", "off");
-    wait_true(
-        &cluster,
-        "the worker to pause",
-        "select exists (select from outbox_worker_status where alive and state = 'paused')",
-    );
+    pause(&cluster);
     let mut client = cluster.connect(DB);
     let poison = publish(&mut client, "a", "good", "poison");
     let suspect = publish(&mut client, "b", "good", "suspect");
@@ -449,12 +444,7 @@ fn a_seq_that_is_enqueued_long_after_it_was_drawn_is_not_lost() {
 #[test]
 fn rows_that_somebody_holds_locked_hold_up_their_partition_and_no_other() {
     let (cluster, broker, _, queue) = stage(&[]);
-    cluster.set_conf("outbox.enabled", "off");
-    wait_true(
-        &cluster,
-        "the worker to pause",
-        "select exists (select from outbox_worker_status where alive and state = 'paused')",
-    );
+    pause(&cluster);
     let mut client = cluster.connect(DB);
     (0..40).for_each(|n| _ = publish(&mut client, &format!("k{n}"), "good", &format!("{n}")));
     let mut holder = cluster.connect(DB);

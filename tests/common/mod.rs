@@ -56,15 +56,20 @@ pub fn exchange_and_queue(broker: &Broker) -> (String, String) {
     (exchange, queue)
 }
 
-/// Declares an exchange that was missing, and a queue bound to it, while the worker holds still: between the two a message
-/// would be unroutable.
-pub fn supply_exchange(cluster: &Cluster, broker: &Broker, exchange: &str, queue: &str) {
+/// Switches delivery off and waits until the worker holds still.
+pub fn pause(cluster: &Cluster) {
     cluster.set_conf("outbox.enabled", "off");
     wait_true(
         cluster,
         "the worker to pause",
         "select exists (select from outbox_worker_status where alive and state = 'paused')",
     );
+}
+
+/// Declares an exchange that was missing, and a queue bound to it, while the worker holds still: between the two a message
+/// would be unroutable.
+pub fn supply_exchange(cluster: &Cluster, broker: &Broker, exchange: &str, queue: &str) {
+    pause(cluster);
     broker.declare_exchange(exchange, "topic", true);
     broker.declare_queue(queue, Value::Null);
     broker.bind(queue, exchange, "#");
