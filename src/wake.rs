@@ -82,26 +82,18 @@ fn ended(end: End) {
                         database.waiting_changed();
                     }
                 }
-                registry::leave();
-                shmem::wake_workers();
             }
             if INSTALLED.get() {
                 shmem::extension_came();
             }
-            forget();
+            leave();
         }
         End::Preparing => {
             if !registry::prepare() {
                 pgrx::error!("outbox has no room for another prepared transaction");
             }
         }
-        End::Aborted | End::Prepared => {
-            if WAKE.get() {
-                registry::leave();
-                shmem::wake_workers(); // messages may wait for this transaction's
-            }
-            forget();
-        }
+        End::Aborted | End::Prepared => leave(),
         End::SavepointReleased { id, into } => ENQUEUED.with_borrow_mut(|entries| {
             entries
                 .iter_mut()
@@ -117,9 +109,12 @@ fn ended(end: End) {
     }
 }
 
-fn forget() {
+/// The transaction is over, however it ended: messages may have waited for its own.
+fn leave() {
     registry::leave();
-    WAKE.set(false);
+    if WAKE.take() {
+        shmem::wake_workers();
+    }
     WAITING_CHANGED.set(false);
     INSTALLED.set(false);
     if DATABASES.take() {

@@ -24,15 +24,7 @@ impl<T: Shareable> Shared<T> {
 
     /// In the startup hook and nowhere else: finds the struct or makes it.
     pub fn attach(&self, name: &'static std::ffi::CStr) {
-        // SAFETY: ShmemInitStruct returns memory of that size, aligned to a cache line; zero is a valid T.
-        unsafe {
-            let mut found = false;
-            let memory = pg_sys::ShmemInitStruct(name.as_ptr(), size_of::<T>(), &mut found);
-            if !found {
-                std::ptr::write_bytes(memory.cast::<u8>(), 0, size_of::<T>());
-            }
-            self.0.store(memory.cast(), Ordering::Relaxed);
-        }
+        self.0.store(find_or_make(name, 1), Ordering::Relaxed);
     }
 }
 
@@ -52,17 +44,22 @@ impl<T: Shareable> SharedSlice<T> {
 
     /// In the startup hook and nowhere else: finds the array or makes it.
     pub fn attach(&self, name: &'static std::ffi::CStr, length: usize) {
-        let bytes = length * size_of::<T>();
-        // SAFETY: as for Shared.
-        unsafe {
-            let mut found = false;
-            let memory = pg_sys::ShmemInitStruct(name.as_ptr(), bytes, &mut found);
-            if !found {
-                std::ptr::write_bytes(memory.cast::<u8>(), 0, bytes);
-            }
-            self.1.store(length, Ordering::Relaxed);
-            self.0.store(memory.cast(), Ordering::Relaxed);
+        let first = find_or_make(name, length);
+        self.1.store(length, Ordering::Relaxed);
+        self.0.store(first, Ordering::Relaxed);
+    }
+}
+
+fn find_or_make<T: Shareable>(name: &'static std::ffi::CStr, length: usize) -> *mut T {
+    let bytes = length * size_of::<T>();
+    let mut found = false;
+    // SAFETY: ShmemInitStruct returns memory of that size, aligned to a cache line; zero is a valid T.
+    unsafe {
+        let memory = pg_sys::ShmemInitStruct(name.as_ptr(), bytes, &mut found);
+        if !found {
+            std::ptr::write_bytes(memory.cast::<u8>(), 0, bytes);
         }
+        memory.cast()
     }
 }
 

@@ -463,7 +463,9 @@ impl<P: Clone> Engine<P> {
             store.settle(&self.unsettled[..rows])?;
             for settlement in &self.unsettled[..rows] {
                 match settlement.disposition {
-                    Disposition::Release { .. } => lower(&mut self.marks, &settlement.pointer),
+                    Disposition::Release { .. } => {
+                        lower(&mut self.marks, settlement.pointer.partition, settlement.pointer.seq)
+                    }
                     Disposition::Retry { delay_ms, .. } => self.due_at_ms = self.due_at_ms.min(now_ms + delay_ms),
                     _ => {}
                 }
@@ -508,8 +510,7 @@ impl<P: Clone> Engine<P> {
         memory.notice_prepared();
         for (partition, _) in &leases {
             if let Some(low) = memory.take_reopen(*partition) {
-                let mark = self.marks.entry(*partition).or_insert(START);
-                *mark = (*mark).min(low - 1); // (a)
+                lower(&mut self.marks, *partition, low); // (a)
             }
         }
         // A lane that was read to its end holds nothing new until somebody says so.
@@ -579,8 +580,7 @@ impl<P: Clone> Engine<P> {
         // What is due and was not brought is another worker's.
         let next_ms = next_ms.filter(|ms| *ms > 0 || !moved.is_empty());
         for (partition, seq) in moved {
-            let mark = self.marks.entry(partition).or_insert(START);
-            *mark = (*mark).min(seq - 1);
+            lower(&mut self.marks, partition, seq);
         }
         self.due_at_ms = now_ms + next_ms.unwrap_or(DUE_EVERY_MS).clamp(1, DUE_EVERY_MS);
         if changes != self.waiting_changes {
@@ -810,9 +810,10 @@ impl<P: Clone> Engine<P> {
     }
 }
 
-fn lower(marks: &mut HashMap<Partition, i64>, pointer: &Pointer) {
-    let mark = marks.entry(pointer.partition).or_insert(START);
-    *mark = (*mark).min(pointer.seq - 1);
+/// The lane is to be read again from `seq` on.
+fn lower(marks: &mut HashMap<Partition, i64>, partition: Partition, seq: i64) {
+    let mark = marks.entry(partition).or_insert(START);
+    *mark = (*mark).min(seq - 1);
 }
 
 fn ordered_key(pointer: &Pointer) -> Option<OrderedKey> {
