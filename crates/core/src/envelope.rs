@@ -81,6 +81,7 @@ pub fn publication(handle: u64, pointer: &Pointer, event: &Event, route: &Route<
         handle,
         exchange: route.exchange.to_owned(),
         routing_key,
+        key: pointer.key.clone(),
         properties,
         body,
     })

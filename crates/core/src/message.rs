@@ -16,6 +16,8 @@ pub struct Publication {
     pub exchange: String,
     /// Rendered routing key, at most 255 bytes.
     pub routing_key: String,
+    /// What is ordered: a transport that sends several at once sends those of one key one after the other.
+    pub key: Option<String>,
     pub properties: Properties,
     /// The bytes of the message: the same for each retry of the same event.
     pub body: Vec<u8>,

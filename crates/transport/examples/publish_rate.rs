@@ -119,6 +119,7 @@ fn message(handle: u64) -> Publication {
         handle,
         exchange: String::new(),
         routing_key: QUEUE.into(),
+        key: None,
         properties: Properties {
             message_id: format!("0190a0c2-0000-7000-8000-{handle:012}"),
             content_type: "application/json".into(),

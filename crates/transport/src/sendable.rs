@@ -124,6 +124,7 @@ mod tests {
             handle: 1,
             exchange: "x".into(),
             routing_key: "k".into(),
+            key: None,
             properties: Properties {
                 message_id: "m".into(),
                 ..Properties::default()

@@ -129,6 +129,7 @@ fn claim(engine: &mut Engine<()>, script: &mut Script, shared: &Shared, now_ms: 
             handle,
             exchange: String::new(),
             routing_key: pointer.seq.to_string(),
+            key: None,
             properties: Properties::default(),
             body: Vec::new(),
         }),

@@ -415,6 +415,7 @@ impl Simulation {
             handle,
             exchange: pointer.lease_epoch.to_string(),
             routing_key: pointer.seq.to_string(),
+            key: None,
             properties: Properties::default(),
             body: Vec::new(),
         })

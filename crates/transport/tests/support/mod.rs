@@ -125,6 +125,7 @@ pub fn publication(handle: u64, exchange: &str, routing_key: &str, body: Vec<u8>
         handle,
         exchange: exchange.into(),
         routing_key: routing_key.into(),
+        key: None,
         properties: Properties {
             message_id: format!("id-{handle}"),
             content_type: "application/json".into(),
