@@ -2,19 +2,20 @@
 //! a user's backend, which never starts a thread and never opens a socket.
 
 use crate::error::{self, UserError, invalid};
-use crate::pg::{catalog, txn};
-use crate::store::{self, Enqueue};
+use crate::pg::args::{Args, Jsonb};
+use crate::pg::catalog::{self, Oid, OptionsOf};
+use crate::pg::{security, txn};
+use crate::shmem::Class;
+use crate::store::{self, Enqueue, Publish};
 use crate::{config, hooks, registry, shmem, wake, worker};
 use outbox_core::envelope;
 use outbox_core::message::Event;
 use outbox_core::partition::{Partition, crc32};
+use outbox_transport::target::{self, Kind, Level};
 use pgrx::prelude::*;
 
-/// The one destination there is until others are declared: what outbox.url names.
+/// The destination of who names none: a server of that name, else what the settings describe.
 pub const DEFAULT_DESTINATION: &str = "default";
-
-/// The largest body that is taken. RabbitMQ 4 refuses more than 16 MiB by default, older ones more than 128 MiB.
-const BODY_MAX_BYTES: i64 = 16 * 1024 * 1024;
 
 #[pg_extern(sql = false)]
 fn outbox_enqueue(
@@ -26,7 +27,7 @@ fn outbox_enqueue(
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> bool {
     let Some(seq) = seq else { missing_seq().raise() };
-    enqueue(fcinfo, &[seq], false, key, destination, available_at, partition_key) == 1
+    enqueue(fcinfo, &[seq], key, destination, available_at, partition_key) == 1
 }
 
 #[pg_extern(sql = false)]
@@ -40,45 +41,28 @@ fn outbox_enqueue_many(
 ) -> i64 {
     let seqs: Option<Vec<i64>> = seqs.and_then(|seqs| seqs.into_iter().collect());
     let Some(seqs) = seqs else { missing_seq().raise() };
-    enqueue(fcinfo, &seqs, false, key, destination, available_at, partition_key)
-}
-
-/// Enqueues an event that this statement has just stored: it waits nowhere yet, and its key is known.
-#[pg_extern(sql = false)]
-fn outbox_enqueue_new(
-    seq: i64,
-    key: Option<&str>,
-    destination: Option<&str>,
-    available_at: Option<TimestampWithTimeZone>,
-    fcinfo: pg_sys::FunctionCallInfo,
-) -> bool {
-    enqueue(fcinfo, &[seq], true, key, destination, available_at, None) == 1
+    enqueue(fcinfo, &seqs, key, destination, available_at, partition_key)
 }
 
 fn enqueue(
     fcinfo: pg_sys::FunctionCallInfo,
     seqs: &[i64],
-    new: bool,
     key: Option<&str>,
     destination: Option<&str>,
     available_at: Option<TimestampWithTimeZone>,
     partition_key: Option<&str>,
 ) -> i64 {
-    let enqueued = check_enqueue(seqs, key, destination).and_then(|()| {
-        if available_at.is_some_and(|at| at.is_infinity()) {
-            return Err(invalid(
-                "available_at is infinity: the message would never be due",
-                "Leave it out, or give a time.",
-            ));
-        }
+    let enqueued = check_enqueue(seqs, key).and_then(|()| {
+        let destination = usable(destination)?;
+        check_time(available_at)?;
         let partition = partition_key.map(partition_of_label).transpose()?;
         store::enqueue(
             fcinfo,
             &Enqueue {
                 seqs,
-                new,
+                new: false,
                 key,
-                destination: DEFAULT_DESTINATION,
+                destination,
                 available_at,
                 partition,
             },
@@ -95,7 +79,7 @@ fn enqueue(
     }
 }
 
-fn check_enqueue(seqs: &[i64], key: Option<&str>, destination: Option<&str>) -> Result<(), UserError> {
+fn check_enqueue(seqs: &[i64], key: Option<&str>) -> Result<(), UserError> {
     if let Some(seq) = seqs.iter().find(|seq| **seq <= 0) {
         return Err(invalid(
             format!("seq {seq} is not positive"),
@@ -105,14 +89,41 @@ fn check_enqueue(seqs: &[i64], key: Option<&str>, destination: Option<&str>) -> 
     if let Some(key) = key {
         envelope::check_short("key", key)?;
     }
-    match destination {
-        None | Some(DEFAULT_DESTINATION) => Ok(()),
-        Some(unknown) => Err(UserError::new(
-            PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
-            format!("destination \"{unknown}\" does not exist"),
-            "Leave the destination out: there is one, the broker of outbox.url.",
+    Ok(())
+}
+
+fn check_time(available_at: Option<TimestampWithTimeZone>) -> Result<(), UserError> {
+    match available_at.is_some_and(|at| at.is_infinity()) {
+        false => Ok(()),
+        true => Err(invalid(
+            "available_at is infinity: the message would never be due",
+            "Leave it out, or give a time.",
         )),
     }
+}
+
+/// The destination that is meant, if there is one of that name and the caller may use it. Everybody who may enqueue may
+/// use the default.
+fn usable(destination: Option<&str>) -> Result<&str, UserError> {
+    let Some(name) = destination.filter(|name| *name != DEFAULT_DESTINATION) else {
+        return Ok(DEFAULT_DESTINATION);
+    };
+    let server = catalog::foreign_server(name).filter(|server| Kind::of_wrapper(&server.wrapper).is_some());
+    let Some(server) = server else {
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
+            format!("destination \"{name}\" does not exist"),
+            "Leave the destination out for the default one, or make one: CREATE SERVER … FOREIGN DATA WRAPPER outbox_amqp.",
+        ));
+    };
+    if catalog::may_use_server(server.oid) {
+        return Ok(name);
+    }
+    Err(UserError::new(
+        PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+        format!("permission denied for destination \"{name}\""),
+        format!("GRANT USAGE ON FOREIGN SERVER {name} TO {};", security::current_role()),
+    ))
 }
 
 fn missing_seq() -> UserError {
@@ -139,40 +150,70 @@ fn outbox_crc32(key: &str) -> i64 {
 
 #[pg_extern(sql = false)]
 fn outbox_uuid_v7() -> pgrx::Uuid {
-    pgrx::Uuid::from_bytes(*uuid::Uuid::now_v7().as_bytes())
+    store::new_id()
 }
 
-/// Refuses at the call what would otherwise be a dead letter later.
-#[allow(clippy::too_many_arguments)] // as many as the SQL function has
 #[pg_extern(sql = false)]
-fn outbox_check_event(
-    kind: &str,
-    aggregate_type: Option<&str>,
-    aggregate_id: Option<&str>,
-    operation: Option<&str>,
-    correlation_id: Option<&str>,
-    headers: Option<&str>,
-    body_bytes: i64,
-    fcinfo: pg_sys::FunctionCallInfo,
-) {
-    store::hold_extension(fcinfo); // outbox_publish calls this first
-    let event = Event {
-        kind: kind.into(),
-        aggregate_type: aggregate_type.map(Into::into),
-        aggregate_id: aggregate_id.map(Into::into),
-        operation: operation.map(Into::into),
-        correlation_id: correlation_id.map(Into::into),
-        headers: headers.map(Into::into),
-        ..Event::default()
-    };
-    match check_event(&event, body_bytes) {
-        Ok(key) => registry::announce_drawing(key.as_deref().map(crc32)), // the seq is drawn next
+fn outbox_publish(fcinfo: pg_sys::FunctionCallInfo) -> i64 {
+    // SAFETY: the call's own fcinfo; the types are as sql/src/20_enqueue.sql declares them.
+    let args = unsafe { Args::new(fcinfo) };
+    match publish(fcinfo, &args) {
+        Ok(seq) => {
+            wake::enqueued(1);
+            seq
+        }
         Err(error) => error.raise(),
     }
 }
 
-/// Returns the key.
-fn check_event(event: &Event, body_bytes: i64) -> Result<Option<String>, UserError> {
+fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<i64, UserError> {
+    let Some(kind) = args.text(0).filter(|kind| !kind.is_empty()) else {
+        return Err(missing("type", "Name what happened, for example 'OrderPlaced'."));
+    };
+    let Some(payload) = args.jsonb(1) else {
+        let hint = "Pass '{}' for an event without data. An SQL NULL is not JSON null.";
+        return Err(missing("payload", hint));
+    };
+    let (actor, named, available_at) = (args.text(8), args.text(10), args.time(11));
+    let headers = args.jsonb(7);
+    let event = Event {
+        kind,
+        aggregate_type: args.text(2),
+        aggregate_id: args.text(3),
+        operation: args.text(4),
+        correlation_id: args.text(9),
+        headers: headers.as_ref().map(Jsonb::to_text),
+        ..Event::default()
+    };
+    let destination = usable(named.as_deref())?;
+    check_time(available_at)?;
+    let key = check_event(&event)?;
+    let request = Publish {
+        id: args.uuid(12),
+        kind: &event.kind,
+        aggregate_type: event.aggregate_type.as_deref(),
+        aggregate_id: event.aggregate_id.as_deref(),
+        operation: event.operation.as_deref(),
+        payload,
+        previous_payload: args.jsonb(5),
+        metadata: args.jsonb(6),
+        headers,
+        actor: actor.as_deref(),
+        correlation_id: event.correlation_id.as_deref(),
+        key: key.as_deref(),
+        destination,
+        available_at,
+    };
+    store::publish(fcinfo, &request)
+}
+
+fn missing(what: &str, hint: &str) -> UserError {
+    let message = format!("an event needs a {what}");
+    UserError::new(PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED, message, hint)
+}
+
+/// Refuses at the call what would otherwise be a dead letter later. Returns the key.
+fn check_event(event: &Event) -> Result<Option<String>, UserError> {
     let named = [
         ("type", Some(&event.kind)),
         ("aggregate_type", event.aggregate_type.as_ref()),
@@ -195,13 +236,6 @@ fn check_event(event: &Event, body_bytes: i64) -> Result<Option<String>, UserErr
     config::routing_template()
         .render(event, key.as_deref())
         .map_err(envelope::Refusal::from)?;
-    if body_bytes > BODY_MAX_BYTES {
-        return Err(UserError::new(
-            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-            format!("the event has {body_bytes} bytes, more than the {BODY_MAX_BYTES} that are taken"),
-            "Store the data elsewhere and publish a reference to it.",
-        ));
-    }
     Ok(key)
 }
 
@@ -211,7 +245,7 @@ fn outbox_wake(more_waiting: i64, partitions: Vec<i16>, seqs: Vec<i64>) {
     wake::waiting_changed();
     for (partition, seq) in partitions.into_iter().zip(seqs) {
         if let Ok(partition) = Partition::new(i64::from(partition)) {
-            wake::ready(partition, seq);
+            Class::all().for_each(|class| wake::ready(class, partition, seq));
         }
     }
 }
@@ -266,4 +300,31 @@ fn outbox_missing_slots() -> i32 {
 #[pg_extern(sql = false)]
 fn outbox_server_state() -> Option<&'static str> {
     shmem::my_database().and_then(|database| database.obstacle())
+}
+
+#[pg_extern(sql = false)]
+fn outbox_amqp_validator(options: Vec<String>, catalog: Oid) {
+    check_options(Kind::Amqp, &options, catalog);
+}
+
+/// Options as CREATE SERVER and CREATE USER MAPPING give them, `name=value` each.
+fn check_options(kind: Kind, options: &[String], catalog: Oid) {
+    let level = match catalog::options_of(catalog) {
+        OptionsOf::Server => Level::Server,
+        OptionsOf::UserMapping => Level::UserMapping,
+        OptionsOf::Other if options.is_empty() => return,
+        OptionsOf::Other => UserError::new(
+            PgSqlErrorCode::ERRCODE_FDW_INVALID_OPTION_NAME,
+            format!("{} takes options for servers and user mappings only", kind.wrapper()),
+            "A destination is a server; it has no tables.",
+        )
+        .raise(),
+    };
+    if let Err(refused) = target::check(kind, level, &target::split(options)) {
+        let sqlstate = match refused.unknown {
+            true => PgSqlErrorCode::ERRCODE_FDW_INVALID_OPTION_NAME,
+            false => PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+        };
+        UserError::new(sqlstate, refused.message, refused.hint).raise();
+    }
 }

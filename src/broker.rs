@@ -1,11 +1,10 @@
 //! The worker's end of the publisher: starts it with what the settings say, and puts its state into the words that
 //! outbox_workers and outbox_health show. Main thread; no Postgres here but the settings.
 
-use crate::config::BrokerSettings;
+use outbox_transport::target::{Password, Target, Transport};
 use outbox_transport::{
-    AmqpConfig, ConnectionState, Deadline, DownReason, Event, Outcome, Publication, Publisher, Secret,
+    AmqpConfig, Bell, ConnectionState, Deadline, DownReason, Event, Outcome, Publication, Publisher, Secret,
 };
-use std::os::fd::RawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::LazyLock;
@@ -29,23 +28,26 @@ pub struct Status {
 pub type Outcomes = Vec<(u64, Outcome)>;
 
 pub struct Broker {
-    settings: BrokerSettings,
-    worker: String,
+    /// Or why there is none.
+    target: Result<Target, String>,
+    connection_name: String,
+    bell: Bell,
     publisher: Option<Publisher>,
     next_start: Instant,
     pub status: Status,
 }
 
 impl Broker {
-    pub fn new(settings: BrokerSettings, worker: String) -> Self {
+    pub fn new(target: Result<Target, String>, connection_name: String, bell: Bell) -> Self {
         let status = Status {
             state: "starting",
             reason: None,
             detail: None,
         };
         Self {
-            settings,
-            worker,
+            target,
+            connection_name,
+            bell,
             publisher: None,
             next_start: Instant::now(),
             status,
@@ -54,12 +56,12 @@ impl Broker {
 
     /// Takes over new settings: if any differs, the connection is given up and made anew. Returns the last outcomes of
     /// the old one, or None if it goes on.
-    pub fn reconfigure(&mut self, settings: BrokerSettings) -> Option<Outcomes> {
+    pub fn reconfigure(&mut self, target: Result<Target, String>) -> Option<Outcomes> {
         // Refused for its password: the file may say another one now.
-        if settings == self.settings && self.status.reason != Some("auth_refused") {
+        if target == self.target && self.status.reason != Some("auth_refused") {
             return None;
         }
-        self.settings = settings;
+        self.target = target;
         self.next_start = Instant::now();
         Some(self.stop(Duration::from_millis(500)))
     }
@@ -90,26 +92,24 @@ impl Broker {
     }
 
     fn start(&self) -> Result<Publisher, String> {
-        let settings = &self.settings;
-        let address = settings.address()?;
-        let password = match settings.password_file.as_str() {
-            "" => "guest".to_string(), // the protocol's default, as is the user
-            path => read_password(Path::new(path))?,
+        let target = self.target.as_ref().map_err(String::clone)?;
+        let Transport::Amqp(amqp) = &target.transport;
+        let address = amqp.address()?;
+        let password = match &amqp.password {
+            Password::Default => Secret::new("guest"), // the protocol's, as is the user
+            Password::Known(password) => password.clone(),
+            Password::File(path) => Secret::new(read_password(Path::new(path))?),
         };
         let config = AmqpConfig {
-            exchange: settings.exchange.clone(),
-            exchange_type: settings.exchange_type.clone(),
-            connect_timeout: settings.connect_timeout,
-            confirm_timeout: settings.confirm_timeout,
-            connection_name: format!("outbox: {}", self.worker),
+            exchange: amqp.exchange.clone(),
+            exchange_type: amqp.exchange_type.clone(),
+            connect_timeout: target.connect_timeout,
+            confirm_timeout: target.confirm_timeout,
+            connection_name: self.connection_name.clone(),
             deadline: DEADLINE.clone(),
-            ..AmqpConfig::new(address, Secret::new(password))
+            ..AmqpConfig::new(address, password)
         };
-        Publisher::start(config).map_err(|error| format!("the publisher cannot start: {error}"))
-    }
-
-    pub fn event_fd(&self) -> Option<RawFd> {
-        self.publisher.as_ref().map(Publisher::event_fd)
+        Publisher::start(config, self.bell.clone()).map_err(|error| format!("the publisher cannot start: {error}"))
     }
 
     pub fn is_connected(&self) -> bool {
@@ -150,6 +150,13 @@ impl Broker {
             };
         }
         (outcomes, is_dead)
+    }
+
+    /// `stop` will be called, and shall not have to wait then.
+    pub fn ask_to_stop(&self, limit: Duration) {
+        if let Some(publisher) = &self.publisher {
+            publisher.ask_to_stop(limit);
+        }
     }
 
     /// Gives the connection up within `limit`; returns the last outcomes. Messages without one may have arrived or not.

@@ -3,10 +3,10 @@
 //! SUSET settings can be set per database (ALTER DATABASE … SET); SIGHUP ones belong to the whole server.
 
 use crate::pg::guc::{Refused, check_hook, reserve_prefix};
-use outbox_core::engine::Rules;
 use outbox_core::route::Template;
-use outbox_core::settle::RetryPolicy;
-use outbox_transport::{AmqpAddress, ExchangeType, UrlError, parse_url};
+use outbox_core::settle::{Ordering, RetryPolicy, Rules};
+use outbox_transport::target::{Amqp, Password, Target, Transport};
+use outbox_transport::{ExchangeType, UrlError, parse_url};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use std::ffi::{CStr, CString};
 use std::time::Duration;
@@ -252,15 +252,14 @@ pub fn define() {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Settings {
     pub enabled: bool,
-    pub broker: BrokerSettings,
-    pub routing_key: Template,
+    /// The default destination, and what the others leave out.
+    pub target: Target,
     pub lease_ttl_s: i32,
     pub lease_renew: Duration,
     pub heartbeat_ttl_s: i32,
     pub batch_size: u32,
     pub idle_backoff_ms: u32,
     pub claim_ttl_s: i32,
-    pub rules: Rules,
     pub retention: Retention,
 }
 
@@ -272,45 +271,18 @@ pub struct Retention {
     pub dead: Option<i32>,
 }
 
-/// What the publisher connects with; when any of it changes the worker connects anew.
-#[derive(Clone, PartialEq, Debug)]
-pub struct BrokerSettings {
-    pub url: String,
-    pub password_file: String,
-    pub exchange: String,
-    pub exchange_type: ExchangeType,
-    pub connect_timeout: Duration,
-    pub confirm_timeout: Duration,
-}
-
 impl Settings {
     pub fn snapshot() -> Self {
         let lease_ttl_s = LEASE_TTL.get();
         Self {
             enabled: ENABLED.get(),
-            broker: BrokerSettings {
-                url: string(&URL),
-                password_file: string(&PASSWORD_FILE),
-                exchange: string(&EXCHANGE),
-                exchange_type: exchange_type(&string(&EXCHANGE_TYPE)).expect("the check hook let nothing else pass"),
-                connect_timeout: millis(&CONNECT_TIMEOUT),
-                confirm_timeout: millis(&CONFIRM_TIMEOUT),
-            },
-            routing_key: routing_template(),
+            target: default_target(),
             lease_ttl_s,
             lease_renew: Duration::from_millis((LEASE_RENEW.get() as u64 * 1000).min(lease_ttl_s as u64 * 500)),
             heartbeat_ttl_s: HEARTBEAT_TTL.get().max(lease_ttl_s),
             batch_size: BATCH_SIZE.get() as u32,
             idle_backoff_ms: IDLE_BACKOFF.get() as u32,
             claim_ttl_s: CLAIM_TTL.get(),
-            rules: Rules {
-                retry: RetryPolicy {
-                    max_attempts: MAX_ATTEMPTS.get() as u32,
-                    base_ms: RETRY_BACKOFF.get() as u64,
-                    max_ms: RETRY_BACKOFF_MAX.get().max(RETRY_BACKOFF.get()) as u64,
-                },
-                dead_blocks: ON_DEAD.get() == OnDead::block,
-            },
             retention: Retention::snapshot(),
         }
     }
@@ -331,13 +303,30 @@ impl Retention {
     }
 }
 
-impl BrokerSettings {
-    /// The address, or why there is none, in words for outbox_health.
-    pub fn address(&self) -> Result<AmqpAddress, String> {
-        if self.url.is_empty() {
-            return Err("outbox.url is empty: there is no broker to deliver to".into());
-        }
-        parse_url(&self.url).map_err(|error| error.to_string())
+fn default_target() -> Target {
+    Target {
+        transport: Transport::Amqp(Amqp {
+            url: string(&URL),
+            user: None,
+            password: match string(&PASSWORD_FILE) {
+                path if path.is_empty() => Password::Default,
+                path => Password::File(path),
+            },
+            exchange: string(&EXCHANGE),
+            exchange_type: ExchangeType::parse(&string(&EXCHANGE_TYPE)).expect("the check hook let nothing else pass"),
+            routing_key: routing_template(),
+        }),
+        rules: Rules {
+            retry: RetryPolicy {
+                max_attempts: MAX_ATTEMPTS.get() as u32,
+                base_ms: RETRY_BACKOFF.get() as u64,
+                max_ms: RETRY_BACKOFF_MAX.get().max(RETRY_BACKOFF.get()) as u64,
+            },
+            dead_blocks: ON_DEAD.get() == OnDead::block,
+            ordering: Ordering::Key,
+        },
+        connect_timeout: millis(&CONNECT_TIMEOUT),
+        confirm_timeout: millis(&CONFIRM_TIMEOUT),
     }
 }
 
@@ -427,24 +416,12 @@ fn check_exchange(exchange: &str) -> Result<(), Refused> {
     )
 }
 
-fn exchange_type(name: &str) -> Option<ExchangeType> {
-    Some(match name {
-        "" => ExchangeType::None,
-        "direct" => ExchangeType::Direct,
-        "fanout" => ExchangeType::Fanout,
-        "topic" => ExchangeType::Topic,
-        "headers" => ExchangeType::Headers,
-        plugin if plugin.starts_with("x-") && plugin.len() <= 255 => ExchangeType::Custom(plugin.into()),
-        _ => return None,
-    })
-}
-
 fn check_exchange_type(name: &str) -> Result<(), Refused> {
-    match exchange_type(name) {
+    match ExchangeType::parse(name) {
         Some(_) => Ok(()),
         None => refused(
             format!("outbox.exchange_type \"{name}\" is unknown"),
-            "Use direct, fanout, topic, headers or a plugin's x-…; or leave it empty to only check that the exchange exists.",
+            ExchangeType::HINT,
         ),
     }
 }

@@ -4,6 +4,7 @@
 mod api;
 mod broker;
 mod config;
+mod destination;
 mod error;
 mod hooks;
 mod launcher;

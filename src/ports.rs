@@ -1,16 +1,20 @@
 //! What the engine of crates/core stands on here: the tables, each call a transaction of its own, and shared memory. Called
 //! by the worker, on its main thread.
 
-use crate::api::DEFAULT_DESTINATION;
+use crate::destination::Common;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, signals};
+use crate::shmem::Class;
 use crate::store::{ClaimedBatch, Settlement, Store};
 use crate::{registry, shmem};
 use outbox_core::engine::{self, Batch, Due, Held, Lane, Memory};
 use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::hold::OpenTransaction;
 use outbox_core::partition::Partition;
+use outbox_core::settle::Rules;
 use pgrx::spi::SpiResult;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -21,13 +25,12 @@ const DUE_ROWS: i32 = 1000;
 
 /// The tables.
 pub struct Tables<'a> {
-    pub store: &'a Store,
-    pub timeout_ms: i32,
+    common: &'a Common,
+    store: &'a Store,
+    destination: &'a str,
+    timeout_ms: i32,
     /// Behind a dead letter its key waits.
-    pub dead_blocks: bool,
-    /// With leasing off: the token of this process' claims, negative, and how long one holds.
-    pub row_token: i64,
-    pub claim_ttl_s: i32,
+    dead_closes: bool,
     /// Rows of some lane were locked lately: each lane is claimed alone, and a locked one left out.
     pub lane_by_lane: bool,
     /// WAL must be on disk up to here before what was claimed goes out.
@@ -36,14 +39,27 @@ pub struct Tables<'a> {
     pub missed: usize,
 }
 
-impl Tables<'_> {
+impl<'a> Tables<'a> {
+    pub fn new(common: &'a Common, destination: &'a str, rules: &Rules, timeout_ms: i32) -> Self {
+        Self {
+            common,
+            store: &common.store,
+            destination,
+            timeout_ms,
+            dead_closes: rules.dead_closes(),
+            lane_by_lane: false,
+            wal_position: 0,
+            missed: 0,
+        }
+    }
+
     fn claim_lanes(&mut self, lanes: &[Lane]) -> Result<Batch<String>, Failure> {
-        let (store, patient) = (self.store, !self.lane_by_lane);
+        let (store, destination, patient) = (self.store, self.destination, !self.lane_by_lane);
         let claimed = in_transaction(c"outbox: claim", Durability::Relaxed, || {
             if !patient {
                 txn::set_locally(c"lock_timeout", c"20ms");
             }
-            store.claim(DEFAULT_DESTINATION, lanes)
+            store.claim(destination, lanes)
         })?;
         Ok(self.note(claimed))
     }
@@ -59,15 +75,15 @@ impl engine::Store for Tables<'_> {
     type Error = Failure;
 
     fn settle(&mut self, batch: &[Settlement]) -> Result<(), Failure> {
-        let (store, dead_blocks) = (self.store, self.dead_blocks);
+        let (store, dead_closes) = (self.store, self.dead_closes);
         let changed = held_transaction(c"outbox: settle", self.timeout_ms, Durability::Full, || {
-            let changed = store.settle(batch, dead_blocks)?;
+            let changed = store.settle(batch, dead_closes)?;
             if changed == batch.len() {
                 return Ok(changed);
             }
             // Rows that moved (VACUUM FULL) are found again by key. Rows that are gone or carry another token are no
             // longer ours.
-            Ok(changed + store.settle_by_key(batch, dead_blocks)?)
+            Ok(changed + store.settle_by_key(batch, dead_closes)?)
         })?;
         self.missed += batch.len().saturating_sub(changed);
         Ok(())
@@ -99,9 +115,10 @@ impl engine::Store for Tables<'_> {
     }
 
     fn claim_unleased(&mut self, limit: u32) -> Result<Batch<String>, Failure> {
-        let (store, token, ttl_s) = (self.store, self.row_token, self.claim_ttl_s);
+        let (store, destination) = (self.store, self.destination);
+        let (token, ttl_s) = (self.common.row_token, self.common.settings.claim_ttl_s);
         let claimed = in_transaction(c"outbox: claim", Durability::Relaxed, || {
-            store.claim_unleased(DEFAULT_DESTINATION, token, ttl_s, limit)
+            store.claim_unleased(destination, token, ttl_s, limit)
         })?;
         Ok(self.note(claimed))
     }
@@ -120,39 +137,135 @@ impl engine::Store for Tables<'_> {
         Ok((self.note(claimed), more))
     }
 
+    /// For all destinations at once, by the first that asks in a pass; the others are told where theirs are.
     fn bring_due(&mut self, leases: Option<&[Held]>) -> Result<Due, Failure> {
-        let store = self.store;
-        in_transaction(c"outbox: bring back what is due", Durability::Relaxed, || {
+        let (store, shared) = (self.store, &self.common.shared);
+        if let Some(next_ms) = shared.brought_in_this_pass() {
+            return Ok((Vec::new(), next_ms));
+        }
+        let (moved, next_ms) = in_transaction(c"outbox: bring back what is due", Durability::Relaxed, || {
             store.bring_due(leases, DUE_ROWS)
-        })
+        })?;
+        let mut own = Vec::new();
+        for (destination, partition, seq) in moved {
+            match destination == self.destination {
+                true => own.push((partition, seq)),
+                false => shared.tell(&destination, partition, seq),
+            }
+        }
+        shared.brought(next_ms);
+        Ok((own, next_ms))
     }
 
     fn gates(&mut self, partitions: &[Partition]) -> Result<Vec<Found>, Failure> {
-        let store = self.store;
-        in_transaction(c"outbox: read the gates", Durability::Relaxed, || {
+        let (store, destination) = (self.store, self.destination);
+        let mut found = in_transaction(c"outbox: read the gates", Durability::Relaxed, || {
             store.gates(partitions)
-        })
+        })?;
+        found.retain(|found| found.key.destination == destination);
+        Ok(found)
     }
 }
 
-/// Shared memory, as the worker in this place sees it.
-pub struct Signals {
-    pub database: Option<&'static shmem::Database>,
-    pub slot: Option<&'static shmem::Worker>,
+/// Shared memory as a worker in this place sees it, and what its destinations tell each other. Destinations of one class
+/// share a word of *reopen*: the first that takes it tells the others.
+pub struct Shared {
+    database: Option<&'static shmem::Database>,
+    slot: Option<&'static shmem::Worker>,
+    /// The destinations that are served, and from where each must read a partition again.
+    told: RefCell<Vec<(String, Lows)>>,
+    /// Whether this pass has brought back what is due, and in how many ms the next is.
+    brought: Cell<Option<Option<u64>>>,
 }
 
-impl Signals {
+type Lows = HashMap<Partition, i64>;
+
+impl Shared {
+    pub fn new(database: Option<&'static shmem::Database>, slot: Option<&'static shmem::Worker>) -> Self {
+        Self {
+            database,
+            slot,
+            told: RefCell::default(),
+            brought: Cell::new(None),
+        }
+    }
+
+    /// These destinations are served from now on.
+    pub fn serve(&self, destinations: Vec<String>) {
+        let mut told = self.told.take();
+        let known = |name: String, told: &mut Vec<(String, Lows)>| {
+            let lows = told.iter_mut().find(|(known, _)| *known == name);
+            let lows = lows.map(|(_, lows)| std::mem::take(lows)).unwrap_or_default();
+            (name, lows)
+        };
+        self.told
+            .replace(destinations.into_iter().map(|name| known(name, &mut told)).collect());
+    }
+
+    pub fn begin_pass(&self) {
+        self.brought.set(None);
+    }
+
+    pub fn set_in_flight(&self, count: usize) {
+        if let Some(slot) = self.slot {
+            slot.set_in_flight(count);
+        }
+    }
+
     /// From now on this worker reads these partitions, and nobody else.
     pub fn own_lanes(&self, leases: &[Held]) {
         if let (Some(database), Some(slot)) = (self.database, self.slot) {
             for (partition, _) in leases {
-                database.own_lane(*partition, slot);
+                database.own_lanes(*partition, slot);
             }
+        }
+    }
+
+    /// As one destination sees it.
+    pub fn of<'a>(&'a self, destination: &'a str) -> Lanes<'a> {
+        Lanes {
+            shared: self,
+            destination,
+            class: Class::of(destination),
+        }
+    }
+
+    fn brought_in_this_pass(&self) -> Option<Option<u64>> {
+        self.brought.get()
+    }
+
+    fn brought(&self, next_ms: Option<u64>) {
+        self.brought.set(Some(next_ms));
+    }
+
+    fn tell(&self, destination: &str, partition: Partition, seq: i64) {
+        self.tell_those(|name| name == destination, partition, seq);
+    }
+
+    fn tell_those(&self, whom: impl Fn(&str) -> bool, partition: Partition, seq: i64) {
+        for (_, lows) in self.told.borrow_mut().iter_mut().filter(|(name, _)| whom(name)) {
+            let low = lows.entry(partition).or_insert(seq);
+            *low = seq.min(*low);
         }
     }
 }
 
-impl Memory for Signals {
+/// The lanes of one destination.
+pub struct Lanes<'a> {
+    shared: &'a Shared,
+    destination: &'a str,
+    class: Class,
+}
+
+impl Lanes<'_> {
+    fn told<T>(&self, read: impl FnOnce(&mut Lows) -> Option<T>) -> Option<T> {
+        let mut told = self.shared.told.borrow_mut();
+        let (_, lows) = told.iter_mut().find(|(name, _)| name == self.destination)?;
+        read(lows)
+    }
+}
+
+impl Memory for Lanes<'_> {
     fn notice_prepared(&self) {
         registry::reap();
     }
@@ -162,15 +275,26 @@ impl Memory for Signals {
     }
 
     fn take_reopen(&self, partition: Partition) -> Option<i64> {
-        self.database?.take_reopen(partition, self.slot?)
+        if let (Some(database), Some(slot)) = (self.shared.database, self.shared.slot)
+            && let Some(low) = database.take_reopen(self.class, partition, slot)
+        {
+            self.shared
+                .tell_those(|name| Class::of(name) == self.class, partition, low);
+        }
+        self.told(|lows| lows.remove(&partition))
     }
 
     fn look_at_reopen(&self, partition: Partition) -> Option<i64> {
-        self.database?.look_at_reopen(partition)
+        let told = self.told(|lows| lows.get(&partition).copied());
+        let new = self
+            .shared
+            .database
+            .and_then(|database| database.look_at_reopen(self.class, partition));
+        told.into_iter().chain(new).min()
     }
 
     fn waiting_changes(&self) -> u32 {
-        self.database.map_or(0, shmem::Database::waiting_changes)
+        self.shared.database.map_or(0, shmem::Database::waiting_changes)
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::pg::shmem::{Shareable, Shared, request};
 use crate::pg::{bgworker, catalog, latch};
 use crate::registry;
-use outbox_core::partition::Partition;
+use outbox_core::partition::{Partition, crc32};
 use std::sync::atomic::{
     AtomicI32, AtomicI64, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
@@ -15,6 +15,24 @@ pub const MAX_WORKERS: usize = 128;
 const MAX_PARTITIONS: usize = 1024;
 const BUCKETS: usize = 64;
 const MAX_VACATED: usize = 32;
+const CLASSES: usize = 4;
+
+/// Destinations by which word of *reopen* they use: the default one has its own, the others share three.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Class(u8);
+
+impl Class {
+    pub fn of(destination: &str) -> Self {
+        match destination {
+            crate::api::DEFAULT_DESTINATION => Self(0),
+            name => Self(1 + (crc32(name) % (CLASSES as u32 - 1)) as u8),
+        }
+    }
+
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..CLASSES as u8).map(Self)
+    }
+}
 
 #[repr(C)]
 pub struct State {
@@ -28,8 +46,8 @@ pub struct State {
     missing_slots: AtomicU32,
     databases: [Database; MAX_DATABASES],
     workers: [Worker; MAX_WORKERS],
-    /// Of each database its partitions.
-    lanes: [[Reopen; MAX_PARTITIONS]; MAX_DATABASES],
+    /// Of each database, for each class of destinations, its partitions.
+    lanes: [[[Reopen; MAX_PARTITIONS]; CLASSES]; MAX_DATABASES],
     vacated: [Vacated; MAX_VACATED],
 }
 
@@ -321,7 +339,7 @@ pub fn add_database(oid: u32, now_us: i64) -> Option<&'static Database> {
     free.extension.store(0, Relaxed);
     free.waiting_changes.store(0, Relaxed);
     free.adopted.store(0, Relaxed);
-    free.lanes(state).iter().for_each(Reopen::forget);
+    free.lanes(state).iter().flatten().for_each(Reopen::forget);
     free.pending.store(0, Relaxed);
     free.published.store(0, Relaxed);
     free.failed.store(0, Relaxed);
@@ -353,7 +371,7 @@ pub fn reopen_all(database: u32, seq: i64) {
     if let Some(state) = static_state()
         && let Some(place) = find(state, database)
     {
-        place.lanes(state).iter().for_each(|lane| lane.lower(seq));
+        place.lanes(state).iter().flatten().for_each(|lane| lane.lower(seq));
     }
 }
 
@@ -399,39 +417,40 @@ impl Reopen {
 }
 
 impl Database {
-    fn lanes(&self, state: &'static State) -> &'static [Reopen] {
+    fn lanes(&self, state: &'static State) -> &'static [[Reopen; MAX_PARTITIONS]] {
         let index = (state.databases.iter()).position(|database| std::ptr::eq(database, self));
         index
             .and_then(|index| state.lanes.get(index))
             .map_or(&[], |lanes| lanes.as_slice())
     }
 
-    fn lane(&self, partition: Partition) -> Option<&'static Reopen> {
-        self.lanes(static_state()?).get(usize::from(partition.index()))
+    fn lane(&self, class: Class, partition: Partition) -> Option<&'static Reopen> {
+        let lanes = self.lanes(static_state()?).get(usize::from(class.0))?;
+        lanes.get(usize::from(partition.index()))
     }
 
     /// A message with this seq is visible in the partition: read again from there. Called in the commit callback.
-    pub fn reopen(&self, partition: Partition, seq: i64) {
-        if let Some(lane) = self.lane(partition) {
+    pub fn reopen(&self, class: Class, partition: Partition, seq: i64) {
+        if let Some(lane) = self.lane(class, partition) {
             lane.lower(seq);
         }
     }
 
     /// From now on `worker` reads the partition, and nobody else.
-    pub fn own_lane(&self, partition: Partition, worker: &Worker) {
-        if let Some(lane) = self.lane(partition) {
+    pub fn own_lanes(&self, partition: Partition, worker: &Worker) {
+        for lane in Class::all().filter_map(|class| self.lane(class, partition)) {
             lane.own(worker.number());
         }
     }
 
     /// From which seq on its owner must read the partition again, if so.
-    pub fn take_reopen(&self, partition: Partition, worker: &Worker) -> Option<i64> {
-        self.lane(partition)?.take(worker.number())
+    pub fn take_reopen(&self, class: Class, partition: Partition, worker: &Worker) -> Option<i64> {
+        self.lane(class, partition)?.take(worker.number())
     }
 
     /// The same, left there.
-    pub fn look_at_reopen(&self, partition: Partition) -> Option<i64> {
-        let seq = self.lane(partition)?.0.load(SeqCst) & NO_SEQ;
+    pub fn look_at_reopen(&self, class: Class, partition: Partition) -> Option<i64> {
+        let seq = self.lane(class, partition)?.0.load(SeqCst) & NO_SEQ;
         (seq != NO_SEQ).then_some(seq as i64)
     }
 

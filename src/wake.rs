@@ -5,6 +5,7 @@
 //! safety poll of the workers finds its messages within a second.
 
 use crate::pg::xact::{self, End};
+use crate::shmem::Class;
 use crate::{registry, shmem};
 use outbox_core::partition::Partition;
 use std::cell::{Cell, RefCell};
@@ -13,8 +14,8 @@ use std::collections::BTreeMap;
 thread_local! {
     /// (savepoint, messages enqueued in it)
     static ENQUEUED: RefCell<Vec<(u32, i64)>> = const { RefCell::new(Vec::new()) };
-    /// The lowest seq in each partition, whether or not its savepoint lasts: too low a seq costs a look.
-    static LOWS: RefCell<BTreeMap<Partition, i64>> = const { RefCell::new(BTreeMap::new()) };
+    /// The lowest seq in each lane, whether or not its savepoint lasts: too low a seq costs a look.
+    static LOWS: RefCell<BTreeMap<(Class, Partition), i64>> = const { RefCell::new(BTreeMap::new()) };
     static WAKE: Cell<bool> = const { Cell::new(false) };
     static WAITING_CHANGED: Cell<bool> = const { Cell::new(false) };
     static INSTALLED: Cell<bool> = const { Cell::new(false) };
@@ -36,10 +37,10 @@ pub fn enqueued(count: i64) {
     });
 }
 
-/// This transaction made a message ready to go.
-pub fn ready(partition: Partition, seq: i64) {
+/// This transaction made a message ready to go to a destination of this class.
+pub fn ready(class: Class, partition: Partition, seq: i64) {
     LOWS.with_borrow_mut(|lows| {
-        let low = lows.entry(partition).or_insert(seq);
+        let low = lows.entry((class, partition)).or_insert(seq);
         *low = seq.min(*low);
     });
 }
@@ -73,8 +74,8 @@ fn ended(end: End) {
                 // In this order: visible already; from where to read; no longer open; look.
                 if let Some(database) = shmem::my_database() {
                     LOWS.with_borrow(|lows| {
-                        for (partition, low) in lows {
-                            database.reopen(*partition, *low);
+                        for ((class, partition), low) in lows {
+                            database.reopen(*class, *partition, *low);
                         }
                     });
                     database.enqueued(ENQUEUED.with_borrow(|entries| entries.iter().map(|(_, count)| count).sum()));

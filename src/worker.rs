@@ -2,27 +2,23 @@
 //! settle, tend the leases, claim, hand over, wait. Main thread of its own process; the publisher thread is behind
 //! `broker`. Policy is in crates/core; here is the order of things and what happens when one fails.
 
-use crate::broker::{Broker, DEADLINE, Outcomes, Status};
+use crate::broker::DEADLINE;
 use crate::config::Settings;
+use crate::destination::{Common, Destination};
 use crate::pg::bgworker;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, latch, signals};
-use crate::ports::{STATEMENT_TIMEOUT_MS, Signals, Tables, held_transaction, in_transaction, remember_table};
-use crate::store::{Settlement, Store, now_us};
+use crate::ports::{Shared, held_transaction, in_transaction, remember_table};
+use crate::store::{Described, Store};
 use crate::upkeep::Upkeep;
 use crate::{launcher, registry, shmem};
-use outbox_core::engine::{Engine, Sharing};
+use outbox_core::engine::{Held, Sharing};
 use outbox_core::lease;
 use outbox_core::partition::Partition;
-use outbox_core::route::Route;
-use outbox_core::settle::Disposition;
-use outbox_core::tick::{self, TickState};
-use outbox_transport::Deadline;
+use outbox_transport::{Bell, Deadline};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-/// Messages claimed and not settled, at most: one batch on the wire while the next is claimed.
-const WINDOW: usize = 2000;
 /// Wait after a transaction failed.
 const PAUSE_AFTER_FAILURE_MS: u32 = 500;
 /// At the end: how long outcomes are waited for, and how long each last transaction may take. A fast shutdown must be
@@ -30,8 +26,9 @@ const PAUSE_AFTER_FAILURE_MS: u32 = 500;
 const LAST_OUTCOMES: Duration = Duration::from_millis(700);
 const LAST_TRANSACTION_MS: i32 = 300;
 const LAST_WORDS_TO_BROKER: Duration = Duration::from_millis(200);
+/// How long the connection of a destination that is gone may take to close; the others wait for it.
+const STOP_GONE: Duration = Duration::from_millis(200);
 
-const LANE_BY_LANE: Duration = Duration::from_secs(5);
 const CONFIG_CHECK_EVERY: Duration = Duration::from_secs(1);
 const COUNT_EVERY: Duration = Duration::from_secs(10);
 const COUNT_ROWS_MAX: i64 = 10_000;
@@ -56,7 +53,7 @@ pub fn main(argument: u64) -> ! {
     loop {
         let wait_ms = worker.pass();
         if !signals::asked_to_end() {
-            latch::wait(worker.broker.event_fd(), i64::from(wait_ms));
+            latch::wait(Some(worker.common.bell.fd()), i64::from(wait_ms));
         }
         if signals::asked_to_end() {
             worker.finish();
@@ -75,25 +72,19 @@ pub fn id_of(number: u32) -> String {
 }
 
 struct Worker {
-    id: String,
-    store: Store,
-    engine: Engine<String>,
-    signals: Signals,
-    settings: Settings,
+    common: Common,
+    destinations: Vec<Destination>,
+    /// What the catalogs said of them last.
+    described: Vec<Described>,
+    sharing: Sharing,
+    leases: Vec<Held>,
     /// What ALTER DATABASE and ALTER ROLE said when this session began.
     session_defaults: String,
-    broker: Broker,
-    /// With leasing off: the token of this process' claims, negative.
-    row_token: i64,
-    /// Until then the lanes are claimed one by one, for rows of some were locked.
-    locked_until: Option<Instant>,
     idle: bool,
     /// Whether this one does what one worker of the database must do.
     first: bool,
     /// As of the last look at who is there; 0 = none yet.
     worker_changes: u32,
-    reported: Option<Status>,
-    began: Instant,
     leases_due: Instant,
     config_check_due: Instant,
     upkeep: Upkeep,
@@ -109,6 +100,7 @@ impl Worker {
             let sharing = store.sharing()?;
             remember_table(store.a_table()?);
             let session_defaults = store.session_defaults()?;
+            let described = store.destinations()?;
             if let Some(database) = shmem::my_database()
                 && !database.has_adopted()
             {
@@ -117,12 +109,14 @@ impl Worker {
                 // One may have been committed before it was found, while another worker read already.
                 shmem::reopen_all(catalog::my_database(), 1);
             }
-            Ok((store, sharing, session_defaults))
+            Ok((store, sharing, session_defaults, described))
         });
-        let (store, sharing, session_defaults) = match opened {
+        let opened = (opened.map_err(|failure| failure.message))
+            .and_then(|opened| Ok((opened, Bell::new().map_err(|error| error.to_string())?)));
+        let ((store, sharing, session_defaults, described), bell) = match opened {
             Ok(opened) => opened,
-            Err(failure) => {
-                pgrx::warning!("outbox {id}: cannot start: {}", failure.message);
+            Err(why) => {
+                pgrx::warning!("outbox {id}: cannot start: {why}");
                 signals::exit(1)
             }
         };
@@ -130,159 +124,128 @@ impl Worker {
             database.set_extension(true);
             shmem::wake_launcher(); // it may start the other workers
         }
-        let settings = Settings::snapshot();
         let now = Instant::now();
         pgrx::log!("outbox {id}: started");
-        Self {
-            broker: Broker::new(settings.broker.clone(), id.clone()),
+        let common = Common {
             row_token: -(uuid::Uuid::new_v4().as_u64_pair().0 as i64 & i64::MAX).max(1),
             id,
             store,
-            engine: Engine::new(sharing),
-            signals: Signals {
-                database: shmem::my_database(),
-                slot,
-            },
-            settings,
+            shared: Shared::new(shmem::my_database(), slot),
+            settings: Settings::snapshot(),
+            bell,
+            began: now,
+        };
+        let mut worker = Self {
+            common,
+            destinations: Vec::new(),
+            described: Vec::new(),
+            sharing,
+            leases: Vec::new(),
             session_defaults,
-            locked_until: None,
             idle: false,
             first: false,
             worker_changes: 0,
-            reported: None,
-            began: now,
             leases_due: now,
             config_check_due: now,
             upkeep: Upkeep::new(now),
             count_due: now,
             counted: false,
-        }
+        };
+        worker.describe(described);
+        worker
     }
 
     /// One tick. Returns how long to wait for a wake, an outcome or the safety poll.
     fn pass(&mut self) -> u32 {
         let now = Instant::now();
-        self.broker.ensure(now);
-        self.take_outcomes(now);
-        let result = self
-            .tend_leases(now) // the first heartbeat makes the row that report writes to
-            .and_then(|()| self.settle_what_must_be())
-            .and_then(|()| self.report())
-            .and_then(|()| self.look_around(now))
-            .and_then(|()| self.claim())
-            .and_then(|wait_ms| self.settle_what_is_due(wait_ms));
-        if let Some(slot) = self.signals.slot {
-            slot.set_in_flight(self.engine.outstanding());
+        self.common.shared.begin_pass();
+        self.common.bell.silence();
+        for destination in &mut self.destinations {
+            destination.broker.ensure(now);
+            destination.take_outcomes(&self.common, now);
         }
-        match result {
-            Ok(wait_ms) => wait_ms,
-            Err(_) if signals::asked_to_end() => 0, // the statement was cancelled for that
-            Err(failure) => {
-                pgrx::warning!("outbox {}: {}; tries again", self.id, failure.message);
-                PAUSE_AFTER_FAILURE_MS
+        // The first heartbeat makes the row that the reports belong to.
+        if let Err(failure) = self.tend_leases(now).and_then(|()| self.look_around(now)) {
+            return self.failed(&failure);
+        }
+        let (mut wait_ms, mut claimed) = (self.common.settings.idle_backoff_ms, 0);
+        for index in 0..self.destinations.len() {
+            match self.deliver(index) {
+                Ok((count, wait)) => (claimed, wait_ms) = (claimed + count, wait_ms.min(wait)),
+                Err(failure) => wait_ms = wait_ms.min(self.failed(&failure)), // the others go on
             }
         }
+        self.idle = claimed == 0;
+        self.common
+            .shared
+            .set_in_flight(self.destinations.iter().map(Destination::outstanding).sum());
+        wait_ms
     }
 
-    // ---- outcomes and settle ----------------------------------------------------------------------------------------
+    fn deliver(&mut self, index: usize) -> Result<(usize, u32), Failure> {
+        let (common, destination) = (&self.common, &mut self.destinations[index]);
+        destination.settle_what_must_be(common)?;
+        destination.report(common)?;
+        let (claimed, wait_ms) = destination.claim(common)?;
+        let wait_ms = destination.settle_what_is_due(common, wait_ms)?;
+        Ok((claimed, wait_ms))
+    }
 
-    fn take_outcomes(&mut self, now: Instant) {
-        let (outcomes, died) = self.broker.take(now);
-        self.conclude_all(outcomes);
-        if died {
-            self.engine.release_all("the publisher ended");
+    /// Returns how long to wait.
+    fn failed(&self, failure: &Failure) -> u32 {
+        if signals::asked_to_end() {
+            return 0; // the statement was cancelled for that
         }
+        pgrx::warning!("outbox {}: {}; tries again", self.common.id, failure.message);
+        PAUSE_AFTER_FAILURE_MS
     }
 
-    fn conclude_all(&mut self, outcomes: Outcomes) {
-        let now_ms = self.now_ms();
-        for (handle, outcome) in outcomes {
-            self.engine
-                .conclude(handle, &outcome, &self.settings.rules, now_ms, now_us() as u64);
-        }
-    }
-
-    /// Before a claim: what goes back, or would make the window too large. What is published can wait a little.
-    fn settle_what_must_be(&mut self) -> Result<(), Failure> {
-        match self.engine.must_settle() {
-            true => self.settle(STATEMENT_TIMEOUT_MS),
-            false => Ok(()),
-        }
-    }
-
-    /// After a claim. Returns how long to wait at most.
-    fn settle_what_is_due(&mut self, wait_ms: u32) -> Result<u32, Failure> {
-        if self.engine.settle_in_ms(self.now_ms()) == Some(0) {
-            self.settle(STATEMENT_TIMEOUT_MS)?;
-        }
-        let settle_in_ms = self.engine.settle_in_ms(self.now_ms());
-        Ok(settle_in_ms.map_or(wait_ms, |ms| wait_ms.min(ms as u32)))
-    }
-
-    fn settle(&mut self, timeout_ms: i32) -> Result<(), Failure> {
-        let now_ms = self.now_ms();
-        let mut tables = tables(&self.store, &self.settings, self.row_token, timeout_ms);
-        let id = &self.id;
-        let settled = self.engine.settle(&mut tables, now_ms, |batch| {
-            count_settled(batch);
-            for failed in batch {
-                if let Disposition::Dead { reason } = &failed.disposition {
-                    let seq = failed.pointer.seq;
-                    pgrx::log!("outbox {id}: message {seq} is a dead letter: {reason}");
+    /// Serves the destinations that there are now, as they are described now.
+    fn describe(&mut self, described: Vec<Described>) {
+        for description in &described {
+            match self
+                .destinations
+                .iter_mut()
+                .find(|known| known.name == description.name)
+            {
+                Some(known) => known.describe(&self.common, description),
+                None => {
+                    let new = Destination::new(&self.common, description, self.sharing, &self.leases);
+                    self.destinations.push(new);
                 }
             }
-        });
-        if tables.missed > 0 {
-            pgrx::log!("outbox {id}: {} messages were no longer ours to settle", tables.missed);
         }
-        settled
-    }
-
-    /// Writes the state of the broker where outbox_health reads it, when it changed.
-    fn report(&mut self) -> Result<(), Failure> {
-        let status = match self.settings.enabled {
-            true => self.broker.status.clone(),
-            false => Status {
-                state: "paused",
-                reason: None,
-                detail: None,
-            },
-        };
-        // Between two failed attempts to connect the reason is worth more than the word "connecting".
-        let reconnecting = status.state == "connecting" && self.reported.as_ref().is_some_and(|r| r.state == "down");
-        if reconnecting || self.reported.as_ref() == Some(&status) {
-            return Ok(());
+        let gone = |destination: &mut Destination| described.iter().all(|still| still.name != destination.name);
+        for mut destination in self.destinations.extract_if(.., gone) {
+            destination.stop(&self.common, STOP_GONE, "the destination is gone");
+            let ended = destination.settle(&self.common, LAST_TRANSACTION_MS).and_then(|()| {
+                in_transaction(c"outbox: report", Durability::Relaxed, || {
+                    self.common.store.report(&destination.name, None, None, None)
+                })
+            });
+            if let Err(failure) = ended {
+                // What it held goes again when the lanes are read anew.
+                pgrx::warning!("outbox {}: {}", self.common.id, failure.message);
+            }
         }
-        let store = &self.store;
-        in_transaction(c"outbox: report", Durability::Relaxed, || {
-            store.report(status.state, status.reason, status.detail.as_deref())
-        })?;
-        let words = [Some(status.state), status.reason, status.detail.as_deref()];
-        let words: Vec<&str> = words.into_iter().flatten().collect();
-        if self
-            .reported
-            .as_ref()
-            .is_none_or(|r| (r.state, r.reason) != (status.state, status.reason))
-        {
-            pgrx::log!("outbox {}: broker {}", self.id, words.join(" "));
-        }
-        self.reported = Some(status);
-        Ok(())
+        let names = self.destinations.iter().map(|destination| destination.name.clone());
+        self.common.shared.serve(names.collect());
+        self.described = described;
     }
 
     // ---- leases -----------------------------------------------------------------------------------------------------
 
     /// Heartbeat; renews, takes and gives back leases as the plan says.
     fn tend_leases(&mut self, now: Instant) -> Result<(), Failure> {
-        let changes = self.signals.database.map_or(0, shmem::Database::worker_changes);
+        let changes = shmem::my_database().map_or(0, shmem::Database::worker_changes);
         if now < self.leases_due && changes == self.worker_changes {
             return Ok(());
         }
         let asked_at = Deadline::now();
-        let (store, settings) = (&self.store, &self.settings);
-        let in_use = self.engine.in_use();
-        let owner_of_lanes = &self.signals;
-        let (id, sharing, before) = (&self.id, self.engine.sharing(), self.engine.leases());
+        let (store, settings) = (&self.common.store, &self.common.settings);
+        let in_use: HashSet<Partition> = self.destinations.iter().flat_map(Destination::in_use).collect();
+        let owner_of_lanes = &self.common.shared;
+        let (id, sharing, before) = (&self.common.id, self.sharing, &self.leases);
         let mut released = false;
         let (held, leaving, first) = in_transaction(c"outbox: leases", Durability::Relaxed, || {
             let workers = store.heartbeat(bgworker::my_pid(), settings.heartbeat_ttl_s)?;
@@ -327,116 +290,51 @@ impl Worker {
             shmem::look_again(); // the others: at a worker that is new, or at partitions that are free
         }
         self.worker_changes = changes.max(1);
-        if held.len() != self.engine.leases().len() {
-            pgrx::log!("outbox {}: owns {} partitions", self.id, held.len());
+        if held.len() != self.leases.len() {
+            pgrx::log!("outbox {}: owns {} partitions", self.common.id, held.len());
         }
         // Soon again while a partition waits to be given back, or while there is none to own yet.
         let soon = !leaving.is_empty() || (held.is_empty() && sharing == Sharing::Leases);
-        self.engine.set_leases(held, leaving);
+        for destination in &mut self.destinations {
+            destination.set_leases(&held, &leaving);
+        }
+        self.leases = held;
         self.leases_due = now
             + if soon {
                 Duration::from_millis(500)
             } else {
-                self.settings.lease_renew
+                self.common.settings.lease_renew
             };
         Ok(())
-    }
-
-    // ---- claim and hand over ----------------------------------------------------------------------------------------
-
-    fn claim(&mut self) -> Result<u32, Failure> {
-        let now_ms = self.now_ms();
-        let state = |worker: &Self| TickState {
-            enabled: worker.settings.enabled,
-            connected: worker.broker.is_connected(),
-            blocked: false, // blocked is a state of its own, in which it is not connected
-            owned_partitions: worker.engine.claimable(),
-            outstanding: worker.engine.outstanding(),
-            window: WINDOW,
-            queue_has_room: worker.engine.is_ready_empty(),
-            last_claim_was_full: worker.engine.wants_more(),
-            woken: false,
-            idle_backoff_ms: worker.settings.idle_backoff_ms,
-        };
-        self.hand_over();
-        let Some(room) = tick::next(&state(self)).claim else {
-            return Ok(tick::next(&state(self)).wait_ms);
-        };
-        let limit = self.settings.batch_size.min(room);
-        let mut tables = tables(&self.store, &self.settings, self.row_token, STATEMENT_TIMEOUT_MS);
-        tables.lane_by_lane = self.locked_until.is_some_and(|until| Instant::now() < until);
-        let known_locked = tables.lane_by_lane;
-        let settings = &self.settings;
-        let route = Route {
-            exchange: &settings.broker.exchange,
-            template: &settings.routing_key,
-        };
-        let claimed = self.engine.claim(
-            &mut tables,
-            &self.signals,
-            now_ms,
-            limit,
-            &settings.rules,
-            |handle, pointer, event| {
-                outbox_core::envelope::publication(handle, pointer, event, &route)
-                    .map_err(|refusal| refusal.to_string())
-            },
-        );
-        // What a crash could still undo must not be sent: a commit with synchronous_commit off is visible before it is on
-        // disk.
-        txn::flush_wal(tables.wal_position);
-        if tables.lane_by_lane && !known_locked {
-            pgrx::log!(
-                "outbox {}: somebody holds messages locked; their partitions wait",
-                self.id
-            );
-            self.locked_until = Some(Instant::now() + LANE_BY_LANE);
-        }
-        self.idle = claimed? == 0;
-        self.hand_over();
-        let due_ms = self.engine.due_at_ms().saturating_sub(now_ms).max(1) as u32;
-        Ok(tick::next(&state(self)).wait_ms.min(due_ms))
-    }
-
-    /// Gives what is ready to the publisher; the engine keeps it, in order, while its queue is full. Without a connection
-    /// the publisher answers each message as lost.
-    fn hand_over(&mut self) {
-        let broker = &mut self.broker;
-        self.engine
-            .hand_over(|publications| broker.publish(publications).err().unwrap_or_default());
-    }
-
-    /// ms since this worker began.
-    fn now_ms(&self) -> u64 {
-        self.began.elapsed().as_millis() as u64
     }
 
     // ---- everything else --------------------------------------------------------------------------------------------
 
     fn take_settings(&mut self) {
-        self.settings = Settings::snapshot();
-        if let Some(last) = self.broker.reconfigure(self.settings.broker.clone()) {
-            self.conclude_all(last);
-            self.engine.release_all("the settings of the broker changed");
-        }
+        self.common.settings = Settings::snapshot();
+        let described = std::mem::take(&mut self.described);
+        self.describe(described);
         self.leases_due = Instant::now();
     }
 
-    /// What needs no haste: changed session defaults, the count of what waits, what is old.
+    /// What needs no haste: changed settings and destinations, the count of what waits, what is old.
     fn look_around(&mut self, now: Instant) -> Result<(), Failure> {
-        let store = &self.store;
+        let store = &self.common.store;
         if now >= self.config_check_due {
             self.config_check_due = now + CONFIG_CHECK_EVERY;
-            let defaults = in_transaction(c"outbox: look at settings", Durability::Relaxed, || {
-                store.session_defaults()
+            let (defaults, described) = in_transaction(c"outbox: look at settings", Durability::Relaxed, || {
+                Ok((store.session_defaults()?, store.destinations()?))
             })?;
             if defaults != self.session_defaults {
                 pgrx::log!(
                     "outbox {}: settings of the database or role changed, starts anew",
-                    self.id
+                    self.common.id
                 );
                 self.finish();
                 signals::exit(0);
+            }
+            if described != self.described {
+                self.describe(described);
             }
         }
         if now >= self.count_due && self.first && (self.idle || !self.counted) {
@@ -445,7 +343,9 @@ impl Worker {
             self.counted = true;
         }
         if self.first {
-            self.upkeep.tend(now, &self.id, store, &self.settings.retention);
+            let common = &self.common;
+            self.upkeep
+                .tend(now, &common.id, &common.store, &common.settings.retention);
         }
         Ok(())
     }
@@ -455,7 +355,7 @@ impl Worker {
         let Some(database) = shmem::my_database() else {
             return Ok(());
         };
-        let store = &self.store;
+        let store = &self.common.store;
         let before = database.pending();
         let limit = if self.counted {
             COUNT_ROWS_MAX
@@ -476,28 +376,42 @@ impl Worker {
         Ok(())
     }
 
-    /// The orderly end: what the broker confirms within a moment is settled, the rest is released, the leases go back.
+    /// The orderly end: what the brokers confirm within a moment is settled, the rest is released, the leases go back.
     fn finish(&mut self) {
         let deadline = Instant::now() + LAST_OUTCOMES;
-        while self.engine.outstanding() > 0 && self.broker.is_connected() {
+        let awaits = |destination: &Destination| destination.outstanding() > 0 && destination.broker.is_connected();
+        while self.destinations.iter().any(awaits) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
             }
-            latch::wait(self.broker.event_fd(), left.as_millis() as i64);
-            self.take_outcomes(Instant::now());
+            latch::wait(Some(self.common.bell.fd()), left.as_millis() as i64);
+            self.common.bell.silence();
+            for destination in &mut self.destinations {
+                destination.take_outcomes(&self.common, Instant::now());
+            }
         }
-        let last = self.broker.stop(LAST_WORDS_TO_BROKER);
-        self.conclude_all(last);
-        self.engine.release_all("the worker ended");
-        let ended = self.settle(LAST_TRANSACTION_MS).and_then(|()| {
+        for destination in &self.destinations {
+            destination.broker.ask_to_stop(LAST_WORDS_TO_BROKER);
+        }
+        let deadline = Instant::now() + LAST_WORDS_TO_BROKER;
+        let mut ended = Ok(());
+        for destination in &mut self.destinations {
+            let left = deadline.saturating_duration_since(Instant::now());
+            destination.stop(&self.common, left, "the worker ended");
+        }
+        for destination in &mut self.destinations {
+            ended = ended.and(destination.settle(&self.common, LAST_TRANSACTION_MS));
+        }
+        let ended = ended.and_then(|()| {
             held_transaction(c"outbox: leave", LAST_TRANSACTION_MS, Durability::Relaxed, || {
-                self.store.leave()
+                self.common.store.leave()
             })
         });
+        let id = &self.common.id;
         match ended {
-            Ok(()) => pgrx::log!("outbox {}: ended", self.id),
-            Err(failure) => pgrx::log!("outbox {}: ended; its leases run out: {}", self.id, failure.message),
+            Ok(()) => pgrx::log!("outbox {id}: ended"),
+            Err(failure) => pgrx::log!("outbox {id}: ended; its leases run out: {}", failure.message),
         }
     }
 }
@@ -505,31 +419,4 @@ impl Worker {
 /// Before the other workers are told that this one has ended: its publisher thread lives on for a moment.
 unsafe extern "C-unwind" fn stop_publishing(_code: i32, _arg: pgrx::pg_sys::Datum) {
     DEADLINE.end();
-}
-
-fn tables<'a>(store: &'a Store, settings: &Settings, row_token: i64, timeout_ms: i32) -> Tables<'a> {
-    Tables {
-        store,
-        timeout_ms,
-        dead_blocks: settings.rules.dead_blocks,
-        row_token,
-        claim_ttl_s: settings.claim_ttl_s,
-        lane_by_lane: false,
-        wal_position: 0,
-        missed: 0,
-    }
-}
-
-fn count_settled(batch: &[Settlement]) {
-    let Some(database) = shmem::my_database() else { return };
-    let (mut published, mut failed, mut gone) = (0, 0, 0);
-    for settlement in batch {
-        match settlement.disposition {
-            Disposition::Publish => (published, gone) = (published + 1, gone + 1),
-            Disposition::Dead { .. } => (failed, gone) = (failed + 1, gone + 1),
-            Disposition::Retry { .. } => failed += 1,
-            Disposition::Release { .. } | Disposition::Wait => {}
-        }
-    }
-    database.settled(published, failed, gone, now_us());
 }

@@ -24,7 +24,7 @@ fn denied(cluster: &Cluster, role: &str, sql: &str) -> bool {
     }
 }
 
-const TABLES: [&str; 9] = [
+const TABLES: [&str; 11] = [
     "outbox",
     "outbox_waiting",
     "outbox_history",
@@ -33,6 +33,8 @@ const TABLES: [&str; 9] = [
     "outbox_events",
     "outbox_partitions",
     "outbox_workers",
+    "outbox_connections",
+    "outbox_paused",
     "outbox_settings",
 ];
 
@@ -78,6 +80,7 @@ fn the_groups_may_what_their_names_say() {
         "outbox_status",
         "outbox_health",
         "outbox_worker_status",
+        "outbox_destination_status",
         "outbox_partition_status",
     ] {
         assert!(!denied(&cluster, "monitor", &format!("select * from {view}")), "{view}");

@@ -1,25 +1,21 @@
 -- What an application calls inside its own transaction.
--- The C functions are SECURITY DEFINER, owned by the worker role, so that EXECUTE is all a caller needs. They carry no
--- SET clause (it would cost each call); every name and operator of their statements is qualified instead.
+-- The C functions ask what the caller may (USAGE on a destination) and then run as their owner, the worker role, so that
+-- EXECUTE is all a caller needs. They carry no SET clause (it would cost each call); every name and operator of their
+-- statements is qualified instead.
 
 create function @extschema@.outbox_enqueue(
   seq bigint, key text default null, destination text default null, available_at timestamptz default null,
   partition_key text default null
-) returns boolean language c volatile parallel unsafe security definer as 'MODULE_PATHNAME', 'outbox_enqueue_wrapper';
+) returns boolean language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_enqueue_wrapper';
 comment on function @extschema@.outbox_enqueue(bigint, text, text, timestamptz, text) is
   'Enqueues the event with this seq, in the caller''s transaction. True if newly enqueued, false if it already waits for that destination. Without a key the event is looked up and its aggregate is the key.';
 
 create function @extschema@.outbox_enqueue_many(
   seqs bigint[], key text default null, destination text default null, available_at timestamptz default null,
   partition_key text default null
-) returns bigint language c volatile parallel unsafe security definer as 'MODULE_PATHNAME', 'outbox_enqueue_many_wrapper';
+) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_enqueue_many_wrapper';
 comment on function @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text) is
   'Enqueues many events at once; returns how many were newly enqueued.';
-
-create function @extschema@.outbox_enqueue_new(seq bigint, key text, destination text, available_at timestamptz)
-returns boolean language c volatile parallel unsafe security definer as 'MODULE_PATHNAME', 'outbox_enqueue_new_wrapper';
-comment on function @extschema@.outbox_enqueue_new(bigint, text, text, timestamptz) is
-  'Internal: enqueues an event that was stored just now, with its key (NULL = none).';
 
 create function @extschema@.outbox_crc32(key text)
 returns bigint language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_crc32_wrapper';
@@ -52,50 +48,12 @@ returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uui
 comment on function @extschema@.outbox_uuid_v7() is
   'A new UUID of version 7, which sorts by time.';
 
-create function @extschema@.outbox_check_event(
-  type text, aggregate_type text, aggregate_id text, operation text, correlation_id text, headers text, body_bytes bigint
-) returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_check_event_wrapper';
-comment on function @extschema@.outbox_check_event(text, text, text, text, text, text, bigint) is
-  'Internal: refuses what no broker would take (too long a name, header, routing key or body), with a hint.';
-
 create function @extschema@.outbox_publish(
   type text, payload jsonb, aggregate_type text default null, aggregate_id text default null,
   operation text default null, previous_payload jsonb default null, metadata jsonb default null,
   headers jsonb default null, actor text default null, correlation_id text default null,
   destination text default null, available_at timestamptz default null, id uuid default null
-) returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-#variable_conflict use_variable
-declare
-  seq bigint;
-begin
-  if type is null or type = '' then
-    raise exception 'an event needs a type' using errcode = 'null_value_not_allowed',
-      hint = 'Name what happened, for example ''OrderPlaced''.';
-  end if;
-  if payload is null then
-    raise exception 'an event needs a payload' using errcode = 'null_value_not_allowed',
-      hint = 'Pass ''{}'' for an event without data. An SQL NULL is not JSON null.';
-  end if;
-  perform @extschema@.outbox_check_event(type, aggregate_type, aggregate_id, operation, correlation_id, headers::text,
-    octet_length(payload::text)::bigint + coalesce(octet_length(previous_payload::text), 0)
-    + coalesce(octet_length(metadata::text), 0));
-
-  insert into @extschema@.outbox_events as e (id, type, aggregate_type, aggregate_id, operation, payload,
-    previous_payload, metadata, headers, actor, correlation_id)
-  select coalesce(id, @extschema@.outbox_uuid_v7()), type, aggregate_type, aggregate_id, operation, payload,
-    previous_payload, metadata, headers, actor, correlation_id
-  where id is null or not exists (select from @extschema@.outbox_events x where x.id = outbox_publish.id)
-  returning e.seq into seq;
-  if seq is null then
-    raise exception 'there is an event with id % already', id using errcode = 'unique_violation',
-      hint = 'Leave the id out to have one made. If this is a repeated call, its event is stored and enqueued already.';
-  end if;
-  perform @extschema@.outbox_enqueue_new(seq,
-    case when aggregate_type is null then aggregate_id else aggregate_type || ':' || aggregate_id end,
-    destination, available_at);
-  return seq;
-end
-$$;
+) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_publish_wrapper';
 comment on function @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid) is
   'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq. Its aggregate is the key: events of one aggregate are delivered in order.';
 

@@ -32,12 +32,42 @@ $$;
 comment on function @extschema@.outbox_heartbeat(text, integer, integer) is
   'Worker protocol: I live for ttl_s more seconds. Returns the ids of all live workers.';
 
-create function @extschema@.outbox_report(worker text, state text, reason text, detail text)
-returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
-  update @extschema@.outbox_workers w set state = $2, reason = $3, detail = $4 where w.worker_id = $1;
+create function @extschema@.outbox_report(worker text, destination text, state text, reason text, detail text)
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  if state is null then
+    delete from @extschema@.outbox_connections c
+    where c.worker_id = worker and c.destination = outbox_report.destination;
+    return;
+  end if;
+  insert into @extschema@.outbox_connections as c (worker_id, destination, state, reason, detail)
+  select w.worker_id, outbox_report.destination, outbox_report.state, outbox_report.reason, outbox_report.detail
+  from @extschema@.outbox_workers w where w.worker_id = worker
+  on conflict on constraint outbox_connections_pkey do update
+  set since = case when c.state = excluded.state then c.since else excluded.since end,
+      state = excluded.state, reason = excluded.reason, detail = excluded.detail;
+end
 $$;
-comment on function @extschema@.outbox_report(text, text, text, text) is
-  'Worker protocol: what this worker knows of its broker; outbox_health shows it.';
+comment on function @extschema@.outbox_report(text, text, text, text, text) is
+  'Worker protocol: what this worker knows of a destination (state NULL = it serves it no more); outbox_health shows it.';
+
+create function @extschema@.outbox_destinations(
+  out destination text, out wrapper text, out server oid, out options text[], out paused boolean
+) returns setof record language sql stable set search_path = pg_catalog, pg_temp as $$
+  with known as (
+    select s.srvname::text as name, w.fdwname::text as wrapper, s.oid as server, s.srvoptions as options
+    from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
+    where w.fdwname in ('outbox_amqp', 'outbox_http')
+    union all
+    select 'default', null, null, null
+  )
+  -- A server named "default" stands for the settings.
+  select distinct on (k.name collate "C") k.name, k.wrapper, k.server, k.options,
+         exists (select from @extschema@.outbox_paused p where p.destination = k.name)
+  from known k order by k.name collate "C", k.server nulls last;
+$$;
+comment on function @extschema@.outbox_destinations() is
+  'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the settings.';
 
 create function @extschema@.outbox_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
 returns setof record language sql volatile set search_path = pg_catalog, pg_temp as $$
@@ -318,7 +348,8 @@ comment on function @extschema@.outbox_claim_unleased(text, bigint, integer, int
   'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max of bodies. No order is promised.';
 
 create function @extschema@.outbox_due(
-  worker text, partitions smallint[], epochs bigint[], batch integer, out partition smallint, out seq bigint
+  worker text, partitions smallint[], epochs bigint[], batch integer,
+  out destination text, out partition smallint, out seq bigint
 ) returns setof record language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
@@ -340,7 +371,7 @@ begin
   insert into @extschema@.outbox as o (seq, enqueued_at, attempts, partition, crashes, destination, key, last_error)
   select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.destination, g.key, g.last_error from gone g
   on conflict do nothing
-  returning o.partition, o.seq;
+  returning o.destination, o.partition, o.seq;
 end
 $$;
 comment on function @extschema@.outbox_due(text, smallint[], bigint[], integer) is

@@ -98,6 +98,38 @@ $$;
 comment on function @extschema@.outbox_discard(bigint, text, text) is
   'Gives up a dead or waiting message: it is never delivered and goes to the history with the reason. Later messages of its key go on. False if there is none.';
 
+create function @extschema@.outbox_pause(destination text default 'default', reason text default null)
+returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  if not exists (select from @extschema@.outbox_destinations() d where d.destination = outbox_pause.destination) then
+    raise exception 'destination "%" does not exist', destination
+      using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
+  end if;
+  insert into @extschema@.outbox_paused (destination, reason) values (destination, reason) on conflict do nothing;
+  if not found then
+    return false;
+  end if;
+  perform @extschema@.outbox_wake(0, '{}', '{}');
+  return true;
+end
+$$;
+comment on function @extschema@.outbox_pause(text, text) is
+  'Stops delivery to a destination, within about a second, until outbox_resume(); what is with the broker then is settled. Enqueue goes on. False if it is paused already.';
+
+create function @extschema@.outbox_resume(destination text default 'default')
+returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  delete from @extschema@.outbox_paused p where p.destination = outbox_resume.destination;
+  if not found then
+    return false;
+  end if;
+  perform @extschema@.outbox_wake(0, '{}', '{}');
+  return true;
+end
+$$;
+comment on function @extschema@.outbox_resume(text) is
+  'Lets a paused destination go on. False if it is not paused.';
+
 create function @extschema@.outbox_send_workers_away()
 returns boolean language c volatile as 'MODULE_PATHNAME', 'outbox_send_workers_away_wrapper';
 comment on function @extschema@.outbox_send_workers_away() is

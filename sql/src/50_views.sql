@@ -72,14 +72,25 @@ from m left join @extschema@.outbox_events e on e.seq = m.seq;
 comment on view @extschema@.outbox_messages is
   'Every message with its event and one status: pending, in flight, retrying, scheduled, published, dead, discarded. For people and audits; give a seq or a limit.';
 
+create view @extschema@.outbox_first_pending as
+with recursive lane as ( -- one look into the index for each lane, however much waits in it
+  (select o.destination, o.partition, o.seq, o.enqueued_at from @extschema@.outbox o
+   order by o.destination, o.partition, o.seq limit 1)
+  union all
+  select n.* from lane l cross join lateral (
+    select o.destination, o.partition, o.seq, o.enqueued_at from @extschema@.outbox o
+    where (o.destination, o.partition) > (l.destination, l.partition)
+    order by o.destination, o.partition, o.seq limit 1) n
+)
+select lane.* from lane;
+comment on view @extschema@.outbox_first_pending is
+  'Internal: the first message that may go in each lane (destination, partition) that has one.';
+
 create view @extschema@.outbox_status as
 select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- NULL = not preloaded: nobody counts
        c.counters[2] as in_flight,
        (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) d) as dead,
-       (select pg_catalog.clock_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_partitions p
-        cross join lateral (select x.enqueued_at from @extschema@.outbox x
-                            where x.destination = 'default' and x.partition = p.partition
-                            order by x.destination, x.partition, x.seq limit 1) o) as oldest_pending_age,
+       (select pg_catalog.clock_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_first_pending o) as oldest_pending_age,
        c.counters[3] as published_total,
        c.counters[4] as failed_total,
        pg_catalog.round(c.counters[5] / 60.0, 1) as published_per_s,
@@ -90,15 +101,44 @@ comment on view @extschema@.outbox_status is
   'One row, at constant cost whatever the backlog: what waits (scheduled included), what is in flight, dead letters (counted to 10000), totals since stats_reset and rates of the last minute.';
 
 create view @extschema@.outbox_worker_status as
-select w.worker_id, w.pid, w.state, w.reason, w.detail,
+select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason, c.detail,
        w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id) as alive,
        pg_catalog.date_trunc('milliseconds', w.heartbeat_until - pg_catalog.clock_timestamp()) as heartbeat_ttl,
        (select pg_catalog.count(*) from @extschema@.outbox_partitions p
         where p.lease_owner = w.worker_id and p.lease_until > pg_catalog.clock_timestamp()) as partitions,
        w.started_at
-from @extschema@.outbox_workers w;
+from @extschema@.outbox_workers w
+left join lateral (
+  select x.state, x.reason, x.detail from @extschema@.outbox_connections x where x.worker_id = w.worker_id
+  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[], x.state),
+           x.destination = 'default' desc, x.destination limit 1) c on true;
 comment on view @extschema@.outbox_worker_status is
-  'One row a worker: whether it lives, what it knows of the broker, how many partitions it owns.';
+  'One row a worker: whether it lives, the worst of its connections, how many partitions it owns.';
+
+create view @extschema@.outbox_destination_status as
+with live as (
+  select c.* from @extschema@.outbox_connections c join @extschema@.outbox_workers w on w.worker_id = c.worker_id
+  where w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)
+), pending as (
+  select p.destination, pg_catalog.min(p.enqueued_at) as oldest from @extschema@.outbox_first_pending p group by 1
+)
+select coalesce(d.destination, p.destination) as destination,
+       case when d.destination is null then null when d.wrapper is null then 'settings' else d.wrapper end as described_by,
+       case when d.destination is null then 'missing' when d.paused then 'paused' else coalesce(c.state, 'not served') end as state,
+       coalesce(z.since, c.since) as since,
+       case when d.paused then null else c.reason end as reason,
+       case when d.paused then pg_catalog.concat_ws(': ', 'paused by ' || z.paused_by, z.reason) else c.detail end as detail,
+       pg_catalog.date_trunc('milliseconds', pg_catalog.clock_timestamp() - p.oldest) as oldest_pending_age
+from @extschema@.outbox_destinations() d
+full join pending p on p.destination = d.destination
+left join @extschema@.outbox_paused z on z.destination = d.destination
+left join lateral (
+  select l.state, l.since, l.reason, l.detail from live l where l.destination = d.destination
+  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[], l.state), l.since
+  limit 1) c on true
+order by 1;
+comment on view @extschema@.outbox_destination_status is
+  'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message has waited that could go there. missing = messages wait for a server that there is no more.';
 
 create view @extschema@.outbox_partition_status as
 select @extschema@.outbox_partition_label(p.partition) as partition_key,
@@ -106,22 +146,28 @@ select @extschema@.outbox_partition_label(p.partition) as partition_key,
        case when p.lease_until > pg_catalog.clock_timestamp()
             then pg_catalog.date_trunc('milliseconds', p.lease_until - pg_catalog.clock_timestamp()) end as lease_ttl,
        p.lease_epoch, p.updated_at,
-       (select o.seq from @extschema@.outbox o where o.destination = 'default' and o.partition = p.partition
-        order by o.destination, o.partition, o.seq limit 1) as first_waiting_seq
-from @extschema@.outbox_partitions p;
+       f.seq as first_waiting_seq
+from @extschema@.outbox_partitions p
+left join (select x.partition, pg_catalog.min(x.seq) as seq from @extschema@.outbox_first_pending x group by 1) f
+  on f.partition = p.partition;
 comment on view @extschema@.outbox_partition_status is
   'One row a partition: who owns it, how long still, and the first message that waits in it.';
 
 create view @extschema@.outbox_health as
 with worker as (
-  select w.state, w.reason, w.detail from @extschema@.outbox_workers w
+  select w.worker_id from @extschema@.outbox_workers w
   where w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)
+), connection as (
+  select c.destination, c.state, c.reason, c.detail,
+         case when c.destination = 'default' then '' else pg_catalog.format('destination %I: ', c.destination) end as named
+  from @extschema@.outbox_connections c join worker w on w.worker_id = c.worker_id
 ), server as (
   select @extschema@.outbox_is_preloaded() as preloaded, @extschema@.outbox_server_state() as obstacle,
          pg_catalog.current_setting('outbox.worker_role') as worker_role,
          pg_catalog.current_setting('outbox.workers')::integer as workers
 ), sick as (
-  select w.reason, w.detail from worker w where w.state in ('down', 'connecting') and w.reason is not null limit 1
+  select c.named, c.destination, c.reason, c.detail from connection c
+  where c.state in ('down', 'connecting') and c.reason is not null order by c.destination = 'default' desc, 2 limit 1
 )
 select 'preload' as "check", s.preloaded as ok,
        case when not s.preloaded then 'outbox is not in shared_preload_libraries: no worker runs, messages wait' end as problem,
@@ -160,19 +206,37 @@ from server s cross join lateral (select
        else 'wait a few seconds; then look into the server log for "outbox"' end as remedy) p
 union all
 select 'destination', p.problem is null, p.problem, p.remedy
-from (select case when exists (select from worker where state = 'unconfigured')
-                    or (not exists (select from worker) and pg_catalog.current_setting('outbox.url') = '')
-                  then coalesce((select w.detail from worker w where w.state = 'unconfigured' limit 1),
-                                'outbox.url is empty: there is no broker to deliver to') end as problem,
-             case when exists (select from worker where state = 'unconfigured' and detail like '%password_file%')
+from (select u.named || u.detail as problem,
+             case when u.detail like '%password_file%'
                   then 'make the file readable for the server''s user alone, with the password as its first line'
-                  else 'set outbox.url, for example amqp://localhost' end as hint) d
-cross join lateral (select d.problem, case when d.problem is not null then d.hint end as remedy) p
+                  when u.destination = 'default' then 'set outbox.url, for example amqp://localhost'
+                  else pg_catalog.format('ALTER SERVER %I OPTIONS (…); see docs/destinations.md', u.destination) end as remedy
+      from connection u where u.state = 'unconfigured'
+        and (u.destination <> 'default' or pg_catalog.current_setting('outbox.url') <> ''
+             or (select pg_catalog.count(*) from @extschema@.outbox_destinations()) = 1
+             or exists (select from @extschema@.outbox_first_pending f where f.destination = 'default'))
+      union all
+      select 'outbox.url is empty: there is no broker to deliver to', 'set outbox.url, for example amqp://localhost'
+      where not exists (select from worker) and pg_catalog.current_setting('outbox.url') = ''
+        and (select d.server from @extschema@.outbox_destinations() d where d.destination = 'default') is null
+      union all
+      select pg_catalog.format('messages wait for destination %I, which does not exist', m.destination),
+             pg_catalog.format('CREATE SERVER %I FOREIGN DATA WRAPPER …, or give the messages up with outbox_discard()', m.destination)
+      from @extschema@.outbox_destination_status m where m.state = 'missing'
+      union all
+      select null, null order by 1 nulls last limit 1) p
+union all
+select 'paused', z.destination is null,
+       case when z.destination is not null
+            then pg_catalog.format('destination %I is paused by %s since %s%s', z.destination, z.paused_by,
+                                   pg_catalog.date_trunc('seconds', z.since), coalesce(': ' || z.reason, '')) end,
+       case when z.destination is not null then pg_catalog.format('select outbox_resume(%L)', z.destination) end
+from (select) one left join (select * from @extschema@.outbox_paused order by since limit 1) z on true
 union all
 select 'broker', p.problem is null, p.problem, p.remedy
 from (select) one left join sick on true
 cross join lateral (select
-  case sick.reason
+  sick.named || case sick.reason
     when 'auth_refused' then 'the broker refuses the user or password: '
     when 'vhost_refused' then 'the broker refuses the virtual host: '
     when 'exchange_missing' then 'the exchange does not exist: '
@@ -181,7 +245,15 @@ cross join lateral (select
     when 'timeout' then 'the broker does not answer: '
     else case when sick.reason is not null then 'the connection to the broker failed: ' end
   end || coalesce(sick.detail, '') as problem,
-  case sick.reason
+  case when sick.destination <> 'default' then
+    case sick.reason
+      when 'auth_refused' then pg_catalog.format('check user and password: ALTER USER MAPPING FOR %I SERVER %I',
+                                                 pg_catalog.current_setting('outbox.worker_role'), sick.destination)
+      when 'exchange_missing' then 'declare the exchange, or give the server the option exchange_type so that the worker declares it'
+      when 'exchange_mismatch' then 'make the option exchange_type fit the exchange, or empty it to only check'
+      else pg_catalog.format('check the options of the server (\des+ %I) and the peer', sick.destination)
+    end
+  else case sick.reason
     when 'auth_refused' then 'check the user in outbox.url and the password in outbox.password_file'
     when 'vhost_refused' then 'check the path of outbox.url and the user''s permissions'
     when 'exchange_missing' then 'declare the exchange, or set outbox.exchange_type so that the worker declares it'
@@ -189,10 +261,10 @@ cross join lateral (select
     when 'unreachable' then 'start the broker, or check host and port in outbox.url'
     when 'timeout' then 'check the network and the broker''s load'
     else case when sick.reason is not null then 'see the broker''s log' end
-  end as remedy) p
+  end end as remedy) p
 union all
 select 'blocked', p.problem is null, p.problem, case when p.problem is not null then 'free memory or disk on the broker; delivery resumes by itself' end
-from (select (select 'the broker blocks publishers: ' || coalesce(w.detail, '') from worker w where w.state = 'blocked' limit 1) as problem) p
+from (select (select b.named || 'the broker blocks publishers: ' || coalesce(b.detail, '') from connection b where b.state = 'blocked' limit 1) as problem) p
 union all
 select 'dead letters', d.n = 0,
        case when d.n > 0 then pg_catalog.format('%s dead letter(s), one of them: %s', case when d.n = 10000 then '10000 or more' else d.n::text end, d.reason) end,

@@ -37,19 +37,22 @@ grant execute on function
 grant select on
   @extschema@.outbox_status, @extschema@.outbox_worker_status, @extschema@.outbox_partition_status,
   @extschema@.outbox_health, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_history,
-  @extschema@.outbox_dead, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings
+  @extschema@.outbox_dead, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings,
+  @extschema@.outbox_destination_status, @extschema@.outbox_connections, @extschema@.outbox_paused,
+  @extschema@.outbox_first_pending
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded(), @extschema@.outbox_counters(), @extschema@.outbox_server_state(), @extschema@.outbox_registry(),
   @extschema@.outbox_server_workers(), @extschema@.outbox_has_ended(text),
   @extschema@.outbox_open_transactions(), @extschema@.outbox_missing_slots(),
-  @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz)
+  @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations()
   to outbox_monitor;
 
 grant execute on function
   @extschema@.outbox_retry(bigint, text), @extschema@.outbox_discard(bigint, text, text),
-  @extschema@.outbox_configure(integer, boolean)
+  @extschema@.outbox_configure(integer, boolean), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text)
   to outbox_admin;
+grant usage on foreign data wrapper outbox_amqp to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads
 
 insert into @extschema@.outbox_settings (partition_count, leasing)

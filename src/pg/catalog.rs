@@ -1,6 +1,7 @@
 //! Look-ups in the catalogs that need no SQL.
 
 use pgrx::pg_sys;
+pub use pgrx::pg_sys::Oid;
 use std::ffi::{CStr, CString};
 
 /// A database that can be connected to.
@@ -195,5 +196,104 @@ pub fn schema_of_function(function: u32) -> String {
         } else {
             CStr::from_ptr(name).to_string_lossy().into_owned()
         }
+    }
+}
+
+/// The owner of a function.
+pub fn owner_of_function(function: u32) -> u32 {
+    // SAFETY: a syscache look-up; the tuple is released.
+    unsafe {
+        let tuple = pg_sys::SearchSysCache1(
+            pg_sys::SysCacheIdentifier::PROCOID as i32,
+            pg_sys::Oid::from(function).into(),
+        );
+        if tuple.is_null() {
+            return 0;
+        }
+        let owner = (*(pg_sys::GETSTRUCT(tuple) as *mut pg_sys::FormData_pg_proc)).proowner;
+        pg_sys::ReleaseSysCache(tuple);
+        owner.to_u32()
+    }
+}
+
+/// A foreign server.
+pub struct Server {
+    pub oid: u32,
+    /// The name of its foreign data wrapper.
+    pub wrapper: String,
+}
+
+/// The foreign server of this name. Inside a transaction.
+pub fn foreign_server(name: &str) -> Option<Server> {
+    let name = CString::new(name).ok()?;
+    // SAFETY: inside a transaction; the name is copied.
+    unsafe {
+        let server = pg_sys::GetForeignServerByName(name.as_ptr(), true);
+        if server.is_null() {
+            return None;
+        }
+        let wrapper = pg_sys::GetForeignDataWrapper((*server).fdwid);
+        Some(Server {
+            oid: (*server).serverid.to_u32(),
+            wrapper: CStr::from_ptr((*wrapper).fdwname).to_string_lossy().into_owned(),
+        })
+    }
+}
+
+/// Whether the current user has USAGE on a foreign server. Inside a transaction.
+pub fn may_use_server(oid: u32) -> bool {
+    // SAFETY: a syscache look-up.
+    unsafe {
+        let user = pg_sys::GetUserId();
+        #[cfg(feature = "pg15")]
+        let result = pg_sys::pg_foreign_server_aclcheck(oid.into(), user, pg_sys::ACL_USAGE as _);
+        #[cfg(not(feature = "pg15"))]
+        let result = pg_sys::object_aclcheck(
+            pg_sys::ForeignServerRelationId,
+            oid.into(),
+            user,
+            pg_sys::ACL_USAGE as _,
+        );
+        result == pg_sys::AclResult::ACLCHECK_OK
+    }
+}
+
+/// The options of the user mapping of the current user for a server, else of PUBLIC's: `name=value` each. Read here and
+/// not by SQL, which shows them to nobody but a superuser and the owner of the server.
+pub fn user_mapping(server: u32) -> Vec<String> {
+    const USER_MAPPING_OPTIONS: i16 = 4; // umoptions, from catalog/pg_user_mapping.h
+    // SAFETY: syscache look-ups inside a transaction; the options are copied before the tuple is released.
+    unsafe {
+        let cache = pg_sys::SysCacheIdentifier::USERMAPPINGUSERSERVER as i32;
+        let find = |user: pg_sys::Oid| pg_sys::SearchSysCache2(cache, user.into(), pg_sys::Oid::from(server).into());
+        let mut tuple = find(pg_sys::GetUserId());
+        if tuple.is_null() {
+            tuple = find(pg_sys::InvalidOid);
+        }
+        if tuple.is_null() {
+            return Vec::new();
+        }
+        let mut is_null = false;
+        let options = pg_sys::SysCacheGetAttr(cache, tuple, USER_MAPPING_OPTIONS, &mut is_null);
+        let options = pgrx::FromDatum::from_datum(options, is_null).unwrap_or_default();
+        pg_sys::ReleaseSysCache(tuple);
+        options
+    }
+}
+
+/// What a validator of a foreign data wrapper is called for.
+#[derive(Clone, Copy, PartialEq)]
+pub enum OptionsOf {
+    Server,
+    UserMapping,
+    /// The wrapper itself, a foreign table or a column.
+    Other,
+}
+
+pub fn options_of(catalog: Oid) -> OptionsOf {
+    match catalog {
+        pg_sys::ForeignServerRelationId => OptionsOf::Server,
+        pg_sys::UserMappingRelationId => OptionsOf::UserMapping,
+        _ => OptionsOf::Other,
     }
 }

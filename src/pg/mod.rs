@@ -3,10 +3,12 @@
 //!
 //! Invariant: no policy, no SQL, no setting is named here.
 
+pub mod args;
 pub mod bgworker;
 pub mod catalog;
 pub mod guc;
 pub mod latch;
+pub mod security;
 pub mod shmem;
 pub mod signals;
 pub mod stat;

@@ -112,7 +112,8 @@ fn status_costs_the_same_whatever_the_backlog() {
                 .and_then(|rest| rest.split(' ').next());
             assert_ne!(scanned, Some("outbox"), "{}", plan.join("\n"));
         }
-        let scans = plan.iter().filter(|line| line.contains(" on outbox "));
+        let executed = plan.iter().filter(|line| !line.contains("(never executed)"));
+        let scans = executed.filter(|line| line.contains(" on outbox "));
         scans
             .map(|line| {
                 let numbers = line.split("rows=").nth(1).expect("rows");
@@ -133,5 +134,5 @@ fn status_costs_the_same_whatever_the_backlog() {
          select outbox_enqueue(n, n::text) from generate_series(20001, 22000) n; analyze outbox",
     );
     let read = rows_read();
-    assert!((1..=16).contains(&read), "{read} rows of outbox read, of 16 partitions");
+    assert!((1..=17).contains(&read), "{read} rows of outbox read, of 16 lanes");
 }

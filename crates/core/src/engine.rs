@@ -14,7 +14,7 @@ use crate::gate::{Admission, Found, Gates, Handle, OrderedKey};
 use crate::hold::OpenTransaction;
 use crate::message::{Event, Outcome, Pointer, Publication};
 use crate::partition::{Partition, crc32};
-use crate::settle::{Disposition, RetryPolicy, decide};
+use crate::settle::{Disposition, Ordering, Rules, decide};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Published messages wait so long to be settled together, in ms, unless there are many: each settle waits for the disk,
@@ -171,14 +171,6 @@ impl Holds {
             self.open.iter().any(|transaction| transaction.holds(crc, seq))
         }
     }
-}
-
-/// The settings that decide what becomes of a message.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rules {
-    pub retry: RetryPolicy,
-    /// Behind a dead letter its key waits.
-    pub dead_blocks: bool,
 }
 
 /// How partitions are shared in this database.
@@ -383,6 +375,11 @@ impl<P: Clone> Engine<P> {
         self.leases = held;
     }
 
+    /// The rules changed: what stands behind another is to be judged anew.
+    pub fn look_anew(&mut self) {
+        self.sweep_at_ms = 0;
+    }
+
     // ---- outcomes and settle ----------------------------------------------------------------------------------------
 
     /// The publisher's answer for one message.
@@ -413,7 +410,7 @@ impl<P: Clone> Engine<P> {
         let messages = &self.messages;
         let ended = self
             .gates
-            .conclude(handle, outcome, rules.dead_blocks, |handle, outcome| {
+            .conclude(handle, outcome, rules.dead_closes(), |handle, outcome| {
                 let attempts = messages.get(&handle).map_or(0, |m| m.pointer.attempts.max(0) as u32);
                 decide(outcome, attempts, &rules.retry, handle ^ seed)
             });
@@ -505,7 +502,7 @@ impl<P: Clone> Engine<P> {
             }
             return Ok(count);
         }
-        self.read_anew(store, now_ms, &leases)?;
+        self.read_anew(store, now_ms, &leases, rules)?;
 
         memory.notice_prepared();
         for (partition, _) in &leases {
@@ -591,7 +588,13 @@ impl<P: Clone> Engine<P> {
     }
 
     /// Reads the gates, and lets the lanes be read from their start: those just taken, and all from time to time.
-    fn read_anew<S: Store<Place = P>>(&mut self, store: &mut S, now_ms: u64, leases: &[Held]) -> Result<(), S::Error> {
+    fn read_anew<S: Store<Place = P>>(
+        &mut self,
+        store: &mut S,
+        now_ms: u64,
+        leases: &[Held],
+        rules: &Rules,
+    ) -> Result<(), S::Error> {
         let sweep = now_ms >= self.sweep_at_ms;
         let anew: Vec<Partition> = (leases.iter().map(|(partition, _)| *partition))
             .filter(|partition| sweep || self.fresh.contains(partition))
@@ -599,7 +602,12 @@ impl<P: Clone> Engine<P> {
         if anew.is_empty() {
             return Ok(());
         }
-        let found = store.gates(&anew)?;
+        let mut found = store.gates(&anew)?;
+        if rules.ordering == Ordering::None {
+            // Nothing closes a key; what waits behind another, from when there was an order, comes back.
+            found.retain(|found| found.followers);
+            found.iter_mut().for_each(|found| found.head = None);
+        }
         let scope: HashSet<Partition> = anew.iter().copied().collect();
         let marks = &self.marks;
         let undecided = self.gates.rebuild(
@@ -659,8 +667,10 @@ impl<P: Clone> Engine<P> {
     ) {
         for claimed in batch.rows {
             let seq = claimed.pointer.seq;
-            let Some(key) = ordered_key(&claimed.pointer) else {
+            let key = ordered_key(&claimed.pointer).filter(|_| rules.ordering == Ordering::Key);
+            let Some(key) = key else {
                 let handle = self.take_in(claimed, make);
+                self.forget_key(handle);
                 self.go([handle], rules);
                 continue;
             };
@@ -748,6 +758,16 @@ impl<P: Clone> Engine<P> {
         };
         self.messages.insert(handle, message);
         handle
+    }
+
+    /// Nothing of its key waits for this message.
+    fn forget_key(&mut self, handle: Handle) {
+        if let Some(message) = self.messages.get_mut(&handle) {
+            message.pointer.key = None;
+            if let Some(Ok(publication)) = &mut message.publication {
+                publication.key = None;
+            }
+        }
     }
 
     /// Their turn has come: what can be sent is ready, what cannot ends here.

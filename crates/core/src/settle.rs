@@ -21,6 +21,31 @@ pub struct RetryPolicy {
     pub max_ms: u64,
 }
 
+/// The settings that decide what becomes of a message.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rules {
+    pub retry: RetryPolicy,
+    /// Behind a dead letter its key waits.
+    pub dead_blocks: bool,
+    pub ordering: Ordering,
+}
+
+impl Rules {
+    /// Whether a dead letter closes its key.
+    pub fn dead_closes(&self) -> bool {
+        self.dead_blocks && self.ordering == Ordering::Key
+    }
+}
+
+/// What a destination is promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ordering {
+    /// Messages of a key one after the other.
+    Key,
+    /// None: a failed message holds up no other.
+    None,
+}
+
 /// What we do with a message. Texts are at most [`TEXT_MAX_BYTES`] long, on one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Disposition {

@@ -98,19 +98,20 @@ fn connected(port: u16) -> Publisher {
         window: WINDOW,
         ..AmqpConfig::new(address, Secret::new("guest"))
     };
-    let mut publisher = Publisher::start(config).unwrap();
+    let mut publisher = Publisher::start(config, Bell::new().unwrap()).unwrap();
     while !wait(&mut publisher).contains(&Event::State(ConnectionState::Connected)) {}
     publisher
 }
 
 fn wait(publisher: &mut Publisher) -> Vec<Event> {
     let mut poll = libc::pollfd {
-        fd: publisher.event_fd(),
+        fd: publisher.bell().fd(),
         events: libc::POLLIN,
         revents: 0,
     };
     // SAFETY: one live pollfd.
     unsafe { libc::poll(&mut poll, 1, 10_000) };
+    publisher.bell().silence();
     publisher.drain()
 }
 

@@ -24,9 +24,10 @@ mod publisher_thread;
 mod returns;
 mod sendable;
 mod session;
+pub mod target;
 pub mod url;
 
 pub use config::{AmqpConfig, Deadline, ExchangeType, Secret};
 pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication};
-pub use publisher::{ConnectionState, DownReason, Event, Publisher, prepare_process};
+pub use publisher::{Bell, ConnectionState, DownReason, Event, Publisher, prepare_process};
 pub use url::{AmqpAddress, UrlError, parse_url};

@@ -109,6 +109,40 @@ impl fmt::Display for DownReason {
     }
 }
 
+/// Rung by every publisher of a worker when it has something to say; the worker waits for it together with its latch.
+#[derive(Clone, Debug)]
+pub struct Bell(Arc<OwnedFd>);
+
+impl Bell {
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: no pointers are passed; the result is checked.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: fd is open and nobody else's.
+        Ok(Self(Arc::new(unsafe { OwnedFd::from_raw_fd(fd) })))
+    }
+
+    /// Readable while it rings. Do not read or close it.
+    pub fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Stops it. Before the publishers are drained: what is said in between rings again.
+    pub fn silence(&self) {
+        let mut count = [0u8; 8];
+        // SAFETY: reads at most 8 bytes into a live buffer. It fails with EAGAIN if nothing rang.
+        unsafe { libc::read(self.fd(), count.as_mut_ptr().cast(), count.len()) };
+    }
+
+    fn ring(&self) {
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: writes 8 bytes from a live buffer. It fails only if the counter is full, and then it is readable anyway.
+        unsafe { libc::write(self.fd(), one.as_ptr().cast(), one.len()) };
+    }
+}
+
 /// One connection to one broker, on a thread of its own.
 pub struct Publisher {
     shared: Arc<Shared>,
@@ -120,9 +154,9 @@ pub struct Publisher {
     unsettled_max: usize,
 }
 
-/// Both sides hold it, so the eventfd outlives whichever ends first.
+/// Both sides hold it.
 pub(crate) struct Shared {
-    event_fd: OwnedFd,
+    bell: Bell,
     /// Written by the thread, emptied by main. Held for a push or a take only.
     inbox: Mutex<Vec<Event>>,
     /// Messages taken whose outcome main has not drained. Raised and lowered by main only.
@@ -132,10 +166,10 @@ pub(crate) struct Shared {
 impl Publisher {
     /// Starts the thread, which connects at once and keeps reconnecting. To change the configuration, stop and start:
     /// a new connection is needed anyway, and outcomes never mix.
-    pub fn start(config: AmqpConfig) -> io::Result<Self> {
+    pub fn start(config: AmqpConfig, bell: Bell) -> io::Result<Self> {
         config.validate()?;
         let unsettled_max = config.window.saturating_mul(UNSETTLED_WINDOWS_MAX);
-        let shared = Arc::new(Shared::new()?);
+        let shared = Arc::new(Shared::new(bell));
         let (batches, batches_rx) = mpsc::channel(QUEUED_BATCHES_MAX);
         let (stop, stop_rx) = watch::channel(None);
         let (ended_tx, ended) = std_mpsc::channel();
@@ -160,9 +194,9 @@ impl Publisher {
         })
     }
 
-    /// Readable while events wait. Owned by the publisher: do not read or close it.
-    pub fn event_fd(&self) -> RawFd {
-        self.shared.event_fd.as_raw_fd()
+    /// Rings while events wait.
+    pub fn bell(&self) -> &Bell {
+        &self.shared.bell
     }
 
     /// Hands over one batch, to be published in its order, behind the batches before it. Gives it back when the queue is
@@ -184,7 +218,7 @@ impl Publisher {
         Ok(())
     }
 
-    /// Clears the eventfd and takes all events. Also after `stop`: it brings the last outcomes.
+    /// Takes all events. The bell is silenced before. Also after `stop`: it brings the last outcomes.
     pub fn drain(&mut self) -> Vec<Event> {
         let events = self.shared.take();
         let settled = events
@@ -195,11 +229,15 @@ impl Publisher {
         events
     }
 
+    /// Lets the thread begin with what `stop` waits for: so that several need no longer than one.
+    pub fn ask_to_stop(&self, limit: Duration) {
+        let _ = self.stop.send(Some(Instant::now() + limit));
+    }
+
     /// Publishes nothing more, waits briefly for outstanding confirms, closes. Returns within `limit` whatever the broker
     /// does; false: the thread still runs and must be left behind, the process being about to exit.
     pub fn stop(&mut self, limit: Duration) -> bool {
-        let deadline = Instant::now() + limit;
-        let _ = self.stop.send(Some(deadline));
+        self.ask_to_stop(limit);
         let Some(thread) = self.thread.take() else { return true };
         // Nothing is ever sent: the only end but the timeout is the sender's drop, the thread's last act.
         match self.ended.recv_timeout(limit) {
@@ -213,19 +251,12 @@ impl Publisher {
 }
 
 impl Shared {
-    fn new() -> io::Result<Self> {
-        // SAFETY: no pointers are passed; the result is checked.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: fd is open and nobody else's.
-        let event_fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Self {
-            event_fd,
+    fn new(bell: Bell) -> Self {
+        Self {
+            bell,
             inbox: Mutex::new(Vec::new()),
             unsettled: AtomicUsize::new(0),
-        })
+        }
     }
 
     fn inbox(&self) -> MutexGuard<'_, Vec<Event>> {
@@ -235,8 +266,8 @@ impl Shared {
     /// Called on the publisher thread.
     pub(crate) fn push(&self, event: Event) {
         let mut inbox = self.inbox();
-        // An inbox with something in it has signalled already, and main clears the signal before it takes.
-        let signal = inbox.is_empty();
+        // An inbox with something in it has rung already, and main silences the bell before it takes.
+        let ring = inbox.is_empty();
         match (inbox.last_mut(), event) {
             (Some(Event::Outcomes(last)), Event::Outcomes(more)) => last.extend(more),
             (_, event) => {
@@ -245,22 +276,12 @@ impl Shared {
             }
         }
         drop(inbox);
-        if signal {
-            self.signal();
+        if ring {
+            self.bell.ring();
         }
     }
 
-    fn signal(&self) {
-        let one = 1u64.to_ne_bytes();
-        // SAFETY: writes 8 bytes from a live buffer. It fails only if the counter is full, and then it is readable anyway.
-        unsafe { libc::write(self.event_fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
-    }
-
     fn take(&self) -> Vec<Event> {
-        let mut count = [0u8; 8];
-        // Cleared first, taken second: an event pushed in between signals again.
-        // SAFETY: reads at most 8 bytes into a live buffer. It fails with EAGAIN if nothing was signalled.
-        unsafe { libc::read(self.event_fd.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
         std::mem::take(&mut *self.inbox())
     }
 }
@@ -316,9 +337,9 @@ mod tests {
         Event::State(ConnectionState::Blocked { reason: n.to_string() })
     }
 
-    fn readable(fd: RawFd) -> bool {
+    fn rings(shared: &Shared) -> bool {
         let mut poll = libc::pollfd {
-            fd,
+            fd: shared.bell.fd(),
             events: libc::POLLIN,
             revents: 0,
         };
@@ -327,22 +348,23 @@ mod tests {
     }
 
     #[test]
-    fn outcomes_are_merged_and_the_fd_is_readable_until_they_are_taken() {
-        let shared = Shared::new().unwrap();
-        assert!(!readable(shared.event_fd.as_raw_fd()));
+    fn outcomes_are_merged_and_the_bell_rings_until_it_is_silenced() {
+        let shared = Shared::new(Bell::new().unwrap());
+        assert!(!rings(&shared));
         shared.push(Event::Outcomes(vec![(1, Outcome::Confirmed)]));
         shared.push(Event::Outcomes(vec![(2, Outcome::Nacked)]));
-        assert!(readable(shared.event_fd.as_raw_fd()));
+        assert!(rings(&shared));
+        shared.bell.silence();
         assert_eq!(
             shared.take(),
             [Event::Outcomes(vec![(1, Outcome::Confirmed), (2, Outcome::Nacked)])]
         );
-        assert!(!readable(shared.event_fd.as_raw_fd()));
+        assert!(!rings(&shared));
     }
 
     #[test]
     fn states_are_bounded_by_dropping_the_oldest_and_outcomes_are_never_dropped() {
-        let shared = Shared::new().unwrap();
+        let shared = Shared::new(Bell::new().unwrap());
         shared.push(Event::Outcomes(vec![(1, Outcome::Confirmed)]));
         (0..QUEUED_STATES_MAX + 5).for_each(|n| shared.push(state(n)));
         let events = shared.take();

@@ -4,7 +4,7 @@
 
 mod support;
 
-use outbox_transport::{AmqpConfig, ConnectionState, DownReason, Outcome, Publisher};
+use outbox_transport::{AmqpConfig, Bell, ConnectionState, DownReason, Outcome, Publisher};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Mutex, MutexGuard, mpsc};
@@ -829,11 +829,11 @@ fn dropping_the_publisher_ends_its_thread() {
 fn a_caller_that_never_drains_is_stopped_by_a_bound() {
     let _alone = alone();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let publisher = Publisher::start(AmqpConfig {
+    let config = AmqpConfig {
         window: 10,
         ..config(port)
-    })
-    .unwrap();
+    };
+    let publisher = Publisher::start(config, Bell::new().unwrap()).unwrap();
     let mut taken = 0;
     let deadline = Instant::now() + Duration::from_millis(300);
     while Instant::now() < deadline {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::message::Properties;
+use crate::settle::RetryPolicy;
 use std::cell::Cell;
 use std::convert::Infallible;
 
@@ -113,6 +114,7 @@ const RULES: Rules = Rules {
         max_ms: 1_000,
     },
     dead_blocks: true,
+    ordering: Ordering::Key,
 };
 
 fn engine() -> Engine<()> {
@@ -181,6 +183,44 @@ fn nothing_is_sent_behind_a_message_that_cannot_be() {
     assert!(matches!(engine.unsettled[1].disposition, Disposition::Dead { .. }));
     assert_eq!(engine.unsettled[3].disposition, Disposition::Wait);
     assert_eq!(engine.messages.len(), 0);
+}
+
+#[test]
+fn without_an_order_a_message_that_failed_holds_up_no_other() {
+    let loose = Rules {
+        ordering: Ordering::None,
+        ..RULES
+    };
+    let mut engine = engine();
+    let mut script = Script {
+        claims: vec![vec![1, 2, 3]],
+        ..Script::default()
+    };
+    let make = |handle, pointer: &Pointer, _: &Event| match pointer.seq {
+        2 => Err("cannot be sent".to_owned()),
+        seq => Ok(Publication {
+            handle,
+            exchange: String::new(),
+            routing_key: seq.to_string(),
+            key: pointer.key.clone(),
+            properties: Properties::default(),
+            body: Vec::new(),
+        }),
+    };
+    let Ok(_) = engine.claim(&mut script, &Shared::default(), 0, 100, &loose, make);
+    let mut sent = Vec::new();
+    engine.hand_over(|publications| {
+        sent.extend(publications);
+        Vec::new()
+    });
+    // A transport may send them at the same time.
+    assert!(sent.iter().all(|publication| publication.key.is_none()));
+    engine.conclude(sent[0].handle, &Outcome::Nacked, &loose, 0, 0);
+    engine.conclude(sent[1].handle, &Outcome::Confirmed, &loose, 0, 0);
+    let dispositions: Vec<&Disposition> = engine.unsettled.iter().map(|settled| &settled.disposition).collect();
+    assert!(matches!(dispositions[0], Disposition::Dead { .. }), "{dispositions:?}");
+    assert!(matches!(dispositions[1], Disposition::Retry { .. }), "{dispositions:?}");
+    assert_eq!(dispositions[2], &Disposition::Publish);
 }
 
 #[test]

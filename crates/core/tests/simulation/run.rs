@@ -3,11 +3,11 @@
 use super::config::{Config, Flaw};
 use super::oracle::Fate;
 use super::world::{Failed, Ports, World, name, partition_of, plain, unfinished};
-use outbox_core::engine::{Bounds, Engine, Held, Rules, Sharing};
+use outbox_core::engine::{Bounds, Engine, Held, Sharing};
 use outbox_core::lease::{self, Lease};
 use outbox_core::message::{Outcome, Pointer, Properties, Publication};
 use outbox_core::partition::Partition;
-use outbox_core::settle::RetryPolicy;
+use outbox_core::settle::{Ordering, RetryPolicy, Rules};
 use outbox_core::tick::{self, TickState};
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -64,6 +64,7 @@ impl Simulation {
                     max_ms: 300,
                 },
                 dead_blocks: config.dead_blocks,
+                ordering: Ordering::Key,
             },
             bounds: Bounds {
                 settle_rows: 30,

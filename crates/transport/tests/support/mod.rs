@@ -1,7 +1,7 @@
 //! What both test files use: a publisher whose events are collected, and facts about this process' threads.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use outbox_transport::{AmqpConfig, ConnectionState, Event, Outcome, Properties, Publication, Publisher, Secret};
+use outbox_transport::{AmqpConfig, Bell, ConnectionState, Event, Outcome, Properties, Publication, Publisher, Secret};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ pub struct Desk {
 
 impl Desk {
     pub fn start(config: AmqpConfig) -> Self {
-        let publisher = Publisher::start(config).expect("publisher starts");
+        let publisher = Publisher::start(config, Bell::new().expect("an eventfd")).expect("publisher starts");
         Self {
             publisher,
             outcomes: HashMap::new(),
@@ -29,6 +29,7 @@ impl Desk {
 
     /// Takes what has been said, without waiting.
     pub fn collect(&mut self) {
+        self.publisher.bell().silence();
         for event in self.publisher.drain() {
             match event {
                 Event::State(state) => self.states.push(state),
@@ -60,7 +61,7 @@ impl Desk {
                 self.died
             );
             let mut poll = libc::pollfd {
-                fd: self.publisher.event_fd(),
+                fd: self.publisher.bell().fd(),
                 events: libc::POLLIN,
                 revents: 0,
             };
@@ -94,7 +95,7 @@ impl Desk {
             assert!(Instant::now() < deadline, "the queue stays full");
             batch = back;
             let mut poll = libc::pollfd {
-                fd: self.publisher.event_fd(),
+                fd: self.publisher.bell().fd(),
                 events: libc::POLLIN,
                 revents: 0,
             };

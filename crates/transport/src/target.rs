@@ -1,0 +1,419 @@
+//! A destination as it is described: by the settings of the server, or by the options of CREATE SERVER and CREATE USER
+//! MAPPING. Pure; called on the main thread by the validators of the foreign data wrappers and by the worker.
+//!
+//! No error repeats a value: it may be a secret that was written into the wrong option.
+
+use crate::config::{ExchangeType, Secret};
+use crate::url::{AmqpAddress, parse_url};
+use outbox_core::route::Template;
+use outbox_core::settle::{Ordering, RetryPolicy, Rules};
+use std::time::Duration;
+
+/// What a worker needs to know of a destination. When any of it changes the worker connects anew.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Target {
+    pub transport: Transport,
+    pub rules: Rules,
+    pub connect_timeout: Duration,
+    pub confirm_timeout: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Transport {
+    Amqp(Amqp),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Amqp {
+    pub url: String,
+    pub user: Option<String>,
+    pub password: Password,
+    pub exchange: String,
+    pub exchange_type: ExchangeType,
+    pub routing_key: Template,
+}
+
+/// Where the password is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Password {
+    /// The protocol's default.
+    Default,
+    Known(Secret),
+    /// In the first line of this file.
+    File(String),
+}
+
+/// Which foreign data wrapper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Amqp,
+}
+
+/// What the options belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    Server,
+    UserMapping,
+}
+
+/// Why an option is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// There is no option of that name here.
+    pub unknown: bool,
+    pub message: String,
+    pub hint: String,
+}
+
+pub type Options = [(String, String)];
+
+/// Options as the catalogs hold them, `name=value` each.
+pub fn split(options: &[String]) -> Vec<(String, String)> {
+    let pairs = options.iter().filter_map(|option| option.split_once('='));
+    pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+impl Kind {
+    /// The name of the foreign data wrapper.
+    pub fn wrapper(self) -> &'static str {
+        match self {
+            Self::Amqp => "outbox_amqp",
+        }
+    }
+
+    pub fn of_wrapper(name: &str) -> Option<Self> {
+        [Self::Amqp].into_iter().find(|kind| kind.wrapper() == name)
+    }
+
+    fn names(self, level: Level) -> &'static [&'static str] {
+        match (self, level) {
+            (Self::Amqp, Level::Server) => &[
+                "url",
+                "exchange",
+                "exchange_type",
+                "routing_key",
+                "ordering",
+                "on_dead",
+                "max_attempts",
+                "retry_backoff",
+                "retry_backoff_max",
+                "connect_timeout",
+                "confirm_timeout",
+            ],
+            (Self::Amqp, Level::UserMapping) => &["user", "password"],
+        }
+    }
+}
+
+/// Checks options by themselves, as they are written.
+///
+/// # Errors
+/// The first that is unknown or has a bad value.
+pub fn check(kind: Kind, level: Level, options: &Options) -> Result<(), Refused> {
+    let known = kind.names(level);
+    for (name, _) in options {
+        if !known.contains(&name.as_str()) {
+            return Err(Refused {
+                unknown: true,
+                message: format!("there is no option \"{name}\""),
+                hint: format!("Options: {}.", known.join(", ")),
+            });
+        }
+    }
+    let nothing = Target {
+        transport: Transport::Amqp(Amqp {
+            url: String::new(),
+            user: None,
+            password: Password::Default,
+            exchange: String::new(),
+            exchange_type: ExchangeType::None,
+            routing_key: Template::parse("").expect("an empty template"),
+        }),
+        rules: Rules {
+            retry: RetryPolicy {
+                max_attempts: 1,
+                base_ms: 1,
+                max_ms: 1,
+            },
+            dead_blocks: true,
+            ordering: Ordering::Key,
+        },
+        connect_timeout: Duration::ZERO,
+        confirm_timeout: Duration::ZERO,
+    };
+    match level {
+        Level::Server => described(&nothing, options, &[]).map(drop),
+        Level::UserMapping => described(&nothing, &[], options).map(drop),
+    }
+}
+
+/// The destination that these options describe. What they leave out is as in `default`; but credentials of the default are
+/// never sent to another address.
+///
+/// # Errors
+/// The first option with a bad value.
+pub fn described(default: &Target, server: &Options, mapping: &Options) -> Result<Target, Refused> {
+    let mut target = default.clone();
+    let Transport::Amqp(amqp) = &mut target.transport;
+    for (name, value) in server {
+        let value = value.as_str();
+        match name.as_str() {
+            "url" => {
+                parse_url(value)
+                    .map_err(|error| bad(name, error.to_string(), "Example: amqp://user@host:5672/vhost"))?;
+                amqp.url = value.to_owned();
+                (amqp.user, amqp.password) = (None, Password::Default);
+            }
+            "exchange" if value.len() > 255 => {
+                return Err(bad(name, "it is longer than 255 bytes", "AMQP allows 255 bytes."));
+            }
+            "exchange" => amqp.exchange = value.to_owned(),
+            "exchange_type" => {
+                amqp.exchange_type =
+                    ExchangeType::parse(value).ok_or_else(|| bad(name, "it is unknown", ExchangeType::HINT))?;
+            }
+            "routing_key" => {
+                amqp.routing_key =
+                    Template::parse(value).map_err(|error| bad(name, error.to_string(), error.hint()))?;
+            }
+            "ordering" => {
+                target.rules.ordering = choice(name, value, &[("key", Ordering::Key), ("none", Ordering::None)])?
+            }
+            "on_dead" => target.rules.dead_blocks = choice(name, value, &[("block", true), ("skip", false)])?,
+            "max_attempts" => target.rules.retry.max_attempts = number(name, value, 1..=1000)? as u32,
+            "retry_backoff" => target.rules.retry.base_ms = duration(name, value, 1..=86_400_000)?,
+            "retry_backoff_max" => target.rules.retry.max_ms = duration(name, value, 1..=86_400_000)?,
+            "connect_timeout" => target.connect_timeout = Duration::from_millis(duration(name, value, 100..=300_000)?),
+            "confirm_timeout" => {
+                target.confirm_timeout = Duration::from_millis(duration(name, value, 100..=3_600_000)?)
+            }
+            _ => {}
+        }
+    }
+    target.rules.retry.max_ms = target.rules.retry.max_ms.max(target.rules.retry.base_ms);
+    for (name, value) in mapping {
+        if value.contains('\0') || value.is_empty() {
+            return Err(bad(name, "it is empty", "Leave it out instead."));
+        }
+        match name.as_str() {
+            "user" => amqp.user = Some(value.clone()),
+            "password" => amqp.password = Password::Known(Secret::new(value.clone())),
+            _ => {}
+        }
+    }
+    Ok(target)
+}
+
+impl Amqp {
+    /// The address, or why there is none, in words for outbox_health.
+    pub fn address(&self) -> Result<AmqpAddress, String> {
+        if self.url.is_empty() {
+            return Err("outbox.url is empty: there is no broker to deliver to".into());
+        }
+        let mut address = parse_url(&self.url).map_err(|error| error.to_string())?;
+        if self.user.is_some() {
+            address.user.clone_from(&self.user);
+        }
+        Ok(address)
+    }
+}
+
+impl ExchangeType {
+    pub const HINT: &str = "Use direct, fanout, topic, headers or a plugin's x-…; or leave it empty to only check that the exchange exists.";
+
+    pub fn parse(name: &str) -> Option<Self> {
+        Some(match name {
+            "" => Self::None,
+            "direct" => Self::Direct,
+            "fanout" => Self::Fanout,
+            "topic" => Self::Topic,
+            "headers" => Self::Headers,
+            plugin if plugin.starts_with("x-") && plugin.len() <= 255 => Self::Custom(plugin.into()),
+            _ => return None,
+        })
+    }
+}
+
+fn bad(name: &str, why: impl std::fmt::Display, hint: impl Into<String>) -> Refused {
+    Refused {
+        unknown: false,
+        message: format!("option \"{name}\" is refused: {why}"),
+        hint: hint.into(),
+    }
+}
+
+fn choice<T: Copy>(name: &str, value: &str, choices: &[(&str, T)]) -> Result<T, Refused> {
+    let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
+    (choices.iter().find(|(word, _)| *word == value))
+        .map(|(_, meaning)| *meaning)
+        .ok_or_else(|| bad(name, "it is unknown", format!("Use {}.", words.join(" or "))))
+}
+
+fn number(name: &str, value: &str, range: std::ops::RangeInclusive<u64>) -> Result<u64, Refused> {
+    let hint = || format!("Use a number from {} to {}.", range.start(), range.end());
+    match value.parse() {
+        Ok(number) if range.contains(&number) => Ok(number),
+        Ok(_) => Err(bad(name, "it is out of range", hint())),
+        Err(_) => Err(bad(name, "it is not a number", hint())),
+    }
+}
+
+/// A number with a unit as in settings of the server; without one it is ms.
+fn duration(name: &str, value: &str, range_ms: std::ops::RangeInclusive<u64>) -> Result<u64, Refused> {
+    let digits = value.len() - value.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let factor = match value[digits..].trim() {
+        "" | "ms" => 1,
+        "s" => 1_000,
+        "min" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => {
+            return Err(bad(
+                name,
+                "its unit is unknown",
+                "Units: ms, s, min, h, d. Example: 30s",
+            ));
+        }
+    };
+    let ms = value[..digits]
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(factor));
+    match ms {
+        Some(ms) if range_ms.contains(&ms) => Ok(ms),
+        Some(_) => Err(bad(
+            name,
+            "it is out of range",
+            format!("Use {} ms to {} ms.", range_ms.start(), range_ms.end()),
+        )),
+        None => Err(bad(name, "it is not a time", "Example: 30s")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+        pairs
+            .iter()
+            .map(|(name, value)| (name.to_string(), value.to_string()))
+            .collect()
+    }
+
+    fn default() -> Target {
+        Target {
+            transport: Transport::Amqp(Amqp {
+                url: "amqp://main@broker".into(),
+                user: None,
+                password: Password::File("/etc/secret".into()),
+                exchange: "outbox".into(),
+                exchange_type: ExchangeType::Topic,
+                routing_key: Template::parse("{type}").unwrap(),
+            }),
+            rules: Rules {
+                retry: RetryPolicy {
+                    max_attempts: 15,
+                    base_ms: 1000,
+                    max_ms: 600_000,
+                },
+                dead_blocks: true,
+                ordering: Ordering::Key,
+            },
+            connect_timeout: Duration::from_secs(10),
+            confirm_timeout: Duration::from_secs(30),
+        }
+    }
+
+    fn amqp(target: &Target) -> &Amqp {
+        let Transport::Amqp(amqp) = &target.transport;
+        amqp
+    }
+
+    #[test]
+    fn what_is_left_out_is_as_in_the_default() {
+        assert_eq!(described(&default(), &[], &[]).unwrap(), default());
+        let other = described(&default(), &options(&[("exchange", "audit"), ("on_dead", "skip")]), &[]).unwrap();
+        assert_eq!(amqp(&other).exchange, "audit");
+        assert_eq!(amqp(&other).password, Password::File("/etc/secret".into()));
+        assert!(!other.rules.dead_blocks);
+        assert_eq!(other.rules.retry, default().rules.retry);
+    }
+
+    #[test]
+    fn the_password_of_the_default_goes_to_no_other_address() {
+        let other = described(&default(), &options(&[("url", "amqp://elsewhere")]), &[]).unwrap();
+        assert_eq!(amqp(&other).password, Password::Default);
+        let mapping = options(&[("user", "u"), ("password", "p")]);
+        let known = described(&default(), &options(&[("url", "amqp://elsewhere")]), &mapping).unwrap();
+        assert_eq!(amqp(&known).password, Password::Known(Secret::new("p")));
+        assert_eq!(amqp(&known).address().unwrap().user.as_deref(), Some("u"));
+    }
+
+    #[test]
+    fn times_have_units() {
+        let ms = |text: &str| duration("t", text, 1..=86_400_000);
+        assert_eq!(ms("250").unwrap(), 250);
+        assert_eq!(ms("250ms").unwrap(), 250);
+        assert_eq!(ms("30 s").unwrap(), 30_000);
+        assert_eq!(ms("1d").unwrap(), 86_400_000);
+        for bad in ["", "s", "-1", "1.5s", "2d", "1 week", "99999999999999999999", "0"] {
+            assert!(ms(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn bad_options_are_refused_with_a_hint_and_without_the_value() {
+        for (name, value) in [
+            ("url", "amqp://u:hunter2@h"),
+            ("exchange_type", "hunter2"),
+            ("routing_key", "{hunter2}"),
+            ("ordering", "hunter2"),
+            ("on_dead", "hunter2"),
+            ("max_attempts", "0"),
+            ("max_attempts", "hunter2"),
+            ("retry_backoff", "hunter2"),
+            ("confirm_timeout", "1ms"),
+            ("exchange", &"hunter2".repeat(60)),
+        ] {
+            let refused = check(Kind::Amqp, Level::Server, &options(&[(name, value)])).unwrap_err();
+            assert!(!refused.unknown, "{name}");
+            assert!(
+                refused.message.contains(name) && !refused.hint.is_empty(),
+                "{refused:?}"
+            );
+            let tells = name != "routing_key" && format!("{refused:?}").contains("hunter2");
+            assert!(!tells, "{refused:?}");
+        }
+        let unknown = check(Kind::Amqp, Level::Server, &options(&[("password", "x")])).unwrap_err();
+        assert!(unknown.unknown && unknown.hint.contains("exchange"), "{unknown:?}");
+        assert!(check(Kind::Amqp, Level::UserMapping, &options(&[("password", "")])).is_err());
+        assert!(check(Kind::Amqp, Level::UserMapping, &options(&[("password", "x")])).is_ok());
+    }
+
+    #[test]
+    fn every_option_that_is_offered_is_read() {
+        let values = [
+            ("url", "amqp://elsewhere"),
+            ("exchange", "other"),
+            ("exchange_type", "fanout"),
+            ("routing_key", "{key}"),
+            ("ordering", "none"),
+            ("on_dead", "skip"),
+            ("max_attempts", "3"),
+            ("retry_backoff", "5s"),
+            ("retry_backoff_max", "7s"),
+            ("connect_timeout", "1s"),
+            ("confirm_timeout", "2s"),
+        ];
+        let names: Vec<&str> = values.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, Kind::Amqp.names(Level::Server));
+        for pair in values {
+            assert_ne!(
+                described(&default(), &options(&[pair]), &[]).unwrap(),
+                default(),
+                "{pair:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,21 @@
+-- Destinations: where messages go. One is there from the start, "default", described by the settings outbox.url and so on.
+-- Others are foreign servers, so that CREATE SERVER, GRANT USAGE, user mappings, \des and pg_dump work as users know them.
+
+create function @extschema@.outbox_amqp_validator(options text[], catalog oid)
+returns void language c strict as 'MODULE_PATHNAME', 'outbox_amqp_validator_wrapper';
+comment on function @extschema@.outbox_amqp_validator(text[], oid) is
+  'Internal: checks the options of servers and user mappings of outbox_amqp.';
+
+create foreign data wrapper outbox_amqp no handler validator @extschema@.outbox_amqp_validator;
+comment on foreign data wrapper outbox_amqp is
+  'Destinations of outbox that are exchanges of an AMQP 0-9-1 broker (RabbitMQ). The password belongs into a user mapping for the role of the workers.';
+
+create table @extschema@.outbox_paused (
+  destination text collate "C" primary key,
+  since       timestamptz not null default pg_catalog.now(),
+  paused_by   text        not null default session_user,
+  reason      text
+);
+comment on table @extschema@.outbox_paused is
+  'Destinations to which nothing is delivered until outbox_resume(). Enqueue goes on.';
+select pg_catalog.pg_extension_config_dump('@extschema@.outbox_paused', '');

@@ -1,0 +1,298 @@
+//! A destination as a worker serves it: its messages between claim and settle, and its connection. Each has both for
+//! itself, so that one that is down or slow holds up no other. Main thread of a worker.
+
+use crate::broker::{Broker, Outcomes, Status};
+use crate::config::Settings;
+use crate::pg::txn::{self, Durability, Failure};
+use crate::ports::{STATEMENT_TIMEOUT_MS, Shared, Tables, in_transaction};
+use crate::shmem;
+use crate::store::{Described, Settlement, Store, now_us};
+use outbox_core::engine::{Engine, Held, Sharing};
+use outbox_core::partition::Partition;
+use outbox_core::route::Route;
+use outbox_core::settle::{Disposition, Rules};
+use outbox_core::tick::{self, TickState};
+use outbox_transport::Bell;
+use outbox_transport::target::{Target, Transport, described};
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+/// Messages claimed and not settled, at most: one batch on the wire while the next is claimed.
+const WINDOW: usize = 2000;
+const LANE_BY_LANE: Duration = Duration::from_secs(5);
+
+/// What the destinations of one worker have in common.
+pub struct Common {
+    pub id: String,
+    pub store: Store,
+    pub shared: Shared,
+    pub settings: Settings,
+    /// With leasing off: the token of this process' claims, negative.
+    pub row_token: i64,
+    pub bell: Bell,
+    pub began: Instant,
+}
+
+impl Common {
+    /// ms since this worker began.
+    fn now_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+
+    fn log(&self, destination: &str, text: std::fmt::Arguments) {
+        match destination {
+            crate::api::DEFAULT_DESTINATION => pgrx::log!("outbox {}: {text}", self.id),
+            name => pgrx::log!("outbox {}, destination {name}: {text}", self.id),
+        }
+    }
+}
+
+pub struct Destination {
+    pub name: String,
+    pub broker: Broker,
+    engine: Engine<String>,
+    target: Result<Target, String>,
+    paused: bool,
+    /// Until then the lanes are claimed one by one, for rows of some were locked.
+    locked_until: Option<Instant>,
+    reported: Option<Status>,
+}
+
+impl Destination {
+    pub fn new(common: &Common, description: &Described, sharing: Sharing, leases: &[Held]) -> Self {
+        let target = target_of(&common.settings, description);
+        let connection_name = match description.name.as_str() {
+            crate::api::DEFAULT_DESTINATION => format!("outbox: {}", common.id),
+            name => format!("outbox: {} {name}", common.id),
+        };
+        let mut engine = Engine::new(sharing);
+        engine.set_leases(leases.to_vec(), HashSet::new());
+        let mut broker = Broker::new(target.clone(), connection_name, common.bell.clone());
+        broker.ensure(Instant::now());
+        Self {
+            name: description.name.clone(),
+            broker,
+            engine,
+            target,
+            paused: description.paused,
+            locked_until: None,
+            reported: None,
+        }
+    }
+
+    /// Takes over what the description and the settings say now.
+    pub fn describe(&mut self, common: &Common, description: &Described) {
+        self.paused = description.paused;
+        self.target = target_of(&common.settings, description);
+        if let Some(last) = self.broker.reconfigure(self.target.clone()) {
+            self.conclude_all(common, last);
+            self.engine.release_all("the settings of the broker changed");
+            self.engine.look_anew();
+            self.broker.ensure(Instant::now());
+        }
+    }
+
+    pub fn outstanding(&self) -> usize {
+        self.engine.outstanding()
+    }
+
+    pub fn in_use(&self) -> HashSet<Partition> {
+        self.engine.in_use()
+    }
+
+    pub fn set_leases(&mut self, held: &[Held], leaving: &HashSet<Partition>) {
+        self.engine.set_leases(held.to_vec(), leaving.clone());
+    }
+
+    /// Gives up the connection; what it has not answered by then goes back.
+    pub fn stop(&mut self, common: &Common, limit: Duration, reason: &str) {
+        let last = self.broker.stop(limit);
+        self.conclude_all(common, last);
+        self.engine.release_all(reason);
+    }
+
+    fn rules(&self, common: &Common) -> Rules {
+        match &self.target {
+            Ok(target) => target.rules,
+            Err(_) => common.settings.target.rules,
+        }
+    }
+
+    // ---- outcomes and settle ----------------------------------------------------------------------------------------
+
+    pub fn take_outcomes(&mut self, common: &Common, now: Instant) {
+        let (outcomes, died) = self.broker.take(now);
+        self.conclude_all(common, outcomes);
+        if died {
+            self.engine.release_all("the publisher ended");
+        }
+    }
+
+    fn conclude_all(&mut self, common: &Common, outcomes: Outcomes) {
+        let (now_ms, rules) = (common.now_ms(), self.rules(common));
+        for (handle, outcome) in outcomes {
+            self.engine.conclude(handle, &outcome, &rules, now_ms, now_us() as u64);
+        }
+    }
+
+    /// Before a claim: what goes back, or would make the window too large. What is published can wait a little.
+    pub fn settle_what_must_be(&mut self, common: &Common) -> Result<(), Failure> {
+        match self.engine.must_settle() {
+            true => self.settle(common, STATEMENT_TIMEOUT_MS),
+            false => Ok(()),
+        }
+    }
+
+    /// After a claim. Returns how long to wait at most.
+    pub fn settle_what_is_due(&mut self, common: &Common, wait_ms: u32) -> Result<u32, Failure> {
+        if self.engine.settle_in_ms(common.now_ms()) == Some(0) {
+            self.settle(common, STATEMENT_TIMEOUT_MS)?;
+        }
+        let settle_in_ms = self.engine.settle_in_ms(common.now_ms());
+        Ok(settle_in_ms.map_or(wait_ms, |ms| wait_ms.min(ms as u32)))
+    }
+
+    pub fn settle(&mut self, common: &Common, timeout_ms: i32) -> Result<(), Failure> {
+        let rules = self.rules(common);
+        let mut tables = Tables::new(common, &self.name, &rules, timeout_ms);
+        let name = &self.name;
+        let settled = self.engine.settle(&mut tables, common.now_ms(), |batch| {
+            count_settled(batch);
+            for failed in batch {
+                if let Disposition::Dead { reason } = &failed.disposition {
+                    let seq = failed.pointer.seq;
+                    common.log(name, format_args!("message {seq} is a dead letter: {reason}"));
+                }
+            }
+        });
+        if tables.missed > 0 {
+            let missed = tables.missed;
+            common.log(name, format_args!("{missed} messages were no longer ours to settle"));
+        }
+        settled
+    }
+
+    /// Writes the state of the connection where outbox_health reads it, when it changed.
+    pub fn report(&mut self, common: &Common) -> Result<(), Failure> {
+        let status = match common.settings.enabled && !self.paused {
+            true => self.broker.status.clone(),
+            false => Status {
+                state: "paused",
+                reason: None,
+                detail: None,
+            },
+        };
+        // Between two failed attempts to connect the reason is worth more than the word "connecting".
+        let reconnecting = status.state == "connecting" && self.reported.as_ref().is_some_and(|r| r.state == "down");
+        if reconnecting || self.reported.as_ref() == Some(&status) {
+            return Ok(());
+        }
+        in_transaction(c"outbox: report", Durability::Relaxed, || {
+            common
+                .store
+                .report(&self.name, Some(status.state), status.reason, status.detail.as_deref())
+        })?;
+        let words = [Some(status.state), status.reason, status.detail.as_deref()];
+        let words: Vec<&str> = words.into_iter().flatten().collect();
+        if self
+            .reported
+            .as_ref()
+            .is_none_or(|r| (r.state, r.reason) != (status.state, status.reason))
+        {
+            common.log(&self.name, format_args!("broker {}", words.join(" ")));
+        }
+        self.reported = Some(status);
+        Ok(())
+    }
+
+    // ---- claim and hand over ----------------------------------------------------------------------------------------
+
+    /// Claims and hands over. Returns how many messages came, and how long to wait for more.
+    pub fn claim(&mut self, common: &Common) -> Result<(usize, u32), Failure> {
+        let now_ms = common.now_ms();
+        self.hand_over();
+        let Some(room) = tick::next(&self.tick(common)).claim else {
+            return Ok((0, tick::next(&self.tick(common)).wait_ms));
+        };
+        let Ok(target) = &self.target else {
+            return Ok((0, common.settings.idle_backoff_ms)); // without a target there is no connection
+        };
+        let Transport::Amqp(amqp) = &target.transport;
+        let route = Route {
+            exchange: &amqp.exchange,
+            template: &amqp.routing_key,
+        };
+        let limit = common.settings.batch_size.min(room);
+        let mut tables = Tables::new(common, &self.name, &target.rules, STATEMENT_TIMEOUT_MS);
+        tables.lane_by_lane = self.locked_until.is_some_and(|until| Instant::now() < until);
+        let known_locked = tables.lane_by_lane;
+        let memory = common.shared.of(&self.name);
+        let claimed = self.engine.claim(
+            &mut tables,
+            &memory,
+            now_ms,
+            limit,
+            &target.rules,
+            |handle, pointer, event| {
+                outbox_core::envelope::publication(handle, pointer, event, &route)
+                    .map_err(|refusal| refusal.to_string())
+            },
+        );
+        // What a crash could still undo must not be sent: a commit with synchronous_commit off is visible before it is on
+        // disk.
+        txn::flush_wal(tables.wal_position);
+        if tables.lane_by_lane && !known_locked {
+            common.log(
+                &self.name,
+                format_args!("somebody holds messages locked; their partitions wait"),
+            );
+            self.locked_until = Some(Instant::now() + LANE_BY_LANE);
+        }
+        let claimed = claimed?;
+        self.hand_over();
+        let due_ms = self.engine.due_at_ms().saturating_sub(now_ms).max(1) as u32;
+        Ok((claimed, tick::next(&self.tick(common)).wait_ms.min(due_ms)))
+    }
+
+    fn tick(&self, common: &Common) -> TickState {
+        TickState {
+            enabled: common.settings.enabled && !self.paused,
+            connected: self.broker.is_connected(),
+            blocked: false, // blocked is a state of its own, in which it is not connected
+            owned_partitions: self.engine.claimable(),
+            outstanding: self.engine.outstanding(),
+            window: WINDOW,
+            queue_has_room: self.engine.is_ready_empty(),
+            last_claim_was_full: self.engine.wants_more(),
+            woken: false,
+            idle_backoff_ms: common.settings.idle_backoff_ms,
+        }
+    }
+
+    /// Gives what is ready to the publisher; the engine keeps it, in order, while its queue is full. Without a connection
+    /// the publisher answers each message as lost.
+    fn hand_over(&mut self) {
+        let broker = &mut self.broker;
+        self.engine
+            .hand_over(|publications| broker.publish(publications).err().unwrap_or_default());
+    }
+}
+
+/// What a description means under these settings.
+fn target_of(settings: &Settings, description: &Described) -> Result<Target, String> {
+    described(&settings.target, &description.options, &description.mapping).map_err(|refused| refused.message)
+}
+
+fn count_settled(batch: &[Settlement]) {
+    let Some(database) = shmem::my_database() else { return };
+    let (mut published, mut failed, mut gone) = (0, 0, 0);
+    for settlement in batch {
+        match settlement.disposition {
+            Disposition::Publish => (published, gone) = (published + 1, gone + 1),
+            Disposition::Dead { .. } => (failed, gone) = (failed + 1, gone + 1),
+            Disposition::Retry { .. } => failed += 1,
+            Disposition::Release { .. } | Disposition::Wait => {}
+        }
+    }
+    database.settled(published, failed, gone, now_us());
+}

@@ -1,0 +1,27 @@
+//! Whose rights a function of ours runs with. Functions that users call are SECURITY INVOKER in SQL, so that they can ask
+//! what the caller may; then they switch to the owner of the tables by themselves.
+
+use pgrx::pg_sys;
+
+/// Runs `body` as `role`. An error on the way is cleaned up by the end of the (sub)transaction, as in
+/// fmgr_security_definer (fmgr.c).
+pub fn run_as<T>(role: u32, body: impl FnOnce() -> T) -> T {
+    let (mut before, mut context) = (pg_sys::InvalidOid, 0);
+    // SAFETY: main thread, inside a transaction; the pair is restored as it was.
+    unsafe {
+        pg_sys::GetUserIdAndSecContext(&mut before, &mut context);
+        pg_sys::SetUserIdAndSecContext(role.into(), context | pg_sys::SECURITY_LOCAL_USERID_CHANGE as i32);
+        let value = body();
+        pg_sys::SetUserIdAndSecContext(before, context);
+        value
+    }
+}
+
+/// The name of the current role.
+pub fn current_role() -> String {
+    // SAFETY: inside a transaction; the name is copied.
+    unsafe {
+        let name = pg_sys::GetUserNameFromId(pg_sys::GetUserId(), false);
+        std::ffi::CStr::from_ptr(name).to_string_lossy().into_owned()
+    }
+}

@@ -1,0 +1,410 @@
+//! The SQL of enqueue and publish: in a user's backend, in its transaction, with the rights of the owner of the tables.
+
+use crate::error::{UserError, invalid};
+use crate::pg::args::Jsonb;
+use crate::pg::{catalog, guc, security};
+use crate::shmem::Class;
+use crate::{registry, wake};
+use outbox_core::envelope;
+use outbox_core::partition::{Partition, crc32};
+use pgrx::datum::DatumWithOid;
+use pgrx::datum::datetime_support::clock_timestamp;
+use pgrx::prelude::*;
+use pgrx::spi::{OwnedPreparedStatement, quote_identifier};
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+pub struct Enqueue<'a> {
+    pub seqs: &'a [i64],
+    /// The event was stored by this very statement: it cannot wait anywhere yet.
+    pub new: bool,
+    pub key: Option<&'a str>,
+    pub destination: &'a str,
+    pub available_at: Option<TimestampWithTimeZone>,
+    pub partition: Option<Partition>,
+}
+
+/// An event as outbox_publish takes it.
+pub struct Publish<'a> {
+    /// None: one is made.
+    pub id: Option<pgrx::Uuid>,
+    pub kind: &'a str,
+    pub aggregate_type: Option<&'a str>,
+    pub aggregate_id: Option<&'a str>,
+    pub operation: Option<&'a str>,
+    pub payload: Jsonb,
+    pub previous_payload: Option<Jsonb>,
+    pub metadata: Option<Jsonb>,
+    pub headers: Option<Jsonb>,
+    pub actor: Option<&'a str>,
+    pub correlation_id: Option<&'a str>,
+    pub key: Option<&'a str>,
+    pub destination: &'a str,
+    pub available_at: Option<TimestampWithTimeZone>,
+}
+
+/// The largest body that is taken. RabbitMQ 4 refuses more than 16 MiB by default, older ones more than 128 MiB.
+const BODY_MAX_BYTES: i32 = 16 * 1024 * 1024;
+
+/// Statements of one schema, planned once per backend.
+struct Statements {
+    /// Held by every transaction that enqueues, before it touches a table: so DROP EXTENSION waits for it, and the two
+    /// never for each other in a circle.
+    extension: u32,
+    /// Held next, before any other table: outbox_configure() locks it first, too.
+    settings: u32,
+    schema: String,
+    /// The owner of the function and of the tables.
+    owner: u32,
+    /// By whether the event was stored just now, and whether it is scheduled.
+    insert: [[OnceCell<OwnedPreparedStatement>; 2]; 2],
+    aggregates: OnceCell<OwnedPreparedStatement>,
+    event: OnceCell<OwnedPreparedStatement>,
+}
+
+thread_local! {
+    /// By the function that was called: after DROP and CREATE EXTENSION its OID is another one.
+    static STATEMENTS: RefCell<HashMap<u32, Rc<Statements>>> = RefCell::new(HashMap::new());
+}
+
+fn statements(fcinfo: pg_sys::FunctionCallInfo) -> Rc<Statements> {
+    let function = catalog::called_function(fcinfo);
+    STATEMENTS.with_borrow_mut(|known| {
+        let make = || {
+            let schema = quote_identifier(catalog::schema_of_function(function));
+            Rc::new(Statements {
+                extension: catalog::extension(c"outbox"),
+                settings: catalog::table_beside(function, c"outbox_settings"),
+                schema,
+                owner: catalog::owner_of_function(function),
+                insert: Default::default(),
+                aggregates: OnceCell::new(),
+                event: OnceCell::new(),
+            })
+        };
+        Rc::clone(known.entry(function).or_insert_with(make))
+    })
+}
+
+impl Statements {
+    fn hold(&self) {
+        catalog::hold_extension_with(self.extension);
+        catalog::hold_table(self.settings);
+    }
+}
+
+/// The key of an event that was enqueued without one.
+pub fn aggregate_key(aggregate_type: Option<&str>, aggregate_id: Option<&str>) -> Option<String> {
+    match (aggregate_type, aggregate_id) {
+        (Some(kind), Some(id)) => Some(format!("{kind}:{id}")),
+        (None, Some(id)) => Some(id.to_string()),
+        (_, None) => None,
+    }
+}
+
+/// Inserts the pointers; returns how many were new. The statements run as the owner of the tables whatever the caller's
+/// search_path, so every operator and function in them is qualified.
+pub fn enqueue(fcinfo: pg_sys::FunctionCallInfo, request: &Enqueue) -> Result<i64, UserError> {
+    let statements = statements(fcinfo);
+    security::run_as(statements.owner, || {
+        statements.hold();
+        insert_pointers(&statements, request)
+    })
+}
+
+/// Stores an event and enqueues it; returns its seq.
+pub fn publish(fcinfo: pg_sys::FunctionCallInfo, request: &Publish) -> Result<i64, UserError> {
+    let statements = statements(fcinfo);
+    security::run_as(statements.owner, || {
+        statements.hold();
+        registry::announce_drawing(request.key.map(crc32)); // the seq is drawn next
+        let seq = insert_event(&statements, request)?;
+        let pointer = Enqueue {
+            seqs: &[seq],
+            new: true,
+            key: request.key,
+            destination: request.destination,
+            available_at: request.available_at,
+            partition: None,
+        };
+        insert_pointers(&statements, &pointer)?;
+        Ok(seq)
+    })
+}
+
+fn insert_event(statements: &Statements, request: &Publish) -> Result<i64, UserError> {
+    Spi::connect_mut(|client| {
+        let insert = match statements.event.get() {
+            Some(insert) => insert,
+            None => {
+                let sql = format!(
+                    "insert into {s}.outbox_events as e (id, type, aggregate_type, aggregate_id, operation, payload,
+                       previous_payload, metadata, headers, actor, correlation_id)
+                     select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11
+                     where not $12 or (select true from {s}.outbox_events x where x.id operator(pg_catalog.=) $1) is null
+                     returning e.seq, e.body_bytes",
+                    s = statements.schema
+                );
+                let (text, jsonb) = (PgBuiltInOids::TEXTOID, PgBuiltInOids::JSONBOID);
+                let (id, given) = (PgBuiltInOids::UUIDOID, PgBuiltInOids::BOOLOID);
+                let types = [
+                    id, text, text, text, text, jsonb, jsonb, jsonb, jsonb, text, text, given,
+                ];
+                let prepared = client
+                    .prepare_mut(sql.as_str(), &types.map(PgOid::from))
+                    .map_err(internal)?
+                    .keep();
+                statements.event.get_or_init(|| prepared)
+            }
+        };
+        let args = [
+            request.id.unwrap_or_else(new_id).into(),
+            request.kind.into(),
+            request.aggregate_type.into(),
+            request.aggregate_id.into(),
+            request.operation.into(),
+            request.payload.parameter(),
+            jsonb(&request.previous_payload),
+            jsonb(&request.metadata),
+            jsonb(&request.headers),
+            request.actor.into(),
+            request.correlation_id.into(),
+            request.id.is_some().into(),
+        ];
+        let stored = client.update(insert, None, &args).map_err(internal)?;
+        let (Some(seq), Some(bytes)) = (if stored.is_empty() {
+            (None, None)
+        } else {
+            stored.first().get_two::<i64, i32>().map_err(internal)?
+        }) else {
+            let id = request.id.map(|id| id.to_string()).unwrap_or_default();
+            return Err(UserError::new(
+                PgSqlErrorCode::ERRCODE_UNIQUE_VIOLATION,
+                format!("there is an event with id {id} already"),
+                "Leave the id out to have one made. If this is a repeated call, its event is stored and enqueued already.",
+            ));
+        };
+        if bytes > BODY_MAX_BYTES {
+            return Err(UserError::new(
+                PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+                format!("the event has {bytes} bytes, more than the {BODY_MAX_BYTES} that are taken"),
+                "Store the data elsewhere and publish a reference to it.",
+            ));
+        }
+        Ok(seq)
+    })
+}
+
+/// A new UUID of version 7, which sorts by time.
+pub fn new_id() -> pgrx::Uuid {
+    pgrx::Uuid::from_bytes(*uuid::Uuid::now_v7().as_bytes())
+}
+
+fn jsonb(value: &Option<Jsonb>) -> DatumWithOid<'_> {
+    match value {
+        Some(json) => json.parameter(),
+        None => DatumWithOid::null_oid(PgBuiltInOids::JSONBOID.value()),
+    }
+}
+
+fn insert_pointers(statements: &Statements, request: &Enqueue) -> Result<i64, UserError> {
+    Spi::connect_mut(|client| {
+        let keys = match request.key {
+            Some(key) => vec![Some(key.to_string()); request.seqs.len()],
+            None if request.new => vec![None; request.seqs.len()],
+            None => aggregate_keys(client, statements, request.seqs)?,
+        };
+        if request.key.is_none() {
+            for key in keys.iter().flatten() {
+                envelope::check_short("key (aggregate_type:aggregate_id)", key)?;
+            }
+        }
+        let crcs: Vec<Option<i64>> = keys
+            .iter()
+            .map(|key| key.as_deref().map(|key| i64::from(crc32(key))))
+            .collect();
+        for (seq, crc) in request.seqs.iter().zip(&crcs) {
+            registry::announce(crc.map(|crc| crc as u32), *seq, request.new);
+        }
+        // A time that is over says nothing.
+        let due_at = request.available_at.filter(|at| *at > clock_timestamp());
+        let insert = insert_statement(client, statements, request.new, due_at.is_some())?;
+        let partition = request.partition.map(|partition| partition.as_i16());
+        let args = [
+            request.destination.into(),
+            request.seqs.to_vec().into(),
+            keys.into(),
+            crcs.into(),
+            due_at.into(),
+            partition.into(),
+        ];
+        let mut run = || client.update(insert, None, &args);
+        // The probe must use the index even while the table is empty: the plan outlives that.
+        let inserted = if request.new {
+            run()
+        } else {
+            guc::without_sequential_scans(run)
+        };
+        let (mut count, class) = (0, Class::of(request.destination));
+        for row in inserted.map_err(internal)? {
+            count += 1;
+            if due_at.is_none() {
+                let index: i16 = row.get(1).map_err(internal)?.unwrap_or_default();
+                let seq: i64 = row.get(2).map_err(internal)?.unwrap_or_default();
+                if let Ok(partition) = Partition::new(i64::from(index)) {
+                    wake::ready(class, partition, seq);
+                }
+            }
+        }
+        if due_at.is_some() {
+            wake::waiting_changed();
+        }
+        if count == 0 {
+            check_settings(client, statements, partition)?;
+        }
+        Ok(count)
+    })
+}
+
+/// The statement that inserts, planned at its first use: for an event that was stored just now or any, to go at once or
+/// at a time.
+fn insert_statement<'a>(
+    client: &mut pgrx::spi::SpiClient,
+    statements: &'a Statements,
+    new: bool,
+    scheduled: bool,
+) -> Result<&'a OwnedPreparedStatement, UserError> {
+    let cached = &statements.insert[usize::from(new)][usize::from(scheduled)];
+    if let Some(insert) = cached.get() {
+        return Ok(insert);
+    }
+    let s = &statements.schema;
+    // A seq waits once a destination, whatever partition its key gave it then. What was stored just now cannot wait yet.
+    let probe = format!(
+        "and (select true from {s}.outbox o
+              where o.destination operator(pg_catalog.=) $1
+                and o.partition operator(pg_catalog.=) any (s.partitions)
+                and o.seq operator(pg_catalog.=) u.seq limit 1) is null
+         and (select true from {s}.outbox_waiting w
+              where w.destination operator(pg_catalog.=) $1 and w.seq operator(pg_catalog.=) u.seq limit 1) is null"
+    );
+    let (into, columns, values) = match scheduled {
+        false => ("outbox", "", ""),
+        true => (
+            "outbox_waiting",
+            ", due_at, state, enqueued_at",
+            ", $5, 's'::pg_catalog.\"char\", pg_catalog.now()",
+        ),
+    };
+    let sql = format!(
+        "insert into {s}.{into} (destination, partition, seq, key{columns})
+         select $1, coalesce($6, (coalesce(u.crc, u.seq) operator(pg_catalog.%) s.partition_count)::pg_catalog.int2),
+                u.seq, u.key{values}
+         from {s}.outbox_settings s,
+              rows from (pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4)) as u (seq, key, crc)
+         where ($6 is null or $6 operator(pg_catalog.<) s.partition_count) {probe}
+         on conflict do nothing returning partition, seq",
+        probe = if new { "" } else { &probe }
+    );
+    let types = [
+        PgBuiltInOids::TEXTOID,
+        PgBuiltInOids::INT8ARRAYOID,
+        PgBuiltInOids::TEXTARRAYOID,
+        PgBuiltInOids::INT8ARRAYOID,
+        PgBuiltInOids::TIMESTAMPTZOID,
+        PgBuiltInOids::INT2OID,
+    ];
+    let prepared = client
+        .prepare_mut(sql.as_str(), &types.map(PgOid::from))
+        .map_err(internal)?
+        .keep();
+    Ok(cached.get_or_init(|| prepared))
+}
+
+/// The keys of events by their aggregate; an error names the seqs that the store lacks. The events are locked against
+/// outbox_trim_events: it does not see the messages of this transaction.
+fn aggregate_keys(
+    client: &mut pgrx::spi::SpiClient,
+    statements: &Statements,
+    seqs: &[i64],
+) -> Result<Vec<Option<String>>, UserError> {
+    let select = match statements.aggregates.get() {
+        Some(select) => select,
+        None => {
+            let sql = format!(
+                "select e.seq, e.aggregate_type, e.aggregate_id from {s}.outbox_events e
+                 where e.seq operator(pg_catalog.=) any ($1) for key share",
+                s = statements.schema
+            );
+            let prepared = client
+                .prepare_mut(sql.as_str(), &[PgOid::from(PgBuiltInOids::INT8ARRAYOID)])
+                .map_err(internal)?
+                .keep();
+            statements.aggregates.get_or_init(|| prepared)
+        }
+    };
+    let rows =
+        guc::without_sequential_scans(|| client.update(select, None, &[seqs.to_vec().into()])).map_err(internal)?;
+    let mut found = HashMap::with_capacity(seqs.len());
+    for row in rows {
+        let seq: i64 = row.get(1).map_err(internal)?.unwrap_or_default();
+        let aggregate_type: Option<String> = row.get(2).map_err(internal)?;
+        let aggregate_id: Option<String> = row.get(3).map_err(internal)?;
+        found.insert(seq, aggregate_key(aggregate_type.as_deref(), aggregate_id.as_deref()));
+    }
+    let missing: Vec<String> = seqs
+        .iter()
+        .filter(|seq| !found.contains_key(seq))
+        .take(5)
+        .map(i64::to_string)
+        .collect();
+    if !missing.is_empty() {
+        return Err(UserError {
+            detail: Some(format!("outbox_events has no row for {}.", missing.join(", "))),
+            ..UserError::new(
+                PgSqlErrorCode::ERRCODE_NO_DATA_FOUND,
+                format!("there is no event with seq {}", missing[0]),
+                "Store the event first, in this transaction or an earlier one; or pass a key, and it is not looked up.",
+            )
+        });
+    }
+    Ok(seqs.iter().map(|seq| found[seq].clone()).collect())
+}
+
+/// Why nothing was inserted, unless all of it waits already.
+fn check_settings(
+    client: &mut pgrx::spi::SpiClient,
+    statements: &Statements,
+    partition: Option<i16>,
+) -> Result<(), UserError> {
+    let sql = format!("select s.partition_count from {}.outbox_settings s", statements.schema);
+    let settings = client.select(sql.as_str(), Some(1), &[]).map_err(internal)?;
+    if settings.is_empty() {
+        // outbox_configure() leaves no row that an older snapshot sees: with the old count a key would be in two partitions.
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE,
+            "outbox_configure() changed the partitions after this transaction began",
+            "Run the transaction again.",
+        ));
+    }
+    let count: Option<i16> = settings.first().get_one().map_err(internal)?;
+    match (partition, count) {
+        (Some(partition), Some(count)) if partition >= count => {
+            let last = Partition::new(i64::from(count) - 1).map_or_else(|error| error.to_string(), Partition::label);
+            Err(invalid(
+                format!("partition {partition} does not exist"),
+                format!("The partitions are p00 to {last}."),
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn internal(error: pgrx::spi::Error) -> UserError {
+    UserError::new(
+        PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
+        format!("outbox could not run its own statement: {error}"),
+        "This is a defect of outbox; please report it.",
+    )
+}

@@ -1,0 +1,604 @@
+//! The SQL of a worker: the functions of sql/src that make the worker protocol, each call one statement in the transaction
+//! of the caller, as the worker role. Main thread of a worker.
+
+use crate::pg::catalog;
+use outbox_core::engine::{self, Batch, Claimed, Held, Lane, Sharing};
+use outbox_core::gate::{Found, OrderedKey};
+use outbox_core::lease::Lease;
+use outbox_core::message::{Event, Pointer};
+use outbox_core::partition::Partition;
+use outbox_core::settle::Disposition;
+use outbox_transport::target::split;
+use pgrx::prelude::*;
+use pgrx::spi::{OwnedPreparedStatement, SpiHeapTupleData, SpiResult, quote_identifier};
+use std::cell::OnceCell;
+
+/// The functions of one database's outbox, called as the worker role. Each call is one statement in the transaction of
+/// the caller.
+pub struct Store {
+    schema: String,
+    worker: String,
+    claim: OnceCell<OwnedPreparedStatement>,
+    claim_waiting: OnceCell<OwnedPreparedStatement>,
+    settle: OnceCell<OwnedPreparedStatement>,
+}
+
+/// A destination as the catalogs describe it. It has no Debug: `mapping` holds secrets.
+#[derive(Clone, PartialEq)]
+pub struct Described {
+    pub name: String,
+    /// Of the server; none if the settings describe it.
+    pub options: Vec<(String, String)>,
+    pub mapping: Vec<(String, String)>,
+    pub paused: bool,
+}
+
+/// Messages that were brought back, each with its destination and partition, and in how many ms the next is due.
+type Brought = (Vec<(String, Partition, i64)>, Option<u64>);
+
+/// A row's place is its ctid, as Postgres writes it.
+pub type Settlement = engine::Settlement<String>;
+
+/// What a claim brought, and how far WAL must be on disk before any of it goes out.
+pub struct ClaimedBatch {
+    pub batch: Batch<String>,
+    pub wal_position: u64,
+}
+
+/// Bodies that one claim may bring, in bytes: bounds the memory of a worker. One message is always taken.
+const CLAIM_BYTES_MAX: i64 = 32 << 20;
+
+impl Store {
+    /// Finds the schema of the extension. Inside a transaction, the extension held.
+    pub fn open(worker: &str) -> SpiResult<Self> {
+        let schema: Option<String> = Spi::get_one(
+            "select n.nspname::text from pg_extension e join pg_namespace n on n.oid = e.extnamespace where e.extname = 'outbox'",
+        )?;
+        Ok(Self {
+            schema: quote_identifier(schema.unwrap_or_default()),
+            worker: worker.to_string(),
+            claim: OnceCell::new(),
+            claim_waiting: OnceCell::new(),
+            settle: OnceCell::new(),
+        })
+    }
+
+    /// The OID of a table of the extension.
+    pub fn a_table(&self) -> SpiResult<u32> {
+        let sql = format!("select $${}.outbox_settings$$::regclass::oid::bigint", self.schema);
+        Ok(Spi::get_one::<i64>(&sql)?.unwrap_or_default() as u32)
+    }
+
+    pub fn sharing(&self) -> SpiResult<Sharing> {
+        let leasing: Option<bool> = Spi::get_one(&format!("select leasing from {}.outbox_settings", self.schema))?;
+        Ok(if leasing == Some(false) {
+            Sharing::RowClaims
+        } else {
+            Sharing::Leases
+        })
+    }
+
+    /// A text that changes when ALTER DATABASE or ALTER ROLE changes what a new session would start with.
+    pub fn session_defaults(&self) -> SpiResult<String> {
+        let text: Option<String> = Spi::get_one(
+            "select string_agg(format('%s %s %s', setdatabase, setrole, setconfig), ';' order by setdatabase, setrole)
+             from pg_db_role_setting
+             where setdatabase in (0, (select oid from pg_database where datname = current_database()))
+               and setrole in (0, (select oid from pg_roles where rolname = current_user))",
+        )?;
+        Ok(text.unwrap_or_default())
+    }
+
+    /// Tells that this worker lives; returns the ids of all that do.
+    pub fn heartbeat(&self, pid: i32, ttl_s: i32) -> SpiResult<Vec<String>> {
+        Spi::connect_mut(|client| {
+            let sql = format!("select * from {}.outbox_heartbeat($1, $2, $3)", self.schema);
+            let rows = client.update(
+                sql.as_str(),
+                None,
+                &[self.worker.as_str().into(), pid.into(), ttl_s.into()],
+            )?;
+            rows.map(|row| row.get(1).map(Option::unwrap_or_default)).collect()
+        })
+    }
+
+    /// What this worker knows of a destination; without a state it serves it no more.
+    pub fn report(
+        &self,
+        destination: &str,
+        state: Option<&str>,
+        reason: Option<&str>,
+        detail: Option<&str>,
+    ) -> SpiResult<()> {
+        let sql = format!("select {}.outbox_report($1, $2, $3, $4, $5)", self.schema);
+        let args = [
+            self.worker.as_str().into(),
+            destination.into(),
+            state.into(),
+            reason.into(),
+            detail.into(),
+        ];
+        Spi::run_with_args(&sql, &args)
+    }
+
+    /// The destinations that there are, with the credentials of this worker's role.
+    pub fn destinations(&self) -> SpiResult<Vec<Described>> {
+        Spi::connect(|client| {
+            let sql = format!(
+                "select destination, server::bigint, options, paused from {}.outbox_destinations()",
+                self.schema
+            );
+            client
+                .select(sql.as_str(), None, &[])?
+                .map(|row| {
+                    let server: Option<i64> = row.get(2)?;
+                    let options: Option<Vec<String>> = row.get(3)?;
+                    Ok(Described {
+                        name: row.get(1)?.unwrap_or_default(),
+                        options: split(&options.unwrap_or_default()),
+                        mapping: split(&server.map(|oid| catalog::user_mapping(oid as u32)).unwrap_or_default()),
+                        paused: row.get(4)?.unwrap_or_default(),
+                    })
+                })
+                .collect()
+        })
+    }
+
+    pub fn leases(&self) -> SpiResult<Vec<Lease>> {
+        Spi::connect(|client| {
+            let sql = format!(
+                "select partition, lease_owner, live, lease_epoch from {}.outbox_leases()",
+                self.schema
+            );
+            client
+                .select(sql.as_str(), None, &[])?
+                .map(|row| {
+                    Ok(Lease {
+                        partition: partition(&row, 1)?,
+                        owner: row.get(2)?,
+                        live: row.get(3)?.unwrap_or_default(),
+                        epoch: row.get(4)?.unwrap_or_default(),
+                    })
+                })
+                .collect()
+        })
+    }
+
+    /// Takes leases; returns those it got, with their epochs.
+    pub fn take(&self, partitions: &[Partition], ttl_s: i32) -> SpiResult<Vec<(Partition, i64)>> {
+        Spi::connect_mut(|client| {
+            let sql = format!(
+                "select partition, lease_epoch from {}.outbox_lease_take($1, $2, $3)",
+                self.schema
+            );
+            let args = [self.worker.as_str().into(), indexes(partitions).into(), ttl_s.into()];
+            client
+                .update(sql.as_str(), None, &args)?
+                .map(|row| Ok((partition(&row, 1)?, row.get(2)?.unwrap_or_default())))
+                .collect()
+        })
+    }
+
+    /// Renews leases; returns those still held.
+    pub fn renew(&self, leases: &[(Partition, i64)], ttl_s: i32) -> SpiResult<Vec<Partition>> {
+        Spi::connect_mut(|client| {
+            let sql = format!("select * from {}.outbox_lease_renew($1, $2, $3, $4)", self.schema);
+            let (partitions, epochs) = columns(leases);
+            let args = [
+                self.worker.as_str().into(),
+                partitions.into(),
+                epochs.into(),
+                ttl_s.into(),
+            ];
+            client
+                .update(sql.as_str(), None, &args)?
+                .map(|row| partition(&row, 1))
+                .collect()
+        })
+    }
+
+    pub fn release(&self, leases: &[(Partition, i64)]) -> SpiResult<()> {
+        let (partitions, epochs) = columns(leases);
+        let sql = format!("select {}.outbox_lease_release($1, $2, $3)", self.schema);
+        Spi::run_with_args(&sql, &[self.worker.as_str().into(), partitions.into(), epochs.into()])
+    }
+
+    pub fn leave(&self) -> SpiResult<()> {
+        Spi::run_with_args(
+            &format!("select {}.outbox_leave($1)", self.schema),
+            &[self.worker.as_str().into()],
+        )
+    }
+
+    /// Claims messages of leased lanes.
+    pub fn claim(&self, destination: &str, lanes: &[Lane]) -> SpiResult<ClaimedBatch> {
+        let partitions: Vec<i16> = lanes.iter().map(|lane| lane.partition.as_i16()).collect();
+        let epochs: Vec<i64> = lanes.iter().map(|lane| lane.epoch).collect();
+        let limits: Vec<i32> = lanes.iter().map(|lane| lane.limit as i32).collect();
+        let marks: Vec<i64> = lanes.iter().map(|lane| lane.mark).collect();
+        let args = [
+            self.worker.as_str().into(),
+            destination.into(),
+            partitions.into(),
+            epochs.into(),
+            limits.into(),
+            marks.into(),
+            CLAIM_BYTES_MAX.into(),
+        ];
+        let types = [
+            PgBuiltInOids::TEXTOID,
+            PgBuiltInOids::TEXTOID,
+            PgBuiltInOids::INT2ARRAYOID,
+            PgBuiltInOids::INT8ARRAYOID,
+            PgBuiltInOids::INT4ARRAYOID,
+            PgBuiltInOids::INT8ARRAYOID,
+            PgBuiltInOids::INT8OID,
+        ];
+        let call = "outbox_claim($1, $2, $3, $4, $5, $6, $7)";
+        self.claimed(&self.claim, call, &types, &args)
+    }
+
+    /// Claims messages of any partition, with leasing off.
+    pub fn claim_unleased(&self, destination: &str, token: i64, ttl_s: i32, limit: u32) -> SpiResult<ClaimedBatch> {
+        let args = [
+            destination.into(),
+            token.into(),
+            ttl_s.into(),
+            (limit as i32).into(),
+            CLAIM_BYTES_MAX.into(),
+        ];
+        let types = [
+            PgBuiltInOids::TEXTOID,
+            PgBuiltInOids::INT8OID,
+            PgBuiltInOids::INT4OID,
+            PgBuiltInOids::INT4OID,
+            PgBuiltInOids::INT8OID,
+        ];
+        let call = "outbox_claim_unleased($1, $2, $3, $4, $5)";
+        self.claimed(&self.claim, call, &types, &args)
+    }
+
+    /// Claims the first messages of a key that wait behind another; says whether more are there.
+    pub fn claim_waiting(
+        &self,
+        key: &OrderedKey,
+        epoch: i64,
+        reach: i64,
+        limit: u32,
+    ) -> SpiResult<(ClaimedBatch, bool)> {
+        let args = [
+            self.worker.as_str().into(),
+            key.destination.as_str().into(),
+            key.partition.as_i16().into(),
+            key.key.as_str().into(),
+            epoch.into(),
+            reach.into(),
+            (limit as i32).into(),
+            CLAIM_BYTES_MAX.into(),
+        ];
+        let types = [
+            PgBuiltInOids::TEXTOID,
+            PgBuiltInOids::TEXTOID,
+            PgBuiltInOids::INT2OID,
+            PgBuiltInOids::TEXTOID,
+            PgBuiltInOids::INT8OID,
+            PgBuiltInOids::INT8OID,
+            PgBuiltInOids::INT4OID,
+            PgBuiltInOids::INT8OID,
+        ];
+        let call = "outbox_claim_waiting($1, $2, $3, $4, $5, $6, $7, $8)";
+        let batch = self.claimed(&self.claim_waiting, call, &types, &args)?;
+        let more: Option<bool> = Spi::get_one_with_args(
+            &format!("select {}.outbox_waits($1, $2, $3)", self.schema),
+            &[
+                key.destination.as_str().into(),
+                key.partition.as_i16().into(),
+                key.key.as_str().into(),
+            ],
+        )?;
+        Ok((batch, more.unwrap_or_default()))
+    }
+
+    fn claimed(
+        &self,
+        cached: &OnceCell<OwnedPreparedStatement>,
+        call: &str,
+        types: &[PgBuiltInOids],
+        args: &[pgrx::datum::DatumWithOid],
+    ) -> SpiResult<ClaimedBatch> {
+        Spi::connect_mut(|client| {
+            let statement = match cached.get() {
+                Some(statement) => statement,
+                None => {
+                    let sql = format!(
+                        "select tid::text, seq, destination, partition, key, attempts, crashes, claim_token, id, type,
+                         aggregate_type, aggregate_id, operation, payload, previous_payload, metadata, headers, actor,
+                         correlation_id, created_at, created_at_s, wal_position, remark from {}.{call}",
+                        self.schema
+                    );
+                    let types: Vec<PgOid> = types.iter().map(|oid| PgOid::from(*oid)).collect();
+                    let prepared = client.prepare_mut(sql.as_str(), &types)?.keep();
+                    cached.get_or_init(|| prepared)
+                }
+            };
+            let mut batch = Batch::default();
+            let mut wal_position = 0_u64;
+            for row in client.update(statement, None, args)? {
+                if let Some(remark) = row.get::<String>(23)? {
+                    match remark.as_str() {
+                        "cut" => batch.cut = true,
+                        _ => batch.missed = true,
+                    }
+                    continue;
+                }
+                wal_position = wal_position.max(row.get::<i64>(22)?.unwrap_or_default() as u64);
+                batch.rows.push(claimed(&row)?);
+            }
+            Ok(ClaimedBatch { batch, wal_position })
+        })
+    }
+
+    /// Brings back messages whose time has come. Returns where they are now, and in how many ms the next is due.
+    pub fn bring_due(&self, leases: Option<&[Held]>, batch: i32) -> SpiResult<Brought> {
+        let (partitions, epochs) = leases.map(columns).unzip();
+        let moved = Spi::connect_mut(|client| {
+            let sql = format!(
+                "select partition, destination, seq from {}.outbox_due($1, $2, $3, $4)",
+                self.schema
+            );
+            let args = [
+                self.worker.as_str().into(),
+                partitions.into(),
+                epochs.into(),
+                batch.into(),
+            ];
+            client
+                .update(sql.as_str(), None, &args)?
+                .map(|row| {
+                    let destination: Option<String> = row.get(2)?;
+                    let seq: Option<i64> = row.get(3)?;
+                    Ok((
+                        destination.unwrap_or_default(),
+                        partition(&row, 1)?,
+                        seq.unwrap_or_default(),
+                    ))
+                })
+                .collect::<SpiResult<Vec<_>>>()
+        })?;
+        let next_ms: Option<i64> = Spi::get_one(&format!("select {}.outbox_next_due_ms()", self.schema))?;
+        Ok((moved, next_ms.and_then(|ms| u64::try_from(ms).ok())))
+    }
+
+    /// The keys that are closed or have messages waiting behind another.
+    pub fn gates(&self, partitions: &[Partition]) -> SpiResult<Vec<Found>> {
+        Spi::connect(|client| {
+            let sql = format!(
+                "select partition, destination, key, head, followers from {}.outbox_gates($1)",
+                self.schema
+            );
+            client
+                .select(sql.as_str(), None, &[indexes(partitions).into()])?
+                .map(|row| {
+                    Ok(Found {
+                        key: OrderedKey {
+                            partition: partition(&row, 1)?,
+                            destination: row.get(2)?.unwrap_or_default(),
+                            key: row.get(3)?.unwrap_or_default(),
+                        },
+                        head: row.get(4)?,
+                        followers: row.get(5)?.unwrap_or_default(),
+                    })
+                })
+                .collect()
+        })
+    }
+
+    /// Transactions of this database that are prepared: xid, and when it was, in µs.
+    pub fn prepared_transactions(&self) -> SpiResult<Vec<(u32, i64)>> {
+        Spi::connect(|client| {
+            let sql = "select transaction::text::bigint, (extract(epoch from prepared) * 1000000)::bigint
+                       from pg_prepared_xacts where database = current_database()";
+            client
+                .select(sql, None, &[])?
+                .map(|row| {
+                    let xid: i64 = row.get(1)?.unwrap_or_default();
+                    Ok((xid as u32, row.get(2)?.unwrap_or_default()))
+                })
+                .collect()
+        })
+    }
+
+    /// Ends claimed messages; returns how many rows changed.
+    /// `dead_closes`: behind a dead letter its key waits.
+    pub fn settle(&self, settlements: &[Settlement], dead_closes: bool) -> SpiResult<usize> {
+        let tids = settlements.iter().map(|s| s.place.clone()).collect();
+        self.settle_at(settlements, tids, dead_closes)
+    }
+
+    /// The same for messages whose rows may have moved: they are looked for by key.
+    pub fn settle_by_key(&self, settlements: &[Settlement], dead_closes: bool) -> SpiResult<usize> {
+        let sql = format!("select {}.outbox_locate($1, $2, $3)::text[]", self.schema);
+        let (seqs, destinations, partitions) = keys(settlements);
+        let tids: Option<Vec<String>> =
+            Spi::get_one_with_args(&sql, &[seqs.into(), destinations.into(), partitions.into()])?;
+        self.settle_at(settlements, tids.unwrap_or_default(), dead_closes)
+    }
+
+    fn settle_at(&self, settlements: &[Settlement], tids: Vec<String>, dead_closes: bool) -> SpiResult<usize> {
+        let (seqs, destinations, partitions) = keys(settlements);
+        let tokens: Vec<i64> = settlements.iter().map(|s| s.pointer.lease_epoch).collect();
+        let mut actions = Vec::with_capacity(settlements.len());
+        let mut delays_ms = Vec::with_capacity(settlements.len());
+        let mut reasons = Vec::with_capacity(settlements.len());
+        for settlement in settlements {
+            let (action, delay_ms, reason) = match &settlement.disposition {
+                Disposition::Publish => ("p", None, None),
+                Disposition::Dead { reason } if dead_closes => ("D", None, Some(reason.as_str())),
+                Disposition::Dead { reason } => ("d", None, Some(reason.as_str())),
+                Disposition::Wait => ("w", None, None),
+                Disposition::Retry { delay_ms, error } => ("r", Some(*delay_ms as i64), Some(error.as_str())),
+                Disposition::Release { .. } => ("f", None, None),
+            };
+            actions.push(action);
+            delays_ms.push(delay_ms);
+            reasons.push(reason);
+        }
+        Spi::connect_mut(|client| {
+            let statement = match self.settle.get() {
+                Some(statement) => statement,
+                None => {
+                    let sql = format!(
+                        "select {}.outbox_settle($1, $2::tid[], $3, $4, $5, $6, $7::\"char\"[], $8, $9)",
+                        self.schema
+                    );
+                    let types = [
+                        PgBuiltInOids::TEXTOID,
+                        PgBuiltInOids::TEXTARRAYOID,
+                        PgBuiltInOids::INT8ARRAYOID,
+                        PgBuiltInOids::TEXTARRAYOID,
+                        PgBuiltInOids::INT2ARRAYOID,
+                        PgBuiltInOids::INT8ARRAYOID,
+                        PgBuiltInOids::TEXTARRAYOID,
+                        PgBuiltInOids::INT8ARRAYOID,
+                        PgBuiltInOids::TEXTARRAYOID,
+                    ];
+                    let prepared = client.prepare_mut(sql.as_str(), &types.map(PgOid::from))?.keep();
+                    self.settle.get_or_init(|| prepared)
+                }
+            };
+            let args = [
+                self.worker.as_str().into(),
+                tids.into(),
+                seqs.into(),
+                destinations.into(),
+                partitions.into(),
+                tokens.into(),
+                actions.into(),
+                delays_ms.into(),
+                reasons.into(),
+            ];
+            let changed: Option<i32> = client.update(statement, None, &args)?.first().get_one()?;
+            Ok(changed.unwrap_or_default() as usize)
+        })
+    }
+
+    /// How many messages wait, counted up to `limit`.
+    pub fn count_pending(&self, limit: i64) -> SpiResult<i64> {
+        let sql = format!(
+            "select count(*) from (select from {s}.outbox union all select from {s}.outbox_waiting limit $1) o",
+            s = self.schema
+        );
+        Ok(Spi::get_one_with_args(&sql, &[limit.into()])?.unwrap_or_default())
+    }
+
+    /// How many messages wait, as the last vacuum or analyze estimated.
+    pub fn estimate_pending(&self) -> SpiResult<i64> {
+        let sql = format!(
+            "select sum(greatest(reltuples, 0))::bigint from pg_class
+             where oid in ('{s}.outbox'::regclass, '{s}.outbox_waiting'::regclass)",
+            s = self.schema
+        );
+        Ok(Spi::get_one(&sql)?.unwrap_or_default())
+    }
+
+    pub fn make_partitions(&self, retention_s: Option<i32>) -> SpiResult<i32> {
+        let sql = format!("select {}.outbox_make_partitions($1)", self.schema);
+        Ok(Spi::get_one_with_args(&sql, &[retention_s.into()])?.unwrap_or_default())
+    }
+
+    pub fn drop_partitions(&self, retention_s: i32, batch: i32) -> SpiResult<i64> {
+        self.clear("outbox_drop_partitions", retention_s, batch)
+    }
+
+    pub fn trim(&self, retention_s: i32, batch: i32) -> SpiResult<i64> {
+        self.clear("outbox_trim", retention_s, batch)
+    }
+
+    pub fn expire_dead(&self, retention_s: i32, batch: i32) -> SpiResult<i64> {
+        self.clear("outbox_expire_dead", retention_s, batch)
+    }
+
+    /// Calls a function that removes what is older, `batch` at most, and returns how many.
+    fn clear(&self, function: &str, retention_s: i32, batch: i32) -> SpiResult<i64> {
+        let sql = format!("select {}.{function}($1, $2)::bigint", self.schema);
+        Ok(Spi::get_one_with_args(&sql, &[retention_s.into(), batch.into()])?.unwrap_or_default())
+    }
+
+    /// Removes events that are older and over, looking at `batch` of them after a seq. Returns how far it got, and
+    /// whether more may be old.
+    pub fn trim_events(&self, after: i64, retention_s: i32, batch: i32) -> SpiResult<(i64, bool)> {
+        let sql = format!(
+            "select reached, more from {}.outbox_trim_events($1, $2, $3)",
+            self.schema
+        );
+        let args = [after.into(), retention_s.into(), batch.into()];
+        let (reached, more) = Spi::get_two_with_args(&sql, &args)?;
+        Ok((reached.unwrap_or(after), more.unwrap_or_default()))
+    }
+
+    pub fn purge_workers(&self) -> SpiResult<()> {
+        Spi::run(&format!("select {}.outbox_purge_workers()", self.schema))
+    }
+}
+
+fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<String>> {
+    let seq: i64 = row.get(2)?.unwrap_or_default();
+    let pointer = Pointer {
+        seq,
+        destination: row.get(3)?.unwrap_or_default(),
+        partition: partition(row, 4)?,
+        key: row.get(5)?,
+        attempts: row.get(6)?.unwrap_or_default(),
+        crashes: row.get(7)?.unwrap_or_default(),
+        lease_epoch: row.get(8)?.unwrap_or_default(),
+    };
+    let id: Option<String> = row.get(9)?;
+    let event = match id {
+        None => None,
+        Some(id) => Some(Event {
+            id,
+            seq,
+            kind: row.get(10)?.unwrap_or_default(),
+            aggregate_type: row.get(11)?,
+            aggregate_id: row.get(12)?,
+            operation: row.get(13)?,
+            payload: row.get(14)?.unwrap_or_default(),
+            previous_payload: row.get(15)?,
+            metadata: row.get(16)?,
+            headers: row.get(17)?,
+            actor: row.get(18)?,
+            correlation_id: row.get(19)?,
+            created_at: row.get(20)?.unwrap_or_default(),
+            created_at_s: row.get(21)?.unwrap_or_default(),
+        }),
+    };
+    Ok(Claimed {
+        place: row.get(1)?.unwrap_or_default(),
+        pointer,
+        event,
+    })
+}
+
+/// A partition number out of our own table, where a CHECK keeps it in range. (A panic here becomes an ERROR.)
+fn partition(row: &SpiHeapTupleData, ordinal: usize) -> SpiResult<Partition> {
+    let index: i16 = row.get(ordinal)?.unwrap_or_default();
+    Ok(Partition::new(i64::from(index)).expect("a CHECK keeps partition numbers in range"))
+}
+
+fn indexes(partitions: &[Partition]) -> Vec<i16> {
+    partitions.iter().map(|partition| partition.as_i16()).collect()
+}
+
+fn columns(leases: &[(Partition, i64)]) -> (Vec<i16>, Vec<i64>) {
+    leases
+        .iter()
+        .map(|(partition, epoch)| (partition.as_i16(), *epoch))
+        .unzip()
+}
+
+fn keys(settlements: &[Settlement]) -> (Vec<i64>, Vec<String>, Vec<i16>) {
+    let seqs = settlements.iter().map(|s| s.pointer.seq).collect();
+    let destinations = settlements.iter().map(|s| s.pointer.destination.clone()).collect();
+    let partitions = settlements.iter().map(|s| s.pointer.partition.as_i16()).collect();
+    (seqs, destinations, partitions)
+}

@@ -1,0 +1,503 @@
+//! Destinations as foreign servers: does a message go where it is meant to, may only those send there who may, and does
+//! trouble of one stay its own? On a real Postgres and a real RabbitMQ.
+
+mod common;
+
+use std::collections::BTreeSet;
+
+use common::load::{Load, Plan};
+use common::oracle::{Arrived, judge};
+use common::{
+    DB, all_of, exchange_and_queue, health, outbox_cluster, outbox_cluster_with, unconnected_cluster, wait_connected,
+    wait_drained, wait_for_problem, wait_healthy, wait_published, wait_true,
+};
+use postgres::error::{DbError, SqlState};
+use serde_json::Value;
+use support::{Broker, Cluster, Consumer, Delivery, fresh_names};
+
+/// A port of loopback where nobody listens.
+fn dead_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+/// Makes a destination that is an exchange of the broker of outbox.url, and a queue that gets all of it.
+fn destination(cluster: &Cluster, broker: &Broker, name: &str, options: &str) -> String {
+    let (exchange, queue) = exchange_and_queue(broker);
+    cluster.exec(
+        DB,
+        &format!(
+            "create server {name} foreign data wrapper outbox_amqp options (exchange '{exchange}'{comma}{options})",
+            comma = if options.is_empty() { "" } else { ", " }
+        ),
+    );
+    queue
+}
+
+fn publish(cluster: &Cluster, destination: &str, key: &str, label: &str) -> i64 {
+    cluster.query_one(
+        DB,
+        &format!(
+            "select outbox_publish('T', jsonb_build_object('label', '{label}'), 'a', '{key}', 'x',
+                                   destination => {destination})"
+        ),
+    )
+}
+
+fn labels(deliveries: &[Delivery]) -> Vec<String> {
+    let label = |delivery: &Delivery| {
+        delivery.json()["payload"]["label"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    };
+    deliveries.iter().map(label).collect()
+}
+
+/// What the broker took behind a refused message came twice.
+fn distinct(deliveries: &[Delivery]) -> Vec<String> {
+    let labels: BTreeSet<String> = labels(deliveries).into_iter().collect();
+    labels.into_iter().collect()
+}
+
+fn state(cluster: &Cluster, destination: &str) -> (String, String) {
+    let row = cluster
+        .connect(DB)
+        .query_one(
+            "select state, concat_ws(' ', reason, detail) from outbox_destination_status where destination = $1",
+            &[&destination],
+        )
+        .unwrap_or_else(|error| panic!("destination {destination}: {error:?}"));
+    (row.get(0), row.get(1))
+}
+
+fn wait_for_state(cluster: &Cluster, destination: &str, wanted: &str) {
+    let what = format!("destination {destination} to be {wanted}");
+    let sql = format!(
+        "select exists (select from outbox_destination_status where destination = '{destination}' and state = '{wanted}')"
+    );
+    wait_true(cluster, &what, &sql);
+}
+
+fn wait_for_pause(cluster: &Cluster) {
+    wait_true(
+        cluster,
+        "every worker to hold still",
+        "select bool_and(state = 'paused') from outbox_connections where destination = 'audit'",
+    );
+}
+
+fn refused(cluster: &Cluster, sql: &str) -> DbError {
+    let error = cluster.connect(DB).batch_execute(sql).expect_err(sql);
+    error
+        .as_db_error()
+        .unwrap_or_else(|| panic!("{sql}: {error:?}"))
+        .clone()
+}
+
+#[test]
+fn a_message_goes_to_the_destination_it_names_and_to_no_other() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let audit = destination(&cluster, broker, "audit", "routing_key 'audit.{type}'");
+    let first = publish(&cluster, "null", "k", "main");
+    publish(&cluster, "'audit'", "k", "audit");
+    // One event to two destinations: it is a message of each.
+    cluster.exec(DB, &format!("select outbox_enqueue({first}, destination => 'audit')"));
+    wait_published(&cluster, 3);
+    assert_eq!(labels(&all_of(broker, &queue)), ["main"]);
+    let audited = all_of(broker, &audit);
+    assert_eq!(labels(&audited), ["main", "audit"]);
+    assert_eq!(audited[0].routing_key, "audit.T");
+    assert_eq!(state(&cluster, "audit").0, "connected");
+    let said = refused(&cluster, "select outbox_publish('T', '{}', destination => 'nowhere')");
+    assert_eq!(said.code(), &SqlState::UNDEFINED_OBJECT);
+    assert!(
+        said.hint().is_some_and(|hint| hint.contains("CREATE SERVER")),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn a_destination_may_be_used_by_those_with_usage_and_through_functions_of_theirs() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let audit = destination(&cluster, broker, "audit", "");
+    cluster.exec(
+        DB,
+        "create role teller in role outbox_writer; create role clerk in role outbox_writer;
+         grant usage on foreign server audit to teller; grant create on schema public to teller;
+         set role teller;
+         create function tell(label text) returns bigint language sql security definer
+           return outbox_publish('T', jsonb_build_object('label', label), destination => 'audit');
+         reset role",
+    );
+    let direct = "select outbox_publish('T', '{\"label\": \"direct\"}', destination => 'audit')";
+    let said = refused(&cluster, &format!("set role clerk; {direct}"));
+    assert_eq!(said.code(), &SqlState::INSUFFICIENT_PRIVILEGE);
+    assert!(
+        said.hint()
+            .is_some_and(|hint| hint.contains("GRANT USAGE ON FOREIGN SERVER audit TO clerk")),
+        "{said:?}"
+    );
+    let said = refused(&cluster, "set role clerk; select outbox_enqueue(1, 'k', 'audit')");
+    assert_eq!(said.code(), &SqlState::INSUFFICIENT_PRIVILEGE);
+    cluster.exec(DB, &format!("set role teller; {direct}"));
+    cluster.exec(DB, "set role clerk; select tell('through a function')");
+    wait_published(&cluster, 2);
+    assert_eq!(labels(&all_of(broker, &audit)), ["direct", "through a function"]);
+}
+
+#[test]
+fn bad_options_are_refused_when_they_are_written() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let server = "create server s foreign data wrapper outbox_amqp options";
+    let unknown = refused(&cluster, &format!("{server} (exchnage 'x')"));
+    assert_eq!(unknown.code().code(), "HV00D");
+    assert!(
+        unknown.hint().is_some_and(|hint| hint.contains("exchange, ")),
+        "{unknown:?}"
+    );
+    for options in [
+        "url 'http://x'",
+        "url 'amqp://u:hunter2@h'",
+        "exchange_type 'hunter2'",
+        "max_attempts '0'",
+        "routing_key '{nothing}'",
+        "confirm_timeout '3 fortnights'",
+    ] {
+        let said = refused(&cluster, &format!("{server} ({options})"));
+        assert_eq!(said.code(), &SqlState::INVALID_PARAMETER_VALUE, "{options}: {said:?}");
+        assert!(
+            said.hint().is_some() && !format!("{said:?}").contains("hunter2"),
+            "{options}: {said:?}"
+        );
+    }
+    // A password belongs into the user mapping: the options of a server can be read by all.
+    let said = refused(&cluster, &format!("{server} (password 'hunter2')"));
+    assert_eq!(said.code().code(), "HV00D");
+    cluster.exec(DB, &format!("{server} (exchange 'x')"));
+    assert_eq!(
+        refused(&cluster, "alter server s options (add url 'nonsense')").code(),
+        &SqlState::INVALID_PARAMETER_VALUE
+    );
+    let said = refused(
+        &cluster,
+        "create user mapping for outbox_worker server s options (exchange 'x')",
+    );
+    assert_eq!(said.code().code(), "HV00D");
+    assert_eq!(
+        refused(&cluster, "alter foreign data wrapper outbox_amqp options (add x 'y')")
+            .code()
+            .code(),
+        "HV00D"
+    );
+}
+
+#[test]
+fn a_dead_destination_holds_up_no_other_and_goes_on_when_it_is_mended() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let audit = destination(
+        &cluster,
+        broker,
+        "audit",
+        &format!("url 'amqp://127.0.0.1:{}'", dead_port()),
+    );
+    for n in 0..50 {
+        publish(&cluster, "'audit'", "k", &format!("a{n}"));
+        publish(&cluster, "null", "k", &format!("m{n}"));
+    }
+    wait_published(&cluster, 50);
+    assert_eq!(all_of(broker, &queue).len(), 50);
+    let problem = wait_for_problem(&cluster, "broker");
+    assert!(
+        problem.contains("destination audit") && problem.contains("cannot be reached"),
+        "{problem}"
+    );
+    assert_eq!(state(&cluster, "audit").0, "down");
+    assert_eq!(state(&cluster, "default").0, "connected");
+    cluster.exec(DB, &format!("alter server audit options (set url '{}')", broker.url()));
+    wait_published(&cluster, 100);
+    wait_healthy(&cluster, "broker");
+    let arrived = labels(&all_of(broker, &audit));
+    let wanted: Vec<String> = (0..50).map(|n| format!("a{n}")).collect();
+    assert_eq!(arrived, wanted);
+    let charged = "select count(*) from outbox_history where attempts <> 1";
+    assert_eq!(cluster.query_one::<i64>(DB, charged), 0);
+}
+
+#[test]
+fn a_paused_destination_waits_and_the_others_do_not() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let audit = destination(&cluster, broker, "audit", "");
+    wait_for_state(&cluster, "audit", "connected");
+    assert!(cluster.query_one::<bool>(DB, "select outbox_pause('audit', 'moving house')"));
+    assert!(
+        !cluster.query_one::<bool>(DB, "select outbox_pause('audit')"),
+        "it is paused already"
+    );
+    wait_for_pause(&cluster);
+    publish(&cluster, "'audit'", "k", "later");
+    publish(&cluster, "null", "k", "now");
+    wait_published(&cluster, 1);
+    assert_eq!(labels(&all_of(broker, &queue)), ["now"]);
+    let (state, why) = state(&cluster, "audit");
+    assert!(state == "paused" && why.contains("moving house"), "{state} {why}");
+    let (ok, problem) = health(&cluster, "paused");
+    assert!(
+        !ok && problem.contains("audit") && problem.contains("moving house"),
+        "{problem}"
+    );
+    assert!(cluster.query_one::<bool>(DB, "select outbox_resume('audit')"));
+    assert!(
+        !cluster.query_one::<bool>(DB, "select outbox_resume('audit')"),
+        "it is not paused"
+    );
+    wait_published(&cluster, 2);
+    assert_eq!(labels(&all_of(broker, &audit)), ["later"]);
+    assert_eq!(
+        refused(&cluster, "select outbox_pause('nowhere')").code(),
+        &SqlState::UNDEFINED_OBJECT
+    );
+}
+
+#[test]
+fn messages_of_a_dropped_server_wait_for_one_of_its_name() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    destination(&cluster, broker, "audit", "");
+    wait_for_state(&cluster, "audit", "connected");
+    cluster.exec(DB, "select outbox_pause('audit')");
+    wait_for_pause(&cluster);
+    publish(&cluster, "'audit'", "k", "one");
+    cluster.exec(DB, "drop server audit; select outbox_resume('audit')");
+    wait_for_state(&cluster, "audit", "missing");
+    let problem = wait_for_problem(&cluster, "destination");
+    assert!(
+        problem.contains("audit") && problem.contains("does not exist"),
+        "{problem}"
+    );
+    wait_true(
+        &cluster,
+        "no worker to serve it",
+        "select not exists (select from outbox_connections where destination = 'audit')",
+    );
+    assert_eq!(
+        refused(&cluster, "select outbox_publish('T', '{}', destination => 'audit')").code(),
+        &SqlState::UNDEFINED_OBJECT
+    );
+    let audit = destination(&cluster, broker, "audit", "");
+    wait_published(&cluster, 1);
+    assert_eq!(labels(&all_of(broker, &audit)), ["one"]);
+    wait_healthy(&cluster, "destination");
+}
+
+#[test]
+fn the_password_of_a_user_mapping_opens_the_broker_and_is_shown_nowhere() {
+    let broker = Broker::start();
+    broker.add_user("courier", "correct-horse");
+    let (exchange, queue) = exchange_and_queue(&broker);
+    let cluster = unconnected_cluster(&broker.url(), "amq.topic", &["log_min_messages = debug1"]);
+    cluster.exec(
+        DB,
+        &format!(
+            "create server audit foreign data wrapper outbox_amqp options (url '{}', exchange '{exchange}');
+             create user mapping for outbox_worker server audit options (user 'courier', password 'wrong-battery')",
+            broker.url()
+        ),
+    );
+    publish(&cluster, "'audit'", "k", "one");
+    let problem = wait_for_problem(&cluster, "broker");
+    assert!(
+        problem.contains("destination audit") && problem.contains("refuses the user"),
+        "{problem}"
+    );
+    cluster.exec(
+        DB,
+        "alter user mapping for outbox_worker server audit options (set password 'correct-horse')",
+    );
+    wait_published(&cluster, 1);
+    assert_eq!(labels(&all_of(&broker, &queue)), ["one"]);
+    let connections: String = cluster.query_one(DB, "select string_agg(c::text, '') from outbox_connections c");
+    let log = cluster.log();
+    let statements = log
+        .lines()
+        .filter(|line| line.contains("correct-horse") || line.contains("wrong-battery"));
+    assert_eq!(statements.count(), 0, "a password is in the log");
+    assert!(!connections.contains("correct-horse") && !connections.contains("wrong-battery"));
+    let mut someone = cluster.connect(DB);
+    someone
+        .batch_execute("create role someone; set role someone")
+        .expect("set role");
+    let seen = someone.query_one("select count(*) from pg_user_mappings where umoptions is not null", &[]);
+    assert_eq!(seen.expect("an answer").get::<_, i64>(0), 0);
+}
+
+#[test]
+fn ordering_and_what_a_dead_letter_does_are_the_destinations_own() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_attempts = 1"]);
+    // Keys "bad" have no binding: their messages come back unroutable.
+    let routed = |name: &str, options: &str| {
+        let (exchange, queue) = fresh_names();
+        broker.declare_exchange(&exchange, "topic", true);
+        broker.declare_queue(&queue, Value::Null);
+        broker.bind(&queue, &exchange, "Good");
+        cluster.exec(
+            DB,
+            &format!(
+                "create server {name} foreign data wrapper outbox_amqp
+                 options (exchange '{exchange}', routing_key '{{type}}', {options})"
+            ),
+        );
+        queue
+    };
+    let strict = routed("strict", "on_dead 'block'");
+    let skipping = routed("skipping", "on_dead 'skip'");
+    let loose = routed("loose", "ordering 'none'");
+    for name in ["strict", "skipping", "loose"] {
+        wait_for_state(&cluster, name, "connected");
+        cluster.exec(
+            DB,
+            &format!(
+                "select outbox_publish(case n when 1 then 'Bad' else 'Good' end, jsonb_build_object('label', n::text),
+                                       'a', 'one key', destination => '{name}') from generate_series(1, 3) n"
+            ),
+        );
+    }
+    wait_true(
+        &cluster,
+        "four published and three dead",
+        "select (select count(*) from outbox_history) = 4 and (select count(*) from outbox_dead) = 3",
+    );
+    assert_eq!(labels(&all_of(broker, &loose)), ["2", "3"]);
+    assert_eq!(distinct(&all_of(broker, &skipping)), ["2", "3"]);
+    let blocking: String = cluster.query_one(DB, "select string_agg(destination, ',') from outbox_dead where blocks");
+    assert_eq!(blocking, "strict");
+    cluster.exec(DB, "select outbox_discard(seq, destination) from outbox_dead");
+    wait_drained(&cluster);
+    assert_eq!(distinct(&all_of(broker, &strict)), ["2", "3"]);
+}
+
+#[test]
+fn what_waits_behind_a_dead_letter_goes_when_the_order_is_given_up() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_attempts = 1"]);
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, Value::Null);
+    broker.bind(&queue, &exchange, "Good");
+    cluster.exec(
+        DB,
+        &format!(
+            "create server s foreign data wrapper outbox_amqp options (exchange '{exchange}', routing_key '{{type}}');
+             select outbox_publish(case n when 1 then 'Bad' else 'Good' end, jsonb_build_object('label', n::text),
+                                   'a', 'one key', destination => 's') from generate_series(1, 5) n"
+        ),
+    );
+    wait_true(
+        &cluster,
+        "four messages behind a dead one",
+        "select (select count(*) from outbox_dead where blocks) = 1
+            and (select count(*) from outbox_waiting where state = 'g') = 4",
+    );
+    cluster.exec(DB, "alter server s options (add ordering 'none')");
+    wait_published(&cluster, 4);
+    assert_eq!(distinct(&all_of(broker, &queue)), ["2", "3", "4", "5"]);
+}
+
+#[test]
+fn a_server_named_default_stands_for_the_settings() {
+    let broker = Broker::shared();
+    let cluster = unconnected_cluster("", "nowhere", &[]);
+    let queue = destination(&cluster, broker, "\"default\"", &format!("url '{}'", broker.url()));
+    publish(&cluster, "null", "k", "one");
+    publish(&cluster, "'default'", "k", "two");
+    wait_published(&cluster, 2);
+    assert_eq!(labels(&all_of(broker, &queue)), ["one", "two"]);
+    wait_connected(&cluster);
+    wait_healthy(&cluster, "destination");
+}
+
+#[test]
+fn who_uses_named_destinations_only_needs_no_default() {
+    let broker = Broker::shared();
+    let cluster = unconnected_cluster("", "nowhere", &[]);
+    wait_for_problem(&cluster, "destination");
+    let queue = destination(&cluster, broker, "audit", &format!("url '{}'", broker.url()));
+    publish(&cluster, "'audit'", "k", "one");
+    wait_published(&cluster, 1);
+    assert_eq!(labels(&all_of(broker, &queue)), ["one"]);
+    wait_healthy(&cluster, "destination");
+    publish(&cluster, "null", "k", "stuck");
+    wait_for_problem(&cluster, "destination");
+}
+
+#[test]
+fn every_destination_keeps_the_order_of_its_keys_under_failures_of_its_own() {
+    let broker = Broker::start();
+    let (exchange, queue) = exchange_and_queue(&broker);
+    let conf = [
+        "outbox.workers = 2",
+        "outbox.retry_backoff = '20ms'",
+        "outbox.max_attempts = 1000",
+    ];
+    let cluster = outbox_cluster_with(&broker, &exchange, &conf);
+    let other = destination(&cluster, &broker, "other", "");
+    // A queue that refuses what it has no room for: nacks, as long as nobody consumes.
+    let (narrow_exchange, narrow) = fresh_names();
+    broker.declare_exchange(&narrow_exchange, "topic", true);
+    broker.declare_queue(
+        &narrow,
+        serde_json::json!({"x-max-length": 5, "x-overflow": "reject-publish"}),
+    );
+    broker.bind(&narrow, &narrow_exchange, "#");
+    cluster.exec(
+        DB,
+        &format!(
+            "create server narrow foreign data wrapper outbox_amqp options (exchange '{narrow_exchange}');
+             create function copy() returns trigger language plpgsql security definer as $$ begin
+               perform outbox_enqueue(new.seq, destination => 'other');
+               perform outbox_enqueue(new.seq, destination => 'narrow');
+               return null; end $$;
+             create trigger copy after insert on outbox_events for each row execute function copy()"
+        ),
+    );
+    wait_for_state(&cluster, "narrow", "connected");
+    let plan = Plan {
+        keys: 50,
+        ..Plan::default()
+    };
+    let load = Load::start(&cluster, &plan);
+    wait_true(
+        &cluster,
+        "the narrow queue to refuse",
+        "select exists (select from outbox_waiting where destination = 'narrow' and last_error like 'nacked%')",
+    );
+    load.wait_for_more(200);
+    broker.stop();
+    wait_for_problem(&cluster, "broker");
+    load.wait_for_more(100);
+    broker.start_again();
+    let _consumer = Consumer::new(&broker, &narrow);
+    load.wait_for_more(200);
+    let sent = load.stop();
+    wait_drained(&cluster);
+    for (name, deliveries) in [("default", all_of(&broker, &queue)), ("other", all_of(&broker, &other))] {
+        let arrived: Vec<Arrived> = deliveries.iter().map(Arrived::new).collect();
+        let verdict = judge(&sent, &arrived);
+        verdict.assert_nothing_lost(4000);
+        assert_eq!(verdict.reordered, Vec::<String>::new(), "{name}");
+    }
+}
