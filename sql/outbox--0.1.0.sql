@@ -73,6 +73,7 @@ create table @extschema@.outbox_settings (
   singleton       boolean  primary key default true check (singleton),
   partition_count smallint not null check (partition_count between 1 and 1024),
   leasing         boolean  not null,
+  partitioner     text, -- schema and name of the function that gives the partition of a key; NULL = CRC-32
   partitions      smallint[] not null -- 0 .. partition_count - 1, kept here so that enqueue need not build it
 );
 comment on table @extschema@.outbox_settings is
@@ -272,20 +273,26 @@ return 'p' || pg_catalog.lpad(partition::text, greatest(2, pg_catalog.length(par
 comment on function @extschema@.outbox_partition_label(integer) is
   'The label of a partition: p and at least two digits, as in p07.';
 
+create function @extschema@.outbox_partition_by(partitioner text, key text, partition_count integer)
+returns integer language c stable as 'MODULE_PATHNAME', 'outbox_partition_by_wrapper';
+comment on function @extschema@.outbox_partition_by(text, text, integer) is
+  'Internal: what a partitioner (NULL = CRC-32) says of a key. It runs as its owner, restricted.';
+
 create function @extschema@.outbox_partition_of(key text, partition_count integer default null)
-returns text language plpgsql stable parallel safe security definer set search_path = pg_catalog, pg_temp as $$
+returns text language plpgsql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   divisor constant integer := coalesce(partition_count, (select s.partition_count from @extschema@.outbox_settings s));
+  partitioner constant text := (select s.partitioner from @extschema@.outbox_settings s);
 begin
   if divisor not between 1 and 1024 then
     raise exception 'partition_count % is out of range', divisor
       using errcode = 'numeric_value_out_of_range', hint = 'Use a count from 1 to 1024.';
   end if;
-  return @extschema@.outbox_partition_label((@extschema@.outbox_crc32(key) % divisor)::integer);
+  return @extschema@.outbox_partition_label(@extschema@.outbox_partition_by(partitioner, key, divisor));
 end
 $$;
 comment on function @extschema@.outbox_partition_of(text, integer) is
-  'The partition of a key: CRC-32 of its UTF-8 bytes modulo the count (NULL = the count of this database), as a label.';
+  'The partition of a key, as a label: CRC-32 of its UTF-8 bytes modulo the count (NULL = the count of this database), or as the partitioner of this database says.';
 
 create function @extschema@.outbox_uuid_v7()
 returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uuid_v7_wrapper';
@@ -1126,21 +1133,61 @@ returns boolean language c volatile as 'MODULE_PATHNAME', 'outbox_send_workers_a
 comment on function @extschema@.outbox_send_workers_away() is
   'Internal: lets the workers of this database settle what is in flight and end; they come back when the transaction ends. False if some are still there.';
 
-create function @extschema@.outbox_repartition(seq bigint, key text, partition smallint, old_count integer, new_count integer)
-returns smallint language sql immutable set search_path = pg_catalog, pg_temp as $$
-  select case
-    when $3 = coalesce(@extschema@.outbox_crc32($2), $1) % $4 then coalesce(@extschema@.outbox_crc32($2), $1) % $5
-    else $3 % $5 -- it was given by name
-  end::smallint;
+create function @extschema@.outbox_repartition(
+  seq bigint, key text, partition smallint, old @extschema@.outbox_settings, new @extschema@.outbox_settings
+) returns smallint language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+  if partition <> coalesce(@extschema@.outbox_partition_by(old.partitioner, key, old.partition_count), seq % old.partition_count) then
+    return partition % new.partition_count; -- it was given by name
+  end if;
+  return coalesce(@extschema@.outbox_partition_by(new.partitioner, key, new.partition_count), seq % new.partition_count);
+end
 $$;
-comment on function @extschema@.outbox_repartition(bigint, text, smallint, integer, integer) is
-  'Internal: the partition of a waiting message under another partition count.';
+comment on function @extschema@.outbox_repartition(bigint, text, smallint, @extschema@.outbox_settings, @extschema@.outbox_settings) is
+  'Internal: the partition of a waiting message under other settings.';
 
-create function @extschema@.outbox_configure(partition_count integer default null, leasing boolean default null)
+create function @extschema@.outbox_partitioner(partitioner text)
+returns setof pg_catalog.pg_proc language sql stable set search_path = pg_catalog, pg_temp as $$
+  -- From the catalogs: the worker role need not have USAGE on the schema.
+  select p.* from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+  where array[n.nspname, p.proname]::text[] = parse_ident(partitioner)
+    and p.pronargs = 2 and p.proargtypes[0] = 'text'::regtype and p.proargtypes[1] = 'integer'::regtype;
+$$;
+comment on function @extschema@.outbox_partitioner(text) is
+  'Internal: the function (text, integer) of this name with its schema.';
+
+create function @extschema@.outbox_check_partitioner(partitioner text, partition_count integer)
+returns text language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  found pg_proc;
+  name text;
+begin
+  select * into found from @extschema@.outbox_partitioner(partitioner);
+  if found.oid is null or found.prokind <> 'f' or found.prorettype <> 'integer'::regtype or found.proretset then
+    raise exception 'there is no function %(key text, partition_count integer) returns integer', partitioner
+      using errcode = 'undefined_function', hint = 'Name it with its schema, for example ''shop.by_tenant''.';
+  end if;
+  name := format('%I.%I', (select n.nspname from pg_namespace n where n.oid = found.pronamespace), found.proname);
+  if found.provolatile <> 'i' then
+    raise exception 'function % is not immutable', name
+      using errcode = 'invalid_parameter_value',
+            hint = 'A key must always be in the same partition: ALTER FUNCTION … IMMUTABLE, if that is so.';
+  end if;
+  perform @extschema@.outbox_partition_by(name, k, partition_count) from unnest('{a,order:42,"",ü}'::text[]) k;
+  return name;
+end
+$$;
+comment on function @extschema@.outbox_check_partitioner(text, integer) is
+  'Internal: refuses what cannot give the partition of a key; returns the name of the function with its schema.';
+
+create function @extschema@.outbox_configure(
+  partition_count integer default null, leasing boolean default null, partitioner text default null
+)
 returns void language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
   old @extschema@.outbox_settings;
+  new @extschema@.outbox_settings;
 begin
   if partition_count not between 1 and 1024 then
     raise exception 'partition_count % is out of range', partition_count
@@ -1149,9 +1196,16 @@ begin
   -- Waits for every transaction that has enqueued, prepared ones too, and holds up those that come.
   lock table @extschema@.outbox_settings in access exclusive mode;
   select * into strict old from @extschema@.outbox_settings;
-  partition_count := coalesce(partition_count, old.partition_count);
-  leasing := coalesce(leasing, old.leasing);
-  if partition_count = old.partition_count and leasing = old.leasing then
+  new := old;
+  new.partition_count := coalesce(partition_count, old.partition_count);
+  new.leasing := coalesce(leasing, old.leasing);
+  if partitioner = '' then
+    new.partitioner := null;
+  elsif partitioner is not null then
+    new.partitioner := @extschema@.outbox_check_partitioner(partitioner, new.partition_count);
+  end if;
+  if (new.partition_count, new.leasing) = (old.partition_count, old.leasing)
+     and new.partitioner is not distinct from old.partitioner then
     return;
   end if;
   if not @extschema@.outbox_send_workers_away() then
@@ -1162,22 +1216,23 @@ begin
     in access exclusive mode;
   -- Emptied, not updated: a transaction with an older snapshot then finds no row, and fails instead of using the old count.
   truncate @extschema@.outbox_settings;
-  insert into @extschema@.outbox_settings (partition_count, leasing) values (partition_count, leasing);
+  insert into @extschema@.outbox_settings (partition_count, leasing, partitioner)
+  values (new.partition_count, new.leasing, new.partitioner);
   -- Whoever held a lease holds it no more.
   update @extschema@.outbox_partitions p
   set lease_owner = null, lease_until = null, lease_epoch = p.lease_epoch + 1, updated_at = clock_timestamp();
-  delete from @extschema@.outbox_partitions p where p.partition >= partition_count;
+  delete from @extschema@.outbox_partitions p where p.partition >= new.partition_count;
   update @extschema@.outbox o
-  set partition = @extschema@.outbox_repartition(o.seq, o.key, o.partition, old.partition_count, partition_count),
+  set partition = @extschema@.outbox_repartition(o.seq, o.key, o.partition, old, new),
       claim_token = null, claim_until = null;
   update @extschema@.outbox_waiting w
-  set partition = @extschema@.outbox_repartition(w.seq, w.key, w.partition, old.partition_count, partition_count);
+  set partition = @extschema@.outbox_repartition(w.seq, w.key, w.partition, old, new);
   update @extschema@.outbox_dead d
-  set partition = @extschema@.outbox_repartition(d.seq, d.key, d.partition, old.partition_count, partition_count);
+  set partition = @extschema@.outbox_repartition(d.seq, d.key, d.partition, old, new);
 end
 $$;
-comment on function @extschema@.outbox_configure(integer, boolean) is
-  'Changes how messages are shared among workers: the number of partitions, and whether workers lease them (order per key) or claim rows (no order). NULL = as it is. Waits for open transactions that have enqueued; moves what waits. Nothing is lost, sent twice or reordered.';
+comment on function @extschema@.outbox_configure(integer, boolean, text) is
+  'Changes how messages are shared among workers: the number of partitions, whether workers lease them (order per key) or claim rows (no order), and the function that gives the partition of a key (empty = CRC-32). NULL = as it is. Waits for open transactions that have enqueued; moves what waits. Nothing is lost, sent twice or reordered.';
 
 -- ---- sql/src/50_views.sql
 
@@ -1534,7 +1589,7 @@ grant execute on function
 
 grant execute on function
   @extschema@.outbox_retry(bigint, text), @extschema@.outbox_discard(bigint, text, text),
-  @extschema@.outbox_configure(integer, boolean), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text)
+  @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text)
   to outbox_admin;
 grant usage on foreign data wrapper outbox_amqp to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads

@@ -4,7 +4,7 @@
 mod enqueue;
 mod worker;
 
-pub use enqueue::{Enqueue, Publish, aggregate_key, enqueue, new_id, publish};
+pub use enqueue::{Enqueue, Publish, aggregate_key, enqueue, new_id, partition_by, publish};
 pub use worker::{ClaimedBatch, Described, Settlement, Store};
 
 /// The time, in µs since 1970.

@@ -6,6 +6,7 @@ create table @extschema@.outbox_settings (
   singleton       boolean  primary key default true check (singleton),
   partition_count smallint not null check (partition_count between 1 and 1024),
   leasing         boolean  not null,
+  partitioner     text, -- schema and name of the function that gives the partition of a key; NULL = CRC-32
   partitions      smallint[] not null -- 0 .. partition_count - 1, kept here so that enqueue need not build it
 );
 comment on table @extschema@.outbox_settings is

@@ -28,20 +28,26 @@ return 'p' || pg_catalog.lpad(partition::text, greatest(2, pg_catalog.length(par
 comment on function @extschema@.outbox_partition_label(integer) is
   'The label of a partition: p and at least two digits, as in p07.';
 
+create function @extschema@.outbox_partition_by(partitioner text, key text, partition_count integer)
+returns integer language c stable as 'MODULE_PATHNAME', 'outbox_partition_by_wrapper';
+comment on function @extschema@.outbox_partition_by(text, text, integer) is
+  'Internal: what a partitioner (NULL = CRC-32) says of a key. It runs as its owner, restricted.';
+
 create function @extschema@.outbox_partition_of(key text, partition_count integer default null)
-returns text language plpgsql stable parallel safe security definer set search_path = pg_catalog, pg_temp as $$
+returns text language plpgsql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   divisor constant integer := coalesce(partition_count, (select s.partition_count from @extschema@.outbox_settings s));
+  partitioner constant text := (select s.partitioner from @extschema@.outbox_settings s);
 begin
   if divisor not between 1 and 1024 then
     raise exception 'partition_count % is out of range', divisor
       using errcode = 'numeric_value_out_of_range', hint = 'Use a count from 1 to 1024.';
   end if;
-  return @extschema@.outbox_partition_label((@extschema@.outbox_crc32(key) % divisor)::integer);
+  return @extschema@.outbox_partition_label(@extschema@.outbox_partition_by(partitioner, key, divisor));
 end
 $$;
 comment on function @extschema@.outbox_partition_of(text, integer) is
-  'The partition of a key: CRC-32 of its UTF-8 bytes modulo the count (NULL = the count of this database), as a label.';
+  'The partition of a key, as a label: CRC-32 of its UTF-8 bytes modulo the count (NULL = the count of this database), or as the partitioner of this database says.';
 
 create function @extschema@.outbox_uuid_v7()
 returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uuid_v7_wrapper';

@@ -64,14 +64,19 @@ pub fn reserve_prefix(prefix: &CStr) {
 /// Plans and runs `body` with sequential scans as the last resort, and without JIT: a plan that holds a scan which was
 /// "switched off" costs 10^10 on paper, so each execution would be compiled for a tenth of a second.
 pub fn without_sequential_scans<T>(body: impl FnOnce() -> T) -> T {
+    with(&[(c"enable_seqscan", c"off"), (c"jit", c"off")], body)
+}
+
+/// Runs `body` with other values of these settings.
+pub fn with<T>(settings: &[(&CStr, &CStr)], body: impl FnOnce() -> T) -> T {
     // SAFETY: what a function's SET clause does (fmgr_security_definer in fmgr.c); an error on the way is cleaned up by
     // the end of the (sub)transaction.
     unsafe {
         let level = pg_sys::NewGUCNestLevel();
-        for name in [c"enable_seqscan", c"jit"] {
+        for (name, value) in settings {
             pg_sys::set_config_option(
                 name.as_ptr(),
-                c"off".as_ptr(),
+                value.as_ptr(),
                 pg_sys::GucContext::PGC_USERSET,
                 pg_sys::GucSource::PGC_S_SESSION,
                 pg_sys::GucAction::GUC_ACTION_SAVE,

@@ -3,14 +3,27 @@
 
 use pgrx::pg_sys;
 
-/// Runs `body` as `role`. An error on the way is cleaned up by the end of the (sub)transaction, as in
-/// fmgr_security_definer (fmgr.c).
+/// Runs `body` as `role`, which may not change roles or leave anything behind in the session: for code of other people.
+pub fn run_restricted_as<T>(role: u32, body: impl FnOnce() -> T) -> T {
+    switch(role, pg_sys::SECURITY_RESTRICTED_OPERATION, body)
+}
+
+/// Runs `body` as `role`.
 pub fn run_as<T>(role: u32, body: impl FnOnce() -> T) -> T {
+    switch(role, 0, body)
+}
+
+/// An error on the way is cleaned up by the end of the (sub)transaction, as in
+/// fmgr_security_definer (fmgr.c).
+fn switch<T>(role: u32, more: u32, body: impl FnOnce() -> T) -> T {
     let (mut before, mut context) = (pg_sys::InvalidOid, 0);
     // SAFETY: main thread, inside a transaction; the pair is restored as it was.
     unsafe {
         pg_sys::GetUserIdAndSecContext(&mut before, &mut context);
-        pg_sys::SetUserIdAndSecContext(role.into(), context | pg_sys::SECURITY_LOCAL_USERID_CHANGE as i32);
+        pg_sys::SetUserIdAndSecContext(
+            role.into(),
+            context | (pg_sys::SECURITY_LOCAL_USERID_CHANGE | more) as i32,
+        );
         let value = body();
         pg_sys::SetUserIdAndSecContext(before, context);
         value

@@ -61,6 +61,15 @@ struct Statements {
     insert: [[OnceCell<OwnedPreparedStatement>; 2]; 2],
     aggregates: OnceCell<OwnedPreparedStatement>,
     event: OnceCell<OwnedPreparedStatement>,
+    /// Of this database, as far as is known here. The statement that inserts finds out if it is another.
+    partitioner: RefCell<Option<Partitioner>>,
+}
+
+/// A function that gives the partition of a key, and the partition count that it is asked for.
+#[derive(Clone, PartialEq)]
+struct Partitioner {
+    name: String,
+    count: i16,
 }
 
 thread_local! {
@@ -81,6 +90,7 @@ fn statements(fcinfo: pg_sys::FunctionCallInfo) -> Rc<Statements> {
                 insert: Default::default(),
                 aggregates: OnceCell::new(),
                 event: OnceCell::new(),
+                partitioner: RefCell::default(),
             })
         };
         Rc::clone(known.entry(function).or_insert_with(make))
@@ -230,41 +240,128 @@ fn insert_pointers(statements: &Statements, request: &Enqueue) -> Result<i64, Us
         // A time that is over says nothing.
         let due_at = request.available_at.filter(|at| *at > clock_timestamp());
         let insert = insert_statement(client, statements, request.new, due_at.is_some())?;
-        let partition = request.partition.map(|partition| partition.as_i16());
-        let args = [
-            request.destination.into(),
-            request.seqs.to_vec().into(),
-            keys.into(),
-            crcs.into(),
-            due_at.into(),
-            partition.into(),
-        ];
-        let mut run = || client.update(insert, None, &args);
-        // The probe must use the index even while the table is empty: the plan outlives that.
-        let inserted = if request.new {
-            run()
-        } else {
-            guc::without_sequential_scans(run)
-        };
-        let (mut count, class) = (0, Class::of(request.destination));
-        for row in inserted.map_err(internal)? {
-            count += 1;
-            if due_at.is_none() {
-                let index: i16 = row.get(1).map_err(internal)?.unwrap_or_default();
-                let seq: i64 = row.get(2).map_err(internal)?.unwrap_or_default();
-                if let Ok(partition) = Partition::new(i64::from(index)) {
-                    wake::ready(class, partition, seq);
+        loop {
+            let partitioner = statements.partitioner.borrow().clone();
+            let partitions = partitions(client, &statements.schema, request, &keys, partitioner.as_ref())?;
+            let args = [
+                request.destination.into(),
+                request.seqs.to_vec().into(),
+                keys.clone().into(),
+                crcs.clone().into(),
+                due_at.into(),
+                partitions.into(),
+                partitioner.as_ref().map(|known| known.name.clone()).into(),
+                partitioner.as_ref().map(|known| known.count).into(),
+            ];
+            let mut run = || client.update(insert, None, &args);
+            // The probe must use the index even while the table is empty: the plan outlives that.
+            let inserted = if request.new {
+                run()
+            } else {
+                guc::without_sequential_scans(run)
+            };
+            let (mut count, class) = (0, Class::of(request.destination));
+            for row in inserted.map_err(internal)? {
+                count += 1;
+                if due_at.is_none() {
+                    let index: i16 = row.get(1).map_err(internal)?.unwrap_or_default();
+                    let seq: i64 = row.get(2).map_err(internal)?.unwrap_or_default();
+                    if let Ok(partition) = Partition::new(i64::from(index)) {
+                        wake::ready(class, partition, seq);
+                    }
                 }
             }
+            if due_at.is_some() {
+                wake::waiting_changed();
+            }
+            if count > 0 || !check_settings(client, statements, request.partition)? {
+                return Ok(count);
+            }
         }
-        if due_at.is_some() {
-            wake::waiting_changed();
-        }
-        if count == 0 {
-            check_settings(client, statements, partition)?;
-        }
-        Ok(count)
     })
+}
+
+/// The partition of each message where it does not follow from key or seq.
+fn partitions(
+    client: &mut pgrx::spi::SpiClient,
+    schema: &str,
+    request: &Enqueue,
+    keys: &[Option<String>],
+    partitioner: Option<&Partitioner>,
+) -> Result<Vec<Option<i16>>, UserError> {
+    if let Some(partition) = request.partition {
+        return Ok(vec![Some(partition.as_i16()); keys.len()]);
+    }
+    let Some(partitioner) = partitioner else {
+        return Ok(vec![None; keys.len()]);
+    };
+    keys.iter()
+        .map(|key| {
+            let key = key.as_deref();
+            key.map(|key| ask_partitioner(client, schema, partitioner, key))
+                .transpose()
+        })
+        .collect()
+}
+
+/// What a partitioner says of a key; None = CRC-32.
+pub fn partition_by(
+    fcinfo: pg_sys::FunctionCallInfo,
+    name: Option<&str>,
+    key: &str,
+    count: i16,
+) -> Result<i16, UserError> {
+    match name {
+        None => Ok((i64::from(crc32(key)) % i64::from(count)) as i16),
+        Some(name) => {
+            let name = name.to_owned();
+            let statements = statements(fcinfo);
+            Spi::connect_mut(|client| ask_partitioner(client, &statements.schema, &Partitioner { name, count }, key))
+        }
+    }
+}
+
+/// Runs as the owner of the function, restricted, whoever enqueues.
+fn ask_partitioner(
+    client: &mut pgrx::spi::SpiClient,
+    schema: &str,
+    partitioner: &Partitioner,
+    key: &str,
+) -> Result<i16, UserError> {
+    let Partitioner { name, count } = partitioner;
+    let sql = format!("select p.proowner::pg_catalog.int8 from {schema}.outbox_partitioner($1) p");
+    let found = (client.select(sql.as_str(), Some(1), &[name.as_str().into()])).map_err(internal)?;
+    if found.is_empty() {
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_UNDEFINED_FUNCTION,
+            format!("the partitioner {name} does not exist"),
+            "Make it again, or outbox_configure(partitioner => '') for the built-in one.",
+        ));
+    }
+    let owner: Option<i64> = found.first().get_one().map_err(internal)?;
+    let owner = owner.unwrap_or_default();
+    let call = format!("select {name}($1, $2)");
+    let answer: Option<i32> = guc::with(&[(c"search_path", c"pg_catalog, pg_temp")], || {
+        security::run_restricted_as(owner as u32, || {
+            let args = [key.into(), i32::from(*count).into()];
+            client.update(call.as_str(), Some(1), &args)?.first().get_one()
+        })
+    })
+    .map_err(internal)?;
+    match answer {
+        Some(partition) if (0..i32::from(*count)).contains(&partition) => Ok(partition as i16),
+        answer => Err(UserError {
+            detail: Some(format!(
+                "It returned {}.",
+                answer.map_or("NULL".to_owned(), |partition| partition.to_string())
+            )),
+            ..UserError::new(
+                PgSqlErrorCode::ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE,
+                format!("the partitioner {name} did not return a partition"),
+                format!("It must return 0 to {} for every key.", count - 1),
+            )
+        }),
+    }
 }
 
 /// The statement that inserts, planned at its first use: for an event that was stored just now or any, to go at once or
@@ -299,11 +396,15 @@ fn insert_statement<'a>(
     };
     let sql = format!(
         "insert into {s}.{into} (destination, partition, seq, key{columns})
-         select $1, coalesce($6, (coalesce(u.crc, u.seq) operator(pg_catalog.%) s.partition_count)::pg_catalog.int2),
+         select $1,
+                coalesce(u.partition, (coalesce(u.crc, u.seq) operator(pg_catalog.%) s.partition_count)::pg_catalog.int2),
                 u.seq, u.key{values}
          from {s}.outbox_settings s,
-              rows from (pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4)) as u (seq, key, crc)
-         where ($6 is null or $6 operator(pg_catalog.<) s.partition_count) {probe}
+              rows from (pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4), pg_catalog.unnest($6))
+                as u (seq, key, crc, partition)
+         where (u.partition is null or u.partition operator(pg_catalog.<) s.partition_count)
+           and case when $7 is null then s.partitioner is null
+                    else s.partitioner operator(pg_catalog.=) $7 and s.partition_count operator(pg_catalog.=) $8 end {probe}
          on conflict do nothing returning partition, seq",
         probe = if new { "" } else { &probe }
     );
@@ -313,6 +414,8 @@ fn insert_statement<'a>(
         PgBuiltInOids::TEXTARRAYOID,
         PgBuiltInOids::INT8ARRAYOID,
         PgBuiltInOids::TIMESTAMPTZOID,
+        PgBuiltInOids::INT2ARRAYOID,
+        PgBuiltInOids::TEXTOID,
         PgBuiltInOids::INT2OID,
     ];
     let prepared = client
@@ -372,13 +475,17 @@ fn aggregate_keys(
     Ok(seqs.iter().map(|seq| found[seq].clone()).collect())
 }
 
-/// Why nothing was inserted, unless all of it waits already.
+/// Why nothing was inserted, unless all of it waits already. True: for the partitioner is another than was known, so it
+/// is to be tried again.
 fn check_settings(
     client: &mut pgrx::spi::SpiClient,
     statements: &Statements,
-    partition: Option<i16>,
-) -> Result<(), UserError> {
-    let sql = format!("select s.partition_count from {}.outbox_settings s", statements.schema);
+    partition: Option<Partition>,
+) -> Result<bool, UserError> {
+    let sql = format!(
+        "select s.partition_count, s.partitioner from {}.outbox_settings s",
+        statements.schema
+    );
     let settings = client.select(sql.as_str(), Some(1), &[]).map_err(internal)?;
     if settings.is_empty() {
         // outbox_configure() leaves no row that an older snapshot sees: with the old count a key would be in two partitions.
@@ -388,17 +495,18 @@ fn check_settings(
             "Run the transaction again.",
         ));
     }
-    let count: Option<i16> = settings.first().get_one().map_err(internal)?;
-    match (partition, count) {
-        (Some(partition), Some(count)) if partition >= count => {
-            let last = Partition::new(i64::from(count) - 1).map_or_else(|error| error.to_string(), Partition::label);
-            Err(invalid(
-                format!("partition {partition} does not exist"),
-                format!("The partitions are p00 to {last}."),
-            ))
-        }
-        _ => Ok(()),
+    let (count, name): (Option<i16>, Option<String>) = settings.first().get_two().map_err(internal)?;
+    let count = count.unwrap_or_default();
+    let partition = partition.map_or(-1, |partition| partition.as_i16());
+    if partition >= count {
+        let last = Partition::new(i64::from(count) - 1).map_or_else(|error| error.to_string(), Partition::label);
+        return Err(invalid(
+            format!("partition {partition} does not exist"),
+            format!("The partitions are p00 to {last}."),
+        ));
     }
+    let partitioner = name.map(|name| Partitioner { name, count });
+    Ok(statements.partitioner.replace(partitioner.clone()) != partitioner)
 }
 
 fn internal(error: pgrx::spi::Error) -> UserError {
