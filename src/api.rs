@@ -244,12 +244,7 @@ fn check_event(event: &Event) -> Result<Option<String>, UserError> {
     if let Some(key) = &key {
         envelope::check_short("key (aggregate_type:aggregate_id)", key)?;
     }
-    if let Some(headers) = &event.headers {
-        envelope::check_headers(headers)?;
-    }
-    config::routing_template()
-        .render(event, key.as_deref())
-        .map_err(envelope::Refusal::from)?;
+    envelope::check_routing(&config::routing_template(), event, key.as_deref())?;
     Ok(key)
 }
 

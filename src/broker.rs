@@ -101,7 +101,7 @@ impl Broker {
             Password::File(path) => Secret::new(read_password(Path::new(path))?),
         };
         let config = AmqpConfig {
-            exchange: amqp.exchange.clone(),
+            exchange: amqp.exchange.to_string(),
             exchange_type: amqp.exchange_type.clone(),
             connect_timeout: target.connect_timeout,
             confirm_timeout: target.confirm_timeout,

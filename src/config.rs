@@ -3,7 +3,7 @@
 //! SUSET settings can be set per database (ALTER DATABASE … SET); SIGHUP ones belong to the whole server.
 
 use crate::pg::guc::{Refused, check_hook, reserve_prefix};
-use outbox_core::route::Template;
+use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
 use outbox_transport::target::{Amqp, Password, Target, Transport};
 use outbox_transport::{ExchangeType, UrlError, parse_url};
@@ -312,10 +312,12 @@ fn default_target() -> Target {
                 path if path.is_empty() => Password::Default,
                 path => Password::File(path),
             },
-            exchange: string(&EXCHANGE),
+            exchange: outbox_core::message::Text::shared(&string(&EXCHANGE)),
             exchange_type: ExchangeType::parse(&string(&EXCHANGE_TYPE)).expect("the check hook let nothing else pass"),
             routing_key: routing_template(),
         }),
+        format: Format::default(),
+        statics: Statics::default(),
         rules: Rules {
             retry: RetryPolicy {
                 max_attempts: MAX_ATTEMPTS.get() as u32,

@@ -9,7 +9,7 @@ use crate::shmem;
 use crate::store::{Described, Settlement, Store, now_us};
 use outbox_core::engine::{Engine, Held, Sharing};
 use outbox_core::partition::Partition;
-use outbox_core::route::Route;
+use outbox_core::route::{Route, TransportKind};
 use outbox_core::settle::{Disposition, Rules};
 use outbox_core::tick::{self, TickState};
 use outbox_transport::Bell;
@@ -219,8 +219,11 @@ impl Destination {
         };
         let Transport::Amqp(amqp) = &target.transport;
         let route = Route {
+            transport: TransportKind::Amqp,
+            format: target.format,
             exchange: &amqp.exchange,
             template: &amqp.routing_key,
+            statics: &target.statics,
         };
         let limit = common.settings.batch_size.min(room);
         let mut tables = Tables::new(common, &self.name, &target.rules, STATEMENT_TIMEOUT_MS);

@@ -2,9 +2,9 @@
 //! the same bytes, so that the broker does the same work for each side.
 
 use outbox_core::envelope;
-use outbox_core::message::{Event, HeaderValue, Pointer, Publication};
+use outbox_core::message::{Event, HeaderValue, Pointer, Publication, Text};
 use outbox_core::partition::{Partition, PartitionCount};
-use outbox_core::route::{Route, Template};
+use outbox_core::route::{Format, Route, Statics, Template, TransportKind};
 
 /// Bytes of a message's body, give or take those of a longer or shorter seq.
 pub const BODY_BYTES: usize = 300;
@@ -18,8 +18,9 @@ const ROUTING_KEY: &str = "{aggregate_type}.{operation}";
 
 /// Makes the messages that the extension makes of its events.
 pub struct Maker {
-    exchange: String,
+    exchange: Text,
     template: Template,
+    statics: Statics,
     partitions: PartitionCount,
     /// What `$1` of [`PUBLISH`] must be.
     pub padding: usize,
@@ -28,8 +29,9 @@ pub struct Maker {
 impl Maker {
     pub fn new(exchange: &str) -> Self {
         let mut maker = Self {
-            exchange: exchange.to_owned(),
+            exchange: Text::shared(exchange),
             template: Template::parse(ROUTING_KEY).expect("a template of our own"),
+            statics: Statics::default(),
             partitions: PartitionCount::new(16).expect("the default count"),
             padding: 0,
         };
@@ -66,8 +68,11 @@ impl Maker {
             ..Event::default()
         };
         let route = Route {
+            transport: TransportKind::Amqp,
+            format: Format::Envelope,
             exchange: &self.exchange,
             template: &self.template,
+            statics: &self.statics,
         };
         envelope::publication(0, &pointer, &event, &route).expect("an event that can be sent")
     }

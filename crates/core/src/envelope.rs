@@ -1,52 +1,33 @@
 //! One event and its pointer become one [`Publication`]. Called by the worker's main thread for each claimed row, after
-//! the claim's transaction has ended; [`check_headers`] and [`check_short`] also by the enqueuing functions, so that
-//! what cannot be sent is refused while its author still listens.
+//! the claim's transaction has ended; [`check_headers`], [`check_short`] and [`check_routing`] also by the enqueuing
+//! functions, so that what cannot be sent is refused while its author still listens.
 //!
-//! The body is the JSON of the whole event, the same bytes on each retry: what differs between attempts (attempt,
-//! lease epoch) stands in headers only. Absent is what is NULL in the source.
+//! The body is the same bytes on each retry: what differs between attempts (attempt, lease epoch) stands in headers only.
+//! In the envelope, the JSON of the whole event, what is NULL in the source is absent.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::message::{Event, HeaderValue, Pointer, Properties, Publication};
-use crate::route::{Route, RouteError};
+use crate::cloudevents::{self, Attributes};
+use crate::headers;
+use crate::message::{Event, Pointer, Properties, Publication};
+use crate::partition::Partition;
+use crate::route::{Format, Route, TransportKind};
+use crate::template::{Template, TooLong, Values};
+use crate::text::Text;
+
+pub use crate::headers::{HEADERS_MAX, SYSTEM_HEADERS, SYSTEM_HEADERS_RESERVED, check_headers};
 
 /// AMQP 0-9-1 sends message_id, type, correlation_id, header names, routing key and exchange as short strings, whose
 /// length is one byte.
 pub const SHORT_STRING_MAX: usize = 255;
 
-/// All headers of a message, encoded. An AMQP content header cannot be split over frames, and a frame is 131072 bytes
-/// in RabbitMQ unless configured; half of it leaves room for the properties and for smaller settings.
-pub const HEADERS_MAX: usize = 64 * 1024;
-
-/// Part of [`HEADERS_MAX`] that the user's own headers may not take, so that what passes [`check_headers`] at enqueue
-/// does not fail later for the outbox's own; these hold aggregate_type and aggregate_id, the rest is under 300 bytes.
-pub const SYSTEM_HEADERS_RESERVED: usize = 4 * 1024;
-
-/// Headers that the outbox sets. A user's header of such a name is dropped, also where the outbox has no value to set:
-/// a consumer may trust these names. (All but the epoch and the attempt are the event's, and in the envelope.)
-pub const SYSTEM_HEADERS: [&str; 7] = [
-    "id",
-    "aggregate_type",
-    "aggregate_id",
-    "seq",
-    "partition_key",
-    "lease_epoch",
-    "attempt",
-];
-
-/// RabbitMQ reads these as lists of further routing keys and closes the channel (406 PRECONDITION_FAILED) when they
-/// are anything else (rabbit_basic.erl, header_routes). A header here is never a list, so one message would fail the
-/// whole window, again and again.
-const ROUTING_HEADERS: [&str; 2] = ["CC", "BCC"];
-
 pub const CONTENT_TYPE: &str = "application/json";
-pub const APP_ID: &str = "outbox";
 
-/// Why an event can never be sent as it is. Holds names and sizes, no values: it is stored and logged.
+/// Why an event can never be sent as it is, or a destination not be described so. Holds names and sizes, no values of
+/// events: it is stored and logged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// What is wrong: a primary line.
@@ -58,28 +39,62 @@ pub struct Refusal {
 /// The message for `event`, complete. `handle` comes back with the outcome.
 ///
 /// # Errors
-/// [`Refusal`] when a JSON column is not JSON, or when something exceeds what AMQP can carry. No retry mends it.
+/// [`Refusal`] when a JSON column is not JSON, or when something is more than transport or format can carry. No retry
+/// mends it.
 pub fn publication(handle: u64, pointer: &Pointer, event: &Event, route: &Route<'_>) -> Result<Publication, Refusal> {
-    check_short("exchange name", route.exchange)?;
     check_short("event id", &event.id)?;
     check_short("event type", &event.kind)?;
     if let Some(correlation_id) = &event.correlation_id {
         check_short("correlation id", correlation_id)?;
     }
-    let routing_key = route.template.render(event, pointer.key.as_deref())?;
+    let own = own_headers(event)?;
+    let values = Values::new(pointer, event, &own);
+    let (exchange, routing_key) = match route.transport {
+        TransportKind::Amqp => {
+            check_short("exchange name", route.exchange)?;
+            (route.exchange.clone(), routing_key(route.template, &values)?)
+        }
+        TransportKind::Http => (Text::default(), Text::default()),
+    };
+    let statics = route.statics;
+    let (content_type, body, more) = match route.format {
+        Format::Envelope => (Text::Static(CONTENT_TYPE), envelope(event, values.key)?, Vec::new()),
+        Format::Payload => {
+            if statics.content_type.is_none() {
+                raw("payload", &event.payload)?;
+            }
+            let content_type = statics.content_type.clone();
+            let body = event.payload.clone().into_bytes();
+            (content_type.unwrap_or(Text::Static(CONTENT_TYPE)), body, Vec::new())
+        }
+        Format::CloudEvents => {
+            let body = Attributes::of(&values, route)?.body(raw("payload", &event.payload)?)?;
+            (Text::Static(cloudevents::CONTENT_TYPE), body, Vec::new())
+        }
+        Format::CloudEventsBinary => {
+            raw("payload", &event.payload)?;
+            let attributes = Attributes::of(&values, route)?.headers(route.transport);
+            (
+                Text::Static(CONTENT_TYPE),
+                event.payload.clone().into_bytes(),
+                attributes,
+            )
+        }
+    };
     let properties = Properties {
         message_id: event.id.clone(),
         kind: Some(event.kind.clone()),
-        content_type: CONTENT_TYPE.to_owned(),
+        content_type,
         timestamp_s: u64::try_from(event.created_at_s).ok(),
-        app_id: APP_ID.to_owned(),
+        app_id: statics.app_id.clone(),
         correlation_id: event.correlation_id.clone(),
-        headers: headers(pointer, event)?,
+        expiration_ms: statics.expiration_ms,
+        priority: statics.priority,
+        headers: headers::all(pointer, event, route, more, own)?,
     };
-    let body = body(event, pointer.key.as_deref())?;
     Ok(Publication {
         handle,
-        exchange: route.exchange.to_owned(),
+        exchange,
         routing_key,
         key: pointer.key.clone(),
         properties,
@@ -87,13 +102,31 @@ pub fn publication(handle: u64, pointer: &Pointer, event: &Event, route: &Route<
     })
 }
 
-/// Checks the user's own headers, for use at enqueue.
+/// Checks what can be checked at enqueue: the user's headers as [`check_headers`] does, and the routing key that `template`
+/// makes of the event.
 ///
 /// # Errors
-/// [`Refusal`] unless they are a JSON object with names of at most [`SHORT_STRING_MAX`] bytes, none of them `CC` or
-/// `BCC`, and fit in what [`HEADERS_MAX`] leaves them.
-pub fn check_headers(json: &str) -> Result<(), Refusal> {
-    own_headers(json).map(drop)
+/// [`Refusal`] when the headers cannot be sent, or the routing key is longer than AMQP can carry.
+pub fn check_routing(template: &Template, event: &Event, key: Option<&str>) -> Result<(), Refusal> {
+    let values = Values {
+        event,
+        key,
+        partition: Partition::LAST,
+        destination: "default",
+        headers: &own_headers(event)?,
+    };
+    routing_key(template, &values).map(drop)
+}
+
+fn routing_key(template: &Template, values: &Values<'_>) -> Result<Text, Refusal> {
+    template.render(values).map_err(|TooLong { bytes, bytes_max }| Refusal {
+        message: format!("the routing key is {bytes} bytes long, AMQP carries at most {bytes_max}"),
+        hint: "Shorten the template or the values that it uses.".to_owned(),
+    })
+}
+
+fn own_headers(event: &Event) -> Result<Vec<headers::Header>, Refusal> {
+    event.headers.as_deref().map_or(Ok(Vec::new()), headers::own)
 }
 
 /// Checks a text that AMQP sends as a short string; `name` says in a refusal what it is.
@@ -143,7 +176,7 @@ struct Envelope<'a> {
     headers: Option<&'a RawValue>,
 }
 
-fn body(event: &Event, key: Option<&str>) -> Result<Vec<u8>, Refusal> {
+fn envelope(event: &Event, key: Option<&str>) -> Result<Vec<u8>, Refusal> {
     let envelope = Envelope {
         id: &event.id,
         seq: event.seq,
@@ -172,9 +205,13 @@ fn body(event: &Event, key: Option<&str>) -> Result<Vec<u8>, Refusal> {
         .into_iter()
         .map(|json| json.as_ref().map_or(0, String::len))
         .sum::<usize>();
-    let mut body = Vec::with_capacity(event.payload.len() + json_bytes + 512);
-    serde_json::to_writer(&mut body, &envelope).map_err(|error| Refusal {
-        message: format!("the envelope could not be written: {error}"),
+    written(&envelope, event.payload.len() + json_bytes + 512)
+}
+
+pub(crate) fn written(value: &impl Serialize, bytes: usize) -> Result<Vec<u8>, Refusal> {
+    let mut body = Vec::with_capacity(bytes);
+    serde_json::to_writer(&mut body, value).map_err(|error| Refusal {
+        message: format!("the body could not be written: {error}"),
         hint: "This is a defect of the outbox; please report it.".to_owned(),
     })?;
     Ok(body)
@@ -185,7 +222,7 @@ fn raw<'a>(column: &str, json: &'a str) -> Result<&'a RawValue, Refusal> {
 }
 
 /// Says where, never what: serde's own text may quote the value.
-fn not_json(column: &str, error: &serde_json::Error) -> Refusal {
+pub(crate) fn not_json(column: &str, error: &serde_json::Error) -> Refusal {
     Refusal {
         message: format!(
             "{column} is not valid JSON at line {} column {}",
@@ -193,107 +230,6 @@ fn not_json(column: &str, error: &serde_json::Error) -> Refusal {
             error.column()
         ),
         hint: format!("Store {column} as json or jsonb."),
-    }
-}
-
-/// The outbox's headers, then the user's own by name.
-fn headers(pointer: &Pointer, event: &Event) -> Result<Vec<(String, HeaderValue)>, Refusal> {
-    let text = |name: &str, value: &str| (name.to_owned(), HeaderValue::Text(value.to_owned()));
-    let int = |name: &str, value: i64| (name.to_owned(), HeaderValue::Int(value));
-    let mut headers = vec![text("id", &event.id)];
-    headers.extend(
-        event
-            .aggregate_type
-            .as_deref()
-            .map(|value| text("aggregate_type", value)),
-    );
-    headers.extend(event.aggregate_id.as_deref().map(|value| text("aggregate_id", value)));
-    headers.push(int("seq", event.seq));
-    headers.push(text("partition_key", &pointer.partition.label()));
-    headers.push(int("lease_epoch", pointer.lease_epoch));
-    headers.push(int("attempt", i64::from(pointer.attempts) + 1));
-    if let Some(json) = &event.headers {
-        headers.extend(own_headers(json)?);
-    }
-    let bytes = encoded_bytes(&headers);
-    if bytes > HEADERS_MAX {
-        return Err(too_large(bytes, HEADERS_MAX));
-    }
-    Ok(headers)
-}
-
-/// The user's own headers by name; of a repeated name the last value counts, as in jsonb. Names of the outbox's own
-/// are dropped.
-fn own_headers(json: &str) -> Result<Vec<(String, HeaderValue)>, Refusal> {
-    let values: BTreeMap<String, &RawValue> = serde_json::from_str(json).map_err(|error| {
-        if !error.is_data() {
-            return not_json("headers", &error);
-        }
-        Refusal {
-            message: "headers are not a JSON object".to_owned(),
-            hint: "Pass headers as an object, such as {\"tenant\": \"acme\"}.".to_owned(),
-        }
-    })?;
-    let mut headers = Vec::with_capacity(values.len());
-    for (name, value) in values {
-        check_short("name of a header", &name)?;
-        if ROUTING_HEADERS.contains(&name.as_str()) {
-            return Err(Refusal {
-                message: format!("the header {name} cannot be set"),
-                hint: "RabbitMQ takes CC and BCC for lists of routing keys. Choose another name, or bind further \
-                       queues to the exchange."
-                    .to_owned(),
-            });
-        }
-        if SYSTEM_HEADERS.contains(&name.as_str()) {
-            continue;
-        }
-        headers.extend(header_value(value.get())?.map(|value| (name, value)));
-    }
-    let bytes = encoded_bytes(&headers);
-    let bytes_max = HEADERS_MAX - SYSTEM_HEADERS_RESERVED;
-    if bytes > bytes_max {
-        Err(too_large(bytes, bytes_max))
-    } else {
-        Ok(headers)
-    }
-}
-
-/// One valid JSON value as a header; null is none. What a header cannot hold without loss goes as the text of its
-/// JSON: objects, arrays, integers beyond 64 bits, numbers beyond a double.
-fn header_value(json: &str) -> Result<Option<HeaderValue>, Refusal> {
-    let as_text = || HeaderValue::Text(json.to_owned());
-    Ok(Some(match json.as_bytes().first() {
-        Some(b'n') => return Ok(None),
-        Some(b't') => HeaderValue::Bool(true),
-        Some(b'f') => HeaderValue::Bool(false),
-        Some(b'"') => HeaderValue::Text(serde_json::from_str(json).map_err(|error| not_json("headers", &error))?),
-        Some(b'{' | b'[') => as_text(),
-        _ if !json.contains(['.', 'e', 'E']) => json.parse().map_or_else(|_| as_text(), HeaderValue::Int),
-        _ => match json.parse::<f64>() {
-            Ok(number) if number.is_finite() => HeaderValue::Float(number),
-            _ => as_text(),
-        },
-    }))
-}
-
-/// Size of an AMQP field table: a length, then per field a short string, a type and a value.
-fn encoded_bytes(headers: &[(String, HeaderValue)]) -> usize {
-    let field_bytes = |(name, value): &(String, HeaderValue)| {
-        let value_bytes = match value {
-            HeaderValue::Text(text) => 4 + text.len(),
-            HeaderValue::Int(_) | HeaderValue::Float(_) => 8,
-            HeaderValue::Bool(_) => 1,
-        };
-        1 + name.len() + 1 + value_bytes
-    };
-    4 + headers.iter().map(field_bytes).sum::<usize>()
-}
-
-fn too_large(bytes: usize, bytes_max: usize) -> Refusal {
-    Refusal {
-        message: format!("the headers take {bytes} bytes, a message carries at most {bytes_max}"),
-        hint: "Put large values into the payload.".to_owned(),
     }
 }
 
@@ -305,73 +241,23 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-impl From<RouteError> for Refusal {
-    fn from(error: RouteError) -> Self {
-        Self {
-            message: error.to_string(),
-            hint: "Shorten the template or the values that it uses.".to_owned(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::partition::Partition;
-    use crate::route::Template;
+    use crate::message::HeaderValue;
+    use crate::route::Statics;
+    use crate::samples::{bare_event, event, event_with, header, made, names, pointer, text};
     use proptest::prelude::*;
     use serde_json::Value;
 
-    fn pointer() -> Pointer {
-        Pointer {
-            seq: 42,
-            destination: "default".into(),
-            partition: Partition::new(7).unwrap(),
-            key: Some("order-42".into()),
-            attempts: 2,
-            crashes: 0,
-            lease_epoch: 5,
-        }
-    }
-
-    fn event() -> Event {
-        Event {
-            id: "0198a3f2-0000-7000-8000-000000000001".into(),
-            seq: 42,
-            kind: "OrderPlaced".into(),
-            aggregate_type: Some("Order".into()),
-            aggregate_id: Some("42".into()),
-            operation: Some("INSERT".into()),
-            payload: r#"{"total": 1.10,  "b":1,"a":2}"#.into(),
-            previous_payload: Some("[1 , 2]".into()),
-            metadata: Some(r#"{"n":1e2}"#.into()),
-            headers: Some(r#"{"tenant": "acme"}"#.into()),
-            actor: Some("kim".into()),
-            correlation_id: Some("c-1".into()),
-            created_at: "2026-01-31T12:00:00.000001Z".into(),
-            created_at_s: 1_769_860_800,
-        }
-    }
-
     fn published(pointer: &Pointer, event: &Event) -> Result<Publication, Refusal> {
-        let template = Template::parse("{aggregate_type}.{operation}").unwrap();
-        publication(
-            9,
+        made(
             pointer,
             event,
-            &Route {
-                exchange: "events",
-                template: &template,
-            },
+            TransportKind::Amqp,
+            Format::Envelope,
+            &Statics::default(),
         )
-    }
-
-    fn own(json: &str) -> Vec<(String, HeaderValue)> {
-        own_headers(json).unwrap()
-    }
-
-    fn text(value: &str) -> HeaderValue {
-        HeaderValue::Text(value.to_owned())
     }
 
     #[test]
@@ -389,25 +275,15 @@ mod tests {
 
     #[test]
     fn what_is_null_in_the_source_is_absent() {
-        let bare = Event {
-            id: "1".into(),
-            kind: "T".into(),
-            payload: "null".into(),
-            created_at: "2026-01-31T12:00:00.000000Z".into(),
-            ..Event::default()
-        };
-        let publication = published(&Pointer { key: None, ..pointer() }, &bare).unwrap();
+        let publication = published(&Pointer { key: None, ..pointer() }, &bare_event()).unwrap();
         let expected = r#"{"id":"1","seq":0,"type":"T","payload":null,"created_at":"2026-01-31T12:00:00.000000Z"}"#;
-        assert_eq!(String::from_utf8(publication.body).unwrap(), expected);
+        assert_eq!(std::str::from_utf8(&publication.body).unwrap(), expected);
         assert_eq!(publication.routing_key, ".");
         assert_eq!(publication.properties.correlation_id, None);
-        let names: Vec<&str> = publication
-            .properties
-            .headers
-            .iter()
-            .map(|(name, _)| name.as_str())
-            .collect();
-        assert_eq!(names, ["id", "seq", "partition_key", "lease_epoch", "attempt"]);
+        assert_eq!(
+            names(&publication),
+            ["id", "partition_key", "seq", "lease_epoch", "attempt"]
+        );
     }
 
     #[test]
@@ -432,15 +308,15 @@ mod tests {
         let publication = published(&pointer(), &event()).unwrap();
         assert_eq!((publication.handle, publication.exchange.as_str()), (9, "events"));
         assert_eq!(publication.routing_key, "order.insert");
-        let headers = vec![
-            ("id".to_owned(), text("0198a3f2-0000-7000-8000-000000000001")),
-            ("aggregate_type".to_owned(), text("Order")),
-            ("aggregate_id".to_owned(), text("42")),
-            ("seq".to_owned(), HeaderValue::Int(42)),
-            ("partition_key".to_owned(), text("p07")),
-            ("lease_epoch".to_owned(), HeaderValue::Int(5)),
-            ("attempt".to_owned(), HeaderValue::Int(3)),
-            ("tenant".to_owned(), text("acme")),
+        let headers = [
+            ("id", text("0198a3f2-0000-7000-8000-000000000001")),
+            ("aggregate_type", text("Order")),
+            ("aggregate_id", text("42")),
+            ("partition_key", text("p07")),
+            ("seq", HeaderValue::Int(42)),
+            ("lease_epoch", HeaderValue::Int(5)),
+            ("attempt", HeaderValue::Int(3)),
+            ("tenant", text("acme")),
         ];
         let expected = Properties {
             message_id: "0198a3f2-0000-7000-8000-000000000001".into(),
@@ -449,7 +325,9 @@ mod tests {
             timestamp_s: Some(1_769_860_800),
             app_id: "outbox".into(),
             correlation_id: Some("c-1".into()),
-            headers,
+            expiration_ms: None,
+            priority: None,
+            headers: headers.map(|(name, value)| (name.into(), value)).into(),
         };
         assert_eq!(publication.properties, expected);
     }
@@ -461,78 +339,6 @@ mod tests {
             ..event()
         };
         assert_eq!(published(&pointer(), &old).unwrap().properties.timestamp_s, None);
-    }
-
-    #[test]
-    fn a_user_header_keeps_its_type() {
-        let found =
-            own(r#"{"b": true, "f": 1.5, "i": -3, "n": null, "s": "é\n", "traceparent": "00-ab-cd-01", "z": false}"#);
-        let expected = [
-            ("b", HeaderValue::Bool(true)),
-            ("f", HeaderValue::Float(1.5)),
-            ("i", HeaderValue::Int(-3)),
-            ("s", text("é\n")),
-            ("traceparent", text("00-ab-cd-01")),
-            ("z", HeaderValue::Bool(false)),
-        ];
-        assert_eq!(found, expected.map(|(name, value)| (name.to_owned(), value)));
-    }
-
-    #[test]
-    fn what_a_header_cannot_hold_goes_as_the_text_of_its_json() {
-        let found = own(r#"{"a": [1, "x"], "big": 18446744073709551616, "huge": 1e999, "o": {"z":1, "a":1.10}}"#);
-        let expected = [
-            ("a", r#"[1, "x"]"#),
-            ("big", "18446744073709551616"),
-            ("huge", "1e999"),
-            ("o", r#"{"z":1, "a":1.10}"#),
-        ];
-        assert_eq!(found, expected.map(|(name, value)| (name.to_owned(), text(value))));
-        assert_eq!(own(r#"{"e": 1e2, "w": 2.0}"#)[0].1, HeaderValue::Float(100.0));
-    }
-
-    #[test]
-    fn a_user_header_never_overrides_one_of_the_outbox() {
-        for name in SYSTEM_HEADERS {
-            assert_eq!(own(&format!(r#"{{"{name}": "forged"}}"#)), []);
-        }
-    }
-
-    #[test]
-    fn of_a_repeated_header_the_last_counts() {
-        assert_eq!(own(r#"{"a": 1, "a": 2}"#), [("a".to_owned(), HeaderValue::Int(2))]);
-    }
-
-    #[test]
-    fn headers_that_rabbitmq_would_close_the_channel_for_are_refused() {
-        for json in [r#"{"CC": "a.b"}"#, r#"{"BCC": ["a"]}"#] {
-            assert!(check_headers(json).unwrap_err().hint.contains("routing keys"), "{json}");
-        }
-        assert_eq!(check_headers(r#"{"cc": "a.b"}"#), Ok(()));
-    }
-
-    #[test]
-    fn headers_are_an_object() {
-        for json in ["[]", "1", "\"a\"", "null"] {
-            assert_eq!(
-                check_headers(json).unwrap_err().message,
-                "headers are not a JSON object",
-                "{json}"
-            );
-        }
-        for json in ["", "{", "{\"a\"}", "{\"a\": tru}", r#"{"a": "\ud800"}"#, "{} x"] {
-            assert!(
-                check_headers(json).unwrap_err().message.contains("not valid JSON"),
-                "{json}"
-            );
-        }
-        assert_eq!(check_headers(" {} "), Ok(()));
-    }
-
-    #[test]
-    fn a_header_name_over_255_bytes_is_refused() {
-        assert_eq!(check_headers(&format!(r#"{{"{}": 1}}"#, "n".repeat(255))), Ok(()));
-        assert!(check_headers(&format!(r#"{{"{}": 1}}"#, "n".repeat(256))).is_err());
     }
 
     #[test]
@@ -624,18 +430,118 @@ mod tests {
             );
             assert!(!refusal.hint.is_empty());
         }
+        let long = Text::from(long);
         let template = Template::parse("k").unwrap();
+        let route = Route {
+            transport: TransportKind::Amqp,
+            format: Format::Envelope,
+            exchange: &long,
+            template: &template,
+            statics: &Statics::default(),
+        };
         assert!(
-            publication(
-                1,
-                &pointer(),
-                &event(),
-                &Route {
-                    exchange: &long,
-                    template: &template
-                }
-            )
-            .is_err()
+            publication(1, &pointer(), &event(), &route)
+                .unwrap_err()
+                .message
+                .contains("exchange")
+        );
+    }
+
+    #[test]
+    fn a_payload_goes_as_stored_and_the_rest_beside_it() {
+        let event = event_with(|e| e.payload = " {\"a\":  1} ".into());
+        let publication = made(
+            &pointer(),
+            &event,
+            TransportKind::Amqp,
+            Format::Payload,
+            &Statics::default(),
+        )
+        .unwrap();
+        assert_eq!(publication.body, b" {\"a\":  1} ");
+        assert_eq!(publication.properties.content_type, "application/json");
+        assert_eq!(publication.properties.kind.as_deref(), Some("OrderPlaced"));
+        for (name, value) in [
+            ("key", "order-42"),
+            ("operation", "INSERT"),
+            ("actor", "kim"),
+            ("metadata", r#"{"n":1e2}"#),
+            ("created_at", "2026-01-31T12:00:00.000001Z"),
+            ("aggregate_id", "42"),
+            ("tenant", "acme"),
+        ] {
+            assert_eq!(header(&publication, name).as_deref(), Some(value), "{name}");
+        }
+        assert_eq!(header(&publication, "previous_payload"), None);
+    }
+
+    #[test]
+    fn a_payload_need_not_be_json_if_its_content_type_says_so() {
+        let text = event_with(|e| e.payload = "plain".into());
+        let statics = Statics {
+            content_type: Some("text/plain".into()),
+            ..Statics::default()
+        };
+        let by = |statics| made(&pointer(), &text, TransportKind::Amqp, Format::Payload, statics);
+        let publication = by(&statics).unwrap();
+        assert_eq!(
+            (
+                publication.body.as_slice(),
+                publication.properties.content_type.as_str()
+            ),
+            (b"plain".as_slice(), "text/plain")
+        );
+        assert!(
+            by(&Statics::default())
+                .unwrap_err()
+                .message
+                .starts_with("payload is not valid JSON")
+        );
+    }
+
+    #[test]
+    fn the_destinations_properties_go_with_each_message() {
+        let statics = Statics {
+            app_id: "shop".into(),
+            expiration_ms: Some(60_000),
+            priority: Some(9),
+            ..Statics::default()
+        };
+        let properties = made(&pointer(), &event(), TransportKind::Amqp, Format::Envelope, &statics)
+            .unwrap()
+            .properties;
+        assert_eq!(
+            (
+                properties.app_id.as_str(),
+                properties.expiration_ms,
+                properties.priority
+            ),
+            ("shop", Some(60_000), Some(9))
+        );
+    }
+
+    #[test]
+    fn with_http_there_is_no_exchange_and_no_routing_key_that_could_be_too_long() {
+        let event = event_with(|e| e.aggregate_type = Some("x".repeat(256)));
+        let by = |transport| made(&pointer(), &event, transport, Format::Envelope, &Statics::default());
+        assert!(by(TransportKind::Amqp).is_err());
+        let publication = by(TransportKind::Http).unwrap();
+        assert!(publication.exchange.is_empty() && publication.routing_key.is_empty());
+    }
+
+    #[test]
+    fn a_routing_key_is_checked_at_enqueue_with_the_users_headers() {
+        let template = Template::parse("{partition}.{header:tenant|none}").unwrap();
+        let check = |bytes: usize| {
+            let event = event_with(|e| e.headers = Some(format!(r#"{{"tenant": "{}"}}"#, "t".repeat(bytes))));
+            check_routing(&template, &event, None)
+        };
+        assert_eq!(check(255 - "p1023.".len()), Ok(()));
+        assert!(
+            check(256 - "p1023.".len())
+                .unwrap_err()
+                .message
+                .contains("routing key is 256 bytes")
         );
     }
 
@@ -668,29 +574,13 @@ mod tests {
             seq: i64,
         ) {
             let event = Event { id, kind, actor, seq, ..event() };
-            let template = Template::parse("").unwrap();
-            let route = Route { exchange: "", template: &template };
-            let body = publication(1, &Pointer { key: key.clone(), ..pointer() }, &event, &route).unwrap().body;
+            let body = published(&Pointer { key: key.clone(), ..pointer() }, &event).unwrap().body;
             let found: Value = serde_json::from_slice(&body).unwrap();
             prop_assert_eq!(found["id"].as_str(), Some(event.id.as_str()));
             prop_assert_eq!(found["type"].as_str(), Some(event.kind.as_str()));
             prop_assert_eq!(found.get("actor").and_then(Value::as_str), event.actor.as_deref());
             prop_assert_eq!(found.get("key").and_then(Value::as_str), key.as_deref());
             prop_assert_eq!(found["seq"].as_i64(), Some(seq));
-        }
-
-        #[test]
-        fn no_headers_panic_and_what_passes_fits(
-            json in concat!(
-                r#"\PC{0,40}|"#,
-                r#"\{(("[a-z]{0,3}": ?(-?[0-9]{1,25}(\.[0-9])?(e[0-9]{1,4})?|null|true|"\PC{0,5}"|\[\]),){0,5}"#,
-                r#""end": 1)\}"#,
-            ),
-        ) {
-            match own_headers(&json) {
-                Ok(headers) => prop_assert!(encoded_bytes(&headers) <= HEADERS_MAX),
-                Err(refusal) => prop_assert!(!refusal.message.is_empty() && !refusal.hint.is_empty()),
-            }
         }
     }
 }

@@ -13,20 +13,31 @@
 //! - [`engine`]: the path of a message through a worker, tables and broker behind traits.
 //! - [`hold`]: open transactions, which hold back later messages of their keys.
 //! - [`gate`]: the order of a key, also when one of its messages fails.
-//! - [`route`]: the routing key from a template.
-//! - [`envelope`]: body, properties and headers of a message, and the limits that AMQP sets them.
+//! - [`route`]: where a destination's messages go, and what they look like there.
+//! - [`template`]: routing keys and other texts of a message from a template.
+//! - [`envelope`]: one event becomes one message: its body, its properties.
+//! - [`headers`]: the headers of a message, for AMQP and HTTP, and their limits.
+//! - [`cloudevents`]: an event as a CloudEvent; `trace` knows the trace context of W3C.
+//! - [`text`]: text that many messages share.
 //! - [`settle`]: what becomes of a message, given what the broker said.
 //! - [`backoff`]: how long a failed message waits.
 
 pub mod backoff;
 pub mod budget;
+pub mod cloudevents;
 pub mod engine;
 pub mod envelope;
 pub mod gate;
+pub mod headers;
 pub mod hold;
 pub mod lease;
 pub mod message;
 pub mod partition;
 pub mod route;
+#[cfg(test)]
+mod samples;
 pub mod settle;
+pub mod template;
+pub mod text;
 pub mod tick;
+mod trace;

@@ -3,7 +3,10 @@
 //!
 //! Nothing here knows Postgres or AMQP: both sides of the bounded queues between the threads speak these types.
 
+use std::fmt;
+
 use crate::partition::Partition;
+pub use crate::text::Text;
 
 /// What goes to the wire for one message, complete: the publisher adds nothing and looks nothing up.
 ///
@@ -13,9 +16,9 @@ pub struct Publication {
     /// The worker's own number for this attempt; comes back with the [`Outcome`]. Never sent to the broker.
     pub handle: u64,
     /// Name of the exchange, at most 255 bytes; empty is the broker's default exchange.
-    pub exchange: String,
+    pub exchange: Text,
     /// Rendered routing key, at most 255 bytes.
-    pub routing_key: String,
+    pub routing_key: Text,
     /// What is ordered: a transport that sends several at once sends those of one key one after the other.
     pub key: Option<String>,
     pub properties: Properties,
@@ -33,24 +36,38 @@ pub struct Properties {
     /// AMQP's `type`: the event's type. At most 255 bytes.
     pub kind: Option<String>,
     /// MIME type of the body.
-    pub content_type: String,
+    pub content_type: Text,
     /// When the event was created, in whole seconds since 1970; absent before 1970, which AMQP cannot say.
     pub timestamp_s: Option<u64>,
-    /// The application that publishes; `outbox`.
-    pub app_id: String,
+    /// The application that publishes; `outbox` unless its destination says otherwise.
+    pub app_id: Text,
     /// At most 255 bytes.
     pub correlation_id: Option<String>,
+    /// How long the broker keeps the message in a queue; RabbitMQ takes at most 32 bits.
+    pub expiration_ms: Option<u64>,
+    pub priority: Option<u8>,
     /// In sending order, each name once, each name at most 255 bytes.
-    pub headers: Vec<(String, HeaderValue)>,
+    pub headers: Vec<(Text, HeaderValue)>,
 }
 
 /// A header's value: what both an AMQP field table and JSON can say without loss.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HeaderValue {
-    Text(String),
+    Text(Text),
     Int(i64),
     Float(f64),
     Bool(bool),
+}
+
+impl fmt::Display for HeaderValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => text.fmt(f),
+            Self::Int(int) => int.fmt(f),
+            Self::Float(float) => float.fmt(f),
+            Self::Bool(bool) => bool.fmt(f),
+        }
+    }
 }
 
 /// What the broker said of one publication, or that it said nothing. Exactly one per handle.

@@ -42,6 +42,9 @@ pub fn crc32(key: &str) -> u32 {
 pub struct Partition(u16);
 
 impl Partition {
+    /// The highest of any database: its label is the longest.
+    pub const LAST: Self = Self(PartitionCount::MAX - 1);
+
     /// From a stored smallint.
     ///
     /// # Errors

@@ -1,374 +1,277 @@
-//! Routing keys from a template such as `{aggregate_type}.{operation}`. Parsed when a setting or a destination is read,
-//! rendered once per message by `envelope`, on the worker's main thread.
-//!
-//! | placeholder | value | case |
-//! |---|---|---|
-//! | `{aggregate_type}`, `{operation}` | of the event | lower: routing keys match by case |
-//! | `{type}`, `{aggregate_id}` | of the event | as stored |
-//! | `{key}` | the ordering key | as stored |
-//!
-//! `:raw` or `:lower` after the name chooses the other case: `{aggregate_type:raw}`. `{{` and `}}` are literal braces.
-//! A missing value renders as nothing, and nothing around it is stripped: a fanout exchange ignores the key anyway.
+//! Where a destination's messages go and what they look like there: what `envelope` needs to know beside the event.
+//! Made from settings when a worker reads them; read for each message, on the worker's main thread.
 
-use std::fmt;
+pub use crate::template::{Template, TemplateError};
 
-use crate::message::Event;
+use crate::envelope::{Refusal, check_short};
+use crate::headers;
+use crate::text::Text;
 
-/// Where a destination's messages go: a fixed exchange and a routing key per message.
+/// One destination, as the worker's settings describe it.
 #[derive(Clone, Copy, Debug)]
 pub struct Route<'a> {
-    /// Empty is the broker's default exchange, which routes by queue name.
-    pub exchange: &'a str,
+    pub transport: TransportKind,
+    pub format: Format,
+    /// Empty is the broker's default exchange, which routes by queue name. Only with AMQP.
+    pub exchange: &'a Text,
+    /// Of the routing key. Only with AMQP.
     pub template: &'a Template,
+    pub statics: &'a Statics,
 }
 
-/// A parsed routing key template.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Template {
-    parts: Vec<Part>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Part {
-    Literal(String),
-    Value { field: Field, lower: bool },
-}
-
+/// How messages get there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Field {
-    AggregateType,
-    Operation,
-    Type,
-    AggregateId,
-    Key,
+pub enum TransportKind {
+    /// RabbitMQ, by AMQP 0-9-1.
+    Amqp,
+    Http,
 }
 
-impl Template {
-    /// AMQP sends a routing key as a short string: its length is one byte.
-    pub const RENDERED_MAX_BYTES: usize = 255;
+/// What a message's body is. docs/formats.md shows each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// The JSON of the whole event.
+    #[default]
+    Envelope,
+    /// The payload as stored; all else is in properties and headers.
+    Payload,
+    /// A CloudEvent in JSON, the payload being its data.
+    CloudEvents,
+    /// A CloudEvent whose data is the body and whose attributes are headers.
+    CloudEventsBinary,
+}
+
+impl Format {
+    pub const ALL: [Self; 4] = [
+        Self::Envelope,
+        Self::Payload,
+        Self::CloudEvents,
+        Self::CloudEventsBinary,
+    ];
 
     /// # Errors
-    /// [`TemplateError`] for an unknown placeholder or modifier, a brace without its other half, or more literal text
-    /// than any routing key can hold.
-    pub fn parse(text: &str) -> Result<Self, TemplateError> {
-        let mut parts = Vec::new();
-        let mut literal = String::new();
-        let mut literal_bytes = 0;
-        let mut rest = text;
-        while let Some(brace_at) = rest.find(['{', '}']) {
-            literal.push_str(&rest[..brace_at]);
-            let from_brace = &rest[brace_at..];
-            if let Some(after) = from_brace.strip_prefix("{{") {
-                literal.push('{');
-                rest = after;
-            } else if let Some(after) = from_brace.strip_prefix("}}") {
-                literal.push('}');
-                rest = after;
-            } else if let Some(after) = from_brace.strip_prefix('{') {
-                let (inside, after) = after
-                    .split_once('}')
-                    .ok_or_else(|| TemplateError::Unclosed(cut(after)))?;
-                let value = Part::parse(inside)?;
-                literal_bytes += literal.len();
-                if !literal.is_empty() {
-                    parts.push(Part::Literal(std::mem::take(&mut literal)));
-                }
-                parts.push(value);
-                rest = after;
-            } else {
-                return Err(TemplateError::Unopened);
-            }
-        }
-        literal.push_str(rest);
-        literal_bytes += literal.len();
-        if !literal.is_empty() {
-            parts.push(Part::Literal(literal));
-        }
-        if literal_bytes > Self::RENDERED_MAX_BYTES {
-            return Err(TemplateError::TooLong { bytes: literal_bytes });
-        }
-        Ok(Self { parts })
+    /// [`Refusal`] unless it is one of the four words.
+    pub fn parse(word: &str) -> Result<Self, Refusal> {
+        let known = Self::ALL.into_iter().find(|format| format.as_str() == word);
+        known.ok_or_else(|| Refusal {
+            message: format!("unknown format \"{}\"", word.chars().take(32).collect::<String>()),
+            hint: format!("Known formats: {}.", Self::ALL.map(Self::as_str).join(", ")),
+        })
     }
 
-    /// The routing key of one message.
+    pub(crate) fn is_cloudevents(self) -> bool {
+        matches!(self, Self::CloudEvents | Self::CloudEventsBinary)
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Envelope => "envelope",
+            Self::Payload => "payload",
+            Self::CloudEvents => "cloudevents",
+            Self::CloudEventsBinary => "cloudevents_binary",
+        }
+    }
+}
+
+/// What each message of a destination carries whatever the event.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Statics {
+    pub app_id: Text,
+    /// Only with [`Format::Payload`], whose body then need not be JSON.
+    pub content_type: Option<Text>,
+    /// How long RabbitMQ keeps the message in a queue. Only with AMQP.
+    pub expiration_ms: Option<u64>,
+    /// For queues with `x-max-priority`. Only with AMQP.
+    pub priority: Option<u8>,
+    /// The `source` of CloudEvents, a URI reference; its `id` is unique within it.
+    pub source: Template,
+    /// Headers beside those of the outbox and the user's own, which they replace; by [`Statics::add_header`].
+    pub(crate) headers: Vec<(Text, Template)>,
+}
+
+/// RabbitMQ closes the channel of a message that is to live longer (`MAX_EXPIRY_TIMER` in rabbit.hrl).
+pub const EXPIRATION_MAX_MS: u64 = u32::MAX as u64;
+
+/// Unless a destination says otherwise.
+pub const SOURCE: &str = "/outbox";
+pub const APP_ID: &str = "outbox";
+
+impl Default for Statics {
+    fn default() -> Self {
+        Self {
+            app_id: Text::Static(APP_ID),
+            content_type: None,
+            expiration_ms: None,
+            priority: None,
+            source: Template::fixed(SOURCE),
+            headers: Vec::new(),
+        }
+    }
+}
+
+impl Statics {
+    /// Adds a header whose value is rendered from `template`; where it renders to nothing the header is absent.
     ///
     /// # Errors
-    /// [`RouteError::TooLong`] when it exceeds [`Template::RENDERED_MAX_BYTES`].
-    pub fn render(&self, event: &Event, key: Option<&str>) -> Result<String, RouteError> {
-        let mut rendered = String::new();
-        for part in &self.parts {
-            match part {
-                Part::Literal(text) => rendered.push_str(text),
-                Part::Value { field, lower: false } => rendered.push_str(field.of(event, key)),
-                Part::Value { field, lower: true } => rendered.push_str(&field.of(event, key).to_lowercase()),
-            }
+    /// [`Refusal`] for a name that the outbox or the transport keeps for itself, that cannot be sent or was added
+    /// before, and for what is not a template.
+    pub fn add_header(
+        &mut self,
+        transport: TransportKind,
+        format: Format,
+        name: &str,
+        template: &str,
+    ) -> Result<(), Refusal> {
+        let name = headers::static_name(transport, format, name)?;
+        if self.headers.iter().any(|(other, _)| *other == name) {
+            return Err(Refusal {
+                message: format!("the header {name} is given twice"),
+                hint: "Name each header once.".to_owned(),
+            });
         }
-        match rendered.len() {
-            0..=Self::RENDERED_MAX_BYTES => Ok(rendered),
-            bytes => Err(RouteError::TooLong { bytes }),
-        }
+        let template = Template::parse_text(template).map_err(|error| Refusal {
+            message: format!("the value of the header {name}: {error}"),
+            hint: error.hint(),
+        })?;
+        self.headers.push((name, template));
+        Ok(())
     }
-}
 
-impl Part {
-    /// What stands between the braces.
-    fn parse(inside: &str) -> Result<Self, TemplateError> {
-        let (name, modifier) = match inside.split_once(':') {
-            Some((name, modifier)) => (name, Some(modifier)),
-            None => (inside, None),
+    /// Checks what can be checked without an event.
+    ///
+    /// # Errors
+    /// [`Refusal`] for what the format or the transport has no place for, or cannot carry.
+    pub fn check(&self, transport: TransportKind, format: Format) -> Result<(), Refusal> {
+        let refuse = |message: &str, hint: &str| {
+            Err(Refusal {
+                message: message.to_owned(),
+                hint: hint.to_owned(),
+            })
         };
-        let (field, lower_by_default) = match name {
-            "aggregate_type" => (Field::AggregateType, true),
-            "operation" => (Field::Operation, true),
-            "type" => (Field::Type, false),
-            "aggregate_id" => (Field::AggregateId, false),
-            "key" => (Field::Key, false),
-            _ => return Err(TemplateError::UnknownPlaceholder(cut(name))),
-        };
-        let lower = match modifier {
-            None => lower_by_default,
-            Some("lower") => true,
-            Some("raw") => false,
-            Some(other) => return Err(TemplateError::UnknownModifier(cut(other))),
-        };
-        Ok(Self::Value { field, lower })
-    }
-}
-
-impl Field {
-    fn of<'a>(self, event: &'a Event, key: Option<&'a str>) -> &'a str {
-        match self {
-            Self::AggregateType => event.aggregate_type.as_deref(),
-            Self::Operation => event.operation.as_deref(),
-            Self::Type => Some(event.kind.as_str()),
-            Self::AggregateId => event.aggregate_id.as_deref(),
-            Self::Key => key,
-        }
-        .unwrap_or_default()
-    }
-}
-
-/// Why a text is not a template. `Display` says what is wrong, [`TemplateError::hint`] what would be right.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TemplateError {
-    /// The name between the braces, cut to 32 characters.
-    UnknownPlaceholder(String),
-    /// What stands after the colon, cut to 32 characters.
-    UnknownModifier(String),
-    /// What follows the open brace, cut to 32 characters.
-    Unclosed(String),
-    Unopened,
-    /// The literal text alone is longer than any routing key.
-    TooLong {
-        bytes: usize,
-    },
-}
-
-impl TemplateError {
-    pub fn hint(&self) -> &'static str {
-        match self {
-            Self::UnknownPlaceholder(_) => {
-                "Known placeholders: {aggregate_type}, {operation}, {type}, {aggregate_id}, {key}; write {{ and }} for \
-                 literal braces."
+        check_short("app_id", &self.app_id)?;
+        if let Some(content_type) = &self.content_type {
+            check_short("content type", content_type)?;
+            if format != Format::Payload {
+                return refuse(
+                    "the content type can be set only with the format payload",
+                    "The other formats are JSON and say so. Choose the format payload or leave the content type out.",
+                );
             }
-            Self::UnknownModifier(_) => {
-                "Known modifiers: :raw and :lower, as in {aggregate_type:raw}. Known placeholders: {aggregate_type}, \
-                 {operation}, {type}, {aggregate_id}, {key}."
-            }
-            Self::Unclosed(_) | Self::Unopened => {
-                "Write {{ and }} for literal braces. Known placeholders: {aggregate_type}, {operation}, {type}, \
-                 {aggregate_id}, {key}."
-            }
-            Self::TooLong { .. } => {
-                "A routing key holds 255 bytes. Known placeholders: {aggregate_type}, {operation}, {type}, \
-                 {aggregate_id}, {key}."
+            let is_printable = content_type.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+            if !is_printable || !content_type.contains('/') {
+                return refuse(
+                    "the content type is not one",
+                    "Write it as type/subtype, such as text/plain.",
+                );
             }
         }
-    }
-}
-
-impl fmt::Display for TemplateError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::UnknownPlaceholder(name) => write!(f, "unknown placeholder \"{{{name}}}\" in the template"),
-            Self::UnknownModifier(name) => write!(f, "unknown modifier \":{name}\" in the template"),
-            Self::Unclosed(text) => write!(f, "the brace before \"{text}\" is not closed"),
-            Self::Unopened => write!(f, "a closing brace in the template has no opening one"),
-            Self::TooLong { bytes } => write!(f, "the template's own text is {bytes} bytes long"),
+        if transport == TransportKind::Http && (self.expiration_ms.is_some() || self.priority.is_some()) {
+            return refuse(
+                "expiration and priority cannot be set for HTTP",
+                "They are properties of AMQP. Leave them out.",
+            );
         }
+        if self
+            .expiration_ms
+            .is_some_and(|expiration| expiration > EXPIRATION_MAX_MS)
+        {
+            return refuse(
+                "the expiration is longer than RabbitMQ takes",
+                "At most 4294967295 ms, which are 49 days.",
+            );
+        }
+        if format.is_cloudevents() && self.source.is_empty() {
+            return refuse(
+                "the source of CloudEvents is empty",
+                "Set a URI reference, such as /orders or https://example.com/orders.",
+            );
+        }
+        Ok(())
     }
-}
-
-impl std::error::Error for TemplateError {}
-
-/// Why one message cannot be routed by a valid template.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RouteError {
-    TooLong { bytes: usize },
-}
-
-impl fmt::Display for RouteError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::TooLong { bytes } = self;
-        write!(
-            f,
-            "the routing key is {bytes} bytes long, AMQP carries at most {}",
-            Template::RENDERED_MAX_BYTES
-        )
-    }
-}
-
-impl std::error::Error for RouteError {}
-
-fn cut(text: &str) -> String {
-    text.chars().take(32).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
-    fn event() -> Event {
-        Event {
-            kind: "OrderPlaced".into(),
-            aggregate_type: Some("Order".into()),
-            aggregate_id: Some("A-42".into()),
-            operation: Some("INSERT".into()),
-            ..Event::default()
+    #[test]
+    fn a_format_has_a_word() {
+        for format in Format::ALL {
+            assert_eq!(Format::parse(format.as_str()), Ok(format));
         }
-    }
-
-    fn rendered(template: &str) -> String {
-        Template::parse(template)
-            .unwrap()
-            .render(&event(), Some("Key-1"))
-            .unwrap()
-    }
-
-    #[test]
-    fn the_default_template_is_lower_case() {
-        assert_eq!(rendered("{aggregate_type}.{operation}"), "order.insert");
-    }
-
-    #[test]
-    fn other_values_stay_as_stored() {
-        assert_eq!(rendered("{type}/{aggregate_id}/{key}"), "OrderPlaced/A-42/Key-1");
-    }
-
-    #[test]
-    fn a_modifier_chooses_the_case() {
-        assert_eq!(
-            rendered("{aggregate_type:raw}.{operation:lower}.{type:lower}.{key:raw}"),
-            "Order.insert.orderplaced.Key-1"
-        );
-    }
-
-    #[test]
-    fn a_template_without_placeholders_is_a_fixed_key() {
-        assert_eq!(rendered("orders.all"), "orders.all");
-        assert_eq!(rendered(""), "");
-    }
-
-    #[test]
-    fn doubled_braces_are_literal() {
-        assert_eq!(rendered("{{{type}}}"), "{OrderPlaced}");
-        assert_eq!(rendered("a{{b}}c"), "a{b}c");
-    }
-
-    #[test]
-    fn a_missing_value_renders_as_nothing_and_nothing_around_it_is_stripped() {
-        let template = Template::parse("{aggregate_type}.{operation}.{key}").unwrap();
-        assert_eq!(template.render(&Event::default(), None), Ok("..".to_owned()));
-    }
-
-    #[test]
-    fn lower_case_knows_more_than_ascii() {
-        let event = Event {
-            aggregate_type: Some("ÜBERGABE".into()),
-            ..Event::default()
-        };
-        assert_eq!(
-            Template::parse("{aggregate_type}").unwrap().render(&event, None),
-            Ok("übergabe".to_owned())
-        );
-    }
-
-    #[test]
-    fn an_unknown_placeholder_is_refused_with_the_known_ones() {
-        let error = Template::parse("a.{tenant}").unwrap_err();
-        assert_eq!(error.to_string(), "unknown placeholder \"{tenant}\" in the template");
-        assert!(
-            error
-                .hint()
-                .contains("{aggregate_type}, {operation}, {type}, {aggregate_id}, {key}")
-        );
-        for text in ["{}", "{Type}", "{ type }", "{a{type}", "{:raw}"] {
-            assert!(
-                matches!(Template::parse(text), Err(TemplateError::UnknownPlaceholder(_))),
-                "{text}"
-            );
-        }
-    }
-
-    #[test]
-    fn an_unknown_modifier_is_refused() {
-        for (text, modifier) in [
-            ("{type:upper}", "upper"),
-            ("{type:}", ""),
-            ("{type:raw:lower}", "raw:lower"),
-        ] {
+        assert_eq!(Format::default().as_str(), "envelope");
+        for word in ["", "Envelope", "json", "cloudevents-binary"] {
+            let refusal = Format::parse(word).unwrap_err();
             assert_eq!(
-                Template::parse(text),
-                Err(TemplateError::UnknownModifier(modifier.into()))
+                refusal.hint,
+                "Known formats: envelope, payload, cloudevents, cloudevents_binary."
             );
         }
     }
 
     #[test]
-    fn a_brace_without_its_other_half_is_refused() {
-        assert_eq!(Template::parse("a.{type"), Err(TemplateError::Unclosed("type".into())));
-        assert_eq!(Template::parse("{"), Err(TemplateError::Unclosed(String::new())));
-        assert_eq!(Template::parse("a}b"), Err(TemplateError::Unopened));
-        assert_eq!(Template::parse("{type}}"), Err(TemplateError::Unopened));
-    }
-
-    #[test]
-    fn literal_text_longer_than_any_routing_key_is_refused() {
-        assert!(Template::parse(&"é".repeat(127)).is_ok());
-        assert_eq!(
-            Template::parse(&"é".repeat(128)),
-            Err(TemplateError::TooLong { bytes: 256 })
-        );
-        let split = format!("{}{{key}}{}", "a".repeat(128), "a".repeat(128));
-        assert_eq!(Template::parse(&split), Err(TemplateError::TooLong { bytes: 256 }));
-    }
-
-    #[test]
-    fn a_routing_key_over_255_bytes_is_an_error_of_the_message() {
-        let template = Template::parse("{key}").unwrap();
-        assert_eq!(template.render(&event(), Some(&"k".repeat(255))).unwrap().len(), 255);
-        assert_eq!(
-            template.render(&event(), Some(&"k".repeat(256))),
-            Err(RouteError::TooLong { bytes: 256 })
-        );
-    }
-
-    proptest! {
-        #[test]
-        fn no_text_panics_the_parser(
-            text in r"[{}:a-zé]{0,40}|(\{(type|key|operation)(:raw|:lower|:)?\}|\{\{|\}\}|\PC){0,12}",
-        ) {
-            match Template::parse(&text) {
-                Ok(template) => { let _ = template.render(&event(), None); }
-                Err(error) => prop_assert!(error.hint().contains("aggregate_type")),
+    fn what_a_format_or_transport_has_no_place_for_is_refused() {
+        use Format::{CloudEvents, Envelope, Payload};
+        use TransportKind::{Amqp, Http};
+        let with = |change: fn(&mut Statics)| {
+            let mut statics = Statics::default();
+            change(&mut statics);
+            statics
+        };
+        for format in Format::ALL {
+            for transport in [Amqp, Http] {
+                assert_eq!(Statics::default().check(transport, format), Ok(()));
             }
         }
+        let typed = with(|s| s.content_type = Some("text/plain".into()));
+        assert_eq!(typed.check(Amqp, Payload), Ok(()));
+        assert!(typed.check(Amqp, Envelope).is_err());
+        assert!(
+            with(|s| s.content_type = Some("text/plain\r\nx: y".into()))
+                .check(Http, Payload)
+                .is_err()
+        );
+        assert!(
+            with(|s| s.content_type = Some("text".into()))
+                .check(Http, Payload)
+                .is_err()
+        );
+        let longest = with(|s| s.expiration_ms = Some(4_294_967_295));
+        assert_eq!(longest.check(Amqp, Envelope), Ok(()));
+        assert!(longest.check(Http, Envelope).is_err());
+        assert!(
+            with(|s| s.expiration_ms = Some(4_294_967_296))
+                .check(Amqp, Envelope)
+                .is_err()
+        );
+        assert!(with(|s| s.priority = Some(0)).check(Http, Envelope).is_err());
+        assert!(
+            with(|s| s.app_id = "x".repeat(256).into())
+                .check(Amqp, Envelope)
+                .is_err()
+        );
+        let nowhere = with(|s| s.source = Template::parse_text("").unwrap());
+        assert_eq!(nowhere.check(Amqp, Envelope), Ok(()));
+        assert!(nowhere.check(Amqp, CloudEvents).is_err());
+    }
 
-        #[test]
-        fn escaped_text_renders_as_itself(text in "\\PC{0,60}") {
-            let escaped = text.replace('{', "{{").replace('}', "}}");
-            prop_assert_eq!(rendered(&escaped), text);
-        }
+    #[test]
+    fn a_static_header_has_a_name_of_its_own_and_a_template() {
+        use TransportKind::{Amqp, Http};
+        let mut statics = Statics::default();
+        let mut add =
+            |transport, name: &str, template: &str| statics.add_header(transport, Format::Envelope, name, template);
+        assert_eq!(add(Amqp, "tenant", "{header:tenant|none}"), Ok(()));
+        assert!(add(Amqp, "tenant", "x").unwrap_err().message.contains("twice"));
+        let refusal = add(Amqp, "other", "{tenant}").unwrap_err();
+        assert!(
+            refusal
+                .message
+                .starts_with("the value of the header other: unknown placeholder"),
+            "{refusal}"
+        );
+        assert!(refusal.hint.contains("{header:NAME}"));
+        assert_eq!(add(Http, "X-Team", "a"), Ok(()));
+        assert!(add(Http, "x-team", "b").unwrap_err().message.contains("twice"));
     }
 }

@@ -118,7 +118,7 @@ fn wait(publisher: &mut Publisher) -> Vec<Event> {
 fn message(handle: u64) -> Publication {
     Publication {
         handle,
-        exchange: String::new(),
+        exchange: "".into(),
         routing_key: QUEUE.into(),
         key: None,
         properties: Properties {
@@ -197,13 +197,16 @@ async fn bare_publish(channel: &Channel, message: Publication) -> lapin::Publish
     let properties = BasicProperties::default()
         .with_delivery_mode(2)
         .with_message_id(message.properties.message_id.into())
-        .with_content_type(message.properties.content_type.into())
-        .with_app_id(message.properties.app_id.into());
+        .with_content_type(message.properties.content_type.into_string().into())
+        .with_app_id(message.properties.app_id.into_string().into());
     let options = BasicPublishOptions {
         mandatory: true,
         ..Default::default()
     };
-    let (exchange, key) = (message.exchange.into(), message.routing_key.into());
+    let (exchange, key) = (
+        message.exchange.into_string().into(),
+        message.routing_key.into_string().into(),
+    );
     channel
         .basic_publish(exchange, key, options, &message.body, properties)
         .await

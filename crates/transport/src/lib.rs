@@ -28,6 +28,6 @@ pub mod target;
 pub mod url;
 
 pub use config::{AmqpConfig, Deadline, ExchangeType, Secret};
-pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication};
+pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication, Text};
 pub use publisher::{Bell, ConnectionState, DownReason, Event, Publisher, prepare_process};
 pub use url::{AmqpAddress, UrlError, parse_url};

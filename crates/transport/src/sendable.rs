@@ -4,9 +4,10 @@
 //! frame over `frame_max` or a malformed CC header makes the broker close the connection or channel, which fails every
 //! other message in the window too. Here it costs only the culprit.
 
-use crate::{HeaderValue, Properties, Publication};
+use crate::{HeaderValue, Properties, Publication, Text};
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
+use outbox_core::route::EXPIRATION_MAX_MS;
 
 /// Persistent: a confirm then means "on disk" (durable queue) and not only "in memory".
 const DELIVERY_MODE_PERSISTENT: u8 = 2;
@@ -45,13 +46,13 @@ impl Sendable {
 /// The properties and how many bytes they take at most.
 fn build_properties(given: Properties) -> Result<(BasicProperties, usize), String> {
     let mut bytes = 0;
-    let mut take = |what: &str, value: String| {
+    let mut take = |what: &str, value: Text| {
         bytes += 1 + value.len();
         short(what, value)
     };
     let mut properties = BasicProperties::default()
         .with_delivery_mode(DELIVERY_MODE_PERSISTENT)
-        .with_message_id(take("message_id", given.message_id)?);
+        .with_message_id(take("message_id", given.message_id.into())?);
     if !given.content_type.is_empty() {
         properties = properties.with_content_type(take("content_type", given.content_type)?);
     }
@@ -59,10 +60,22 @@ fn build_properties(given: Properties) -> Result<(BasicProperties, usize), Strin
         properties = properties.with_app_id(take("app_id", given.app_id)?);
     }
     if let Some(kind) = given.kind {
-        properties = properties.with_type(take("type", kind)?);
+        properties = properties.with_type(take("type", kind.into())?);
     }
     if let Some(id) = given.correlation_id {
-        properties = properties.with_correlation_id(take("correlation_id", id)?);
+        properties = properties.with_correlation_id(take("correlation_id", id.into())?);
+    }
+    if let Some(expiration_ms) = given.expiration_ms {
+        if expiration_ms > EXPIRATION_MAX_MS {
+            return Err(format!(
+                "an expiration of {expiration_ms} ms is more than the broker takes, {EXPIRATION_MAX_MS}"
+            ));
+        }
+        properties = properties.with_expiration(take("expiration", expiration_ms.to_string().into())?);
+    }
+    if let Some(priority) = given.priority {
+        properties = properties.with_priority(priority);
+        bytes += 1;
     }
     bytes += 1;
     if let Some(timestamp_s) = given.timestamp_s {
@@ -77,7 +90,7 @@ fn build_properties(given: Properties) -> Result<(BasicProperties, usize), Strin
     Ok((properties, bytes))
 }
 
-fn build_headers(headers: Vec<(String, HeaderValue)>) -> Result<(FieldTable, usize), String> {
+fn build_headers(headers: Vec<(Text, HeaderValue)>) -> Result<(FieldTable, usize), String> {
     let mut table = FieldTable::default();
     let mut bytes = 4;
     for (name, value) in headers {
@@ -90,7 +103,7 @@ fn build_headers(headers: Vec<(String, HeaderValue)>) -> Result<(FieldTable, usi
         let value = match value {
             HeaderValue::Text(text) => {
                 bytes += 4 + text.len();
-                AMQPValue::LongString(LongString::from(text))
+                AMQPValue::LongString(LongString::from(text.into_string()))
             }
             HeaderValue::Int(int) => {
                 bytes += 8;
@@ -110,7 +123,7 @@ fn build_headers(headers: Vec<(String, HeaderValue)>) -> Result<(FieldTable, usi
     Ok((table, bytes))
 }
 
-fn short(what: &str, value: String) -> Result<ShortString, String> {
+fn short(what: &str, value: Text) -> Result<ShortString, String> {
     let bytes = value.len();
     ShortString::try_new(value).map_err(|_| format!("{what} takes {bytes} bytes, the limit of AMQP is 255"))
 }
@@ -145,20 +158,23 @@ mod tests {
             change(&mut p);
             refusal(p)
         };
-        assert!(with(&|p| p.exchange = long.clone()).starts_with("exchange takes 256"));
-        assert!(with(&|p| p.routing_key = long.clone()).starts_with("routing key"));
+        assert!(with(&|p| p.exchange = long.clone().into()).starts_with("exchange takes 256"));
+        assert!(with(&|p| p.routing_key = long.clone().into()).starts_with("routing key"));
         assert!(with(&|p| p.properties.message_id = long.clone()).starts_with("message_id"));
-        assert!(with(&|p| p.properties.content_type = long.clone()).starts_with("content_type"));
-        assert!(with(&|p| p.properties.app_id = long.clone()).starts_with("app_id"));
+        assert!(with(&|p| p.properties.content_type = long.clone().into()).starts_with("content_type"));
+        assert!(with(&|p| p.properties.app_id = long.clone().into()).starts_with("app_id"));
         assert!(with(&|p| p.properties.kind = Some(long.clone())).starts_with("type"));
         assert!(with(&|p| p.properties.correlation_id = Some(long.clone())).starts_with("correlation_id"));
-        assert!(with(&|p| p.properties.headers = vec![(long.clone(), HeaderValue::Int(1))]).starts_with("header name"));
+        assert!(
+            with(&|p| p.properties.headers = vec![(long.clone().into(), HeaderValue::Int(1))])
+                .starts_with("header name")
+        );
     }
 
     #[test]
     fn exactly_255_bytes_and_interior_nul_go() {
         let mut p = publication();
-        p.routing_key = format!("{}\0", "k".repeat(254));
+        p.routing_key = format!("{}\0", "k".repeat(254)).into();
         p.properties.headers = vec![("n\0".into(), HeaderValue::Text("v\0".into()))];
         assert!(Sendable::build(p, 131_072).is_ok());
     }
@@ -167,12 +183,27 @@ mod tests {
     fn headers_over_the_frame_are_refused_and_fitting_ones_go() {
         let with = |text_bytes| {
             let mut p = publication();
-            p.properties.headers = vec![("h".into(), HeaderValue::Text("v".repeat(text_bytes)))];
+            p.properties.headers = vec![("h".into(), HeaderValue::Text("v".repeat(text_bytes).into()))];
             Sendable::build(p, 4096).is_ok()
         };
         // frame 8, fixed 14, message_id 2, mode 1, table 4, name 2, tag 1, length 4
         assert!(with(4096 - 36));
         assert!(!with(4096 - 35));
+    }
+
+    #[test]
+    fn an_expiration_that_the_broker_would_close_the_channel_for_is_refused() {
+        let with = |expiration_ms| {
+            let mut p = publication();
+            p.properties.expiration_ms = Some(expiration_ms);
+            Sendable::build(p, 131_072)
+        };
+        let longest = with(4_294_967_295).unwrap().properties;
+        assert_eq!(
+            longest.expiration().as_ref().map(|text| text.as_str()),
+            Some("4294967295")
+        );
+        assert!(with(4_294_967_296).is_err());
     }
 
     #[test]
@@ -188,5 +219,7 @@ mod tests {
         assert_eq!(sendable.properties.delivery_mode(), &Some(2));
         assert_eq!(sendable.properties.content_type(), &None);
         assert_eq!(sendable.properties.headers(), &None);
+        assert_eq!(sendable.properties.expiration(), &None);
+        assert_eq!(sendable.properties.priority(), &None);
     }
 }

@@ -186,7 +186,8 @@ impl<'a> Session<'a> {
         let handle = publication.handle;
         let body_bytes = publication.body.len();
         let message_id = publication.properties.message_id.clone();
-        let other_exchange = (publication.exchange != self.config.exchange).then(|| publication.exchange.clone());
+        let other_exchange =
+            (publication.exchange != self.config.exchange).then(|| publication.exchange.as_str().to_owned());
         let sendable = match Sendable::build(publication, self.frame_bytes_max) {
             Ok(sendable) => sendable,
             Err(reason) => return self.outcomes.push((handle, Outcome::Refused { reason })),

@@ -5,14 +5,20 @@
 
 use crate::config::{ExchangeType, Secret};
 use crate::url::{AmqpAddress, parse_url};
-use outbox_core::route::Template;
+use outbox_core::envelope::Refusal;
+use outbox_core::message::Text;
+use outbox_core::route::{EXPIRATION_MAX_MS, Format, Statics, Template, TransportKind};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// What a worker needs to know of a destination. When any of it changes the worker connects anew.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
     pub transport: Transport,
+    pub format: Format,
+    /// What each message carries whatever the event.
+    pub statics: Statics,
     pub rules: Rules,
     pub connect_timeout: Duration,
     pub confirm_timeout: Duration,
@@ -28,7 +34,7 @@ pub struct Amqp {
     pub url: String,
     pub user: Option<String>,
     pub password: Password,
-    pub exchange: String,
+    pub exchange: Text,
     pub exchange_type: ExchangeType,
     pub routing_key: Template,
 }
@@ -92,6 +98,13 @@ impl Kind {
                 "exchange",
                 "exchange_type",
                 "routing_key",
+                "format",
+                "headers",
+                "content_type",
+                "app_id",
+                "source",
+                "expiration",
+                "priority",
                 "ordering",
                 "on_dead",
                 "max_attempts",
@@ -125,10 +138,12 @@ pub fn check(kind: Kind, level: Level, options: &Options) -> Result<(), Refused>
             url: String::new(),
             user: None,
             password: Password::Default,
-            exchange: String::new(),
+            exchange: Text::default(),
             exchange_type: ExchangeType::None,
             routing_key: Template::parse("").expect("an empty template"),
         }),
+        format: Format::default(),
+        statics: Statics::default(),
         rules: Rules {
             retry: RetryPolicy {
                 max_attempts: 1,
@@ -167,7 +182,7 @@ pub fn described(default: &Target, server: &Options, mapping: &Options) -> Resul
             "exchange" if value.len() > 255 => {
                 return Err(bad(name, "it is longer than 255 bytes", "AMQP allows 255 bytes."));
             }
-            "exchange" => amqp.exchange = value.to_owned(),
+            "exchange" => amqp.exchange = Text::shared(value),
             "exchange_type" => {
                 amqp.exchange_type =
                     ExchangeType::parse(value).ok_or_else(|| bad(name, "it is unknown", ExchangeType::HINT))?;
@@ -176,6 +191,15 @@ pub fn described(default: &Target, server: &Options, mapping: &Options) -> Resul
                 amqp.routing_key =
                     Template::parse(value).map_err(|error| bad(name, error.to_string(), error.hint()))?;
             }
+            "format" => target.format = Format::parse(value).map_err(|refusal| other(name, refusal))?,
+            "content_type" => target.statics.content_type = Some(Text::shared(value)),
+            "app_id" => target.statics.app_id = Text::shared(value),
+            "source" => {
+                target.statics.source =
+                    Template::parse_text(value).map_err(|error| bad(name, error.to_string(), error.hint()))?;
+            }
+            "expiration" => target.statics.expiration_ms = Some(duration(name, value, 0..=EXPIRATION_MAX_MS)?),
+            "priority" => target.statics.priority = Some(number(name, value, 0..=255)? as u8),
             "ordering" => {
                 target.rules.ordering = choice(name, value, &[("key", Ordering::Key), ("none", Ordering::None)])?
             }
@@ -190,6 +214,24 @@ pub fn described(default: &Target, server: &Options, mapping: &Options) -> Resul
             _ => {}
         }
     }
+    // They depend on the format, wherever it stands.
+    if let Some((name, value)) = server.iter().find(|(name, _)| name == "headers") {
+        let headers: BTreeMap<String, String> = serde_json::from_str(value).map_err(|_| {
+            bad(
+                name,
+                "it is not a JSON object of texts",
+                r#"Example: {"tenant": "{header:tenant}"}"#,
+            )
+        })?;
+        for (header, template) in &headers {
+            (target.statics)
+                .add_header(TransportKind::Amqp, target.format, header, template)
+                .map_err(|refusal| other(name, refusal))?;
+        }
+    }
+    (target.statics)
+        .check(TransportKind::Amqp, target.format)
+        .map_err(|refusal| other("format", refusal))?;
     target.rules.retry.max_ms = target.rules.retry.max_ms.max(target.rules.retry.base_ms);
     for (name, value) in mapping {
         if value.contains('\0') || value.is_empty() {
@@ -240,6 +282,11 @@ fn bad(name: &str, why: impl std::fmt::Display, hint: impl Into<String>) -> Refu
         message: format!("option \"{name}\" is refused: {why}"),
         hint: hint.into(),
     }
+}
+
+/// A refusal in the words of the core.
+fn other(name: &str, refusal: Refusal) -> Refused {
+    bad(name, refusal.message, refusal.hint)
 }
 
 fn choice<T: Copy>(name: &str, value: &str, choices: &[(&str, T)]) -> Result<T, Refused> {
@@ -307,10 +354,12 @@ mod tests {
                 url: "amqp://main@broker".into(),
                 user: None,
                 password: Password::File("/etc/secret".into()),
-                exchange: "outbox".into(),
+                exchange: Text::shared("outbox"),
                 exchange_type: ExchangeType::Topic,
                 routing_key: Template::parse("{type}").unwrap(),
             }),
+            format: Format::default(),
+            statics: Statics::default(),
             rules: Rules {
                 retry: RetryPolicy {
                     max_attempts: 15,
@@ -334,7 +383,7 @@ mod tests {
     fn what_is_left_out_is_as_in_the_default() {
         assert_eq!(described(&default(), &[], &[]).unwrap(), default());
         let other = described(&default(), &options(&[("exchange", "audit"), ("on_dead", "skip")]), &[]).unwrap();
-        assert_eq!(amqp(&other).exchange, "audit");
+        assert_eq!(&*amqp(&other).exchange, "audit");
         assert_eq!(amqp(&other).password, Password::File("/etc/secret".into()));
         assert!(!other.rules.dead_blocks);
         assert_eq!(other.rules.retry, default().rules.retry);
@@ -398,6 +447,13 @@ mod tests {
             ("exchange", "other"),
             ("exchange_type", "fanout"),
             ("routing_key", "{key}"),
+            ("format", "cloudevents"),
+            ("headers", r#"{"tenant": "{header:tenant|none}"}"#),
+            ("content_type", "text/plain"),
+            ("app_id", "shop"),
+            ("source", "/shop"),
+            ("expiration", "1d"),
+            ("priority", "3"),
             ("ordering", "none"),
             ("on_dead", "skip"),
             ("max_attempts", "3"),
@@ -409,9 +465,13 @@ mod tests {
         let names: Vec<&str> = values.iter().map(|(name, _)| *name).collect();
         assert_eq!(names, Kind::Amqp.names(Level::Server));
         for pair in values {
+            let mut pairs = vec![pair];
+            if pair.0 == "content_type" {
+                pairs.insert(0, ("format", "payload"));
+            }
             assert_ne!(
-                described(&default(), &options(&[pair]), &[]).unwrap(),
-                default(),
+                described(&default(), &options(&pairs), &[]).unwrap(),
+                described(&default(), &options(&pairs[1..]), &[]).unwrap_or_else(|_| default()),
                 "{pair:?}"
             );
         }

@@ -228,6 +228,8 @@ fn a_message_arrives_as_given() {
         timestamp_s: Some(1_700_000_000),
         app_id: "outbox".into(),
         correlation_id: Some("c".into()),
+        expiration_ms: Some(600_000),
+        priority: Some(7),
         headers: vec![
             ("text".into(), HeaderValue::Text("v\0é".into())),
             ("int".into(), HeaderValue::Int(i64::MIN)),
@@ -253,6 +255,8 @@ fn a_message_arrives_as_given() {
     assert_eq!(p.correlation_id().as_ref().unwrap().as_str(), "c");
     assert_eq!(p.app_id().as_ref().unwrap().as_str(), "outbox");
     assert_eq!((p.timestamp(), p.delivery_mode()), (&Some(1_700_000_000), &Some(2)));
+    assert_eq!(p.expiration().as_ref().unwrap().as_str(), "600000");
+    assert_eq!(p.priority(), &Some(7));
     let headers: HashMap<_, _> = p
         .headers()
         .as_ref()

@@ -684,7 +684,7 @@ fn a_message_that_cannot_be_sent_is_refused_alone() {
     let mut desk = Desk::start(config(port));
     desk.until_connected();
     let mut batch = messages(0..3);
-    batch[1].routing_key = "k".repeat(256);
+    batch[1].routing_key = "k".repeat(256).into();
     desk.publish(batch);
     desk.until_answered(3);
     assert_eq!(desk.outcomes[&0], Outcome::Confirmed);

@@ -1,7 +1,7 @@
 //! What the engine promises beside the order of keys. The simulation in tests/simulation.rs found each of these broken.
 
 use super::*;
-use crate::message::Properties;
+use crate::message::{Properties, Text};
 use crate::settle::RetryPolicy;
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -129,8 +129,8 @@ fn claim(engine: &mut Engine<()>, script: &mut Script, shared: &Shared, now_ms: 
         true => Err("cannot be sent".to_owned()),
         false => Ok(Publication {
             handle,
-            exchange: String::new(),
-            routing_key: pointer.seq.to_string(),
+            exchange: "".into(),
+            routing_key: pointer.seq.to_string().into(),
             key: None,
             properties: Properties::default(),
             body: Vec::new(),
@@ -200,8 +200,8 @@ fn without_an_order_a_message_that_failed_holds_up_no_other() {
         2 => Err("cannot be sent".to_owned()),
         seq => Ok(Publication {
             handle,
-            exchange: String::new(),
-            routing_key: seq.to_string(),
+            exchange: Text::default(),
+            routing_key: seq.to_string().into(),
             key: pointer.key.clone(),
             properties: Properties::default(),
             body: Vec::new(),

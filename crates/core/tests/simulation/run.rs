@@ -414,8 +414,8 @@ impl Simulation {
         }
         Ok(Publication {
             handle,
-            exchange: pointer.lease_epoch.to_string(),
-            routing_key: pointer.seq.to_string(),
+            exchange: pointer.lease_epoch.to_string().into(),
+            routing_key: pointer.seq.to_string().into(),
             key: None,
             properties: Properties::default(),
             body: Vec::new(),

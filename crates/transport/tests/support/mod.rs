@@ -124,8 +124,8 @@ pub fn config(port: u16) -> AmqpConfig {
 pub fn publication(handle: u64, exchange: &str, routing_key: &str, body: Vec<u8>) -> Publication {
     Publication {
         handle,
-        exchange: exchange.into(),
-        routing_key: routing_key.into(),
+        exchange: exchange.to_owned().into(),
+        routing_key: routing_key.to_owned().into(),
         key: None,
         properties: Properties {
             message_id: format!("id-{handle}"),

@@ -1,0 +1,483 @@
+//! An event as a CloudEvent 1.0.2: its attributes, and where they stand. Called by `envelope`; docs/formats.md shows both
+//! forms.
+//!
+//! With AMQP the binary form uses headers `ce-…`, as the RabbitMQ binding of Knative does, which the official SDKs read.
+//! CloudEvents' own AMQP binding is for AMQP 1.0, which RabbitMQ speaks besides; its names are `cloudEvents_…`.
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::envelope::{Refusal, written};
+use crate::headers::{Header, encoded_unless, percent_encoded};
+use crate::message::HeaderValue;
+use crate::route::{Route, TransportKind};
+use crate::template::Values;
+use crate::text::Text;
+use crate::trace;
+
+pub const CONTENT_TYPE: &str = "application/cloudevents+json";
+const SPECVERSION: &str = "1.0";
+const DATACONTENTTYPE: &str = "application/json";
+
+/// The attributes, in the order in which they are written. What the event lacks, or has empty, is absent: CloudEvents
+/// has no empty attributes.
+pub(crate) struct Attributes<'a> {
+    id: &'a str,
+    source: Text,
+    kind: &'a str,
+    subject: Option<&'a str>,
+    time: Option<&'a str>,
+    /// The partitioning extension: events of one are in order.
+    partitionkey: Option<&'a str>,
+    /// The sequence extension: ordered as text. A seq below zero has none.
+    sequence: Option<String>,
+    aggregatetype: Option<&'a str>,
+    operation: Option<&'a str>,
+    correlationid: Option<&'a str>,
+    actor: Option<&'a str>,
+    /// The distributed tracing extension.
+    traceparent: Option<&'a str>,
+    tracestate: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Structured<'a> {
+    specversion: &'static str,
+    id: &'a str,
+    source: &'a str,
+    #[serde(rename = "type")]
+    kind: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subject: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    time: Option<&'a str>,
+    datacontenttype: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    partitionkey: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sequence: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    aggregatetype: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    operation: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    correlationid: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    actor: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traceparent: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tracestate: Option<&'a str>,
+    data: &'a RawValue,
+}
+
+impl<'a> Attributes<'a> {
+    /// # Errors
+    /// [`Refusal`] when CloudEvents does not allow a value.
+    pub(crate) fn of(values: &Values<'a>, route: &Route<'_>) -> Result<Self, Refusal> {
+        let event = values.event;
+        let optional = |name, value: Option<&'a str>| match value {
+            None | Some("") => Ok(None),
+            Some(value) => allowed(name, value).map(Some),
+        };
+        let header = |wanted: &str| {
+            let (_, value) = values
+                .headers
+                .iter()
+                .find(|(name, _)| name.eq_ignore_ascii_case(wanted))?;
+            match value {
+                HeaderValue::Text(text) => Some(text.as_str()),
+                _ => None,
+            }
+        };
+        let traceparent = header("traceparent").filter(|text| trace::is_traceparent(text));
+        let tracestate = header("tracestate").filter(|text| trace::is_tracestate(text));
+        let partitionkey = optional("key", values.key)?;
+        Ok(Self {
+            id: required("event id", &event.id)?,
+            source: source(values, route)?,
+            kind: required("event type", &event.kind)?,
+            subject: optional("aggregate_id", event.aggregate_id.as_deref())?.or(partitionkey),
+            time: Some(event.created_at.as_str()).filter(|time| is_timestamp(time)),
+            partitionkey,
+            sequence: u64::try_from(event.seq).ok().map(|seq| format!("{seq:019}")),
+            aggregatetype: optional("aggregate_type", event.aggregate_type.as_deref())?,
+            operation: optional("operation", event.operation.as_deref())?,
+            correlationid: optional("correlation id", event.correlation_id.as_deref())?,
+            actor: optional("actor", event.actor.as_deref())?,
+            traceparent,
+            // It means nothing without the other.
+            tracestate: tracestate.filter(|_| traceparent.is_some()),
+        })
+    }
+
+    /// The structured form.
+    pub(crate) fn body(&self, data: &RawValue) -> Result<Vec<u8>, Refusal> {
+        let structured = Structured {
+            specversion: SPECVERSION,
+            id: self.id,
+            source: &self.source,
+            kind: self.kind,
+            subject: self.subject,
+            time: self.time,
+            datacontenttype: DATACONTENTTYPE,
+            partitionkey: self.partitionkey,
+            sequence: self.sequence.as_deref(),
+            aggregatetype: self.aggregatetype,
+            operation: self.operation,
+            correlationid: self.correlationid,
+            actor: self.actor,
+            traceparent: self.traceparent,
+            tracestate: self.tracestate,
+            data,
+        };
+        written(&structured, data.get().len() + 512)
+    }
+
+    /// The binary form, but for `datacontenttype`, which is the message's content type.
+    pub(crate) fn headers(self, transport: TransportKind) -> Vec<Header> {
+        let attributes = [
+            ("ce-id", Some(self.id)),
+            ("ce-type", Some(self.kind)),
+            ("ce-subject", self.subject),
+            ("ce-time", self.time),
+            ("ce-partitionkey", self.partitionkey),
+            ("ce-sequence", self.sequence.as_deref()),
+            ("ce-aggregatetype", self.aggregatetype),
+            ("ce-operation", self.operation),
+            ("ce-correlationid", self.correlationid),
+            ("ce-actor", self.actor),
+            ("ce-traceparent", self.traceparent),
+            ("ce-tracestate", self.tracestate),
+        ];
+        let mut headers = Vec::with_capacity(2 + attributes.len());
+        headers.push(("ce-specversion".into(), HeaderValue::Text(SPECVERSION.into())));
+        headers.push((
+            "ce-source".into(),
+            HeaderValue::Text(match transport {
+                TransportKind::Amqp => self.source,
+                TransportKind::Http => percent_encoded(&self.source),
+            }),
+        ));
+        headers.extend(attributes.into_iter().filter_map(|(name, value)| {
+            let value = match transport {
+                TransportKind::Amqp => value?.to_owned().into(),
+                TransportKind::Http => percent_encoded(value?),
+            };
+            Some((name.into(), HeaderValue::Text(value)))
+        }));
+        headers
+    }
+}
+
+/// What the template says, made fit for a URI.
+fn source(values: &Values<'_>, route: &Route<'_>) -> Result<Text, Refusal> {
+    let source = route.statics.source.render(values).map_err(|long| Refusal {
+        message: format!(
+            "the source of the CloudEvent is {} bytes long, its template may make at most {}",
+            long.bytes, long.bytes_max
+        ),
+        hint: "Shorten the template or the values that it uses.".to_owned(),
+    })?;
+    required("source of the CloudEvent", &source)?;
+    // RFC 3986, 2; `%` stays: a template may have encoded a part itself.
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:/?#[]@!$&'()*+,;=%".contains(&byte);
+    if source.bytes().all(is_plain) {
+        return Ok(source);
+    }
+    Ok(Text::Owned(encoded_unless(&source, is_plain).into_owned()))
+}
+
+fn required<'a>(name: &str, value: &'a str) -> Result<&'a str, Refusal> {
+    if value.is_empty() {
+        return Err(Refusal {
+            message: format!("the {name} is empty, which CloudEvents does not allow"),
+            hint: "Give it a value, or choose the format envelope.".to_owned(),
+        });
+    }
+    allowed(name, value)
+}
+
+/// Attributes hold no control characters and no noncharacters of Unicode.
+fn allowed<'a>(name: &str, value: &'a str) -> Result<&'a str, Refusal> {
+    let is_barred = |char: char| {
+        let code = u32::from(char);
+        char.is_control() || (0xFDD0..=0xFDEF).contains(&code) || code & 0xFFFE == 0xFFFE
+    };
+    if !value.contains(is_barred) {
+        return Ok(value);
+    }
+    Err(Refusal {
+        message: format!("the {name} has a control character in it, which CloudEvents does not allow"),
+        hint: "Take it out of the event, or choose the format envelope.".to_owned(),
+    })
+}
+
+/// RFC 3339 has four digits for the year; Postgres knows more years.
+fn is_timestamp(text: &str) -> bool {
+    let form = b"0000-00-00T00:00:00";
+    let fits = |(byte, form): (u8, &u8)| match form {
+        b'0' => byte.is_ascii_digit(),
+        other => byte == *other,
+    };
+    text.len() > form.len() && text.ends_with('Z') && text.bytes().zip(form).all(fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{Event, Pointer, Publication};
+    use crate::route::{Format, Statics, Template};
+    use crate::samples::{TRACEPARENT, bare_event, event, event_with, header, made, names, pointer};
+    use TransportKind::{Amqp, Http};
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    fn structured(pointer: &Pointer, event: &Event) -> Result<Publication, Refusal> {
+        made(pointer, event, Amqp, Format::CloudEvents, &Statics::default())
+    }
+
+    fn binary(pointer: &Pointer, event: &Event, transport: TransportKind) -> Result<Publication, Refusal> {
+        made(
+            pointer,
+            event,
+            transport,
+            Format::CloudEventsBinary,
+            &Statics::default(),
+        )
+    }
+
+    fn traced() -> Event {
+        let headers = format!(r#"{{"traceparent": "{TRACEPARENT}", "tracestate": "rojo=1"}}"#);
+        event_with(|e| e.headers = Some(headers))
+    }
+
+    #[test]
+    fn the_structured_form_has_the_attributes_and_the_payload_byte_for_byte() {
+        let publication = structured(&pointer(), &traced()).unwrap();
+        assert_eq!(publication.properties.content_type, "application/cloudevents+json");
+        let expected = concat!(
+            r#"{"specversion":"1.0","id":"0198a3f2-0000-7000-8000-000000000001","source":"/outbox","#,
+            r#""type":"OrderPlaced","subject":"42","time":"2026-01-31T12:00:00.000001Z","#,
+            r#""datacontenttype":"application/json","partitionkey":"order-42","sequence":"0000000000000000042","#,
+            r#""aggregatetype":"Order","operation":"INSERT","correlationid":"c-1","actor":"kim","#,
+            r#""traceparent":"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01","tracestate":"rojo=1","#,
+            r#""data":{"total": 1.10,  "b":1,"a":2}}"#,
+        );
+        assert_eq!(String::from_utf8(publication.body).unwrap(), expected);
+    }
+
+    #[test]
+    fn the_binary_form_has_the_same_attributes_in_headers() {
+        let whole: Value = serde_json::from_slice(&structured(&pointer(), &traced()).unwrap().body).unwrap();
+        for transport in [Amqp, Http] {
+            let publication = binary(&pointer(), &traced(), transport).unwrap();
+            assert_eq!(publication.body, traced().payload.as_bytes());
+            assert_eq!(publication.properties.content_type, "application/json");
+            let mut attributes = whole.as_object().unwrap().clone();
+            assert!(attributes.remove("data").is_some() && attributes.remove("datacontenttype").is_some());
+            for (name, value) in &attributes {
+                assert_eq!(
+                    header(&publication, &format!("ce-{name}")).as_deref(),
+                    value.as_str(),
+                    "{name}"
+                );
+            }
+            let found = names(&publication)
+                .into_iter()
+                .filter(|name| name.starts_with("ce-"))
+                .count();
+            assert_eq!(found, attributes.len());
+        }
+    }
+
+    #[test]
+    fn what_is_null_or_empty_in_the_source_is_no_attribute() {
+        let bare = Event {
+            actor: Some(String::new()),
+            aggregate_type: Some(String::new()),
+            ..bare_event()
+        };
+        let publication = structured(&Pointer { key: None, ..pointer() }, &bare).unwrap();
+        let expected = concat!(
+            r#"{"specversion":"1.0","id":"1","source":"/outbox","type":"T","time":"2026-01-31T12:00:00.000000Z","#,
+            r#""datacontenttype":"application/json","sequence":"0000000000000000000","data":null}"#
+        );
+        assert_eq!(String::from_utf8(publication.body).unwrap(), expected);
+    }
+
+    #[test]
+    fn the_subject_is_the_aggregate_or_else_the_key() {
+        let subject = |event: &Event| {
+            let body = structured(&pointer(), event).unwrap().body;
+            serde_json::from_slice::<Value>(&body).unwrap()["subject"]
+                .as_str()
+                .map(str::to_owned)
+        };
+        assert_eq!(subject(&event()).as_deref(), Some("42"));
+        assert_eq!(
+            subject(&event_with(|e| e.aggregate_id = None)).as_deref(),
+            Some("order-42")
+        );
+        assert_eq!(
+            subject(&event_with(|e| e.aggregate_id = Some(String::new()))).as_deref(),
+            Some("order-42")
+        );
+    }
+
+    #[test]
+    fn only_a_valid_trace_is_an_attribute_and_a_header_in_any_case() {
+        for (headers, parent, state) in [
+            (
+                r#"{"traceparent": "00-ab-cd-01", "tracestate": "a=1"}"#.to_owned(),
+                false,
+                false,
+            ),
+            (r#"{"tracestate": "a=1"}"#.to_owned(), false, false),
+            (r#"{"traceparent": 7}"#.to_owned(), false, false),
+            (
+                format!(r#"{{"traceparent": "{TRACEPARENT}", "tracestate": "ü"}}"#),
+                true,
+                false,
+            ),
+            (
+                format!(r#"{{"Traceparent": "{TRACEPARENT}", "TraceState": "a=1"}}"#),
+                true,
+                true,
+            ),
+        ] {
+            let event = event_with(|e| e.headers = Some(headers.clone()));
+            let publication = binary(&pointer(), &event, Amqp).unwrap();
+            assert_eq!(header(&publication, "ce-traceparent").is_some(), parent, "{headers}");
+            assert_eq!(header(&publication, "ce-tracestate").is_some(), state, "{headers}");
+            let given: serde_json::Map<String, Value> = serde_json::from_str(&headers).unwrap();
+            assert!(
+                given.keys().all(|name| header(&publication, name).is_some()),
+                "{headers}"
+            );
+        }
+    }
+
+    #[test]
+    fn sequences_are_ordered_as_text() {
+        let sequence = |seq| {
+            let publication = binary(&pointer(), &Event { seq, ..event() }, Amqp).unwrap();
+            header(&publication, "ce-sequence")
+        };
+        let seqs = [0, 9, 10, 1 << 40, i64::MAX];
+        let texts: Vec<_> = seqs.iter().map(|seq| sequence(*seq).unwrap()).collect();
+        assert!(
+            texts.is_sorted() && texts.iter().all(|text| text.len() == 19),
+            "{texts:?}"
+        );
+        assert_eq!(sequence(-1), None);
+    }
+
+    #[test]
+    fn a_source_is_a_template_and_a_uri() {
+        let with = |template: &str, event: &Event| {
+            let statics = Statics {
+                source: Template::parse_text(template).unwrap(),
+                ..Statics::default()
+            };
+            let publication = made(&pointer(), event, Amqp, Format::CloudEventsBinary, &statics)?;
+            Ok::<_, Refusal>(header(&publication, "ce-source").unwrap())
+        };
+        assert_eq!(
+            with("https://a.b/{aggregate_type}?x=%20", &event()).unwrap(),
+            "https://a.b/order?x=%20"
+        );
+        let odd = event_with(|e| e.aggregate_type = Some("a b\"ü\n".into()));
+        let refusal = with("/{aggregate_type}", &odd).unwrap_err();
+        assert!(refusal.message.contains("control"), "{refusal}");
+        let odd = event_with(|e| e.aggregate_type = Some("a b\"ü".into()));
+        assert_eq!(with("/{aggregate_type}", &odd).unwrap(), "/a%20b%22%C3%BC");
+        assert!(
+            with("{header:none}", &event())
+                .unwrap_err()
+                .message
+                .contains("source of the CloudEvent is empty")
+        );
+        let long = event_with(|e| e.aggregate_id = Some("a".repeat(1024)));
+        assert!(
+            with("/{aggregate_id}", &long)
+                .unwrap_err()
+                .message
+                .contains("1025 bytes")
+        );
+    }
+
+    #[test]
+    fn what_cloudevents_does_not_allow_is_refused_by_name() {
+        for (name, event) in [
+            ("event id", event_with(|e| e.id = String::new())),
+            ("event type", event_with(|e| e.kind = String::new())),
+            ("event type", event_with(|e| e.kind = "a\nb".into())),
+            ("aggregate_id", event_with(|e| e.aggregate_id = Some("\u{7f}".into()))),
+            (
+                "aggregate_type",
+                event_with(|e| e.aggregate_type = Some("\u{85}".into())),
+            ),
+            ("operation", event_with(|e| e.operation = Some("\u{fdd0}".into()))),
+            (
+                "correlation id",
+                event_with(|e| e.correlation_id = Some("\u{1ffff}".into())),
+            ),
+            ("actor", event_with(|e| e.actor = Some("\t".into()))),
+            ("payload", event_with(|e| e.payload = "{".into())),
+        ] {
+            for publication in [structured(&pointer(), &event), binary(&pointer(), &event, Http)] {
+                let refusal = publication.unwrap_err();
+                assert!(
+                    refusal.message.contains(name) && !refusal.hint.is_empty(),
+                    "{name}: {refusal}"
+                );
+            }
+        }
+        let pointer = Pointer {
+            key: Some("a\nb".into()),
+            ..pointer()
+        };
+        assert!(
+            structured(&pointer, &event())
+                .unwrap_err()
+                .message
+                .starts_with("the key")
+        );
+    }
+
+    #[test]
+    fn a_time_that_rfc_3339_cannot_say_is_no_attribute() {
+        for time in [
+            "10000-01-01T00:00:00.000000Z",
+            "infinity",
+            "",
+            "2026-01-31 12:00:00Z",
+            "2026-01-31T12:00:00",
+        ] {
+            let event = event_with(|e| e.created_at = time.to_owned());
+            assert_eq!(
+                header(&binary(&pointer(), &event, Amqp).unwrap(), "ce-time"),
+                None,
+                "{time}"
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_text_arrives_as_it_was_or_is_refused(
+            kind in "\\PC{0,30}|[\\s\\S]{0,12}", actor in "\\PC{0,30}", key in "\\PC{0,30}", seq in 0..=i64::MAX,
+        ) {
+            let event = Event { kind, actor: Some(actor), seq, ..event() };
+            let pointer = Pointer { key: Some(key), ..pointer() };
+            let Ok(publication) = structured(&pointer, &event) else { return Ok(()) };
+            let found: Value = serde_json::from_slice(&publication.body).unwrap();
+            let text = |name: &str| found.get(name).map_or(Some(""), Value::as_str);
+            prop_assert_eq!(text("type"), Some(event.kind.as_str()));
+            prop_assert_eq!(text("actor"), event.actor.as_deref());
+            prop_assert_eq!(text("partitionkey"), pointer.key.as_deref());
+            prop_assert_eq!(text("sequence").and_then(|text| text.parse().ok()), Some(seq));
+        }
+    }
+}

@@ -1,0 +1,728 @@
+//! The headers of a message: the outbox's, those of its destination, the user's own. Called by `envelope`.
+//!
+//! AMQP carries typed values under any name; HTTP carries text under names whose case does not count. So there are two
+//! sets of names, and one meaning.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde_json::value::RawValue;
+
+use crate::envelope::{Refusal, check_short, not_json};
+use crate::message::{Event, HeaderValue, Pointer};
+use crate::route::{Format, Route, TransportKind};
+use crate::template::Values;
+use crate::text::Text;
+
+/// Name and value.
+pub(crate) type Header = (Text, HeaderValue);
+
+/// All headers of a message, encoded. An AMQP content header cannot be split over frames, and a frame is 131072 bytes
+/// in RabbitMQ unless configured; half of it leaves room for the properties and for smaller settings.
+pub const HEADERS_MAX: usize = 64 * 1024;
+
+/// Part of [`HEADERS_MAX`] that the user's own headers may not take, so that what passes [`check_headers`] at enqueue
+/// does not fail later for the outbox's own; these hold aggregate_type and aggregate_id, the rest is under 300 bytes.
+pub const SYSTEM_HEADERS_RESERVED: usize = 4 * 1024;
+
+/// All headers of a request but what the transport adds. Common servers refuse more with 431 or 400: node at 16 KiB, nginx
+/// at 8 KiB a line.
+pub const HTTP_HEADERS_MAX: usize = 16 * 1024;
+
+/// Headers that the outbox sets with AMQP. A user's header of such a name is dropped, also where the outbox has no value
+/// to set: a consumer may trust these names. (All but the epoch and the attempt are the event's.)
+pub const SYSTEM_HEADERS: [&str; 7] = [
+    "id",
+    "aggregate_type",
+    "aggregate_id",
+    "seq",
+    "partition_key",
+    "lease_epoch",
+    "attempt",
+];
+
+/// Likewise, of [`Format::Payload`] with AMQP: what the envelope has in its body.
+pub const PAYLOAD_HEADERS: [&str; 5] = ["key", "operation", "actor", "metadata", "created_at"];
+
+/// Of CloudEvents, whose binding for HTTP and for RabbitMQ it is.
+const ATTRIBUTE_PREFIX: &str = "ce-";
+
+/// RabbitMQ reads these as lists of further routing keys and closes the channel (406 PRECONDITION_FAILED) when they
+/// are anything else (rabbit_basic.erl, header_routes). A header here is never a list, so one message would fail the
+/// whole window, again and again.
+const ROUTING_HEADERS: [&str; 2] = ["CC", "BCC"];
+
+/// What a request needs for itself: framing, the connection, who sends, and what the transport signs. An event must not
+/// set these: it would be a way to smuggle a second request, or to speak with the destination's credentials.
+const HTTP_RESERVED: [&str; 20] = [
+    "accept-encoding",
+    "authorization",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-range",
+    "content-type",
+    "cookie",
+    "date",
+    "expect",
+    "forwarded",
+    "host",
+    "idempotency-key",
+    "keep-alive",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "user-agent",
+    "via",
+];
+const HTTP_RESERVED_PREFIXES: [&str; 5] = ["outbox-", "webhook-", "proxy-", "x-forwarded-", "sec-"];
+
+/// Checks the user's own headers, for use at enqueue.
+///
+/// # Errors
+/// [`Refusal`] unless they are a JSON object with names of at most 255 bytes, none of them `CC` or `BCC`, and fit in what
+/// [`HEADERS_MAX`] leaves them.
+pub fn check_headers(json: &str) -> Result<(), Refusal> {
+    own(json).map(drop)
+}
+
+/// All headers, each name once: the outbox's, `more` of its format, the destination's, the user's `own` that are left.
+pub(crate) fn all(
+    pointer: &Pointer,
+    event: &Event,
+    route: &Route<'_>,
+    more: Vec<Header>,
+    own: Vec<Header>,
+) -> Result<Vec<Header>, Refusal> {
+    let statics = &route.statics.headers;
+    let mut headers = Vec::with_capacity(13 + more.len() + statics.len() + own.len());
+    match route.transport {
+        TransportKind::Amqp => push_amqp(&mut headers, pointer, event, route.format),
+        TransportKind::Http => push_http(&mut headers, pointer, event, route),
+    }
+    headers.extend(more);
+    for (name, template) in statics {
+        let rendered = template.render(&Values::new(pointer, event, &own));
+        let value = rendered.map_err(|long| Refusal {
+            message: format!(
+                "the header {name} is {} bytes long, its template may make at most {}",
+                long.bytes, long.bytes_max
+            ),
+            hint: "Shorten the template or the values that it uses.".to_owned(),
+        })?;
+        if !value.is_empty() {
+            headers.push((name.clone(), HeaderValue::Text(value)));
+        }
+    }
+    let own = match route.transport {
+        TransportKind::Amqp => own,
+        TransportKind::Http => own_of_http(own)?,
+    };
+    headers.extend(own.into_iter().filter(|(name, _)| {
+        !is_reserved(route.transport, route.format, name) && statics.iter().all(|(other, _)| other != name)
+    }));
+    if route.transport == TransportKind::Http {
+        check_http_values(&headers)?;
+    }
+    let (bytes, bytes_max) = match route.transport {
+        TransportKind::Amqp => (encoded_bytes(&headers), HEADERS_MAX),
+        TransportKind::Http => (http_bytes(&headers), HTTP_HEADERS_MAX),
+    };
+    if bytes > bytes_max {
+        return Err(too_large(bytes, bytes_max));
+    }
+    Ok(headers)
+}
+
+fn push_amqp(headers: &mut Vec<Header>, pointer: &Pointer, event: &Event, format: Format) {
+    let as_it_is = |value: &str| Text::Owned(value.to_owned());
+    let mut push = |name, value| push_text(headers, name, value, as_it_is);
+    push("id", Some(&event.id));
+    push("aggregate_type", event.aggregate_type.as_deref());
+    push("aggregate_id", event.aggregate_id.as_deref());
+    if format == Format::Payload {
+        push("key", pointer.key.as_deref());
+        push("operation", event.operation.as_deref());
+        push("actor", event.actor.as_deref());
+        push("metadata", event.metadata.as_deref());
+        push("created_at", Some(&event.created_at));
+    }
+    push("partition_key", Some(&pointer.partition.label()));
+    push_int(headers, "seq", event.seq);
+    push_int(headers, "lease_epoch", pointer.lease_epoch);
+    push_int(headers, "attempt", i64::from(pointer.attempts) + 1);
+}
+
+/// HTTP has no properties beside its headers, so those of AMQP are here too.
+fn push_http(headers: &mut Vec<Header>, pointer: &Pointer, event: &Event, route: &Route<'_>) {
+    let mut push = |name, value| push_text(headers, name, value, percent_encoded);
+    push("outbox-id", Some(&event.id));
+    push("outbox-type", Some(&event.kind));
+    push("outbox-aggregate-type", event.aggregate_type.as_deref());
+    push("outbox-aggregate-id", event.aggregate_id.as_deref());
+    push("outbox-key", pointer.key.as_deref());
+    push("outbox-correlation-id", event.correlation_id.as_deref());
+    push("outbox-created-at", Some(&event.created_at));
+    push("outbox-app-id", Some(&route.statics.app_id));
+    if route.format == Format::Payload {
+        push("outbox-operation", event.operation.as_deref());
+        push("outbox-actor", event.actor.as_deref());
+        push("outbox-metadata", event.metadata.as_deref());
+    }
+    push("outbox-partition-key", Some(&pointer.partition.label()));
+    push_int(headers, "outbox-seq", event.seq);
+    push_int(headers, "outbox-lease-epoch", pointer.lease_epoch);
+    push_int(headers, "outbox-attempt", i64::from(pointer.attempts) + 1);
+}
+
+fn push_text(headers: &mut Vec<Header>, name: &'static str, value: Option<&str>, form: impl Fn(&str) -> Text) {
+    headers.extend(value.map(|value| (Text::Static(name), HeaderValue::Text(form(value)))));
+}
+
+fn push_int(headers: &mut Vec<Header>, name: &'static str, value: i64) {
+    headers.push((Text::Static(name), HeaderValue::Int(value)));
+}
+
+/// The user's own headers by name; of a repeated name the last value counts, as in jsonb.
+pub(crate) fn own(json: &str) -> Result<Vec<Header>, Refusal> {
+    let values: BTreeMap<String, &RawValue> = serde_json::from_str(json).map_err(|error| {
+        if !error.is_data() {
+            return not_json("headers", &error);
+        }
+        Refusal {
+            message: "headers are not a JSON object".to_owned(),
+            hint: "Pass headers as an object, such as {\"tenant\": \"acme\"}.".to_owned(),
+        }
+    })?;
+    let mut headers = Vec::with_capacity(values.len());
+    for (name, value) in values {
+        check_short("name of a header", &name)?;
+        check_routes_nothing(&name)?;
+        headers.extend(header_value(value.get())?.map(|value| (Text::Owned(name), value)));
+    }
+    let bytes = encoded_bytes(&headers);
+    let bytes_max = HEADERS_MAX - SYSTEM_HEADERS_RESERVED;
+    if bytes > bytes_max {
+        Err(too_large(bytes, bytes_max))
+    } else {
+        Ok(headers)
+    }
+}
+
+fn check_routes_nothing(name: &str) -> Result<(), Refusal> {
+    if !ROUTING_HEADERS.contains(&name) {
+        return Ok(());
+    }
+    Err(Refusal {
+        message: format!("the header {name} cannot be set"),
+        hint:
+            "RabbitMQ takes CC and BCC for lists of routing keys. Choose another name, or bind further queues to the \
+               exchange."
+                .to_owned(),
+    })
+}
+
+/// One valid JSON value as a header; null is none. What a header cannot hold without loss goes as the text of its
+/// JSON: objects, arrays, integers beyond 64 bits, numbers beyond a double.
+fn header_value(json: &str) -> Result<Option<HeaderValue>, Refusal> {
+    let as_text = || HeaderValue::Text(json.to_owned().into());
+    Ok(Some(match json.as_bytes().first() {
+        Some(b'n') => return Ok(None),
+        Some(b't') => HeaderValue::Bool(true),
+        Some(b'f') => HeaderValue::Bool(false),
+        Some(b'"') => {
+            let text: String = serde_json::from_str(json).map_err(|error| not_json("headers", &error))?;
+            HeaderValue::Text(text.into())
+        }
+        Some(b'{' | b'[') => as_text(),
+        _ if !json.contains(['.', 'e', 'E']) => json.parse().map_or_else(|_| as_text(), HeaderValue::Int),
+        _ => match json.parse::<f64>() {
+            Ok(number) if number.is_finite() => HeaderValue::Float(number),
+            _ => as_text(),
+        },
+    }))
+}
+
+/// In lower case, each name once: of names that differ in case only, the last in the order of bytes counts.
+fn own_of_http(own: Vec<Header>) -> Result<Vec<Header>, Refusal> {
+    let mut by_name = BTreeMap::new();
+    for (name, value) in own {
+        check_token(&name)?;
+        by_name.insert(name.to_ascii_lowercase(), value);
+    }
+    Ok(by_name
+        .into_iter()
+        .map(|(name, value)| (Text::Owned(name), value))
+        .collect())
+}
+
+/// RFC 9110, 5.6.2.
+fn check_token(name: &str) -> Result<(), Refusal> {
+    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    if !name.is_empty() && name.bytes().all(is_token) {
+        return Ok(());
+    }
+    Err(Refusal {
+        message: format!("\"{}\" cannot be the name of a header in HTTP", name.escape_debug()),
+        hint: "Use letters, digits, hyphens and underscores.".to_owned(),
+    })
+}
+
+/// Text goes as it is, so it must not end its line: that would be a header, or a request, of the event's making.
+fn check_http_values(headers: &[Header]) -> Result<(), Refusal> {
+    let breaks = |text: &str| text.bytes().any(|byte| byte.is_ascii_control() && byte != b'\t');
+    for (name, value) in headers {
+        if matches!(value, HeaderValue::Text(text) if breaks(text)) {
+            return Err(Refusal {
+                message: format!("the header {name} has a line break or another control character in it"),
+                hint: "HTTP cannot carry it. Put the value into the payload.".to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The name of a header that a destination adds to each message.
+pub(crate) fn static_name(transport: TransportKind, format: Format, name: &str) -> Result<Text, Refusal> {
+    check_short("name of a header", name)?;
+    check_routes_nothing(name)?;
+    let name = match transport {
+        TransportKind::Amqp => Text::shared(name),
+        TransportKind::Http => {
+            check_token(name)?;
+            Text::shared(&name.to_ascii_lowercase())
+        }
+    };
+    if name.is_empty() || is_reserved(transport, format, &name) {
+        return Err(Refusal {
+            message: format!("the header \"{name}\" cannot be set"),
+            hint: "The outbox or the transport sets it. Choose another name.".to_owned(),
+        });
+    }
+    Ok(name)
+}
+
+/// Is this name the outbox's or the transport's? With HTTP it is given in lower case.
+fn is_reserved(transport: TransportKind, format: Format, name: &str) -> bool {
+    let prefix = name.as_bytes().get(..ATTRIBUTE_PREFIX.len());
+    let is_attribute = prefix.is_some_and(|prefix| prefix.eq_ignore_ascii_case(ATTRIBUTE_PREFIX.as_bytes()));
+    (format.is_cloudevents() && is_attribute)
+        || match transport {
+            TransportKind::Amqp => {
+                SYSTEM_HEADERS.contains(&name) || (format == Format::Payload && PAYLOAD_HEADERS.contains(&name))
+            }
+            TransportKind::Http => {
+                HTTP_RESERVED.contains(&name) || HTTP_RESERVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+            }
+        }
+}
+
+/// As the binding of CloudEvents for HTTP has it (3.1.3.2), and here for all headers of the outbox: what is not visible
+/// ASCII, `"` and `%` go as `%XY`, so one round of decoding gives the text back.
+pub(crate) fn percent_encoded(text: &str) -> Text {
+    let is_plain = |byte: u8| matches!(byte, b'!'..=b'~') && byte != b'"' && byte != b'%';
+    Text::Owned(encoded_unless(text, is_plain).into_owned())
+}
+
+/// `%XY` for each byte that is not plain, which only ASCII can be.
+pub(crate) fn encoded_unless(text: &str, is_plain: impl Fn(u8) -> bool) -> Cow<'_, str> {
+    if text.bytes().all(&is_plain) {
+        return Cow::Borrowed(text);
+    }
+    const HEX: &[u8; 16] = b"0123456789ABCDEF";
+    let mut encoded = String::with_capacity(text.len() + 16);
+    for byte in text.bytes() {
+        if is_plain(byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push('%');
+            encoded.push(char::from(HEX[usize::from(byte >> 4)]));
+            encoded.push(char::from(HEX[usize::from(byte & 15)]));
+        }
+    }
+    Cow::Owned(encoded)
+}
+
+/// Size of an AMQP field table: a length, then per field a short string, a type and a value.
+fn encoded_bytes(headers: &[Header]) -> usize {
+    let field_bytes = |(name, value): &Header| {
+        let value_bytes = match value {
+            HeaderValue::Text(text) => 4 + text.len(),
+            HeaderValue::Int(_) | HeaderValue::Float(_) => 8,
+            HeaderValue::Bool(_) => 1,
+        };
+        1 + name.len() + 1 + value_bytes
+    };
+    4 + headers.iter().map(field_bytes).sum::<usize>()
+}
+
+/// Size of the lines of a request, numbers at their longest.
+fn http_bytes(headers: &[Header]) -> usize {
+    let line_bytes = |(name, value): &Header| {
+        let value_bytes = match value {
+            HeaderValue::Text(text) => text.len(),
+            HeaderValue::Int(_) | HeaderValue::Float(_) => 24,
+            HeaderValue::Bool(_) => 5,
+        };
+        name.len() + ": \r\n".len() + value_bytes
+    };
+    headers.iter().map(line_bytes).sum()
+}
+
+fn too_large(bytes: usize, bytes_max: usize) -> Refusal {
+    Refusal {
+        message: format!("the headers take {bytes} bytes, a message carries at most {bytes_max}"),
+        hint: "Put large values into the payload.".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Publication;
+    use crate::route::Statics;
+    use crate::samples::{TRACEPARENT, bare_event, event, event_with, header, made, names, pointer, text};
+    use TransportKind::{Amqp, Http};
+    use proptest::prelude::*;
+
+    fn read(json: &str) -> Vec<Header> {
+        own(json).unwrap()
+    }
+
+    fn with_own(transport: TransportKind, format: Format, json: &str) -> Result<Publication, Refusal> {
+        let event = event_with(|e| e.headers = Some(json.to_owned()));
+        made(&pointer(), &event, transport, format, &Statics::default())
+    }
+
+    #[test]
+    fn a_user_header_keeps_its_type() {
+        let found =
+            read(r#"{"b": true, "f": 1.5, "i": -3, "n": null, "s": "é\n", "traceparent": "00-ab-cd-01", "z": false}"#);
+        let expected = [
+            ("b", HeaderValue::Bool(true)),
+            ("f", HeaderValue::Float(1.5)),
+            ("i", HeaderValue::Int(-3)),
+            ("s", text("é\n")),
+            ("traceparent", text("00-ab-cd-01")),
+            ("z", HeaderValue::Bool(false)),
+        ];
+        assert_eq!(found, expected.map(|(name, value)| (name.into(), value)));
+    }
+
+    #[test]
+    fn what_a_header_cannot_hold_goes_as_the_text_of_its_json() {
+        let found = read(r#"{"a": [1, "x"], "big": 18446744073709551616, "huge": 1e999, "o": {"z":1, "a":1.10}}"#);
+        let expected = [
+            ("a", r#"[1, "x"]"#),
+            ("big", "18446744073709551616"),
+            ("huge", "1e999"),
+            ("o", r#"{"z":1, "a":1.10}"#),
+        ];
+        assert_eq!(found, expected.map(|(name, value)| (name.into(), text(value))));
+        assert_eq!(read(r#"{"e": 1e2, "w": 2.0}"#)[0].1, HeaderValue::Float(100.0));
+    }
+
+    #[test]
+    fn of_a_repeated_header_the_last_counts() {
+        assert_eq!(read(r#"{"a": 1, "a": 2}"#), [("a".into(), HeaderValue::Int(2))]);
+    }
+
+    #[test]
+    fn headers_that_rabbitmq_would_close_the_channel_for_are_refused() {
+        for json in [r#"{"CC": "a.b"}"#, r#"{"BCC": ["a"]}"#] {
+            assert!(check_headers(json).unwrap_err().hint.contains("routing keys"), "{json}");
+        }
+        assert_eq!(check_headers(r#"{"cc": "a.b"}"#), Ok(()));
+    }
+
+    #[test]
+    fn headers_are_an_object() {
+        for json in ["[]", "1", "\"a\"", "null"] {
+            assert_eq!(
+                check_headers(json).unwrap_err().message,
+                "headers are not a JSON object",
+                "{json}"
+            );
+        }
+        for json in ["", "{", "{\"a\"}", "{\"a\": tru}", r#"{"a": "\ud800"}"#, "{} x"] {
+            assert!(
+                check_headers(json).unwrap_err().message.contains("not valid JSON"),
+                "{json}"
+            );
+        }
+        assert_eq!(check_headers(" {} "), Ok(()));
+    }
+
+    #[test]
+    fn a_header_name_over_255_bytes_is_refused() {
+        assert_eq!(check_headers(&format!(r#"{{"{}": 1}}"#, "n".repeat(255))), Ok(()));
+        assert!(check_headers(&format!(r#"{{"{}": 1}}"#, "n".repeat(256))).is_err());
+    }
+
+    #[test]
+    fn a_user_header_never_overrides_one_of_the_outbox() {
+        let payloads = SYSTEM_HEADERS
+            .iter()
+            .chain(&PAYLOAD_HEADERS)
+            .map(|name| (Amqp, Format::Payload, *name));
+        let envelopes = SYSTEM_HEADERS.iter().map(|name| (Amqp, Format::Envelope, *name));
+        let attributes = ["ce-id", "Ce-Source", "CE-x"].into_iter().flat_map(|name| {
+            [
+                (Amqp, Format::CloudEvents, name),
+                (Amqp, Format::CloudEventsBinary, name),
+                (Http, Format::CloudEventsBinary, name),
+            ]
+        });
+        let https = [
+            "outbox-seq",
+            "Outbox-Forged",
+            "WEBHOOK-ID",
+            "Content-Length",
+            "authorization",
+            "Host",
+        ];
+        let https = https.into_iter().map(|name| (Http, Format::Envelope, name));
+        for (transport, format, name) in payloads.chain(envelopes).chain(attributes).chain(https) {
+            // Also where the outbox has no value of its own to set.
+            let bare = Event {
+                headers: Some(format!(r#"{{"{name}": "forged", "mine": 1}}"#)),
+                ..bare_event()
+            };
+            let publication = made(&pointer(), &bare, transport, format, &Statics::default()).unwrap();
+            for (_, value) in &publication.properties.headers {
+                assert!(*value != text("forged"), "{transport:?} {format:?} {name}");
+            }
+            assert_eq!(header(&publication, "mine").as_deref(), Some("1"));
+        }
+    }
+
+    #[test]
+    fn names_that_are_the_outboxs_elsewhere_are_the_users_here() {
+        let json = r#"{"actor": "a", "ce-id": "b", "outbox-seq": "c"}"#;
+        let publication = with_own(Amqp, Format::Envelope, json).unwrap();
+        for (name, value) in [("actor", "a"), ("ce-id", "b"), ("outbox-seq", "c")] {
+            assert_eq!(header(&publication, name).as_deref(), Some(value));
+        }
+        let publication = with_own(Http, Format::Payload, r#"{"actor": "a", "seq": 1, "ce-id": "b"}"#).unwrap();
+        for (name, value) in [("actor", "a"), ("seq", "1"), ("ce-id", "b")] {
+            assert_eq!(header(&publication, name).as_deref(), Some(value));
+        }
+    }
+
+    #[test]
+    fn http_has_all_that_amqp_has_in_properties_and_headers() {
+        let pointer = Pointer {
+            key: Some("Grüße 5%".into()),
+            ..pointer()
+        };
+        let publication = made(&pointer, &event(), Http, Format::Envelope, &Statics::default()).unwrap();
+        let found: Vec<(&str, String)> = publication
+            .properties
+            .headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.to_string()))
+            .collect();
+        let expected = [
+            ("outbox-id", "0198a3f2-0000-7000-8000-000000000001"),
+            ("outbox-type", "OrderPlaced"),
+            ("outbox-aggregate-type", "Order"),
+            ("outbox-aggregate-id", "42"),
+            ("outbox-key", "Gr%C3%BC%C3%9Fe%205%25"),
+            ("outbox-correlation-id", "c-1"),
+            ("outbox-created-at", "2026-01-31T12:00:00.000001Z"),
+            ("outbox-app-id", "outbox"),
+            ("outbox-partition-key", "p07"),
+            ("outbox-seq", "42"),
+            ("outbox-lease-epoch", "5"),
+            ("outbox-attempt", "3"),
+            ("tenant", "acme"),
+        ];
+        assert_eq!(found, expected.map(|(name, value)| (name, value.to_owned())));
+        let publication = made(&pointer, &event(), Http, Format::Payload, &Statics::default()).unwrap();
+        assert_eq!(header(&publication, "outbox-operation").as_deref(), Some("INSERT"));
+        assert_eq!(header(&publication, "outbox-actor").as_deref(), Some("kim"));
+        assert_eq!(
+            header(&publication, "outbox-metadata").as_deref(),
+            Some("{%22n%22:1e2}")
+        );
+    }
+
+    #[test]
+    fn what_an_event_lacks_has_no_header() {
+        let pointer = Pointer { key: None, ..pointer() };
+        let publication = made(&pointer, &bare_event(), Http, Format::Payload, &Statics::default()).unwrap();
+        let expected = [
+            "outbox-id",
+            "outbox-type",
+            "outbox-created-at",
+            "outbox-app-id",
+            "outbox-partition-key",
+            "outbox-seq",
+            "outbox-lease-epoch",
+            "outbox-attempt",
+        ];
+        assert_eq!(names(&publication), expected);
+    }
+
+    #[test]
+    fn in_http_the_users_headers_go_as_they_are_under_names_whose_case_does_not_count() {
+        let json =
+            format!(r#"{{"Tenant": "a", "tenant": "b", "n": 3, "umlaut": "ü", "Traceparent": "{TRACEPARENT}"}}"#);
+        let publication = with_own(Http, Format::Envelope, &json).unwrap();
+        for (name, value) in [
+            ("tenant", "b"),
+            ("n", "3"),
+            ("umlaut", "ü"),
+            ("traceparent", TRACEPARENT),
+        ] {
+            assert_eq!(header(&publication, name).as_deref(), Some(value));
+        }
+        assert_eq!(header(&publication, "Tenant"), None);
+    }
+
+    #[test]
+    fn what_would_begin_a_line_of_a_request_is_refused() {
+        for json in [
+            r#"{"a": "x\r\nhost: evil"}"#,
+            r#"{"a": "x\ny"}"#,
+            r#"{"a": "\u0000"}"#,
+            r#"{"a": "\u007f"}"#,
+            r#"{"a b": 1}"#,
+            r#"{"a:": 1}"#,
+            r#"{"a\r\nb": 1}"#,
+            r#"{"ü": 1}"#,
+            r#"{"": 1}"#,
+        ] {
+            assert!(with_own(Http, Format::Envelope, json).is_err(), "{json}");
+            assert!(with_own(Amqp, Format::Envelope, json).is_ok(), "{json}");
+        }
+        assert!(with_own(Http, Format::Envelope, r#"{"a": "x\ty"}"#).is_ok());
+        let mut statics = Statics::default();
+        statics
+            .add_header(Http, Format::Envelope, "who", "{aggregate_id}")
+            .unwrap();
+        let event = event_with(|e| e.aggregate_id = Some("a\r\nhost: evil".into()));
+        let refusal = made(&pointer(), &event, Http, Format::Envelope, &statics).unwrap_err();
+        assert!(
+            refusal.message.contains("header who") && !refusal.message.contains("evil"),
+            "{refusal}"
+        );
+    }
+
+    #[test]
+    fn a_request_holds_16_kib_of_headers() {
+        let with = |bytes: usize| {
+            let json = format!(r#"{{"a": "{}"}}"#, "v".repeat(bytes));
+            with_own(Http, Format::Envelope, &json)
+        };
+        let rest = http_bytes(&with(0).unwrap().properties.headers);
+        assert!(with(HTTP_HEADERS_MAX - rest).is_ok());
+        assert!(
+            with(HTTP_HEADERS_MAX - rest + 1)
+                .unwrap_err()
+                .message
+                .contains("at most 16384")
+        );
+    }
+
+    #[test]
+    fn a_destinations_header_is_rendered_replaces_the_users_and_is_absent_when_empty() {
+        for transport in [Amqp, Http] {
+            let mut statics = Statics::default();
+            for (name, template) in [
+                ("team", "logistics"),
+                ("tenant", "t-{header:tenant|none}"),
+                ("nothing", "{header:missing}"),
+            ] {
+                statics.add_header(transport, Format::Envelope, name, template).unwrap();
+            }
+            let event = event_with(|e| e.headers = Some(r#"{"tenant": "acme", "nothing": "mine"}"#.into()));
+            let publication = made(&pointer(), &event, transport, Format::Envelope, &statics).unwrap();
+            assert_eq!(header(&publication, "team").as_deref(), Some("logistics"));
+            assert_eq!(header(&publication, "tenant").as_deref(), Some("t-acme"));
+            assert_eq!(header(&publication, "nothing"), None);
+            let other = event_with(|e| e.headers = None);
+            let publication = made(&pointer(), &other, transport, Format::Envelope, &statics).unwrap();
+            assert_eq!(header(&publication, "tenant").as_deref(), Some("t-none"));
+        }
+        let mut statics = Statics::default();
+        statics
+            .add_header(Amqp, Format::Envelope, "who", "{aggregate_id}")
+            .unwrap();
+        let event = event_with(|e| e.aggregate_id = Some("x".repeat(1025)));
+        let refusal = made(&pointer(), &event, Amqp, Format::Envelope, &statics).unwrap_err();
+        assert!(refusal.message.contains("header who is 1025 bytes"), "{refusal}");
+    }
+
+    #[test]
+    fn a_destination_cannot_set_what_is_the_outboxs_or_the_transports() {
+        let refused = |transport, format, name: &str| static_name(transport, format, name).is_err();
+        for name in ["", "seq", "CC", "BCC", &"n".repeat(256)] {
+            assert!(refused(Amqp, Format::Envelope, name), "{name}");
+        }
+        assert!(refused(Amqp, Format::Payload, "actor") && !refused(Amqp, Format::Envelope, "actor"));
+        assert!(refused(Amqp, Format::CloudEvents, "ce-x") && !refused(Amqp, Format::Envelope, "ce-x"));
+        for name in [
+            "Outbox-X",
+            "Authorization",
+            "content-type",
+            "x y",
+            "",
+            "webhook-id",
+            "proxy-x",
+            "ü",
+        ] {
+            assert!(refused(Http, Format::Envelope, name), "{name}");
+        }
+        assert_eq!(static_name(Http, Format::Envelope, "X-Team").unwrap(), "x-team");
+    }
+
+    proptest! {
+        #[test]
+        fn no_headers_panic_and_what_passes_fits(
+            json in concat!(
+                r#"\PC{0,40}|"#,
+                r#"\{(("[a-z]{0,3}": ?(-?[0-9]{1,25}(\.[0-9])?(e[0-9]{1,4})?|null|true|"\PC{0,5}"|\[\]),){0,5}"#,
+                r#""end": 1)\}"#,
+            ),
+        ) {
+            match own(&json) {
+                Ok(headers) => prop_assert!(encoded_bytes(&headers) <= HEADERS_MAX),
+                Err(refusal) => prop_assert!(!refusal.message.is_empty() && !refusal.hint.is_empty()),
+            }
+        }
+
+        #[test]
+        fn what_is_encoded_decodes_to_itself_and_is_visible(text in "\\PC{0,40}|[\\s\\S]{0,20}") {
+            let encoded = percent_encoded(&text);
+            prop_assert!(encoded.bytes().all(|byte| matches!(byte, b'!'..=b'~') && byte != b'"'));
+            let mut decoded = Vec::new();
+            let mut rest = encoded.bytes();
+            while let Some(byte) = rest.next() {
+                let mut digit = || char::from(rest.next().unwrap()).to_digit(16).unwrap() as u8;
+                decoded.push(if byte == b'%' { digit() * 16 + digit() } else { byte });
+            }
+            prop_assert_eq!(decoded, text.as_bytes());
+        }
+
+        #[test]
+        fn no_event_ends_a_line_of_a_request(
+            name in "[\\s\\S]{0,12}", value in "[\\s\\S]{0,12}", id in "[\\s\\S]{1,12}", key in "[\\s\\S]{0,12}",
+        ) {
+            let event = Event {
+                id,
+                headers: Some(serde_json::json!({ name: value }).to_string()),
+                ..event()
+            };
+            let pointer = Pointer { key: Some(key), ..pointer() };
+            for format in Format::ALL {
+                let Ok(publication) = made(&pointer, &event, Http, format, &Statics::default()) else { continue };
+                for (name, value) in &publication.properties.headers {
+                    prop_assert!(check_token(name).is_ok());
+                    prop_assert!(!value.to_string().bytes().any(|byte| byte.is_ascii_control() && byte != b'\t'));
+                }
+            }
+        }
+    }
+}

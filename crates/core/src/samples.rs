@@ -1,0 +1,95 @@
+//! An event, its pointer, and the message of the two: what the tests of the message's parts begin with.
+
+use crate::envelope::{Refusal, publication};
+use crate::message::{Event, HeaderValue, Pointer, Publication};
+use crate::partition::Partition;
+use crate::route::{Format, Route, Statics, Template, TransportKind};
+
+pub(crate) const TRACEPARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+pub(crate) fn pointer() -> Pointer {
+    Pointer {
+        seq: 42,
+        destination: "default".into(),
+        partition: Partition::new(7).unwrap(),
+        key: Some("order-42".into()),
+        attempts: 2,
+        crashes: 0,
+        lease_epoch: 5,
+    }
+}
+
+pub(crate) fn event() -> Event {
+    Event {
+        id: "0198a3f2-0000-7000-8000-000000000001".into(),
+        seq: 42,
+        kind: "OrderPlaced".into(),
+        aggregate_type: Some("Order".into()),
+        aggregate_id: Some("42".into()),
+        operation: Some("INSERT".into()),
+        payload: r#"{"total": 1.10,  "b":1,"a":2}"#.into(),
+        previous_payload: Some("[1 , 2]".into()),
+        metadata: Some(r#"{"n":1e2}"#.into()),
+        headers: Some(r#"{"tenant": "acme"}"#.into()),
+        actor: Some("kim".into()),
+        correlation_id: Some("c-1".into()),
+        created_at: "2026-01-31T12:00:00.000001Z".into(),
+        created_at_s: 1_769_860_800,
+    }
+}
+
+/// The least that an event can be.
+pub(crate) fn bare_event() -> Event {
+    Event {
+        id: "1".into(),
+        kind: "T".into(),
+        payload: "null".into(),
+        created_at: "2026-01-31T12:00:00.000000Z".into(),
+        ..Event::default()
+    }
+}
+
+/// Another event that differs in some fields.
+pub(crate) fn event_with(change: impl FnOnce(&mut Event)) -> Event {
+    let mut event = event();
+    change(&mut event);
+    event
+}
+
+pub(crate) fn made(
+    pointer: &Pointer,
+    event: &Event,
+    transport: TransportKind,
+    format: Format,
+    statics: &Statics,
+) -> Result<Publication, Refusal> {
+    let route = Route {
+        transport,
+        format,
+        exchange: &"events".into(),
+        template: &Template::parse("{aggregate_type}.{operation}").unwrap(),
+        statics,
+    };
+    publication(9, pointer, event, &route)
+}
+
+pub(crate) fn text(value: &str) -> HeaderValue {
+    HeaderValue::Text(value.to_owned().into())
+}
+
+/// Value of the header as text; none if absent.
+pub(crate) fn header(publication: &Publication, wanted: &str) -> Option<String> {
+    let mut found = publication.properties.headers.iter().filter(|(name, _)| name == wanted);
+    let (first, second) = (found.next(), found.next());
+    assert!(second.is_none(), "{wanted} comes twice");
+    first.map(|(_, value)| value.to_string())
+}
+
+pub(crate) fn names(publication: &Publication) -> Vec<&str> {
+    publication
+        .properties
+        .headers
+        .iter()
+        .map(|(name, _)| name.as_str())
+        .collect()
+}

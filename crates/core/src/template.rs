@@ -1,0 +1,566 @@
+//! Texts from a template such as `{aggregate_type}.{operation}`: routing keys, and what else a destination wants to say
+//! with each message. Parsed when a setting or a destination is read, rendered by `envelope` on the worker's main thread.
+//!
+//! | placeholder | value | case |
+//! |---|---|---|
+//! | `{aggregate_type}`, `{operation}` | of the event | lower: routing keys match by case |
+//! | `{type}`, `{aggregate_id}` | of the event | as stored |
+//! | `{key}` | the ordering key | as stored |
+//! | `{partition}` | its partition, such as `p07` | |
+//! | `{destination}` | name of the destination | as stored |
+//! | `{header:NAME}` | a header of the user's; NAME as written, without `:`, `|` and braces | as stored |
+//!
+//! `:raw` or `:lower` after the name chooses the other case: `{aggregate_type:raw}`, `{header:tenant:lower}`. A missing
+//! value renders as nothing, and nothing around it is stripped: a fanout exchange ignores the key anyway. What stands
+//! after `|` takes the place of a value that is missing or empty, as it is written: `{header:tenant|none}`. `{{` and `}}`
+//! are literal braces.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::message::{Event, HeaderValue, Pointer};
+use crate::partition::Partition;
+use crate::text::Text;
+
+/// A parsed template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Template {
+    parts: Parts,
+    bytes_max: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Parts {
+    /// The same text for each message.
+    Fixed(Arc<str>),
+    Mixed(Vec<Part>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Part {
+    Literal(String),
+    Value {
+        field: Field,
+        lower: bool,
+        fallback: String,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Field {
+    AggregateType,
+    Operation,
+    Type,
+    AggregateId,
+    Key,
+    Partition,
+    Destination,
+    Header(String),
+}
+
+/// What a template may name of one message.
+#[derive(Clone, Copy, Debug)]
+pub struct Values<'a> {
+    pub event: &'a Event,
+    pub key: Option<&'a str>,
+    pub partition: Partition,
+    pub destination: &'a str,
+    /// The user's own.
+    pub headers: &'a [(Text, HeaderValue)],
+}
+
+impl<'a> Values<'a> {
+    pub fn new(pointer: &'a Pointer, event: &'a Event, headers: &'a [(Text, HeaderValue)]) -> Self {
+        Self {
+            event,
+            key: pointer.key.as_deref(),
+            partition: pointer.partition,
+            destination: &pointer.destination,
+            headers,
+        }
+    }
+}
+
+impl Template {
+    /// AMQP sends a routing key as a short string: its length is one byte.
+    pub const KEY_MAX_BYTES: usize = 255;
+    /// Of anything else.
+    pub const TEXT_MAX_BYTES: usize = 1024;
+
+    /// Of a routing key: it renders to at most [`Template::KEY_MAX_BYTES`].
+    ///
+    /// # Errors
+    /// [`TemplateError`] for an unknown placeholder or modifier, a brace without its other half, or more literal text
+    /// than fits.
+    pub fn parse(text: &str) -> Result<Self, TemplateError> {
+        Self::parse_up_to(text, Self::KEY_MAX_BYTES)
+    }
+
+    /// Of anything else, such as the value of a header: it renders to at most [`Template::TEXT_MAX_BYTES`].
+    ///
+    /// # Errors
+    /// As [`Template::parse`].
+    pub fn parse_text(text: &str) -> Result<Self, TemplateError> {
+        Self::parse_up_to(text, Self::TEXT_MAX_BYTES)
+    }
+
+    /// The same text for each message, as it is written: braces mean nothing.
+    pub fn fixed(text: &str) -> Self {
+        Self {
+            parts: Parts::Fixed(text.into()),
+            bytes_max: Self::TEXT_MAX_BYTES,
+        }
+    }
+
+    /// Renders to nothing, whatever the message.
+    pub fn is_empty(&self) -> bool {
+        matches!(&self.parts, Parts::Fixed(text) if text.is_empty())
+    }
+
+    fn parse_up_to(text: &str, bytes_max: usize) -> Result<Self, TemplateError> {
+        let mut parts = Vec::new();
+        let mut literal = String::new();
+        let mut literal_bytes = 0;
+        let mut rest = text;
+        while let Some(brace_at) = rest.find(['{', '}']) {
+            literal.push_str(&rest[..brace_at]);
+            let from_brace = &rest[brace_at..];
+            if let Some(after) = from_brace.strip_prefix("{{") {
+                literal.push('{');
+                rest = after;
+            } else if let Some(after) = from_brace.strip_prefix("}}") {
+                literal.push('}');
+                rest = after;
+            } else if let Some(after) = from_brace.strip_prefix('{') {
+                let (inside, after) = after
+                    .split_once('}')
+                    .ok_or_else(|| TemplateError::Unclosed(cut(after)))?;
+                let value = Part::parse(inside)?;
+                literal_bytes += literal.len();
+                if !literal.is_empty() {
+                    parts.push(Part::Literal(std::mem::take(&mut literal)));
+                }
+                parts.push(value);
+                rest = after;
+            } else {
+                return Err(TemplateError::Unopened);
+            }
+        }
+        literal.push_str(rest);
+        literal_bytes += literal.len();
+        if literal_bytes > bytes_max {
+            return Err(TemplateError::TooLong {
+                bytes: literal_bytes,
+                bytes_max,
+            });
+        }
+        let parts = if parts.is_empty() {
+            Parts::Fixed(literal.into())
+        } else {
+            if !literal.is_empty() {
+                parts.push(Part::Literal(literal));
+            }
+            Parts::Mixed(parts)
+        };
+        Ok(Self { parts, bytes_max })
+    }
+
+    /// The text for one message; of a template without placeholders always the same one, shared.
+    ///
+    /// # Errors
+    /// [`TooLong`] when it is.
+    pub fn render(&self, values: &Values<'_>) -> Result<Text, TooLong> {
+        let parts = match &self.parts {
+            Parts::Fixed(text) => return Ok(Text::Shared(text.clone())),
+            Parts::Mixed(parts) => parts,
+        };
+        let mut rendered = String::new();
+        for part in parts {
+            match part {
+                Part::Literal(text) => rendered.push_str(text),
+                Part::Value { field, lower, fallback } => {
+                    let from = rendered.len();
+                    field.push_to(&mut rendered, values, *lower);
+                    if rendered.len() == from {
+                        rendered.push_str(fallback);
+                    }
+                }
+            }
+        }
+        match rendered.len() {
+            bytes if bytes > self.bytes_max => Err(TooLong {
+                bytes,
+                bytes_max: self.bytes_max,
+            }),
+            _ => Ok(Text::Owned(rendered)),
+        }
+    }
+}
+
+impl Part {
+    /// What stands between the braces: `name[:modifier][|fallback]`.
+    fn parse(inside: &str) -> Result<Self, TemplateError> {
+        let (value, fallback) = inside.split_once('|').unwrap_or((inside, ""));
+        if fallback.contains('{') {
+            return Err(TemplateError::NestedFallback(cut(fallback)));
+        }
+        let (name, argument) = match value.split_once(':') {
+            Some((name, argument)) => (name, Some(argument)),
+            None => (value, None),
+        };
+        let (header, modifier) = match argument {
+            Some(argument) if name == "header" => match argument.split_once(':') {
+                Some((header, modifier)) => (header, Some(modifier)),
+                None => (argument, None),
+            },
+            modifier => ("", modifier),
+        };
+        let (field, lower_by_default) = match name {
+            "aggregate_type" => (Field::AggregateType, true),
+            "operation" => (Field::Operation, true),
+            "type" => (Field::Type, false),
+            "aggregate_id" => (Field::AggregateId, false),
+            "key" => (Field::Key, false),
+            "partition" => (Field::Partition, false),
+            "destination" => (Field::Destination, false),
+            "header" if header.is_empty() => return Err(TemplateError::NamelessHeader),
+            "header" => (Field::Header(header.to_owned()), false),
+            _ => return Err(TemplateError::UnknownPlaceholder(cut(name))),
+        };
+        let lower = match modifier {
+            None => lower_by_default,
+            Some("lower") => true,
+            Some("raw") => false,
+            Some(other) => return Err(TemplateError::UnknownModifier(cut(other))),
+        };
+        Ok(Self::Value {
+            field,
+            lower,
+            fallback: fallback.to_owned(),
+        })
+    }
+}
+
+impl Field {
+    fn push_to(&self, rendered: &mut String, values: &Values<'_>, lower: bool) {
+        let printed;
+        let value = match self {
+            Self::AggregateType => values.event.aggregate_type.as_deref(),
+            Self::Operation => values.event.operation.as_deref(),
+            Self::Type => Some(values.event.kind.as_str()),
+            Self::AggregateId => values.event.aggregate_id.as_deref(),
+            Self::Key => values.key,
+            Self::Partition => {
+                printed = values.partition.label();
+                Some(printed.as_str())
+            }
+            Self::Destination => Some(values.destination),
+            Self::Header(wanted) => match values.headers.iter().find(|(name, _)| name == wanted) {
+                Some((_, HeaderValue::Text(text))) => Some(text.as_str()),
+                Some((_, value)) => {
+                    printed = value.to_string();
+                    Some(printed.as_str())
+                }
+                None => None,
+            },
+        };
+        match value {
+            Some(value) if lower => rendered.push_str(&value.to_lowercase()),
+            Some(value) => rendered.push_str(value),
+            None => {}
+        }
+    }
+}
+
+/// Why a text is not a template. `Display` says what is wrong, [`TemplateError::hint`] what would be right. Texts of the
+/// template are cut to 32 characters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TemplateError {
+    /// The name between the braces.
+    UnknownPlaceholder(String),
+    /// What stands after the colon.
+    UnknownModifier(String),
+    NamelessHeader,
+    /// What stands after the bar.
+    NestedFallback(String),
+    /// What follows the open brace.
+    Unclosed(String),
+    Unopened,
+    /// The literal text alone is longer than any text may be.
+    TooLong {
+        bytes: usize,
+        bytes_max: usize,
+    },
+}
+
+impl TemplateError {
+    pub fn hint(&self) -> String {
+        let first = match self {
+            Self::UnknownPlaceholder(_) => "Write {{ and }} for literal braces.",
+            Self::UnknownModifier(_) => "Known modifiers: :raw and :lower, as in {aggregate_type:raw}.",
+            Self::NamelessHeader => "Name the header, as in {header:tenant}.",
+            Self::NestedFallback(_) => "A fallback is plain text, as in {header:tenant|none}.",
+            Self::Unclosed(_) | Self::Unopened => "Write {{ and }} for literal braces.",
+            Self::TooLong { bytes_max, .. } => return format!("At most {bytes_max} bytes fit. {KNOWN}"),
+        };
+        format!("{first} {KNOWN}")
+    }
+}
+
+const KNOWN: &str = "Known placeholders: {aggregate_type}, {operation}, {type}, {aggregate_id}, {key}, {partition}, \
+                     {destination}, {header:NAME}; each may end in a fallback, as in {key|none}.";
+
+impl fmt::Display for TemplateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownPlaceholder(name) => write!(f, "unknown placeholder \"{{{name}}}\" in the template"),
+            Self::UnknownModifier(name) => write!(f, "unknown modifier \":{name}\" in the template"),
+            Self::NamelessHeader => write!(f, "the placeholder {{header:…}} names no header"),
+            Self::NestedFallback(text) => write!(f, "the fallback \"{text}\" has a brace in it"),
+            Self::Unclosed(text) => write!(f, "the brace before \"{text}\" is not closed"),
+            Self::Unopened => write!(f, "a closing brace in the template has no opening one"),
+            Self::TooLong { bytes, .. } => write!(f, "the template's own text is {bytes} bytes long"),
+        }
+    }
+}
+
+impl std::error::Error for TemplateError {}
+
+/// One message's text is too long, of a valid template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLong {
+    pub bytes: usize,
+    pub bytes_max: usize,
+}
+
+fn cut(text: &str) -> String {
+    text.chars().take(32).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn event() -> Event {
+        Event {
+            kind: "OrderPlaced".into(),
+            aggregate_type: Some("Order".into()),
+            aggregate_id: Some("A-42".into()),
+            operation: Some("INSERT".into()),
+            ..Event::default()
+        }
+    }
+
+    fn headers() -> Vec<(Text, HeaderValue)> {
+        vec![
+            ("Tenant".into(), HeaderValue::Text("ACME".into())),
+            ("empty".into(), HeaderValue::Text("".into())),
+            ("n".into(), HeaderValue::Int(-3)),
+            ("f".into(), HeaderValue::Float(1.5)),
+            ("b".into(), HeaderValue::Bool(true)),
+        ]
+    }
+
+    fn render_with(template: &Template, event: &Event, key: Option<&str>) -> Result<String, TooLong> {
+        let values = Values {
+            event,
+            key,
+            partition: Partition::new(7).unwrap(),
+            destination: "Orders Bus",
+            headers: &headers(),
+        };
+        template.render(&values).map(Text::into_string)
+    }
+
+    fn rendered(template: &str) -> String {
+        render_with(&Template::parse(template).unwrap(), &event(), Some("Key-1")).unwrap()
+    }
+
+    #[test]
+    fn the_default_template_is_lower_case() {
+        assert_eq!(rendered("{aggregate_type}.{operation}"), "order.insert");
+    }
+
+    #[test]
+    fn other_values_stay_as_stored() {
+        assert_eq!(rendered("{type}/{aggregate_id}/{key}"), "OrderPlaced/A-42/Key-1");
+        assert_eq!(rendered("{partition}/{destination}"), "p07/Orders Bus");
+    }
+
+    #[test]
+    fn a_modifier_chooses_the_case() {
+        assert_eq!(
+            rendered("{aggregate_type:raw}.{operation:lower}.{type:lower}.{key:raw}"),
+            "Order.insert.orderplaced.Key-1"
+        );
+        assert_eq!(rendered("{destination:lower}"), "orders bus");
+    }
+
+    #[test]
+    fn a_header_of_the_user_is_found_by_its_exact_name() {
+        assert_eq!(
+            rendered("{header:Tenant}.{header:Tenant:lower}.{header:tenant}"),
+            "ACME.acme."
+        );
+        assert_eq!(rendered("{header:n},{header:f},{header:b}"), "-3,1.5,true");
+    }
+
+    #[test]
+    fn a_fallback_stands_for_what_is_missing_or_empty_and_for_nothing_else() {
+        let template =
+            Template::parse("{key|no key}.{header:Tenant:lower|None}.{header:empty|E}.{header:x|a|b:c}.{type|t}")
+                .unwrap();
+        assert_eq!(
+            render_with(&template, &Event::default(), None).unwrap(),
+            "no key.acme.E.a|b:c.t"
+        );
+        assert_eq!(
+            rendered("{key|none}{operation:raw|none}{type|}"),
+            "Key-1INSERTOrderPlaced"
+        );
+    }
+
+    #[test]
+    fn a_template_without_placeholders_is_a_fixed_key_and_shared() {
+        assert_eq!(rendered("orders.all"), "orders.all");
+        assert_eq!(rendered(""), "");
+        let values = Values {
+            event: &event(),
+            key: None,
+            partition: Partition::new(0).unwrap(),
+            destination: "",
+            headers: &[],
+        };
+        let text = Template::parse("a{{b").unwrap().render(&values).unwrap();
+        assert!(matches!(text, Text::Shared(_)) && text == "a{b", "{text:?}");
+    }
+
+    #[test]
+    fn doubled_braces_are_literal() {
+        assert_eq!(rendered("{{{type}}}"), "{OrderPlaced}");
+        assert_eq!(rendered("a{{b}}c"), "a{b}c");
+    }
+
+    #[test]
+    fn a_missing_value_renders_as_nothing_and_nothing_around_it_is_stripped() {
+        let template = Template::parse("{aggregate_type}.{operation}.{key}").unwrap();
+        assert_eq!(render_with(&template, &Event::default(), None), Ok("..".to_owned()));
+    }
+
+    #[test]
+    fn lower_case_knows_more_than_ascii() {
+        let event = Event {
+            aggregate_type: Some("ÜBERGABE".into()),
+            ..Event::default()
+        };
+        let template = Template::parse("{aggregate_type}").unwrap();
+        assert_eq!(render_with(&template, &event, None), Ok("übergabe".to_owned()));
+    }
+
+    #[test]
+    fn an_unknown_placeholder_is_refused_with_the_known_ones() {
+        let error = Template::parse("a.{tenant}").unwrap_err();
+        assert_eq!(error.to_string(), "unknown placeholder \"{tenant}\" in the template");
+        assert!(
+            error
+                .hint()
+                .contains("{aggregate_type}, {operation}, {type}, {aggregate_id}, {key}, {partition}")
+        );
+        for text in ["{}", "{Type}", "{ type }", "{a{type}", "{:raw}", "{|x}", "{headers:x}"] {
+            assert!(
+                matches!(Template::parse(text), Err(TemplateError::UnknownPlaceholder(_))),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_header_needs_a_name() {
+        for text in ["{header}", "{header:}", "{header::raw}", "{header|x}", "{header:|x}"] {
+            assert_eq!(Template::parse(text), Err(TemplateError::NamelessHeader), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_modifier_is_refused() {
+        for (text, modifier) in [
+            ("{type:upper}", "upper"),
+            ("{type:}", ""),
+            ("{type:raw:lower}", "raw:lower"),
+            ("{header:x:upper}", "upper"),
+            ("{header:x:}", ""),
+            ("{header:x:y:raw}", "y:raw"),
+            ("{type:upper|x}", "upper"),
+        ] {
+            assert_eq!(
+                Template::parse(text),
+                Err(TemplateError::UnknownModifier(modifier.into()))
+            );
+        }
+    }
+
+    #[test]
+    fn a_brace_without_its_other_half_is_refused() {
+        assert_eq!(Template::parse("a.{type"), Err(TemplateError::Unclosed("type".into())));
+        assert_eq!(Template::parse("{"), Err(TemplateError::Unclosed(String::new())));
+        assert_eq!(Template::parse("a}b"), Err(TemplateError::Unopened));
+        assert_eq!(Template::parse("{type}}"), Err(TemplateError::Unopened));
+        assert_eq!(
+            Template::parse("{type|{key}}"),
+            Err(TemplateError::NestedFallback("{key".into()))
+        );
+    }
+
+    #[test]
+    fn literal_text_longer_than_any_routing_key_is_refused() {
+        let too_long = |bytes| Err(TemplateError::TooLong { bytes, bytes_max: 255 });
+        assert!(Template::parse(&"é".repeat(127)).is_ok());
+        assert_eq!(Template::parse(&"é".repeat(128)), too_long(256));
+        let split = format!("{}{{key}}{}", "a".repeat(128), "a".repeat(128));
+        assert_eq!(Template::parse(&split), too_long(256));
+        assert!(Template::parse_text(&"a".repeat(1024)).is_ok());
+        assert!(Template::parse_text(&"a".repeat(1025)).is_err());
+    }
+
+    #[test]
+    fn a_text_over_its_limit_is_an_error_of_the_message() {
+        for (template, bytes_max) in [(Template::parse("{key}"), 255), (Template::parse_text("{key}"), 1024)] {
+            let template = template.unwrap();
+            let render = |bytes: usize| render_with(&template, &event(), Some(&"k".repeat(bytes)));
+            assert_eq!(render(bytes_max).unwrap().len(), bytes_max);
+            let bytes = bytes_max + 1;
+            assert_eq!(render(bytes), Err(TooLong { bytes, bytes_max }));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics_the_parser(
+            text in r"[{}:|a-zé]{0,40}|(\{(type|key|header:n|partition)(:raw|:lower|:)?(\|[a-z|:]{0,3})?\}|\{\{|\}\}|\PC){0,12}",
+        ) {
+            match Template::parse(&text) {
+                Ok(template) => { let _ = render_with(&template, &event(), None); }
+                Err(error) => prop_assert!(error.hint().contains("aggregate_type")),
+            }
+        }
+
+        #[test]
+        fn escaped_text_renders_as_itself(text in "\\PC{0,60}") {
+            let escaped = text.replace('{', "{{").replace('}', "}}");
+            prop_assert_eq!(rendered(&escaped), text);
+        }
+
+        #[test]
+        fn parts_render_one_behind_the_other_whatever_stands_between(
+            before in "[^{}]{0,20}", fallback in "[^{}]{0,20}", after in "[^{}]{0,20}", key in proptest::option::of("\\PC{0,20}"),
+        ) {
+            let template = Template::parse_text(&format!("{before}{{key|{fallback}}}{after}")).unwrap();
+            let value = key.as_deref().filter(|key| !key.is_empty()).unwrap_or(&fallback);
+            prop_assert_eq!(
+                render_with(&template, &event(), key.as_deref()).unwrap(),
+                format!("{before}{value}{after}")
+            );
+        }
+    }
+}
