@@ -102,7 +102,7 @@ pub(crate) fn all(
         TransportKind::Http => push_http(&mut headers, pointer, event, route),
     }
     headers.extend(more);
-    for (name, template) in statics {
+    for (name, template) in statics.iter() {
         let rendered = template.render(&Values::new(pointer, event, &own));
         let value = rendered.map_err(|long| Refusal {
             message: format!(
@@ -600,7 +600,8 @@ mod tests {
         assert!(with_own(Http, Format::Envelope, r#"{"a": "x\ty"}"#).is_ok());
         let mut statics = Statics::default();
         statics
-            .add_header(Http, Format::Envelope, "who", "{aggregate_id}")
+            .headers
+            .add(Http, Format::Envelope, "who", "{aggregate_id}")
             .unwrap();
         let event = event_with(|e| e.aggregate_id = Some("a\r\nhost: evil".into()));
         let refusal = made(&pointer(), &event, Http, Format::Envelope, &statics).unwrap_err();
@@ -635,7 +636,10 @@ mod tests {
                 ("tenant", "t-{header:tenant|none}"),
                 ("nothing", "{header:missing}"),
             ] {
-                statics.add_header(transport, Format::Envelope, name, template).unwrap();
+                statics
+                    .headers
+                    .add(transport, Format::Envelope, name, template)
+                    .unwrap();
             }
             let event = event_with(|e| e.headers = Some(r#"{"tenant": "acme", "nothing": "mine"}"#.into()));
             let publication = made(&pointer(), &event, transport, Format::Envelope, &statics).unwrap();
@@ -648,7 +652,8 @@ mod tests {
         }
         let mut statics = Statics::default();
         statics
-            .add_header(Amqp, Format::Envelope, "who", "{aggregate_id}")
+            .headers
+            .add(Amqp, Format::Envelope, "who", "{aggregate_id}")
             .unwrap();
         let event = event_with(|e| e.aggregate_id = Some("x".repeat(1025)));
         let refusal = made(&pointer(), &event, Amqp, Format::Envelope, &statics).unwrap_err();

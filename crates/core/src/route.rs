@@ -85,9 +85,13 @@ pub struct Statics {
     pub priority: Option<u8>,
     /// The `source` of CloudEvents, a URI reference; its `id` is unique within it.
     pub source: Template,
-    /// Headers beside those of the outbox and the user's own, which they replace; by [`Statics::add_header`].
-    pub(crate) headers: Vec<(Text, Template)>,
+    /// Beside those of the outbox and the user's own, which they replace.
+    pub headers: StaticHeaders,
 }
+
+/// Headers of a destination: names that may be sent there, and templates of their values.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StaticHeaders(Vec<(Text, Template)>);
 
 /// RabbitMQ closes the channel of a message that is to live longer (`MAX_EXPIRY_TIMER` in rabbit.hrl).
 pub const EXPIRATION_MAX_MS: u64 = u32::MAX as u64;
@@ -104,26 +108,20 @@ impl Default for Statics {
             expiration_ms: None,
             priority: None,
             source: Template::fixed(SOURCE),
-            headers: Vec::new(),
+            headers: StaticHeaders::default(),
         }
     }
 }
 
-impl Statics {
+impl StaticHeaders {
     /// Adds a header whose value is rendered from `template`; where it renders to nothing the header is absent.
     ///
     /// # Errors
     /// [`Refusal`] for a name that the outbox or the transport keeps for itself, that cannot be sent or was added
     /// before, and for what is not a template.
-    pub fn add_header(
-        &mut self,
-        transport: TransportKind,
-        format: Format,
-        name: &str,
-        template: &str,
-    ) -> Result<(), Refusal> {
+    pub fn add(&mut self, transport: TransportKind, format: Format, name: &str, template: &str) -> Result<(), Refusal> {
         let name = headers::static_name(transport, format, name)?;
-        if self.headers.iter().any(|(other, _)| *other == name) {
+        if self.0.iter().any(|(other, _)| *other == name) {
             return Err(Refusal {
                 message: format!("the header {name} is given twice"),
                 hint: "Name each header once.".to_owned(),
@@ -133,10 +131,20 @@ impl Statics {
             message: format!("the value of the header {name}: {error}"),
             hint: error.hint(),
         })?;
-        self.headers.push((name, template));
+        self.0.push((name, template));
         Ok(())
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &(Text, Template)> {
+        self.0.iter()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl Statics {
     /// Checks what can be checked without an event.
     ///
     /// # Errors
@@ -258,9 +266,8 @@ mod tests {
     #[test]
     fn a_static_header_has_a_name_of_its_own_and_a_template() {
         use TransportKind::{Amqp, Http};
-        let mut statics = Statics::default();
-        let mut add =
-            |transport, name: &str, template: &str| statics.add_header(transport, Format::Envelope, name, template);
+        let mut headers = StaticHeaders::default();
+        let mut add = |transport, name: &str, template: &str| headers.add(transport, Format::Envelope, name, template);
         assert_eq!(add(Amqp, "tenant", "{header:tenant|none}"), Ok(()));
         assert!(add(Amqp, "tenant", "x").unwrap_err().message.contains("twice"));
         let refusal = add(Amqp, "other", "{tenant}").unwrap_err();

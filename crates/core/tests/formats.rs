@@ -1,0 +1,138 @@
+//! The examples in docs/formats.md are what the code makes: each stands behind a comment that names transport and format.
+//! OUTBOX_ACCEPT=1 takes what is made for what is written; look at the diff before you commit it.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use outbox_core::envelope::publication;
+use outbox_core::message::{Event, Pointer, Publication, Text};
+use outbox_core::partition::{Partition, PartitionCount};
+use outbox_core::route::{Format, Route, Statics, Template, TransportKind};
+
+/// The event of the examples, as the SQL in the docs publishes it.
+fn event() -> Event {
+    Event {
+        id: "01a1fc85-047b-72cc-b926-c7a014466422".into(),
+        seq: 42,
+        kind: "OrderPlaced".into(),
+        aggregate_type: Some("Order".into()),
+        aggregate_id: Some("A-42".into()),
+        operation: Some("Placed".into()),
+        payload: r#"{"order": "A-42", "total": 99.90}"#.into(),
+        previous_payload: None,
+        metadata: Some(r#"{"ip": "10.0.0.7"}"#.into()),
+        headers: Some(
+            r#"{"tenant": "acme", "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}"#.into(),
+        ),
+        actor: Some("Änne".into()),
+        correlation_id: Some("checkout-7".into()),
+        created_at: "2026-11-21T05:12:18.297537Z".into(),
+        created_at_s: 1_795_237_938,
+    }
+}
+
+fn made(transport: TransportKind, format: Format) -> Publication {
+    let key = "Order:A-42";
+    let pointer = Pointer {
+        seq: 42,
+        destination: "default".into(),
+        partition: Partition::of_key(key, PartitionCount::new(16).expect("a count")),
+        key: Some(key.into()),
+        attempts: 0,
+        crashes: 0,
+        lease_epoch: 7,
+    };
+    let mut statics = Statics {
+        source: Template::fixed("/outbox/shop"),
+        ..Statics::default()
+    };
+    statics
+        .headers
+        .add(transport, format, "team", "orders-{header:tenant|none}")
+        .expect("a header");
+    statics.check(transport, format).expect("a description");
+    let route = Route {
+        transport,
+        format,
+        exchange: &Text::from("events"),
+        template: &Template::parse("{aggregate_type}.{operation}").expect("a template"),
+        statics: &statics,
+    };
+    publication(1, &pointer, &event(), &route).expect("a message")
+}
+
+/// As a person would write it down: properties, headers, an empty line, the body.
+fn shown(transport: TransportKind, publication: &Publication) -> String {
+    let mut lines = String::new();
+    let given = &publication.properties;
+    match transport {
+        TransportKind::Amqp => {
+            let _ = writeln!(
+                lines,
+                "exchange {}, routing key {}\n\ncontent_type: {}\nmessage_id: {}\ntype: {}\ncorrelation_id: {}\n\
+                 timestamp: {}\napp_id: {}\ndelivery_mode: 2\nheaders:",
+                publication.exchange,
+                publication.routing_key,
+                given.content_type,
+                given.message_id,
+                given.kind.as_deref().unwrap_or_default(),
+                given.correlation_id.as_deref().unwrap_or_default(),
+                given.timestamp_s.unwrap_or_default(),
+                given.app_id,
+            );
+        }
+        TransportKind::Http => {
+            let _ = writeln!(lines, "content-type: {}", given.content_type);
+        }
+    }
+    let indent = match transport {
+        TransportKind::Amqp => "  ",
+        TransportKind::Http => "",
+    };
+    for (name, value) in &given.headers {
+        let _ = writeln!(lines, "{indent}{name}: {value}");
+    }
+    let _ = writeln!(lines, "\n{}", String::from_utf8_lossy(&publication.body));
+    lines
+}
+
+/// The text with each example replaced by what is made; and how many there are.
+fn with_examples(text: &str) -> (String, usize) {
+    let mut parts = text.split("<!-- example: ");
+    let mut written = parts.next().unwrap_or_default().to_owned();
+    let mut count = 0;
+    for part in parts {
+        let (name, rest) = part.split_once(" -->\n").expect("a comment");
+        let (transport, format) = name.split_once(' ').expect("transport and format");
+        let transport = match transport {
+            "amqp" => TransportKind::Amqp,
+            "http" => TransportKind::Http,
+            other => panic!("no transport {other}"),
+        };
+        let format = Format::parse(format).unwrap_or_else(|refusal| panic!("{refusal}"));
+        let (_, rest) = rest
+            .strip_prefix("```\n")
+            .and_then(|rest| rest.split_once("```\n"))
+            .unwrap_or_else(|| panic!("no block behind {name}"));
+        let example = shown(transport, &made(transport, format));
+        let _ = write!(written, "<!-- example: {name} -->\n```\n{example}```\n{rest}");
+        count += 1;
+    }
+    (written, count)
+}
+
+#[test]
+fn the_examples_in_the_docs_are_what_is_sent() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/formats.md");
+    let text = std::fs::read_to_string(&path).expect("docs/formats.md");
+    let (made, count) = with_examples(&text);
+    assert_eq!(count, 7, "examples in docs/formats.md");
+    if std::env::var_os("OUTBOX_ACCEPT").is_some_and(|value| value == "1") {
+        std::fs::write(&path, made).expect("write docs/formats.md");
+        return;
+    }
+    for (line, (made, written)) in made.lines().zip(text.lines()).enumerate() {
+        assert_eq!(made, written, "docs/formats.md, line {}", line + 1);
+    }
+    assert_eq!(made, text);
+}
