@@ -84,7 +84,7 @@ pub fn define() {
     text(c"outbox.exchange_type", c"direct, fanout, topic or headers: declare the exchange durable of that type. Empty: only check that it exists.", &EXCHANGE_TYPE, Database, Some(exchange_type_hook));
     text(
         c"outbox.routing_key",
-        c"Template of the routing key: {aggregate_type} {operation} (lower case), {type} {aggregate_id} {key}.",
+        c"Template of the routing key: {aggregate_type} {operation} (lower case), {type} {aggregate_id} {key} {partition} {header:NAME}, {key|fallback}.",
         &ROUTING_KEY,
         Database,
         Some(routing_key_hook),
