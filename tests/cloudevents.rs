@@ -83,7 +83,7 @@ fn events() -> impl Iterator<Item = (Pointer, Event)> {
     ];
     (0..120_usize).map(|n| {
         let text = |step: usize| TEXTS[(n + step) % TEXTS.len()].to_owned();
-        let sometimes = |step: usize| ((n / 2 + step) % 4 != 0).then(|| text(step));
+        let sometimes = |step: usize| (!(n / 2 + step).is_multiple_of(4)).then(|| text(step));
         let headers = match n % 4 {
             0 => None,
             1 => Some(json!({"traceparent": TRACEPARENT, "tracestate": "rojo=1,congo=2", "tenant": "acme"})),

@@ -148,7 +148,7 @@ fn push_amqp(headers: &mut Vec<Header>, pointer: &Pointer, event: &Event, format
         push("metadata", event.metadata.as_deref());
         push("created_at", Some(&event.created_at));
     }
-    push("partition_key", Some(&pointer.partition.label()));
+    push_partition(headers, "partition_key", pointer);
     push_int(headers, "seq", event.seq);
     push_int(headers, "lease_epoch", pointer.lease_epoch);
     push_int(headers, "attempt", i64::from(pointer.attempts) + 1);
@@ -170,18 +170,22 @@ fn push_http(headers: &mut Vec<Header>, pointer: &Pointer, event: &Event, route:
         push("outbox-actor", event.actor.as_deref());
         push("outbox-metadata", event.metadata.as_deref());
     }
-    push("outbox-partition-key", Some(&pointer.partition.label()));
+    push_partition(headers, "outbox-partition-key", pointer);
     push_int(headers, "outbox-seq", event.seq);
     push_int(headers, "outbox-lease-epoch", pointer.lease_epoch);
     push_int(headers, "outbox-attempt", i64::from(pointer.attempts) + 1);
 }
 
 fn push_text(headers: &mut Vec<Header>, name: &'static str, value: Option<&str>, form: impl Fn(&str) -> Text) {
-    headers.extend(value.map(|value| (Text::Static(name), HeaderValue::Text(form(value)))));
+    headers.extend(value.map(|value| (name.into(), HeaderValue::Text(form(value)))));
+}
+
+fn push_partition(headers: &mut Vec<Header>, name: &'static str, pointer: &Pointer) {
+    headers.push((name.into(), HeaderValue::Text(pointer.partition.label().into())));
 }
 
 fn push_int(headers: &mut Vec<Header>, name: &'static str, value: i64) {
-    headers.push((Text::Static(name), HeaderValue::Int(value)));
+    headers.push((name.into(), HeaderValue::Int(value)));
 }
 
 /// The user's own headers by name; of a repeated name the last value counts, as in jsonb.

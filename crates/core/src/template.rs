@@ -174,7 +174,7 @@ impl Template {
             Parts::Fixed(text) => return Ok(Text::Shared(text.clone())),
             Parts::Mixed(parts) => parts,
         };
-        let mut rendered = String::new();
+        let mut rendered = String::with_capacity(64);
         for part in parts {
             match part {
                 Part::Literal(text) => rendered.push_str(text),
@@ -265,6 +265,11 @@ impl Field {
             },
         };
         match value {
+            Some(value) if lower && value.is_ascii() => {
+                let from = rendered.len();
+                rendered.push_str(value);
+                rendered[from..].make_ascii_lowercase();
+            }
             Some(value) if lower => rendered.push_str(&value.to_lowercase()),
             Some(value) => rendered.push_str(value),
             None => {}
