@@ -1,8 +1,10 @@
 //! An event as a CloudEvent 1.0.2: its attributes, and where they stand. Called by `envelope`; docs/formats.md shows both
 //! forms.
 //!
-//! With AMQP the binary form uses headers `ce-…`, as the RabbitMQ binding of Knative does, which the official SDKs read.
+//! With AMQP the binary form uses headers `ce-…`, as the RabbitMQ binding of Knative does, which the SDK for Python reads.
 //! CloudEvents' own AMQP binding is for AMQP 1.0, which RabbitMQ speaks besides; its names are `cloudEvents_…`.
+
+use std::borrow::Cow;
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -84,7 +86,7 @@ impl<'a> Attributes<'a> {
             let (_, value) = values
                 .headers
                 .iter()
-                .find(|(name, _)| name.eq_ignore_ascii_case(wanted))?;
+                .rfind(|(name, _)| name.eq_ignore_ascii_case(wanted))?;
             match value {
                 HeaderValue::Text(text) => Some(text.as_str()),
                 _ => None,
@@ -180,12 +182,17 @@ fn source(values: &Values<'_>, route: &Route<'_>) -> Result<Text, Refusal> {
         hint: "Shorten the template or the values that it uses.".to_owned(),
     })?;
     required("source of the CloudEvent", &source)?;
-    // RFC 3986, 2; `%` stays: a template may have encoded a part itself.
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:/?#[]@!$&'()*+,;=%".contains(&byte);
-    if source.bytes().all(is_plain) {
-        return Ok(source);
-    }
-    Ok(Text::Owned(encoded_unless(&source, is_plain).into_owned()))
+    // RFC 3986, 2. A template may have encoded a part itself: that stays.
+    let bytes = source.as_bytes();
+    let is_plain = |at: usize| match bytes[at] {
+        b'%' => matches!(bytes.get(at + 1..at + 3), Some(hex) if hex.iter().all(u8::is_ascii_hexdigit)),
+        byte => byte.is_ascii_alphanumeric() || b"-._~:/?#[]@!$&'()*+,;=".contains(&byte),
+    };
+    let encoded = match encoded_unless(&source, is_plain) {
+        Cow::Borrowed(_) => None,
+        Cow::Owned(encoded) => Some(encoded),
+    };
+    Ok(encoded.map_or(source, Text::Owned))
 }
 
 fn required<'a>(name: &str, value: &'a str) -> Result<&'a str, Refusal> {
@@ -392,6 +399,8 @@ mod tests {
         assert!(refusal.message.contains("control"), "{refusal}");
         let odd = event_with(|e| e.aggregate_type = Some("a b\"ü".into()));
         assert_eq!(with("/{aggregate_type}", &odd).unwrap(), "/a%20b%22%C3%BC");
+        let odd = event_with(|e| e.aggregate_type = Some("50%/%4x/%".into()));
+        assert_eq!(with("/{aggregate_type}", &odd).unwrap(), "/50%25/%254x/%25");
         assert!(
             with("{header:none}", &event())
                 .unwrap_err()

@@ -52,9 +52,9 @@ const ATTRIBUTE_PREFIX: &str = "ce-";
 /// whole window, again and again.
 const ROUTING_HEADERS: [&str; 2] = ["CC", "BCC"];
 
-/// What a request needs for itself: framing, the connection, who sends, and what the transport signs. An event must not
-/// set these: it would be a way to smuggle a second request, or to speak with the destination's credentials.
-const HTTP_RESERVED: [&str; 20] = [
+/// What a request needs for itself: framing, the connection, who sends, its method, and what the transport signs. An event
+/// must not set these: it would be a way to smuggle another request, or to speak with the destination's credentials.
+const HTTP_RESERVED: [&str; 24] = [
     "accept-encoding",
     "authorization",
     "connection",
@@ -75,6 +75,10 @@ const HTTP_RESERVED: [&str; 20] = [
     "upgrade",
     "user-agent",
     "via",
+    "x-http-method",
+    "x-http-method-override",
+    "x-method-override",
+    "x-real-ip",
 ];
 const HTTP_RESERVED_PREFIXES: [&str; 5] = ["outbox-", "webhook-", "proxy-", "x-forwarded-", "sec-"];
 
@@ -325,19 +329,20 @@ fn is_reserved(transport: TransportKind, format: Format, name: &str) -> bool {
 /// As the binding of CloudEvents for HTTP has it (3.1.3.2), and here for all headers of the outbox: what is not visible
 /// ASCII, `"` and `%` go as `%XY`, so one round of decoding gives the text back.
 pub(crate) fn percent_encoded(text: &str) -> Text {
-    let is_plain = |byte: u8| matches!(byte, b'!'..=b'~') && byte != b'"' && byte != b'%';
+    let is_plain =
+        |at: usize| matches!(text.as_bytes()[at], b'!'..=b'~') && !matches!(text.as_bytes()[at], b'"' | b'%');
     Text::Owned(encoded_unless(text, is_plain).into_owned())
 }
 
-/// `%XY` for each byte that is not plain, which only ASCII can be.
-pub(crate) fn encoded_unless(text: &str, is_plain: impl Fn(u8) -> bool) -> Cow<'_, str> {
-    if text.bytes().all(&is_plain) {
+/// `%XY` for each byte that is not plain, which only ASCII can be; asked by its place.
+pub(crate) fn encoded_unless(text: &str, is_plain: impl Fn(usize) -> bool) -> Cow<'_, str> {
+    if (0..text.len()).all(&is_plain) {
         return Cow::Borrowed(text);
     }
     const HEX: &[u8; 16] = b"0123456789ABCDEF";
     let mut encoded = String::with_capacity(text.len() + 16);
-    for byte in text.bytes() {
-        if is_plain(byte) {
+    for (at, byte) in text.bytes().enumerate() {
+        if is_plain(at) {
             encoded.push(char::from(byte));
         } else {
             encoded.push('%');
@@ -485,6 +490,7 @@ mod tests {
             "Content-Length",
             "authorization",
             "Host",
+            "X-HTTP-Method-Override",
         ];
         let https = https.into_iter().map(|name| (Http, Format::Envelope, name));
         for (transport, format, name) in payloads.chain(envelopes).chain(attributes).chain(https) {
