@@ -199,6 +199,53 @@ fn bad_options_are_refused_when_they_are_written() {
 }
 
 #[test]
+fn format_headers_and_properties_are_the_destinations_own() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let options = r#"format 'payload', headers '{"tenant": "{header:tenant|nobody}-{aggregate_id}"}', app_id 'shop', priority '7'"#;
+    let bare = destination(&cluster, broker, "bare", options);
+    let events = destination(
+        &cluster,
+        broker,
+        "events",
+        "format 'cloudevents', source '/shop/{aggregate_type}'",
+    );
+    let seq = publish(&cluster, "'bare'", "k", "one");
+    cluster.exec(
+        DB,
+        &format!("select outbox_enqueue({seq}, 'a:k', 'events'), outbox_enqueue({seq}, 'a:k')"),
+    );
+    wait_published(&cluster, 3);
+    let delivery = &all_of(broker, &bare)[0];
+    assert_eq!(delivery.body, br#"{"label": "one"}"#);
+    assert_eq!(delivery.headers["tenant"], "nobody-k");
+    assert_eq!(delivery.app_id.as_deref(), Some("shop"));
+    assert_eq!(delivery.priority, Some(7));
+    let event = all_of(broker, &events)[0].json();
+    assert_eq!(
+        (&event["specversion"], &event["source"]),
+        (&"1.0".into(), &"/shop/a".into())
+    );
+    assert_eq!(event["data"]["label"], "one");
+    assert_eq!(labels(&all_of(broker, &queue)), ["one"]);
+    for options in [
+        "format 'xml'",
+        "content_type 'text/plain'",
+        "headers '[1]'",
+        r#"headers '{"seq": "1"}'"#,
+        "priority '256'",
+    ] {
+        let server = format!("create server s foreign data wrapper outbox_amqp options ({options})");
+        assert_eq!(
+            refused(&cluster, &server).code(),
+            &SqlState::INVALID_PARAMETER_VALUE,
+            "{options}"
+        );
+    }
+}
+
+#[test]
 fn a_dead_destination_holds_up_no_other_and_goes_on_when_it_is_mended() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);

@@ -30,6 +30,7 @@ pub struct Delivery {
     /// Seconds since 1970.
     pub timestamp: Option<u64>,
     pub app_id: Option<String>,
+    pub priority: Option<u8>,
     pub correlation_id: Option<String>,
     pub headers: BTreeMap<String, Value>,
     pub received_at: Instant,
@@ -58,6 +59,7 @@ impl Delivery {
             delivery_mode: properties.delivery_mode(),
             timestamp: properties.timestamp(),
             app_id: properties.app_id().cloned(),
+            priority: properties.priority(),
             correlation_id: properties.correlation_id().cloned(),
             headers: properties.headers().map(amqp::headers_to_json).unwrap_or_default(),
             received_at: Instant::now(),

@@ -224,8 +224,8 @@ pub fn described(default: &Target, server: &Options, mapping: &Options) -> Resul
             )
         })?;
         for (header, template) in &headers {
-            (target.statics)
-                .add_header(TransportKind::Amqp, target.format, header, template)
+            (target.statics.headers)
+                .add(TransportKind::Amqp, target.format, header, template)
                 .map_err(|refusal| other(name, refusal))?;
         }
     }
