@@ -4,12 +4,13 @@
 //! several releases.
 
 use crate::config::{AmqpConfig, ExchangeType};
-use crate::guard::{FRAME_BYTES_MAX, GuardedStream, Kit, ThreadMark, Wire};
+use crate::guard::{FRAME_BYTES_MAX, GuardedStream, Kit, Socket, ThreadMark, Wire};
 use crate::publisher::DownReason;
+use crate::tls::{self, Asked, Tls};
 use lapin::options::{ConfirmSelectOptions, ExchangeDeclareOptions};
 use lapin::protocol::{AMQPError, AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use lapin::types::{FieldTable, ShortString};
-use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
+use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo, SASLMechanism};
 use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, ErrorKind, ExchangeKind};
 use std::future::Future;
 use std::io;
@@ -17,6 +18,7 @@ use std::pin::pin;
 use std::sync::Mutex;
 use std::time::Duration;
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
 
 /// lapin declares a peer dead after twice this time of silence and looks every half of it: at most 20 s.
 const HEARTBEAT_S: u16 = 8;
@@ -25,6 +27,7 @@ const CHANNELS_MAX: u16 = 8;
 /// How long to wait for lapin to tell the cause too, after a channel or connection broke.
 pub(crate) const CAUSE_LIMIT: Duration = Duration::from_millis(100);
 const REPLY_SUCCESS: u16 = 200;
+const HUNG_UP: &str = "the peer closed the connection";
 
 /// Why the connection is down, or could not be made.
 #[derive(Clone, Debug)]
@@ -52,9 +55,15 @@ pub(crate) struct Link {
 /// Connects and checks. `wire` is filled as soon as there is a socket, so that the caller can cut it whatever happens:
 /// also if this future is dropped half way.
 pub(crate) async fn connect(config: &AmqpConfig, wire: &mut Option<Wire>) -> Result<Link, Fault> {
-    let (new_wire, stream, mark) = dial(config).await?;
+    let tcp = dial(config).await?;
+    let asked = Asked::default();
+    let socket = match &config.tls {
+        None => Socket::Plain(tcp),
+        Some(tls) => secure(config, tls, &asked, tcp).await?,
+    };
+    let (new_wire, stream, mark) = Wire::new(socket).map_err(|e| Fault::new(DownReason::Unreachable, e.to_string()))?;
     let wire = wire.insert(new_wire);
-    let mut set_up = pin!(set_up(config, stream, mark));
+    let mut set_up = pin!(set_up(config, &asked, stream, mark));
     tokio::select! {
         biased;
         link = &mut set_up => return link,
@@ -62,13 +71,23 @@ pub(crate) async fn connect(config: &AmqpConfig, wire: &mut Option<Wire>) -> Res
     }
     // lapin can lose its thread and leave its caller waiting: a peer that hangs up after connection.tune does it. It can
     // also be about to say why.
-    let unexplained = Err(Fault::new(DownReason::Closed, "the peer closed the connection"));
-    tokio::time::timeout(CAUSE_LIMIT, set_up).await.unwrap_or(unexplained)
+    let unexplained = || {
+        Err(blame_certificate(
+            config,
+            &asked,
+            Fault::new(DownReason::Closed, HUNG_UP),
+        ))
+    };
+    tokio::time::timeout(CAUSE_LIMIT, set_up)
+        .await
+        .unwrap_or_else(|_| unexplained())
 }
 
-async fn set_up(config: &AmqpConfig, stream: GuardedStream, mark: ThreadMark) -> Result<Link, Fault> {
+async fn set_up(config: &AmqpConfig, asked: &Asked, stream: GuardedStream, mark: ThreadMark) -> Result<Link, Fault> {
     let limit = config.connect_timeout;
-    let connection = within(limit, "the AMQP handshake", handshake(config, stream, mark)).await?;
+    let connection = within(limit, "the AMQP handshake", handshake(config, stream, mark))
+        .await
+        .map_err(|fault| blame_certificate(config, asked, fault))?;
     within(limit, "the exchange check", check_exchange(config, &connection)).await?;
     let channel = within(limit, "opening a channel", connection.create_channel()).await?;
     let confirm = channel.confirm_select(ConfirmSelectOptions::default());
@@ -86,16 +105,65 @@ pub(crate) async fn close(connection: &Connection, limit: Duration) {
     let _ = tokio::time::timeout(limit, connection.close(REPLY_SUCCESS, "OK".into())).await;
 }
 
-async fn dial(config: &AmqpConfig) -> Result<(Wire, GuardedStream, ThreadMark), Fault> {
+async fn dial(config: &AmqpConfig) -> Result<TcpStream, Fault> {
     // A name is resolved on a thread of tokio's pool, which inherits our blocked signals.
     let dial = TcpStream::connect((config.host.as_str(), config.port));
     let unreachable = |text: String| Fault::new(DownReason::Unreachable, text);
     match tokio::time::timeout(config.connect_timeout, dial).await {
-        Ok(stream) => stream.and_then(Wire::new).map_err(|e| unreachable(e.to_string())),
+        // A publish is one write; Nagle would hold back the next small one until the broker's TCP ack.
+        Ok(stream) => stream
+            .and_then(|stream| stream.set_nodelay(true).map(|()| stream))
+            .map_err(|e| unreachable(e.to_string())),
         Err(_) => Err(unreachable(format!(
             "no answer to the TCP connect within {:?}",
             config.connect_timeout
         ))),
+    }
+}
+
+/// The TLS handshake. Dropping this future closes the socket; no thread of lapin's is there yet.
+async fn secure(config: &AmqpConfig, tls: &Tls, asked: &Asked, tcp: TcpStream) -> Result<Socket, Fault> {
+    let failed = |text: String| Fault::new(DownReason::TlsFailed, text);
+    let client_config = tls.client_config().map_err(|e| failed(e.to_string()))?;
+    let name = tls.server_name(&config.host).map_err(|e| failed(e.to_string()))?;
+    let handshake = TlsConnector::from(asked.note_in(&client_config)).connect(name, tcp);
+    match tokio::time::timeout(config.connect_timeout, handshake).await {
+        Ok(Ok(stream)) => Ok(Socket::Tls(Box::new(stream))),
+        Ok(Err(error)) => {
+            let by_peer = |text| blame_certificate(config, asked, failed(text));
+            Err(match tls::error_in(&error) {
+                Some(alert @ rustls::Error::AlertReceived(_)) => by_peer(tls::explain(alert)),
+                Some(ours) => failed(tls::explain(ours)),
+                None => by_peer(format!("{HUNG_UP} during the TLS handshake: {error}")),
+            })
+        }
+        Err(_) => Err(Fault::new(
+            DownReason::Timeout,
+            format!(
+                "no answer to the TLS handshake within {:?}; does the peer speak TLS?",
+                config.connect_timeout
+            ),
+        )),
+    }
+}
+
+/// Of a connection that the peer ended before it has said anything, what it asked for is the best account.
+fn blame_certificate(config: &AmqpConfig, asked: &Asked, fault: Fault) -> Fault {
+    let with_certificate = config.tls.as_ref().is_some_and(|tls| tls.client.is_some());
+    match fault.reason {
+        DownReason::Closed | DownReason::TlsFailed if asked.is_set() && !with_certificate => Fault::new(
+            DownReason::TlsFailed,
+            format!(
+                "the peer asked for a client certificate and none is set ({})",
+                fault.detail
+            ),
+        ),
+        // It may have had another reason to hang up.
+        DownReason::Closed if asked.is_set() => Fault::new(
+            DownReason::Closed,
+            format!("{}, perhaps because of our client certificate", fault.detail),
+        ),
+        _ => fault,
     }
 }
 
@@ -131,6 +199,7 @@ fn uri(config: &AmqpConfig) -> AMQPUri {
             frame_max: Some(FRAME_BYTES_MAX),
             channel_max: Some(CHANNELS_MAX),
             heartbeat: Some(HEARTBEAT_S),
+            auth_mechanism: config.external.then_some(SASLMechanism::External),
             ..AMQPQueryString::default()
         },
     }
@@ -197,15 +266,24 @@ pub(crate) fn fault(error: &lapin::Error) -> Fault {
     let (reason, detail) = match error.kind() {
         ErrorKind::ProtocolError(e) => (protocol_reason(e), e.get_message().to_string()),
         ErrorKind::MissingHeartbeatError => (DownReason::Timeout, "the broker has fallen silent".to_owned()),
-        // What `guard` refuses; every other I/O error is a connection that ended.
-        ErrorKind::IOError(e) if e.kind() == io::ErrorKind::InvalidData => (DownReason::Protocol, e.to_string()),
-        ErrorKind::IOError(e) => (DownReason::Closed, e.to_string()),
+        ErrorKind::IOError(e) => io_fault(e),
         ErrorKind::ParsingError(_) | ErrorKind::InvalidProtocolVersion(_) | ErrorKind::AuthProviderError(_) => {
             (DownReason::Protocol, error.to_string())
         }
         _ => (DownReason::Closed, error.to_string()),
     };
     Fault { reason, detail }
+}
+
+fn io_fault(error: &io::Error) -> (DownReason, String) {
+    match (tls::error_in(error), error.kind()) {
+        (Some(error), _) => (DownReason::TlsFailed, tls::explain(error)),
+        // What `guard` refuses; every other I/O error is a connection that ended.
+        (None, io::ErrorKind::InvalidData) => (DownReason::Protocol, error.to_string()),
+        // rustls tells of a peer that hung up without a goodbye in many words and a link.
+        (None, io::ErrorKind::UnexpectedEof) => (DownReason::Closed, HUNG_UP.to_owned()),
+        (None, _) => (DownReason::Closed, error.to_string()),
+    }
 }
 
 fn protocol_reason(error: &AMQPError) -> DownReason {

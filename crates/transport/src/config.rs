@@ -1,5 +1,6 @@
 //! What a publisher needs to know, as plain data: written by the worker's main thread, read by the publisher thread.
 
+use crate::tls::Tls;
 use crate::url::AmqpAddress;
 use std::fmt;
 use std::io;
@@ -95,8 +96,10 @@ pub struct AmqpConfig {
     pub vhost: String,
     pub user: String,
     pub password: Secret,
-    /// Refused by [`crate::Publisher::start`]: this build has no TLS.
-    pub tls: bool,
+    /// None speaks plain AMQP.
+    pub tls: Option<Tls>,
+    /// SASL EXTERNAL: the broker takes the user from the client certificate. `user` and `password` are not sent.
+    pub external: bool,
     /// Checked (or declared) at each connect. Empty is the broker's default exchange, which needs neither.
     pub exchange: String,
     pub exchange_type: ExchangeType,
@@ -124,7 +127,8 @@ impl AmqpConfig {
             vhost: address.vhost,
             user: address.user.unwrap_or_else(|| "guest".to_owned()),
             password,
-            tls: false,
+            tls: address.tls.then(Tls::default),
+            external: address.external,
             exchange: String::new(),
             exchange_type: ExchangeType::None,
             connect_timeout: Duration::from_secs(5),
@@ -148,8 +152,14 @@ impl AmqpConfig {
             ("exchange", &self.exchange),
             ("exchange type", custom),
         ];
-        let problem = if self.tls {
-            Some("amqps is not supported by this build".to_owned())
+        if let Some(tls) = &self.tls {
+            // Made anew at each connect, so that a CA that the system takes up or drops counts from then on.
+            tls.client_config()
+                .and_then(|_| tls.server_name(&self.host))
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+        }
+        let problem = if self.external && self.tls.as_ref().is_none_or(|tls| tls.client.is_none()) {
+            Some("auth_mechanism=external needs amqps and a client certificate".to_owned())
         } else if self.host.is_empty() || self.port == 0 {
             Some("host and port must be set".to_owned())
         } else if self.user.contains('\0') || self.password.reveal().contains('\0') {
@@ -195,7 +205,19 @@ mod tests {
                 ..good.clone()
             },
             AmqpConfig {
-                tls: true,
+                external: true,
+                ..good.clone()
+            },
+            AmqpConfig {
+                host: "fe80::1%eth0".into(),
+                tls: Some(Tls::default()),
+                ..good.clone()
+            },
+            AmqpConfig {
+                tls: Some(Tls {
+                    ca_pem: Some(Vec::new()),
+                    ..Tls::default()
+                }),
                 ..good.clone()
             },
             AmqpConfig {

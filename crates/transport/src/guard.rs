@@ -1,4 +1,4 @@
-//! What a peer may make lapin parse: the socket that lapin reads through, and the kill switch of a connection.
+//! What a peer may make lapin parse: the socket that lapin reads through, plain or TLS, and a connection's kill switch.
 //!
 //! Read and written on the thread `lapin-io-loop`; made, and shut down, on the publisher thread.
 //!
@@ -16,12 +16,14 @@ use futures_io::{AsyncRead, AsyncWrite};
 use std::future::Future;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead as TokioRead, AsyncWrite as TokioWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
+use tokio_rustls::client::TlsStream;
 
 /// What we ask the broker for, and the most that a frame may take. 128 KiB is RabbitMQ's own default.
 pub(crate) const FRAME_BYTES_MAX: u32 = 131_072;
@@ -45,14 +47,11 @@ pub(crate) struct Wire {
 pub(crate) struct ThreadMark(#[expect(dead_code, reason = "its drop is the message")] oneshot::Sender<()>);
 
 impl Wire {
-    pub(crate) fn new(stream: TcpStream) -> io::Result<(Self, GuardedStream, ThreadMark)> {
-        // A publish is one write; Nagle would hold back the next small one until the broker's TCP ack.
-        stream.set_nodelay(true)?;
-        let stream = stream.into_std()?;
-        let socket = stream.try_clone()?;
+    pub(crate) fn new(stream: Socket) -> io::Result<(Self, GuardedStream, ThreadMark)> {
+        let socket = stream.tcp().as_fd().try_clone_to_owned()?.into();
         let (mark, thread_ended) = oneshot::channel();
         let guarded = GuardedStream {
-            inner: TcpStream::from_std(stream)?,
+            inner: stream,
             frames: FrameGuard::default(),
         };
         Ok((Self { socket, thread_ended }, guarded, ThreadMark(mark)))
@@ -166,6 +165,8 @@ fn check_kind(kind: u8) -> io::Result<()> {
         FRAME_METHOD | FRAME_CONTENT_HEADER | FRAME_BODY | FRAME_HEARTBEAT => Ok(()),
         // A server answers "AMQP" and its version to a client whose version it does not speak.
         b'A' => Err(violation("the peer does not speak AMQP 0-9-1".to_owned())),
+        // An alert, or a handshake: what a TLS server makes of our greeting.
+        0x15 | 0x16 => Err(violation("the peer speaks TLS, and the URL is not amqps://".to_owned())),
         other => Err(violation(format!(
             "the peer does not speak AMQP: a frame began with byte 0x{other:02x}"
         ))),
@@ -176,17 +177,47 @@ fn violation(text: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
+/// A connection to the peer. With TLS its handshake is over; what is decrypted goes through the same guard.
+#[derive(Debug)]
+pub(crate) enum Socket {
+    Plain(TcpStream),
+    /// Keeps up to 64 kB of what lapin wrote, beside the kernel's buffer, and writes it on when lapin flushes.
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Socket {
+    fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Plain(tcp) => tcp,
+            Self::Tls(tls) => tls.get_ref().0,
+        }
+    }
+}
+
 /// The socket that lapin gets.
 #[derive(Debug)]
 pub(crate) struct GuardedStream {
-    inner: TcpStream,
+    inner: Socket,
     frames: FrameGuard,
+}
+
+trait ReadWrite: TokioRead + TokioWrite + Unpin {}
+
+impl<T: TokioRead + TokioWrite + Unpin> ReadWrite for T {}
+
+impl GuardedStream {
+    fn inner(&mut self) -> Pin<&mut dyn ReadWrite> {
+        match &mut self.inner {
+            Socket::Plain(tcp) => Pin::new(tcp),
+            Socket::Tls(tls) => Pin::new(tls.as_mut()),
+        }
+    }
 }
 
 impl AsyncRead for GuardedStream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         let mut read = ReadBuf::new(buf);
-        ready!(Pin::new(&mut self.inner).poll_read(cx, &mut read))?;
+        ready!(self.inner().poll_read(cx, &mut read))?;
         self.frames.accept(read.filled())?;
         Poll::Ready(Ok(read.filled().len()))
     }
@@ -194,7 +225,7 @@ impl AsyncRead for GuardedStream {
 
 impl AsyncWrite for GuardedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(cx, buf)
+        self.inner().poll_write(cx, buf)
     }
 
     fn poll_write_vectored(
@@ -202,15 +233,15 @@ impl AsyncWrite for GuardedStream {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
+        self.inner().poll_write_vectored(cx, bufs)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(cx)
+        self.inner().poll_flush(cx)
     }
 
     fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(cx)
+        self.inner().poll_shutdown(cx)
     }
 }
 
@@ -338,6 +369,8 @@ mod tests {
     fn a_peer_of_another_protocol_is_named_as_such() {
         assert!(verdict(b"HTTP/1.1 400", 100).unwrap_err().to_string().contains("0x48"));
         assert!(verdict(b"AMQP\0\0\x08\0", 1).unwrap_err().to_string().contains("0-9-1"));
+        let alert = b"\x15\x03\x03\0\x02\x02\x46";
+        assert!(verdict(alert, 100).unwrap_err().to_string().contains("amqps://"));
     }
 
     proptest! {

@@ -14,6 +14,7 @@
 //! | `returns` | which of the confirmed messages were unroutable? | `outbox-publish`, pure |
 //! | `amqp` | how to connect, what to check, what does an error mean? | `outbox-publish` |
 //! | `sendable` | can this message be put on the wire at all? | `outbox-publish`, pure |
+//! | `tls` | whom does a connection trust, and what does an error of TLS mean? | any, pure |
 //! | `guard` | which bytes may a peer make lapin parse? | `lapin-io-loop` |
 
 mod amqp;
@@ -25,9 +26,11 @@ mod returns;
 mod sendable;
 mod session;
 pub mod target;
+mod tls;
 pub mod url;
 
 pub use config::{AmqpConfig, Deadline, ExchangeType, Secret};
 pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication, Text};
 pub use publisher::{Bell, ConnectionState, DownReason, Event, Publisher, prepare_process};
+pub use tls::{ClientCertificate, Tls, TlsError, TlsPart};
 pub use url::{AmqpAddress, UrlError, parse_url};

@@ -102,7 +102,7 @@ impl fmt::Display for DownReason {
             Self::ExchangeMissing => "the exchange does not exist",
             Self::ExchangeMismatch => "the exchange exists with other properties",
             Self::Timeout => "the broker did not answer in time",
-            Self::TlsFailed => "the TLS handshake failed",
+            Self::TlsFailed => "TLS with the broker failed",
             Self::Protocol => "the peer broke the protocol, or does not speak AMQP 0-9-1",
             Self::Closed => "the connection was closed",
         })

@@ -1,4 +1,5 @@
-//! Reads an `amqp://` URL into its parts. Pure; called by the worker when `outbox.url` is set or read, on any thread.
+//! Reads an `amqp://` or `amqps://` URL into its parts. Pure; called by the worker when `outbox.url` is set or read, on
+//! any thread.
 //!
 //! A URL never carries the password: core logs and echoes settings (`SHOW`, `log_statement`, error DETAIL), so a password
 //! in one is a password in the log. For the same reason no error here repeats any part of what was given.
@@ -7,6 +8,9 @@ use std::fmt;
 use std::net::Ipv6Addr;
 
 const DEFAULT_PORT: u16 = 5672;
+const DEFAULT_PORT_TLS: u16 = 5671;
+/// The one query there is, in the words of RabbitMQ's URI specification.
+const EXTERNAL: &str = "auth_mechanism=external";
 /// AMQP short string: the broker cannot be told a longer vhost, and lapin panics on one.
 const VHOST_BYTES_MAX: usize = 255;
 
@@ -19,13 +23,17 @@ pub struct AmqpAddress {
     /// `/` when absent, and for a bare trailing slash: nobody means the vhost whose name is empty.
     pub vhost: String,
     pub user: Option<String>,
+    /// `amqps`.
+    pub tls: bool,
+    /// Log in by the client certificate.
+    pub external: bool,
 }
 
 /// Why a URL was refused. Its text never repeats the URL: it may hold a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UrlError {
     UnknownScheme,
-    TlsUnsupported,
+    ExternalWithoutTls,
     CarriesPassword,
     BadUser,
     EmptyHost,
@@ -38,8 +46,8 @@ pub enum UrlError {
 impl fmt::Display for UrlError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::UnknownScheme => "the URL must start with amqp://",
-            Self::TlsUnsupported => "amqps is not supported by this build",
+            Self::UnknownScheme => "the URL must start with amqp:// or amqps://",
+            Self::ExternalWithoutTls => "auth_mechanism=external needs amqps://: the client certificate is the login",
             Self::CarriesPassword => "the URL must not carry a password; put it where only the server reads it",
             Self::BadUser => "the user name in the URL is empty or not valid percent-encoded UTF-8",
             Self::EmptyHost => "the URL names no host",
@@ -48,18 +56,23 @@ impl fmt::Display for UrlError {
             Self::BadVhost => {
                 "the virtual host in the URL must be at most 255 bytes of percent-encoded UTF-8, with / written as %2f and @ as %40"
             }
-            Self::TrailingPart => "the URL must not have a query (?) or a fragment (#)",
+            Self::TrailingPart => "the URL must not have a fragment (#), nor a query (?) but auth_mechanism=external",
         })
     }
 }
 
 impl std::error::Error for UrlError {}
 
-/// `amqp://[user@]host[:port][/vhost]`. Percent-escapes are decoded in user and vhost.
+/// `amqp[s]://[user@]host[:port][/vhost][?auth_mechanism=external]`. Percent-escapes are decoded in user and vhost.
 pub fn parse_url(url: &str) -> Result<AmqpAddress, UrlError> {
-    let rest = strip_scheme(url)?;
-    if rest.contains(['?', '#']) {
+    let (tls, rest) = strip_scheme(url)?;
+    let (rest, query) = rest.split_once('?').map_or((rest, None), |(r, q)| (r, Some(q)));
+    let external = query == Some(EXTERNAL);
+    if rest.contains('#') || (query.is_some() && !external) {
         return Err(UrlError::TrailingPart);
+    }
+    if external && !tls {
+        return Err(UrlError::ExternalWithoutTls);
     }
     let (authority, path) = rest.split_once('/').map_or((rest, None), |(a, p)| (a, Some(p)));
     // A raw @ behind the first slash is a password with a slash in it, cut in two; never let half of it pass as a port.
@@ -75,19 +88,23 @@ pub fn parse_url(url: &str) -> Result<AmqpAddress, UrlError> {
         .map_or((None, authority), |(u, h)| (Some(u), h));
     let user = userinfo.map(parse_user).transpose()?;
     let (host, port) = parse_host_and_port(hostport)?;
+    let default_port = if tls { DEFAULT_PORT_TLS } else { DEFAULT_PORT };
     Ok(AmqpAddress {
         host,
-        port,
+        port: port.unwrap_or(default_port),
         vhost: parse_vhost(path.unwrap_or_default())?,
         user,
+        tls,
+        external,
     })
 }
 
-fn strip_scheme(url: &str) -> Result<&str, UrlError> {
+/// Whether it is TLS, and what follows.
+fn strip_scheme(url: &str) -> Result<(bool, &str), UrlError> {
     let (scheme, rest) = url.split_once("://").ok_or(UrlError::UnknownScheme)?;
     match scheme.to_ascii_lowercase().as_str() {
-        "amqp" => Ok(rest),
-        "amqps" => Err(UrlError::TlsUnsupported),
+        "amqp" => Ok((false, rest)),
+        "amqps" => Ok((true, rest)),
         _ => Err(UrlError::UnknownScheme),
     }
 }
@@ -105,7 +122,7 @@ fn parse_user(userinfo: &str) -> Result<String, UrlError> {
     Ok(user)
 }
 
-fn parse_host_and_port(hostport: &str) -> Result<(String, u16), UrlError> {
+fn parse_host_and_port(hostport: &str) -> Result<(String, Option<u16>), UrlError> {
     let (host, port) = if let Some(rest) = hostport.strip_prefix('[') {
         let (host, after) = rest.split_once(']').ok_or(UrlError::BadHost)?;
         host.parse::<Ipv6Addr>().map_err(|_| UrlError::BadHost)?;
@@ -124,7 +141,7 @@ fn parse_host_and_port(hostport: &str) -> Result<(String, u16), UrlError> {
     if !host.chars().all(legal) {
         return Err(UrlError::BadHost);
     }
-    Ok((host.to_owned(), port.map_or(Ok(DEFAULT_PORT), parse_port)?))
+    Ok((host.to_owned(), port.map(parse_port).transpose()?))
 }
 
 fn parse_port(port: &str) -> Result<u16, UrlError> {
@@ -172,6 +189,8 @@ mod tests {
             port,
             vhost: vhost.into(),
             user: user.map(Into::into),
+            tls: false,
+            external: false,
         }
     }
 
@@ -180,6 +199,23 @@ mod tests {
         assert_eq!(parse_url("amqp://h"), Ok(address("h", 5672, "/", None)));
         assert_eq!(parse_url("amqp://h/"), Ok(address("h", 5672, "/", None)));
         assert_eq!(parse_url("AMQP://h:1"), Ok(address("h", 1, "/", None)));
+    }
+
+    #[test]
+    fn amqps_has_its_own_port_and_may_log_in_by_certificate() {
+        let tls = |address: AmqpAddress, external| AmqpAddress {
+            tls: true,
+            external,
+            ..address
+        };
+        assert_eq!(parse_url("amqps://h"), Ok(tls(address("h", 5671, "/", None), false)));
+        assert_eq!(parse_url("AMQPS://h:1/v"), Ok(tls(address("h", 1, "v", None), false)));
+        for url in [
+            "amqps://h?auth_mechanism=external",
+            "amqps://h/?auth_mechanism=external",
+        ] {
+            assert_eq!(parse_url(url), Ok(tls(address("h", 5671, "/", None), true)), "{url}");
+        }
     }
 
     #[test]
@@ -209,7 +245,10 @@ mod tests {
             ("", UrlError::UnknownScheme),
             ("h:5672", UrlError::UnknownScheme),
             ("http://h", UrlError::UnknownScheme),
-            ("amqps://h", UrlError::TlsUnsupported),
+            ("amqp://h?auth_mechanism=external", UrlError::ExternalWithoutTls),
+            ("amqps://h?auth_mechanism=plain", UrlError::TrailingPart),
+            ("amqps://h?auth_mechanism=external&verify=none", UrlError::TrailingPart),
+            ("amqps://h#x", UrlError::TrailingPart),
             ("amqp://", UrlError::EmptyHost),
             ("amqp:///v", UrlError::EmptyHost),
             ("amqp://:5672", UrlError::EmptyHost),

@@ -5,274 +5,11 @@
 mod support;
 
 use outbox_transport::{AmqpConfig, Bell, ConnectionState, DownReason, Outcome, Publisher};
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::sync::{Mutex, MutexGuard, mpsc};
+use std::net::TcpListener;
+use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
+use support::peer::*;
 use support::{DEADLINE, Desk, publication, threads, threads_named};
-
-const CONNECTION: u16 = 10;
-const CHANNEL: u16 = 20;
-const EXCHANGE: u16 = 40;
-const BASIC: u16 = 60;
-const CONFIRM: u16 = 85;
-
-/// Short, so that silence is found soon; the publisher takes the lower of both sides' wishes.
-const HEARTBEAT_S: u16 = 1;
-
-/// One test at a time: they count the threads of the process.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(|e| e.into_inner())
-}
-
-fn config(port: u16) -> AmqpConfig {
-    AmqpConfig {
-        connect_timeout: Duration::from_millis(300),
-        ..support::config(port)
-    }
-}
-
-/// Plays the broker on every connection, one after the other, until the test ends.
-fn broker(play: impl Fn(&mut Peer) -> std::io::Result<()> + Send + 'static) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    std::thread::Builder::new()
-        .name("fake-broker".into())
-        .spawn(move || {
-            while let Ok((stream, _)) = listener.accept() {
-                stream.set_read_timeout(Some(DEADLINE)).unwrap();
-                let mut peer = Peer {
-                    stream,
-                    publish_channel: 0,
-                    next_tag: 1,
-                };
-                let _ = play(&mut peer);
-            }
-        })
-        .unwrap();
-    port
-}
-
-struct Peer {
-    stream: TcpStream,
-    publish_channel: u16,
-    next_tag: u64,
-}
-
-/// A message that the publisher sent.
-struct Got {
-    tag: u64,
-    exchange: String,
-    routing_key: String,
-    /// The payload of the content header, to be sent back in a return.
-    header: Vec<u8>,
-    body: Vec<u8>,
-}
-
-fn short(text: &str) -> Vec<u8> {
-    [&[text.len() as u8][..], text.as_bytes()].concat()
-}
-
-fn long(bytes: &[u8]) -> Vec<u8> {
-    [&(bytes.len() as u32).to_be_bytes()[..], bytes].concat()
-}
-
-impl Peer {
-    fn frame(&mut self, kind: u8, channel: u16, payload: &[u8]) -> std::io::Result<()> {
-        let head = [
-            &[kind][..],
-            &channel.to_be_bytes(),
-            &(payload.len() as u32).to_be_bytes(),
-        ]
-        .concat();
-        self.stream.write_all(&[&head, payload, &[0xce]].concat())
-    }
-
-    fn method(&mut self, channel: u16, class: u16, method: u16, arguments: &[u8]) -> std::io::Result<()> {
-        self.frame(
-            1,
-            channel,
-            &[&class.to_be_bytes()[..], &method.to_be_bytes(), arguments].concat(),
-        )
-    }
-
-    /// Type, channel, payload; heartbeats are skipped.
-    fn read(&mut self) -> std::io::Result<(u8, u16, Vec<u8>)> {
-        loop {
-            let mut head = [0; 7];
-            self.stream.read_exact(&mut head)?;
-            let mut payload = vec![0; u32::from_be_bytes(head[3..].try_into().unwrap()) as usize + 1];
-            self.stream.read_exact(&mut payload)?;
-            payload.pop();
-            if head[0] != 8 {
-                return Ok((head[0], u16::from_be_bytes([head[1], head[2]]), payload));
-            }
-        }
-    }
-
-    fn header(&mut self) -> std::io::Result<()> {
-        self.stream.read_exact(&mut [0; 8])
-    }
-
-    fn start(&mut self, properties: &[u8]) -> std::io::Result<()> {
-        let arguments = [
-            &[0, 9][..],
-            &long(properties),
-            &long(b"PLAIN AMQPLAIN"),
-            &long(b"en_US"),
-        ]
-        .concat();
-        self.method(0, CONNECTION, 10, &arguments)
-    }
-
-    fn tune(&mut self, frame_max: u32, heartbeat: u16) -> std::io::Result<()> {
-        let arguments = [
-            &2047u16.to_be_bytes()[..],
-            &frame_max.to_be_bytes(),
-            &heartbeat.to_be_bytes(),
-        ]
-        .concat();
-        self.method(0, CONNECTION, 30, &arguments)
-    }
-
-    /// Answers one request. Some(channel) if it turned on confirms, the last step of connecting.
-    fn answer_one(&mut self, frame_max: u32) -> std::io::Result<Option<u16>> {
-        let (_, channel, payload) = self.read()?;
-        let class = u16::from_be_bytes([payload[0], payload[1]]);
-        let method = u16::from_be_bytes([payload[2], payload[3]]);
-        match (class, method) {
-            (CONNECTION, 11) => self.tune(frame_max, HEARTBEAT_S)?,
-            (CONNECTION, 40) => self.method(0, CONNECTION, 41, &short(""))?,
-            (CONNECTION, 50) => self.method(0, CONNECTION, 51, &[])?,
-            (CHANNEL, 10) => self.method(channel, CHANNEL, 11, &long(b""))?,
-            (CHANNEL, 40) => self.method(channel, CHANNEL, 41, &[])?,
-            (EXCHANGE, 10) => self.method(channel, EXCHANGE, 11, &[])?,
-            (CONFIRM, 10) => {
-                self.method(channel, CONFIRM, 11, &[])?;
-                return Ok(Some(channel));
-            }
-            _ => {}
-        }
-        Ok(None)
-    }
-
-    /// Everything up to confirm mode, honestly.
-    fn connect(&mut self) -> std::io::Result<()> {
-        self.connect_with(131_072)
-    }
-
-    fn connect_with(&mut self, frame_max: u32) -> std::io::Result<()> {
-        self.header()?;
-        self.start(&[])?;
-        loop {
-            if let Some(channel) = self.answer_one(frame_max)? {
-                self.publish_channel = channel;
-                return Ok(());
-            }
-        }
-    }
-
-    fn next_message(&mut self) -> std::io::Result<Got> {
-        let (_, channel, publish) = self.read()?;
-        if publish[..4] != [0, BASIC as u8, 0, 40] {
-            // A goodbye, most likely.
-            self.method(channel, CONNECTION, 51, &[])?;
-            return Err(std::io::ErrorKind::ConnectionAborted.into());
-        }
-        let text = |at: usize| {
-            let end = at + 1 + publish[at] as usize;
-            (String::from_utf8(publish[at + 1..end].to_vec()).unwrap(), end)
-        };
-        let (exchange, at) = text(6);
-        let (routing_key, _) = text(at);
-        let (_, _, header) = self.read()?;
-        let size = u64::from_be_bytes(header[4..12].try_into().unwrap()) as usize;
-        let mut body = Vec::new();
-        while body.len() < size {
-            body.extend(self.read()?.2);
-        }
-        self.next_tag += 1;
-        Ok(Got {
-            tag: self.next_tag - 1,
-            exchange,
-            routing_key,
-            header,
-            body,
-        })
-    }
-
-    fn ack(&mut self, tag: u64, multiple: bool) -> std::io::Result<()> {
-        self.method(
-            self.publish_channel,
-            BASIC,
-            80,
-            &[&tag.to_be_bytes()[..], &[multiple as u8]].concat(),
-        )
-    }
-
-    fn nack(&mut self, tag: u64) -> std::io::Result<()> {
-        self.method(
-            self.publish_channel,
-            BASIC,
-            120,
-            &[&tag.to_be_bytes()[..], &[0]].concat(),
-        )
-    }
-
-    fn give_back(&mut self, got: &Got) -> std::io::Result<()> {
-        let names = [short("NO_ROUTE"), short(&got.exchange), short(&got.routing_key)].concat();
-        let channel = self.publish_channel;
-        self.method(channel, BASIC, 50, &[&312u16.to_be_bytes()[..], &names].concat())?;
-        self.frame(2, channel, &got.header)?;
-        if got.body.is_empty() {
-            Ok(())
-        } else {
-            self.frame(3, channel, &got.body)
-        }
-    }
-
-    fn close_channel(&mut self, code: u16, text: &str) -> std::io::Result<()> {
-        let arguments = [&code.to_be_bytes()[..], &short(text), &[0; 4]].concat();
-        self.method(self.publish_channel, CHANNEL, 40, &arguments)
-    }
-
-    /// Reads until the publisher has had enough.
-    fn until_closed(&mut self) -> std::io::Result<()> {
-        while self.stream.read(&mut [0; 4096])? > 0 {}
-        Ok(())
-    }
-}
-
-fn messages(handles: std::ops::Range<u64>) -> Vec<outbox_transport::Publication> {
-    handles
-        .map(|h| publication(h, "", "k", format!("body {h}").into_bytes()))
-        .collect()
-}
-
-fn until_no_lapin_thread_is_left() {
-    let deadline = Instant::now() + DEADLINE;
-    while threads_named("lapin-io-loop") > 0 {
-        assert!(Instant::now() < deadline, "{:?}", threads());
-        std::thread::yield_now();
-    }
-}
-
-/// Starts, waits for the first `Down`, stops; every thread must be gone then.
-fn down_reason(config: AmqpConfig) -> (DownReason, String) {
-    let mut desk = Desk::start(config);
-    let down = desk.until_down();
-    desk.publish(messages(0..3));
-    desk.until_answered(3);
-    assert!(
-        desk.outcomes.values().all(|o| matches!(o, Outcome::Lost { .. })),
-        "{:?}",
-        desk.outcomes
-    );
-    desk.stop();
-    until_no_lapin_thread_is_left();
-    down
-}
 
 #[test]
 fn every_thread_has_every_signal_blocked_and_the_starter_keeps_its_mask() {
@@ -338,18 +75,6 @@ fn a_peer_that_falls_silent_at_any_step_makes_down_in_time_and_leaves_no_thread(
     }
 }
 
-/// The first steps of connecting, then no more. Six lead to `Connected`.
-fn play_honestly(peer: &mut Peer, steps: usize) -> std::io::Result<()> {
-    if steps > 0 {
-        peer.header()?;
-        peer.start(&[])?;
-    }
-    for _ in 1..steps {
-        peer.answer_one(131_072)?;
-    }
-    Ok(())
-}
-
 #[test]
 fn no_listener_is_unreachable() {
     let _alone = alone();
@@ -401,18 +126,6 @@ fn a_frame_max_of_nothing_or_everything_does_not_make_lapin_allocate() {
         desk.stop();
     }
     until_no_lapin_thread_is_left();
-}
-
-/// A table with arrays in arrays.
-fn nested_table(levels: usize) -> Vec<u8> {
-    // From the outside in, for quadratic copying of 800,000 levels takes minutes.
-    let mut table = short("x");
-    for level in (0..levels).rev() {
-        table.push(b'A');
-        table.extend((level as u32 * 5 + 1).to_be_bytes());
-    }
-    table.push(b'V');
-    table
 }
 
 #[test]
@@ -556,10 +269,10 @@ fn no_more_than_the_window_is_outstanding() {
         for _ in 0..10 {
             seen.send(peer.next_message()?.tag).unwrap();
         }
-        peer.stream.set_read_timeout(Some(Duration::from_millis(200)))?;
+        peer.tcp.set_read_timeout(Some(Duration::from_millis(200)))?;
         let eleventh = peer.next_message();
         assert!(eleventh.is_err(), "an eleventh message");
-        peer.stream.set_read_timeout(Some(DEADLINE))?;
+        peer.tcp.set_read_timeout(Some(DEADLINE))?;
         orders.lock().unwrap().recv().unwrap();
         peer.ack(10, true)?;
         for _ in 0..10 {
@@ -629,9 +342,9 @@ fn while_blocked_nothing_is_published_and_nothing_times_out() {
         let first = peer.next_message()?;
         peer.method(0, CONNECTION, 60, &short("low on memory"))?;
         orders.lock().unwrap().recv().unwrap();
-        peer.stream.set_read_timeout(Some(Duration::from_millis(100)))?;
+        peer.tcp.set_read_timeout(Some(Duration::from_millis(100)))?;
         assert!(peer.next_message().is_err(), "published while blocked");
-        peer.stream.set_read_timeout(Some(DEADLINE))?;
+        peer.tcp.set_read_timeout(Some(DEADLINE))?;
         peer.method(0, CONNECTION, 61, &[])?;
         peer.ack(first.tag, false)?;
         loop {
@@ -739,11 +452,11 @@ fn stop_waits_for_confirms_on_their_way_and_loses_the_rest() {
         let second = peer.next_message()?;
         seen.send(()).unwrap();
         // Acked only once the publisher says goodbye or a while later, whichever is first.
-        peer.stream.set_read_timeout(Some(Duration::from_millis(100)))?;
+        peer.tcp.set_read_timeout(Some(Duration::from_millis(100)))?;
         let _ = peer.next_message();
         peer.ack(first.tag, false)?;
         let _ = second;
-        peer.stream.set_read_timeout(Some(DEADLINE))?;
+        peer.tcp.set_read_timeout(Some(DEADLINE))?;
         peer.until_closed()
     });
     let mut desk = Desk::start(config(port));

@@ -1,6 +1,8 @@
 //! What both test files use: a publisher whose events are collected, and facts about this process' threads.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod peer;
+
 use outbox_transport::{AmqpConfig, Bell, ConnectionState, Event, Outcome, Properties, Publication, Publisher, Secret};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

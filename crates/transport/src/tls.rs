@@ -1,0 +1,444 @@
+//! What a TLS connection trusts and shows, and what an error of it means in words. Knows no protocol above TLS, so that
+//! every transport can use it.
+//!
+//! The peer's certificate and name are always checked: there is no switch that turns it off. TLS 1.2 and 1.3.
+
+use rustls::client::{ResolvesClientCert, Resumption};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::sign::CertifiedKey;
+use rustls::{
+    AlertDescription, CertificateError, ClientConfig, Error, InconsistentKeys, RootCertStore, SignatureScheme,
+};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whom to trust, and as whom to come. The default trusts the CAs of the system and shows no certificate.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tls {
+    /// The CAs that may have issued the peer's certificate, in PEM; None for those of the system.
+    pub ca_pem: Option<Vec<u8>>,
+    pub client: Option<ClientCertificate>,
+    /// The name that the peer's certificate must have; None for the host that is connected to.
+    pub server_name: Option<String>,
+}
+
+/// What we show to a peer that asks for a certificate.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ClientCertificate {
+    /// Ours first, then those between it and a CA that the peer knows.
+    pub cert_pem: Vec<u8>,
+    pub key_pem: Vec<u8>,
+}
+
+/// The key is a secret: no format string may show it.
+impl fmt::Debug for ClientCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ClientCertificate(…)")
+    }
+}
+
+/// What was given cannot be used. Its text reads on from a name for the part, and never shows any of the key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsError {
+    pub part: TlsPart,
+    pub problem: String,
+}
+
+/// Where the problem is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TlsPart {
+    Ca,
+    Certificate,
+    Key,
+    ServerName,
+}
+
+impl fmt::Display for TlsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let part = match self.part {
+            TlsPart::Ca => "the CA file",
+            TlsPart::Certificate => "the certificate file",
+            TlsPart::Key => "the key file",
+            TlsPart::ServerName => "the host",
+        };
+        write!(f, "{part} {}", self.problem)
+    }
+}
+
+impl std::error::Error for TlsError {}
+
+fn wrong<T>(part: TlsPart, problem: impl Into<String>) -> Result<T, TlsError> {
+    Err(TlsError {
+        part,
+        problem: problem.into(),
+    })
+}
+
+impl Tls {
+    /// Reads the system's CAs if they are needed: a few ms, from files.
+    pub fn client_config(&self) -> Result<Arc<ClientConfig>, TlsError> {
+        let roots = match &self.ca_pem {
+            Some(pem) => given_roots(pem)?,
+            None => system_roots()?,
+        };
+        // Named and not the process' default: that one panics when no crate or more than one has set it.
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("ring can do TLS 1.2 and 1.3")
+            .with_root_certificates(roots);
+        let mut config = match &self.client {
+            None => builder.with_no_client_auth(),
+            Some(client) => builder
+                .with_client_auth_cert(certificates(TlsPart::Certificate, &client.cert_pem)?, client.key()?)
+                .or_else(|error| match error {
+                    Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
+                        wrong(TlsPart::Key, "does not belong to the certificate")
+                    }
+                    Error::InvalidCertificate(problem) if says(&problem, VERSION_1) => wrong(
+                        TlsPart::Certificate,
+                        "holds a certificate of X.509 version 1; version 3 is needed",
+                    ),
+                    Error::InvalidCertificate(_) => wrong(TlsPart::Certificate, "holds a broken certificate"),
+                    _ => wrong(
+                        TlsPart::Key,
+                        "holds a key of a kind that is not supported (RSA, ECDSA, Ed25519 are)",
+                    ),
+                })?,
+        };
+        // A resumed session takes over what was checked when it began: a certificate that ran out since, or a CA that is
+        // not trusted any more.
+        config.resumption = Resumption::disabled();
+        Ok(Arc::new(config))
+    }
+
+    /// What the peer's certificate must be for.
+    pub fn server_name(&self, host: &str) -> Result<ServerName<'static>, TlsError> {
+        let name = self.server_name.as_deref().unwrap_or(host);
+        ServerName::try_from(name.to_owned()).or_else(|_| {
+            wrong(
+                TlsPart::ServerName,
+                format!("{name:?} is neither a DNS name nor an IP address, so no certificate can be for it"),
+            )
+        })
+    }
+}
+
+impl ClientCertificate {
+    fn key(&self) -> Result<PrivateKeyDer<'static>, TlsError> {
+        let holds = |text: &str| self.key_pem.windows(text.len()).any(|part| part == text.as_bytes());
+        PrivateKeyDer::from_pem_slice(&self.key_pem).or_else(|_| {
+            if holds("ENCRYPTED") {
+                // Both the PKCS #8 kind and the older one with a Proc-Type line.
+                wrong(TlsPart::Key, "is encrypted: nobody is there to enter its password")
+            } else {
+                wrong(TlsPart::Key, "holds no private key in PEM")
+            }
+        })
+    }
+}
+
+fn given_roots(pem: &[u8]) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(TlsPart::Ca, pem)? {
+        roots
+            .add(certificate)
+            .or_else(|_| wrong(TlsPart::Ca, "holds a broken certificate"))?;
+    }
+    Ok(roots)
+}
+
+/// One that cannot be read is left out: other programs of this machine do the same.
+fn system_roots() -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if roots.is_empty() {
+        return wrong(
+            TlsPart::Ca,
+            "is not set and this system has no CA certificates (package ca-certificates)",
+        );
+    }
+    Ok(roots)
+}
+
+/// All certificates of a PEM file, at least one.
+fn certificates(part: TlsPart, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match found {
+        Ok(found) if !found.is_empty() => Ok(found),
+        Ok(_) => wrong(part, "holds no certificate in PEM"),
+        Err(_) => wrong(part, "is not valid PEM"),
+    }
+}
+
+/// Whether the peer has asked for a client certificate.
+///
+/// In TLS 1.3 the handshake is over for the client before the server has looked at its certificate. A server that finds
+/// none says so and hangs up, and what it said may be lost with the connection. Then this is all that tells why.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Asked(Arc<AtomicBool>);
+
+impl Asked {
+    /// A configuration for one connection that notes it here.
+    pub(crate) fn note_in(&self, config: &ClientConfig) -> Arc<ClientConfig> {
+        let mut config = config.clone();
+        config.client_auth_cert_resolver = Arc::new(Noting {
+            asked: self.clone(),
+            resolver: config.client_auth_cert_resolver,
+        });
+        Arc::new(config)
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Debug)]
+struct Noting {
+    asked: Asked,
+    resolver: Arc<dyn ResolvesClientCert>,
+}
+
+impl ResolvesClientCert for Noting {
+    fn resolve(&self, issuers: &[&[u8]], schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.asked.0.store(true, Ordering::Relaxed);
+        self.resolver.resolve(issuers, schemes)
+    }
+
+    fn has_certs(&self) -> bool {
+        self.resolver.has_certs()
+    }
+}
+
+/// The error of TLS in an I/O error, if that is what it is.
+pub(crate) fn error_in(error: &std::io::Error) -> Option<&Error> {
+    error.get_ref()?.downcast_ref()
+}
+
+/// What went wrong, for a person who has not made the certificates.
+pub(crate) fn explain(error: &Error) -> String {
+    match error {
+        Error::InvalidCertificate(problem) => explain_certificate(problem),
+        Error::AlertReceived(alert) => explain_alert(*alert),
+        Error::InvalidMessage(_) => format!("the peer does not speak TLS ({error})"),
+        Error::PeerIncompatible(_) => format!("the peer speaks no TLS that is accepted here, 1.2 or 1.3 ({error})"),
+        _ => error.to_string(),
+    }
+}
+
+fn explain_certificate(problem: &CertificateError) -> String {
+    use CertificateError as C;
+    match problem {
+        C::ExpiredContext { not_after, .. } => format!("the peer's certificate expired on {}", day(*not_after)),
+        C::NotValidYetContext { not_before, .. } => {
+            format!(
+                "the peer's certificate is not valid before {}; is the clock right?",
+                day(*not_before)
+            )
+        }
+        C::NotValidForNameContext { expected, presented } => {
+            let expected = expected.to_str();
+            match presented.as_slice() {
+                [] => {
+                    format!("the peer's certificate names no host in its subjectAltName, so it is not for {expected}")
+                }
+                names => format!(
+                    "the peer's certificate is for {}, not for {expected}",
+                    names.iter().map(|name| plain(name)).collect::<Vec<_>>().join(", ")
+                ),
+            }
+        }
+        C::UnknownIssuer => "the peer's certificate comes from a CA that is not trusted here".to_owned(),
+        C::BadSignature => {
+            "the peer's certificate is not signed by the CA that it names; an older CA of that name may be trusted here"
+                .to_owned()
+        }
+        C::InvalidPurposeContext { .. } | C::InvalidPurpose => {
+            "the peer's certificate is not one for servers (extendedKeyUsage)".to_owned()
+        }
+        other if says(other, CA_AS_SERVER) => {
+            "the peer's certificate is that of a CA, which none may use as a server".to_owned()
+        }
+        other if says(other, VERSION_1) => {
+            "the peer's certificate is of X.509 version 1; version 3 is needed, with a subjectAltName".to_owned()
+        }
+        other => format!("the peer's certificate is not accepted: {other}"),
+    }
+}
+
+/// Words of webpki, which rustls does not make its own. `openssl x509 -req` makes version 1 unless given extensions.
+const CA_AS_SERVER: &str = "CaUsedAsEndEntity";
+const VERSION_1: &str = "UnsupportedCertVersion";
+
+fn says(problem: &CertificateError, word: &str) -> bool {
+    matches!(problem, CertificateError::Other(other) if other.0.to_string() == word)
+}
+
+/// `DnsName("a.example")` is how rustls shows a name.
+fn plain(name: &str) -> &str {
+    name.split_once('(')
+        .map_or(name, |(_, name)| name.trim_end_matches(')'))
+        .trim_matches('"')
+}
+
+fn explain_alert(alert: AlertDescription) -> String {
+    use AlertDescription as A;
+    match alert {
+        A::CertificateRequired => "the peer requires a client certificate".to_owned(),
+        A::BadCertificate
+        | A::UnsupportedCertificate
+        | A::CertificateRevoked
+        | A::CertificateExpired
+        | A::CertificateUnknown
+        | A::UnknownCA
+        | A::AccessDenied
+        | A::DecryptError => format!("the peer refuses our client certificate: it says {alert:?}"),
+        A::ProtocolVersion => "the peer speaks no TLS that is accepted here, 1.2 or 1.3".to_owned(),
+        A::HandshakeFailure => {
+            "the peer refuses the handshake: no cipher in common, or no client certificate".to_owned()
+        }
+        A::UnrecognisedName => "the peer does not know the host name that it is called by".to_owned(),
+        _ => format!("the peer ended TLS: it says {alert:?}"),
+    }
+}
+
+/// The date, in UTC: days since 1970 to a civil date, by the 400-year cycle of the calendar that begins in March.
+fn day(time: UnixTime) -> String {
+    let days = (time.as_secs() / 86_400) as i64 + 719_468;
+    let (cycle, day_of_cycle) = (days / 146_097, days % 146_097);
+    let year_of_cycle = (day_of_cycle - day_of_cycle / 1460 + day_of_cycle / 36_524 - day_of_cycle / 146_096) / 365;
+    let day_of_year = day_of_cycle - (365 * year_of_cycle + year_of_cycle / 4 - year_of_cycle / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 {
+        month_from_march + 3
+    } else {
+        month_from_march - 9
+    };
+    let year = cycle * 400 + year_of_cycle + i64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn authority() -> (Vec<u8>, rcgen::Issuer<'static, rcgen::KeyPair>) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let pem = params.self_signed(&key).unwrap().pem();
+        (pem.into_bytes(), rcgen::Issuer::new(params, key))
+    }
+
+    fn client() -> ClientCertificate {
+        let (_, issuer) = authority();
+        let key = rcgen::KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        ClientCertificate {
+            cert_pem: params.signed_by(&key, &issuer).unwrap().pem().into_bytes(),
+            key_pem: key.serialize_pem().into_bytes(),
+        }
+    }
+
+    fn refusal(ca: &[u8], client: Option<ClientCertificate>) -> String {
+        let tls = Tls {
+            ca_pem: Some(ca.to_vec()),
+            client,
+            server_name: None,
+        };
+        tls.client_config().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_given_is_used() {
+        let tls = Tls {
+            ca_pem: Some([authority().0, authority().0].concat()),
+            client: Some(client()),
+            server_name: None,
+        };
+        assert!(tls.client_config().is_ok());
+    }
+
+    #[test]
+    fn each_file_that_cannot_be_used_is_named_with_its_problem() {
+        let (ca, _) = authority();
+        let good = client();
+        assert_eq!(refusal(b"", None), "the CA file holds no certificate in PEM");
+        assert_eq!(refusal(&good.key_pem, None), "the CA file holds no certificate in PEM");
+        let broken = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        assert_eq!(refusal(broken, None), "the CA file holds a broken certificate");
+        assert_eq!(
+            refusal(b"-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n", None),
+            "the CA file is not valid PEM"
+        );
+        let with = |cert: &[u8], key: &[u8]| {
+            let client = ClientCertificate {
+                cert_pem: cert.to_vec(),
+                key_pem: key.to_vec(),
+            };
+            refusal(&ca, Some(client))
+        };
+        let (cert, key) = (good.cert_pem.as_slice(), good.key_pem.as_slice());
+        assert_eq!(with(key, key), "the certificate file holds no certificate in PEM");
+        assert_eq!(with(broken, key), "the certificate file holds a broken certificate");
+        assert_eq!(with(cert, cert), "the key file holds no private key in PEM");
+        assert_eq!(
+            with(cert, &client().key_pem),
+            "the key file does not belong to the certificate"
+        );
+        let encrypted = b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
+        assert!(with(cert, encrypted).contains("is encrypted"));
+        let unsupported = b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
+        assert!(with(cert, unsupported).contains("not supported"));
+    }
+
+    #[test]
+    fn a_host_that_no_certificate_can_be_for_is_refused() {
+        let tls = Tls::default();
+        for good in ["localhost", "10.0.0.1", "::1", "rabbit_1.example"] {
+            assert!(tls.server_name(good).is_ok(), "{good}");
+        }
+        assert!(
+            tls.server_name("fe80::1%eth0")
+                .unwrap_err()
+                .to_string()
+                .contains("eth0")
+        );
+        let named = Tls {
+            server_name: Some("rabbit".into()),
+            ..tls
+        };
+        assert_eq!(named.server_name("10.0.0.1").unwrap().to_str(), "rabbit");
+    }
+
+    #[test]
+    fn no_format_string_shows_the_key() {
+        let client = client();
+        let key = String::from_utf8(client.key_pem.clone()).unwrap();
+        let tls = Tls {
+            client: Some(client),
+            ..Tls::default()
+        };
+        let shown = format!("{tls:?} {tls:#?}");
+        assert!(key.lines().all(|line| !shown.contains(line)), "{shown}");
+        // Nor as the numbers of its bytes.
+        assert!(!shown.contains("45, 45"), "{shown}");
+    }
+
+    #[test]
+    fn a_time_is_told_as_its_date() {
+        for (seconds, date) in [
+            (0, "1970-01-01"),
+            (951_782_400, "2000-02-29"),
+            (1_704_067_199, "2023-12-31"),
+            (4_107_542_400, "2100-03-01"),
+        ] {
+            assert_eq!(day(UnixTime::since_unix_epoch(Duration::from_secs(seconds))), date);
+        }
+    }
+}
