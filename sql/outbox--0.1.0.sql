@@ -1447,6 +1447,8 @@ select 'destination', p.problem is null, p.problem, p.remedy
 from (select u.named || u.detail as problem,
              case when u.detail like '%password_file%'
                   then 'make the file readable for the server''s user alone, with the password as its first line'
+                  when u.detail like '%outbox.tls\_%'
+                  then 'mend the file or the setting; the files are in PEM, and the key''s is readable for the server''s user alone'
                   when u.destination = 'default' then 'set outbox.url, for example amqp://localhost'
                   else pg_catalog.format('ALTER SERVER %I OPTIONS (…); see docs/destinations.md', u.destination) end as remedy
       from connection u where u.state = 'unconfigured'
@@ -1481,6 +1483,7 @@ cross join lateral (select
     when 'exchange_mismatch' then 'the exchange exists with other properties: '
     when 'unreachable' then 'the broker cannot be reached: '
     when 'timeout' then 'the broker does not answer: '
+    when 'tls_failed' then 'TLS with the broker failed: '
     else case when sick.reason is not null then 'the connection to the broker failed: ' end
   end || coalesce(sick.detail, '') as problem,
   case when sick.destination <> 'default' then
@@ -1498,6 +1501,7 @@ cross join lateral (select
     when 'exchange_mismatch' then 'make outbox.exchange_type fit the exchange, or empty it to only check'
     when 'unreachable' then 'start the broker, or check host and port in outbox.url'
     when 'timeout' then 'check the network and the broker''s load'
+    when 'tls_failed' then 'check the broker''s certificate, the host in outbox.url and outbox.tls_ca_file; if it is about a client certificate, outbox.tls_cert_file'
     else case when sick.reason is not null then 'see the broker''s log' end
   end end as remedy) p
 union all

@@ -1,12 +1,13 @@
 //! The worker's end of the publisher: starts it with what the settings say, and puts its state into the words that
 //! outbox_workers and outbox_health show. Main thread; no Postgres here but the settings.
 
-use outbox_transport::target::{Password, Target, Transport};
+use outbox_transport::target::{Certificates, Password, Pem, Target, Transport};
 use outbox_transport::{
-    AmqpConfig, Bell, ConnectionState, Deadline, DownReason, Event, Outcome, Publication, Publisher, Secret,
+    AmqpConfig, Bell, ClientCertificate, ConnectionState, Deadline, DownReason, Event, Outcome, Publication, Publisher,
+    Secret, Tls, TlsError, TlsPart,
 };
+use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,8 @@ pub struct Broker {
     connection_name: String,
     bell: Bell,
     publisher: Option<Publisher>,
+    /// What the publisher was started with; None without TLS.
+    tls: Option<Tls>,
     next_start: Instant,
     pub status: Status,
 }
@@ -49,16 +52,18 @@ impl Broker {
             connection_name,
             bell,
             publisher: None,
+            tls: None,
             next_start: Instant::now(),
             status,
         }
     }
 
-    /// Takes over new settings: if any differs, the connection is given up and made anew. Returns the last outcomes of
-    /// the old one, or None if it goes on.
+    /// Takes over new settings: if any differs, or a certificate was renewed, the connection is given up and made anew.
+    /// Returns the last outcomes of the old one, or None if it goes on.
     pub fn reconfigure(&mut self, target: Result<Target, String>) -> Option<Outcomes> {
         // Refused for its password: the file may say another one now.
-        if target == self.target && self.status.reason != Some("auth_refused") {
+        let anew = target != self.target || self.status.reason == Some("auth_refused") || self.has_new_certificates();
+        if !anew {
             return None;
         }
         self.target = target;
@@ -72,8 +77,9 @@ impl Broker {
             return;
         }
         match self.start() {
-            Ok(publisher) => {
+            Ok((publisher, tls)) => {
                 self.publisher = Some(publisher);
+                self.tls = tls;
                 self.status = Status {
                     state: "connecting",
                     reason: None,
@@ -91,14 +97,18 @@ impl Broker {
         }
     }
 
-    fn start(&self) -> Result<Publisher, String> {
+    fn start(&self) -> Result<(Publisher, Option<Tls>), String> {
         let target = self.target.as_ref().map_err(String::clone)?;
         let Transport::Amqp(amqp) = &target.transport;
         let address = amqp.address()?;
         let password = match &amqp.password {
             Password::Default => Secret::new("guest"), // the protocol's, as is the user
             Password::Known(password) => password.clone(),
-            Password::File(path) => Secret::new(read_password(Path::new(path))?),
+            Password::File(path) => Secret::new(read_password(path)?),
+        };
+        let tls = match address.tls {
+            true => Some(read_tls(&target.certificates)?),
+            false => None,
         };
         let config = AmqpConfig {
             exchange: amqp.exchange.to_string(),
@@ -107,9 +117,19 @@ impl Broker {
             confirm_timeout: target.confirm_timeout,
             connection_name: self.connection_name.clone(),
             deadline: DEADLINE.clone(),
+            tls: tls.clone(),
             ..AmqpConfig::new(address, password)
         };
-        Publisher::start(config, self.bell.clone()).map_err(|error| format!("the publisher cannot start: {error}"))
+        let publisher =
+            Publisher::start(config, self.bell.clone()).map_err(|error| start_failure(&error, &target.certificates))?;
+        Ok((publisher, tls))
+    }
+
+    /// Whether the files hold something else than what the publisher connects with. One that cannot be read now is no
+    /// reason to give up what works.
+    fn has_new_certificates(&self) -> bool {
+        let Ok(target) = &self.target else { return false };
+        self.tls.is_some() && read_tls(&target.certificates).is_ok_and(|read| self.tls != Some(read))
     }
 
     pub fn is_connected(&self) -> bool {
@@ -125,19 +145,28 @@ impl Broker {
     }
 
     /// Takes what the publisher has to say: outcomes are returned, states remembered. `died` is true when the thread is
-    /// gone and whatever it held with it.
+    /// gone and whatever it held with it; also when its certificates were renewed, and another is to take its place.
     pub fn take(&mut self, now: Instant) -> (Outcomes, bool) {
         let Some(publisher) = &mut self.publisher else {
             return (Vec::new(), false);
         };
         let mut outcomes = Vec::new();
         let mut died = None;
+        let mut is_down = false;
         for event in publisher.drain() {
             match event {
                 Event::Outcomes(more) => outcomes.extend(more),
-                Event::State(state) => self.status = status_of(state),
+                Event::State(state) => {
+                    is_down |= matches!(state, ConnectionState::Down { .. });
+                    self.status = status_of(state);
+                }
                 Event::Died(why) => died = Some(why),
             }
+        }
+        if is_down && died.is_none() && self.has_new_certificates() {
+            outcomes.extend(self.stop(Duration::from_millis(500)));
+            self.next_start = now;
+            return (outcomes, true);
         }
         let is_dead = died.is_some();
         if let Some(why) = died {
@@ -215,19 +244,86 @@ fn status_of(state: ConnectionState) -> Status {
     }
 }
 
-/// The first line of the file. It must be ours alone, as core asks of a server key.
-fn read_password(path: &Path) -> Result<String, String> {
-    let shown = path.display();
-    let meta = std::fs::metadata(path).map_err(|error| format!("cannot read outbox.password_file {shown}: {error}"))?;
-    if meta.mode() & 0o077 != 0 {
-        return Err(format!(
-            "outbox.password_file {shown} is open to group or others: chmod 600 it"
-        ));
-    }
-    let text =
-        std::fs::read_to_string(path).map_err(|error| format!("cannot read outbox.password_file {shown}: {error}"))?;
+/// The first line of the file.
+fn read_password(path: &str) -> Result<String, String> {
+    const SETTING: &str = "outbox.password_file";
+    let content = read_secret(SETTING, path)?;
+    let text = String::from_utf8(content).map_err(|_| format!("{SETTING} {path} is not UTF-8"))?;
     match text.lines().next().map(str::trim_end) {
         Some(password) if !password.is_empty() => Ok(password.to_string()),
-        _ => Err(format!("outbox.password_file {shown} is empty")),
+        _ => Err(format!("{SETTING} {path} is empty")),
+    }
+}
+
+/// What the description names. Whether it can be used `Publisher::start` says.
+fn read_tls(certificates: &Certificates) -> Result<Tls, String> {
+    let client = match (&certificates.cert, &certificates.key) {
+        (None, None) => None,
+        (None, Some(key)) => {
+            return Err(format!(
+                "{} is set and {} is not",
+                key.called("tls_key"),
+                key.called("tls_cert")
+            ));
+        }
+        (Some(cert), None) => {
+            return Err(format!(
+                "{} is set and {} is not",
+                cert.called("tls_cert"),
+                cert.called("tls_key")
+            ));
+        }
+        (Some(cert), Some(key)) => Some(ClientCertificate {
+            cert_pem: read_pem(cert, "tls_cert", read)?,
+            key_pem: read_pem(key, "tls_key", read_secret)?,
+        }),
+    };
+    Ok(Tls {
+        ca_pem: (certificates.ca.as_ref())
+            .map(|ca| read_pem(ca, "tls_ca", read))
+            .transpose()?,
+        client,
+        server_name: None,
+    })
+}
+fn read_pem(
+    pem: &Pem,
+    name: &str,
+    read: impl FnOnce(&str, &str) -> Result<Vec<u8>, String>,
+) -> Result<Vec<u8>, String> {
+    match pem {
+        Pem::File(path) => read(&pem.called(name), path),
+        Pem::Given(text) => Ok(text.as_bytes().to_vec()),
+    }
+}
+
+fn read(setting: &str, path: &str) -> Result<Vec<u8>, String> {
+    std::fs::read(path).map_err(|error| format!("cannot read {setting} {path}: {error}"))
+}
+
+/// The file must be ours alone, as core asks of a server key.
+fn read_secret(setting: &str, path: &str) -> Result<Vec<u8>, String> {
+    let meta = std::fs::metadata(path).map_err(|error| format!("cannot read {setting} {path}: {error}"))?;
+    if meta.mode() & 0o077 != 0 {
+        return Err(format!("{setting} {path} is open to group or others: chmod 600 it"));
+    }
+    read(setting, path)
+}
+
+/// Names the file or option that is at fault, which the transport does not know.
+fn start_failure(error: &io::Error, certificates: &Certificates) -> String {
+    let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<TlsError>()) else {
+        return format!("the publisher cannot start: {error}");
+    };
+    let (name, pem) = match tls.part {
+        TlsPart::Ca => ("tls_ca", &certificates.ca),
+        TlsPart::Certificate => ("tls_cert", &certificates.cert),
+        TlsPart::Key => ("tls_key", &certificates.key),
+        TlsPart::ServerName => return format!("the host of the URL {}", tls.problem),
+    };
+    match pem {
+        Some(file @ Pem::File(path)) => format!("{} {path} {}", file.called(name), tls.problem),
+        Some(given) => format!("{} {}", given.called(name), tls.problem),
+        None => format!("the CAs of the system: {}", tls.problem),
     }
 }

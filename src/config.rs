@@ -5,7 +5,7 @@
 use crate::pg::guc::{Refused, check_hook, reserve_prefix};
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
-use outbox_transport::target::{Amqp, Password, Target, Transport};
+use outbox_transport::target::{Amqp, Certificates, Password, Pem, Target, Transport};
 use outbox_transport::{ExchangeType, UrlError, parse_url};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use std::ffi::{CStr, CString};
@@ -24,6 +24,9 @@ enum OnDead {
 static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
 static URL: Text = Text::new(Some(c""));
 static PASSWORD_FILE: Text = Text::new(Some(c""));
+static TLS_CA_FILE: Text = Text::new(Some(c""));
+static TLS_CERT_FILE: Text = Text::new(Some(c""));
+static TLS_KEY_FILE: Text = Text::new(Some(c""));
 static EXCHANGE: Text = Text::new(Some(c"outbox"));
 static EXCHANGE_TYPE: Text = Text::new(Some(c""));
 static ROUTING_KEY: Text = Text::new(Some(c"{aggregate_type}.{operation}"));
@@ -62,7 +65,7 @@ pub fn define() {
     );
     text(
         c"outbox.url",
-        c"The broker: amqp://[user@]host[:port][/vhost]. Carries no password.",
+        c"The broker: amqp://[user@]host[:port][/vhost], or amqps:// for TLS. Carries no password.",
         &URL,
         Database,
         Some(url_hook),
@@ -72,7 +75,28 @@ pub fn define() {
         c"File that holds the broker's password: absolute path, mode 0600, owned by the server's user.",
         &PASSWORD_FILE,
         Database,
-        Some(path_hook),
+        Some(password_file_hook),
+    );
+    text(
+        c"outbox.tls_ca_file",
+        c"With amqps: PEM file of the CAs that may have issued the broker's certificate. Empty: the system's.",
+        &TLS_CA_FILE,
+        Database,
+        Some(tls_ca_file_hook),
+    );
+    text(
+        c"outbox.tls_cert_file",
+        c"With amqps: PEM file of the client certificate that the broker is shown, with its chain.",
+        &TLS_CERT_FILE,
+        Database,
+        Some(tls_cert_file_hook),
+    );
+    text(
+        c"outbox.tls_key_file",
+        c"PEM file of the client certificate's key: mode 0600, owned by the server's user, not encrypted.",
+        &TLS_KEY_FILE,
+        Database,
+        Some(tls_key_file_hook),
     );
     text(
         c"outbox.exchange",
@@ -303,6 +327,10 @@ impl Retention {
     }
 }
 
+fn pem_file(setting: &Text) -> Option<Pem> {
+    Some(string(setting)).filter(|path| !path.is_empty()).map(Pem::File)
+}
+
 fn default_target() -> Target {
     Target {
         transport: Transport::Amqp(Amqp {
@@ -316,6 +344,11 @@ fn default_target() -> Target {
             exchange_type: ExchangeType::parse(&string(&EXCHANGE_TYPE)).expect("the check hook let nothing else pass"),
             routing_key: routing_template(),
         }),
+        certificates: Certificates {
+            ca: pem_file(&TLS_CA_FILE),
+            cert: pem_file(&TLS_CERT_FILE),
+            key: pem_file(&TLS_KEY_FILE),
+        },
         format: Format::default(),
         statics: Statics::default(),
         rules: Rules {
@@ -367,7 +400,10 @@ impl ServerSettings {
 // ---- checks ---------------------------------------------------------------------------------------------------------
 
 check_hook!(url_hook, check_url);
-check_hook!(path_hook, check_path);
+check_hook!(password_file_hook, check_password_file);
+check_hook!(tls_ca_file_hook, check_tls_ca_file);
+check_hook!(tls_cert_file_hook, check_tls_cert_file);
+check_hook!(tls_key_file_hook, check_tls_key_file);
 check_hook!(exchange_hook, check_exchange);
 check_hook!(exchange_type_hook, check_exchange_type);
 check_hook!(routing_key_hook, check_routing_key);
@@ -393,19 +429,36 @@ fn check_url(url: &str) -> Result<(), Refused> {
         ),
         Err(error) => refused(
             format!("outbox.url is refused: {error}"),
-            "Example: amqp://user@host:5672/vhost",
+            "Examples: amqp://user@host:5672/vhost, amqps://user@host",
         ),
     }
 }
 
-fn check_path(path: &str) -> Result<(), Refused> {
+const SECRET_FILE: &str = "Name a file of mode 0600 that belongs to the server's user.";
+const PEM_FILE: &str = "Name a file in PEM that the server's user can read.";
+
+fn check_password_file(path: &str) -> Result<(), Refused> {
+    check_path("outbox.password_file", path, SECRET_FILE)
+}
+
+fn check_tls_ca_file(path: &str) -> Result<(), Refused> {
+    check_path("outbox.tls_ca_file", path, PEM_FILE)
+}
+
+fn check_tls_cert_file(path: &str) -> Result<(), Refused> {
+    check_path("outbox.tls_cert_file", path, PEM_FILE)
+}
+
+fn check_tls_key_file(path: &str) -> Result<(), Refused> {
+    check_path("outbox.tls_key_file", path, SECRET_FILE)
+}
+
+/// The directory of a worker is the data directory, of a person who sets it another.
+fn check_path(setting: &str, path: &str, hint: &str) -> Result<(), Refused> {
     if path.is_empty() || path.starts_with('/') {
         return Ok(());
     }
-    refused(
-        "outbox.password_file is not an absolute path",
-        "Name a file of mode 0600 that belongs to the server's user.",
-    )
+    refused(format!("{setting} is not an absolute path"), hint)
 }
 
 fn check_exchange(exchange: &str) -> Result<(), Refused> {

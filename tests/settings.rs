@@ -65,12 +65,16 @@ fn bad_values(setting: &Setting) -> Vec<String> {
             "amqp://h:0",
             "amqp://h:port",
             "amqp://h?x=1",
+            "amqps://u:pw@h",
+            "amqp://h?auth_mechanism=external",
             "amqp://u:pw@h",
             "amqp://h h",
         ]
         .map(Into::into)
         .into(),
-        (_, "outbox.password_file") => ["relative/path", "~/password"].map(Into::into).into(),
+        (_, "outbox.password_file" | "outbox.tls_ca_file" | "outbox.tls_cert_file" | "outbox.tls_key_file") => {
+            ["relative/path", "~/password"].map(Into::into).into()
+        }
         (_, "outbox.exchange") => vec![long(256)],
         (_, "outbox.exchange_type") => ["bogus", "Topic", "x"].map(Into::into).into(),
         (_, "outbox.routing_key") => vec![
@@ -296,7 +300,9 @@ fn every_setting_that_is_not_the_servers_is_set_per_database() {
             "integer" => setting.max.expect("a range").to_string(),
             _ => match setting.name.as_str() {
                 "outbox.url" => "amqp://h".into(),
-                "outbox.password_file" => "/p".into(),
+                "outbox.password_file" | "outbox.tls_ca_file" | "outbox.tls_cert_file" | "outbox.tls_key_file" => {
+                    "/p".into()
+                }
                 "outbox.exchange_type" => "topic".into(),
                 "outbox.on_dead" => "skip".into(),
                 _ => "x".into(),
@@ -374,6 +380,9 @@ outbox.retention = 2592000 s (-1..2147483647) superuser
 outbox.retry_backoff = 1000 ms (1..86400000) superuser
 outbox.retry_backoff_max = 600000 ms (1..86400000) superuser
 outbox.routing_key = {aggregate_type}.{operation} superuser
+outbox.tls_ca_file = '' superuser
+outbox.tls_cert_file = '' superuser
+outbox.tls_key_file = '' superuser
 outbox.url = '' superuser
 outbox.worker_role = outbox_worker sighup
 outbox.workers = 1 (0..16) sighup

@@ -5,10 +5,13 @@
 pub mod load;
 pub mod oracle;
 
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
-use support::{Broker, Cluster, Consumer, Delivery, fresh_names, wait_for, wait_until};
+use support::{Broker, Cluster, Consumer, Delivery, fresh_names, process, wait_for, wait_until};
 
 pub const DB: &str = "postgres";
 
@@ -35,6 +38,17 @@ pub fn unconnected_cluster(url: &str, exchange: &str, conf: &[&str]) -> Cluster 
     let cluster = conf.iter().fold(cluster, |builder, line| builder.conf(line)).start();
     cluster.exec(DB, "create extension outbox");
     cluster
+}
+
+/// A file that belongs to the server's user.
+pub fn server_file(cluster: &Cluster, name: &str, text: &str, mode: u32) -> PathBuf {
+    let path = cluster.data_dir().join(name);
+    std::fs::write(&path, text).expect("write a file");
+    std::fs::set_permissions(&path, Permissions::from_mode(mode)).expect("chmod");
+    if let Some(account) = process::postgres_account() {
+        chown(&path, Some(account.uid), Some(account.gid)).expect("chown");
+    }
+    path
 }
 
 /// Waits until every worker that is to run is connected to its broker, and owns a partition where leases are used.

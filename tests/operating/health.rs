@@ -1,11 +1,9 @@
 //! Does outbox_health say in words why nothing moves, and is it well when all is well?
 
-use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use postgres::NoTls;
-use support::{Broker, Cluster, Consumer, fresh_names, process, wait_until};
+use support::{Broker, Cluster, Consumer, fresh_names, wait_until};
 
 use crate::common::*;
 use crate::{has_worker, payload, problems, publish};
@@ -101,7 +99,7 @@ fn health_names_a_wrong_password_and_the_right_one_mends_it() {
 
     cluster.set_conf(
         "outbox.password_file",
-        secret_file(&cluster, "wrong", "wrong-pass", 0o600)
+        server_file(&cluster, "wrong", "wrong-pass", 0o600)
             .to_str()
             .expect("UTF-8"),
     );
@@ -111,7 +109,7 @@ fn health_names_a_wrong_password_and_the_right_one_mends_it() {
 
     cluster.set_conf(
         "outbox.password_file",
-        secret_file(&cluster, "open", "right-pass", 0o644)
+        server_file(&cluster, "open", "right-pass", 0o644)
             .to_str()
             .expect("UTF-8"),
     );
@@ -120,23 +118,12 @@ fn health_names_a_wrong_password_and_the_right_one_mends_it() {
 
     cluster.set_conf(
         "outbox.password_file",
-        secret_file(&cluster, "right", "right-pass", 0o600)
+        server_file(&cluster, "right", "right-pass", 0o600)
             .to_str()
             .expect("UTF-8"),
     );
     wait_connected(&cluster);
     assert!(!cluster.log().contains("-pass"), "a password is in the log");
-}
-
-/// A file that belongs to the server's user.
-fn secret_file(cluster: &Cluster, name: &str, text: &str, mode: u32) -> PathBuf {
-    let path = cluster.data_dir().join(name);
-    std::fs::write(&path, text).expect("write a file");
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("chmod");
-    if let Some(account) = process::postgres_account() {
-        chown(&path, Some(account.uid), Some(account.gid)).expect("chown");
-    }
-    path
 }
 
 #[test]

@@ -15,7 +15,8 @@ use amqprs::channel::{
 use serde_json::Value;
 
 use crate::amqp::{self, Address};
-use crate::private_broker::{PrivateBroker, Size};
+use crate::certificate::Certificate;
+use crate::private_broker::{PrivateBroker, Size, TlsListener};
 
 /// A RabbitMQ that listens on loopback.
 #[derive(Clone, Debug)]
@@ -56,7 +57,19 @@ impl Broker {
 
     /// The same, for who measures it and not only uses it.
     pub fn start_sized(size: Size) -> PrivateBroker {
-        PrivateBroker::start(size)
+        PrivateBroker::start(size, None)
+    }
+
+    /// A broker of the test's own that also listens for TLS and shows `certificate`. With `clients_of`, an
+    /// authority in PEM, it takes no client without a certificate of that, and lets one log in by it.
+    pub fn start_tls(certificate: &Certificate, clients_of: Option<&str>) -> PrivateBroker {
+        PrivateBroker::start(
+            Size::default(),
+            Some(TlsListener {
+                certificate,
+                clients_of,
+            }),
+        )
     }
 
     pub fn port(&self) -> u16 {

@@ -22,6 +22,7 @@ if ! { command -v "$pg_config" && [ -d "$("$pg_config" --includedir-server)" ]; 
 fi
 need gcc cc
 if [ "${1:-build}" = servers ]; then
+  need openssl openssl
   need rabbitmq-server /usr/lib/rabbitmq/bin/rabbitmq-server
   # tests/cloudevents.rs has a message read by a library of Python, in an environment of its own.
   python3 -c 'import ensurepip' >/dev/null 2>&1 || missing="$missing python3-venv"

@@ -6,6 +6,7 @@
 
 mod amqp;
 pub mod broker;
+pub mod certificate;
 pub mod cluster;
 pub mod consumer;
 pub mod install;
@@ -18,6 +19,7 @@ pub mod wait;
 pub mod workdir;
 
 pub use broker::{Broker, fresh_names};
+pub use certificate::{Authority, Certificate};
 pub use cluster::{Cluster, StopMode};
 pub use consumer::{Consumer, Delivery};
 pub use install::Installation;

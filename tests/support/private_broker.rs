@@ -16,6 +16,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use crate::broker::Broker;
+use crate::certificate::Certificate;
 use crate::port::free_port;
 use crate::wait::wait_for;
 use crate::workdir::{ServerDir, last_lines};
@@ -44,6 +45,13 @@ impl Default for Size {
     }
 }
 
+/// How a broker speaks TLS.
+#[derive(Clone, Copy)]
+pub(crate) struct TlsListener<'a> {
+    pub certificate: &'a Certificate,
+    pub clients_of: Option<&'a str>,
+}
+
 /// A RabbitMQ that its owner may stop and disturb. Dropping it ends the broker and removes its files.
 pub struct PrivateBroker {
     broker: Broker,
@@ -51,6 +59,7 @@ pub struct PrivateBroker {
     dir: ServerDir,
     epmd_port: u16,
     dist_port: u16,
+    tls_port: u16,
     epmd: Mutex<Child>,
     server: Mutex<Option<Child>>,
 }
@@ -65,18 +74,24 @@ impl Deref for PrivateBroker {
 }
 
 impl PrivateBroker {
-    pub(crate) fn start(size: Size) -> Self {
+    pub(crate) fn start(size: Size, tls: Option<TlsListener<'_>>) -> Self {
         let memory_limit = size.memory_limit;
         let dir = ServerDir::create("broker");
-        let (port, epmd_port, dist_port) = (free_port(), free_port(), free_port());
-        let config = format!(
+        let (port, epmd_port, dist_port, tls_port) = (free_port(), free_port(), free_port(), free_port());
+        let mut config = format!(
             "listeners.tcp.1 = 127.0.0.1:{port}\n\
              log.console = false\n\
              vm_memory_high_watermark.absolute = {memory_limit}\n\
              disk_free_limit.absolute = 50MB\n"
         );
+        let mut plugins = "[].\n";
+        if let Some(tls) = tls {
+            write_certificate(&dir, tls.certificate);
+            config += &tls_config(&dir, tls_port, tls.clients_of);
+            plugins = "[rabbitmq_auth_mechanism_ssl].\n";
+        }
         std::fs::write(dir.path().join("rabbitmq.conf"), config).expect("write the broker's configuration");
-        std::fs::write(dir.path().join("enabled_plugins"), "[].\n").expect("write the broker's plugins");
+        std::fs::write(dir.path().join("enabled_plugins"), plugins).expect("write the broker's plugins");
         let mut epmd = Command::new("epmd");
         epmd.args(["-address", "127.0.0.1", "-port", &epmd_port.to_string()]);
         epmd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -88,6 +103,7 @@ impl PrivateBroker {
             dir,
             epmd_port,
             dist_port,
+            tls_port,
             epmd: Mutex::new(epmd),
             server: Mutex::new(None),
         };
@@ -104,7 +120,7 @@ impl PrivateBroker {
             }
         }
         BROKER.get_or_init(|| {
-            let broker = Self::start(Size::default());
+            let broker = Self::start(Size::default(), None);
             // SAFETY: the handler is a plain function that stays valid, takes nothing and does not unwind.
             unsafe { libc::atexit(end) };
             broker
@@ -137,6 +153,20 @@ impl PrivateBroker {
             *server = None;
             panic!("RabbitMQ did not start: {status}\n{}", last_lines(&self.dir.log(), 20));
         }
+    }
+
+    /// Of a broker that was started with TLS. Without user and password, as [`Broker::url`].
+    pub fn tls_url(&self) -> String {
+        format!("amqps://127.0.0.1:{}", self.tls_port)
+    }
+
+    pub fn tls_port(&self) -> u16 {
+        self.tls_port
+    }
+
+    /// What it shows from its next start on.
+    pub fn set_certificate(&self, certificate: &Certificate) {
+        write_certificate(&self.dir, certificate);
     }
 
     /// A clean stop, as an operator does it.
@@ -284,6 +314,39 @@ impl Drop for PrivateBroker {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+fn write_certificate(dir: &ServerDir, certificate: &Certificate) {
+    for (name, text) in [("cert.pem", &certificate.cert_pem), ("key.pem", &certificate.key_pem)] {
+        std::fs::write(dir.path().join(name), text).expect("write the broker's certificate");
+    }
+}
+
+fn tls_config(dir: &ServerDir, port: u16, clients_of: Option<&str>) -> String {
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    let mut config = format!(
+        "listeners.ssl.1 = 127.0.0.1:{port}\n\
+         ssl_options.certfile = {}\n\
+         ssl_options.keyfile = {}\n",
+        file("cert.pem"),
+        file("key.pem"),
+    );
+    match clients_of {
+        None => config += "ssl_options.verify = verify_none\n",
+        Some(authority) => {
+            std::fs::write(dir.path().join("clients.pem"), authority).expect("write the clients' authority");
+            config += &format!(
+                "ssl_options.cacertfile = {}\n\
+                 ssl_options.verify = verify_peer\n\
+                 ssl_options.fail_if_no_peer_cert = true\n\
+                 ssl_cert_login_from = common_name\n\
+                 auth_mechanisms.1 = PLAIN\n\
+                 auth_mechanisms.2 = EXTERNAL\n",
+                file("clients.pem")
+            );
+        }
+    }
+    config
 }
 
 /// Where the launcher is: OUTBOX_RABBITMQ_BINDIR, or where the distributions put it. The `rabbitmq-server` in PATH may

@@ -16,6 +16,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
     pub transport: Transport,
+    pub certificates: Certificates,
     pub format: Format,
     /// What each message carries whatever the event.
     pub statics: Statics,
@@ -47,6 +48,33 @@ pub enum Password {
     Known(Secret),
     /// In the first line of this file.
     File(String),
+}
+
+/// With TLS: whom to trust (None: the CAs of the system), and as whom to come.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Certificates {
+    pub ca: Option<Pem>,
+    pub cert: Option<Pem>,
+    pub key: Option<Pem>,
+}
+
+/// Something in PEM.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Pem {
+    /// In this file, which a setting names.
+    File(String),
+    /// The text of an option.
+    Given(Secret),
+}
+
+impl Pem {
+    /// The setting or option that it comes from: `name` is tls_ca, tls_cert or tls_key.
+    pub fn called(&self, name: &str) -> String {
+        match self {
+            Self::File(_) => format!("outbox.{name}_file"),
+            Self::Given(_) => format!("the option {name}"),
+        }
+    }
 }
 
 /// Which foreign data wrapper.
@@ -112,8 +140,9 @@ impl Kind {
                 "retry_backoff_max",
                 "connect_timeout",
                 "confirm_timeout",
+                "tls_ca",
             ],
-            (Self::Amqp, Level::UserMapping) => &["user", "password"],
+            (Self::Amqp, Level::UserMapping) => &["user", "password", "tls_cert", "tls_key"],
         }
     }
 }
@@ -142,6 +171,7 @@ pub fn check(kind: Kind, level: Level, options: &Options) -> Result<(), Refused>
             exchange_type: ExchangeType::None,
             routing_key: Template::parse("").expect("an empty template"),
         }),
+        certificates: Certificates::default(),
         format: Format::default(),
         statics: Statics::default(),
         rules: Rules {
@@ -178,6 +208,7 @@ pub fn described(default: &Target, server: &Options, mapping: &Options) -> Resul
                     .map_err(|error| bad(name, error.to_string(), "Example: amqp://user@host:5672/vhost"))?;
                 amqp.url = value.to_owned();
                 (amqp.user, amqp.password) = (None, Password::Default);
+                (target.certificates.cert, target.certificates.key) = (None, None);
             }
             "exchange" if value.len() > 255 => {
                 return Err(bad(name, "it is longer than 255 bytes", "AMQP allows 255 bytes."));
@@ -191,6 +222,7 @@ pub fn described(default: &Target, server: &Options, mapping: &Options) -> Resul
                 amqp.routing_key =
                     Template::parse(value).map_err(|error| bad(name, error.to_string(), error.hint()))?;
             }
+            "tls_ca" => target.certificates.ca = Some(pem(name, value)?),
             "format" => target.format = Format::parse(value).map_err(|refusal| other(name, refusal))?,
             "content_type" => target.statics.content_type = Some(Text::shared(value)),
             "app_id" => target.statics.app_id = Text::shared(value),
@@ -240,6 +272,8 @@ pub fn described(default: &Target, server: &Options, mapping: &Options) -> Resul
         match name.as_str() {
             "user" => amqp.user = Some(value.clone()),
             "password" => amqp.password = Password::Known(Secret::new(value.clone())),
+            "tls_cert" => target.certificates.cert = Some(pem(name, value)?),
+            "tls_key" => target.certificates.key = Some(pem(name, value)?),
             _ => {}
         }
     }
@@ -281,6 +315,18 @@ fn bad(name: &str, why: impl std::fmt::Display, hint: impl Into<String>) -> Refu
         unknown: false,
         message: format!("option \"{name}\" is refused: {why}"),
         hint: hint.into(),
+    }
+}
+
+/// Whether it holds what it should is known when it is used.
+fn pem(name: &str, value: &str) -> Result<Pem, Refused> {
+    match value.contains("-----BEGIN ") {
+        true => Ok(Pem::Given(Secret::new(value))),
+        false => Err(bad(
+            name,
+            "it is not in PEM",
+            "Give the text of the file: -----BEGIN CERTIFICATE----- …",
+        )),
     }
 }
 
@@ -358,6 +404,11 @@ mod tests {
                 exchange_type: ExchangeType::Topic,
                 routing_key: Template::parse("{type}").unwrap(),
             }),
+            certificates: Certificates {
+                ca: Some(Pem::File("/etc/ca".into())),
+                cert: Some(Pem::File("/etc/cert".into())),
+                key: Some(Pem::File("/etc/key".into())),
+            },
             format: Format::default(),
             statics: Statics::default(),
             rules: Rules {
@@ -393,6 +444,8 @@ mod tests {
     fn the_password_of_the_default_goes_to_no_other_address() {
         let other = described(&default(), &options(&[("url", "amqp://elsewhere")]), &[]).unwrap();
         assert_eq!(amqp(&other).password, Password::Default);
+        assert_eq!((&other.certificates.cert, &other.certificates.key), (&None, &None));
+        assert_eq!(other.certificates.ca, default().certificates.ca);
         let mapping = options(&[("user", "u"), ("password", "p")]);
         let known = described(&default(), &options(&[("url", "amqp://elsewhere")]), &mapping).unwrap();
         assert_eq!(amqp(&known).password, Password::Known(Secret::new("p")));
@@ -461,6 +514,7 @@ mod tests {
             ("retry_backoff_max", "7s"),
             ("connect_timeout", "1s"),
             ("confirm_timeout", "2s"),
+            ("tls_ca", "-----BEGIN CERTIFICATE-----"),
         ];
         let names: Vec<&str> = values.iter().map(|(name, _)| *name).collect();
         assert_eq!(names, Kind::Amqp.names(Level::Server));
