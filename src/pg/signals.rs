@@ -26,6 +26,8 @@ pub fn install() {
     unsafe {
         pg_sys::pqsignal(pg_sys::SIGTERM as i32, Some(die));
         pg_sys::pqsignal(pg_sys::SIGHUP as i32, Some(SignalHandlerForConfigReload));
+        // A reload since the fork is lost, for until here SIGHUP is ignored (StartBackgroundWorker): as if there were one.
+        std::ptr::write_volatile(&raw mut pg_sys::ConfigReloadPending, 1);
         pg_sys::BackgroundWorkerUnblockSignals();
     }
 }

@@ -265,12 +265,17 @@ impl Cluster {
         });
     }
 
-    /// Writes a setting to postgresql.conf, and reloads if the server runs.
-    pub fn set_conf(&self, key: &str, value: &str) {
+    /// Writes a setting to postgresql.conf, which the server reads at a reload.
+    pub fn write_conf(&self, key: &str, value: &str) {
         append(
             &self.config_file(),
             &format!("{key} = '{}'\n", value.replace('\'', "''")),
         );
+    }
+
+    /// Writes a setting to postgresql.conf, and reloads if the server runs.
+    pub fn set_conf(&self, key: &str, value: &str) {
+        self.write_conf(key, value);
         let runs = self.server().is_some();
         if runs {
             self.reload();
