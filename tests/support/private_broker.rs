@@ -206,6 +206,8 @@ impl PrivateBroker {
 
     /// A user who may do everything in the default virtual host.
     pub fn add_user(&self, name: &str, password: &str) {
+        // It takes logins a moment before it lets itself be managed.
+        self.ctl(&["await_startup"]);
         self.ctl(&["add_user", name, password]);
         self.ctl(&["set_permissions", name, ".*", ".*", ".*"]);
     }
