@@ -234,6 +234,10 @@ fn status_of(state: ConnectionState) -> Status {
                 DownReason::TlsFailed => "tls_failed",
                 DownReason::Protocol => "protocol",
                 DownReason::Closed => "closed",
+                DownReason::AddressRefused => "address_refused",
+                DownReason::EndpointRefused => "endpoint_refused",
+                DownReason::Throttled => "throttled",
+                DownReason::Unavailable => "unavailable",
             };
             Status {
                 state: "down",

@@ -79,6 +79,8 @@ pub enum Outcome {
     Confirmed,
     /// The broker refused responsibility for this message (`basic.nack`): may be better next time.
     Nacked,
+    /// The destination failed on this message and said why (HTTP 500): may be better next time.
+    Failed { reason: String },
     /// Published as mandatory and not routed to any queue; `code` and `reason` are the broker's (312, `NO_ROUTE`).
     Returned { code: u16, reason: String },
     /// This message can never be sent as it is (too large, HTTP 400): no retry mends it.

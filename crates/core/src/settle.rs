@@ -66,6 +66,7 @@ pub fn decide(outcome: &Outcome, attempts_before: u32, policy: &RetryPolicy, see
     match outcome {
         Outcome::Confirmed => Disposition::Publish,
         Outcome::Nacked => charge("nacked by the broker".to_owned(), attempts_before, policy, seed),
+        Outcome::Failed { reason } => charge(reason.clone(), attempts_before, policy, seed),
         Outcome::Returned { code, reason } => {
             charge(format!("unroutable: {code} {reason}"), attempts_before, policy, seed)
         }
@@ -167,6 +168,21 @@ mod tests {
     }
 
     #[test]
+    fn what_the_destination_failed_on_is_retried_with_its_words_and_then_dead() {
+        let outcome = Outcome::Failed {
+            reason: "HTTP 500 Internal Server Error".into(),
+        };
+        let Disposition::Retry { error, .. } = decide(&outcome, 0, &POLICY, 1) else {
+            panic!("not a retry")
+        };
+        assert_eq!(error, "HTTP 500 Internal Server Error");
+        let dead = Disposition::Dead {
+            reason: "HTTP 500 Internal Server Error (after 3 attempts)".into(),
+        };
+        assert_eq!(decide(&outcome, 2, &POLICY, 1), dead);
+    }
+
+    #[test]
     fn without_retries_the_first_failure_is_the_last() {
         for max_attempts in [0, 1] {
             let policy = RetryPolicy { max_attempts, ..POLICY };
@@ -224,7 +240,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_failure_ends_in_a_short_text(
-            which in 0..4,
+            which in 0..5,
             text in "[\\s\\S]{0,600}",
             code: u16,
             before: u32,
@@ -235,6 +251,7 @@ mod tests {
                 0 => Outcome::Nacked,
                 1 => Outcome::Returned { code, reason: text },
                 2 => Outcome::Refused { reason: text },
+                3 => Outcome::Failed { reason: text },
                 _ => Outcome::Lost { reason: text },
             };
             match decide(&outcome, before, &RetryPolicy { max_attempts, ..POLICY }, seed) {

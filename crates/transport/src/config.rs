@@ -1,5 +1,6 @@
 //! What a publisher needs to know, as plain data: written by the worker's main thread, read by the publisher thread.
 
+use crate::http::HttpConfig;
 use crate::tls::Tls;
 use crate::url::AmqpAddress;
 use std::fmt;
@@ -11,7 +12,7 @@ use std::time::Duration;
 /// AMQP short string; lapin panics on a longer one, so nothing longer may reach it.
 const SHORT_STRING_BYTES_MAX: usize = 255;
 
-/// A password. It has no `Display` and its `Debug` shows nothing, so no format string can leak it.
+/// A password, a token or a key. It has no `Display` and its `Debug` shows nothing, so no format string can leak it.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -20,7 +21,7 @@ impl Secret {
         Self(secret.into())
     }
 
-    /// The one way to the text; only `amqp` calls it, to log in.
+    /// The one way to the text; only who sends it, or signs with it, calls this.
     pub(crate) fn reveal(&self) -> &str {
         &self.0
     }
@@ -91,6 +92,42 @@ pub enum ExchangeType {
     Headers,
     /// A type that a broker plugin brings, such as `x-consistent-hash`.
     Custom(String),
+}
+
+/// Where a publisher publishes to, and how.
+#[derive(Clone, Debug)]
+pub enum TransportConfig {
+    Amqp(AmqpConfig),
+    Http(Box<HttpConfig>),
+}
+
+impl From<AmqpConfig> for TransportConfig {
+    fn from(config: AmqpConfig) -> Self {
+        Self::Amqp(config)
+    }
+}
+
+impl From<HttpConfig> for TransportConfig {
+    fn from(config: HttpConfig) -> Self {
+        Self::Http(Box::new(config))
+    }
+}
+
+impl TransportConfig {
+    /// Refuses what could never work, before a thread exists.
+    pub(crate) fn validate(&self) -> io::Result<()> {
+        match self {
+            Self::Amqp(config) => config.validate(),
+            Self::Http(config) => config.validate(),
+        }
+    }
+
+    pub(crate) fn window(&self) -> usize {
+        match self {
+            Self::Amqp(config) => config.window,
+            Self::Http(config) => config.window,
+        }
+    }
 }
 
 /// One destination's broker. Not changed in place: stop the publisher and start another (see [`crate::Publisher::start`]).

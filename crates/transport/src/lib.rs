@@ -16,21 +16,35 @@
 //! | `sendable` | can this message be put on the wire at all? | `outbox-publish`, pure |
 //! | `tls` | whom does a connection trust, and what does an error of TLS mean? | any, pure |
 //! | `guard` | which bytes may a peer make lapin parse? | `lapin-io-loop` |
+//! | `http` | which message is posted when, and when does a URL rest? | `outbox-publish` |
+//! | `http::config` | where to post, as whom, with which limits? | any, plain data |
+//! | `http::order` | which message may be sent next? | `outbox-publish`, pure |
+//! | `http::request_thread` | how is one message posted? | `outbox-http` |
+//! | `http::request` | what does its request look like? | `outbox-http`, pure |
+//! | `http::answer` | what does an answer mean? | `outbox-http`, pure |
+//! | `http::line` | the connection of a request thread, and its kill switch | `outbox-http`, `outbox-resolve` |
+//! | `signature` | how is a message signed? | `outbox-http`, pure |
+//! | [`ssrf`] | may a request go to this address? | `outbox-http`, pure |
 
 mod amqp;
 mod config;
 mod guard;
+mod http;
 mod publisher;
 mod publisher_thread;
 mod returns;
 mod sendable;
 mod session;
+mod signature;
+pub mod ssrf;
 pub mod target;
 mod tls;
 pub mod url;
 
-pub use config::{AmqpConfig, Deadline, ExchangeType, Secret};
+pub use config::{AmqpConfig, Deadline, ExchangeType, Secret, TransportConfig};
+pub use http::{HttpAuth, HttpConfig};
 pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication, Text};
 pub use publisher::{Bell, ConnectionState, DownReason, Event, Publisher, prepare_process};
+pub use ssrf::{AllowList, AllowListError};
 pub use tls::{ClientCertificate, Tls, TlsError, TlsPart};
-pub use url::{AmqpAddress, UrlError, parse_url};
+pub use url::{AmqpAddress, HttpAddress, UrlError, parse_http_url, parse_url};

@@ -9,7 +9,7 @@
 //! | states | thread → main | [`QUEUED_STATES_MAX`] | the oldest is dropped |
 //! | stop | main → thread | one value | overwritten |
 
-use crate::config::AmqpConfig;
+use crate::config::TransportConfig;
 use crate::publisher_thread;
 use crate::{Outcome, Publication};
 use std::fmt;
@@ -91,6 +91,14 @@ pub enum DownReason {
     TlsFailed,
     Protocol,
     Closed,
+    /// HTTP: an address that is not public and not on the list.
+    AddressRefused,
+    /// HTTP: moved, missing, or not for messages.
+    EndpointRefused,
+    /// HTTP: fewer requests, please.
+    Throttled,
+    /// HTTP: not now.
+    Unavailable,
 }
 
 impl fmt::Display for DownReason {
@@ -102,9 +110,13 @@ impl fmt::Display for DownReason {
             Self::ExchangeMissing => "the exchange does not exist",
             Self::ExchangeMismatch => "the exchange exists with other properties",
             Self::Timeout => "the broker did not answer in time",
-            Self::TlsFailed => "TLS with the broker failed",
-            Self::Protocol => "the peer broke the protocol, or does not speak AMQP 0-9-1",
+            Self::TlsFailed => "TLS failed",
+            Self::Protocol => "the peer broke the protocol, or does not speak it",
             Self::Closed => "the connection was closed",
+            Self::AddressRefused => "the address is not public, and not on the list of those that may be reached",
+            Self::EndpointRefused => "the URL takes no messages",
+            Self::Throttled => "the destination asks for fewer requests",
+            Self::Unavailable => "the destination says that it is not available",
         })
     }
 }
@@ -143,10 +155,12 @@ impl Bell {
     }
 }
 
-/// One connection to one broker, on a thread of its own.
+/// One destination, on a thread of its own: a connection to a broker, or a few that post to a URL.
 pub struct Publisher {
     shared: Arc<Shared>,
-    batches: mpsc::Sender<Vec<Publication>>,
+    batches: mpsc::Sender<Handed>,
+    /// How many failures `drain` has brought.
+    heard: u64,
     stop: watch::Sender<Option<Instant>>,
     /// Never sent on: it ends when the thread does.
     ended: std_mpsc::Receiver<()>,
@@ -154,21 +168,36 @@ pub struct Publisher {
     unsettled_max: usize,
 }
 
+/// A batch on its way to the thread.
+pub(crate) struct Handed {
+    pub(crate) batch: Vec<Publication>,
+    /// How many failures the worker had heard of when it handed the batch over.
+    pub(crate) heard: u64,
+}
+
 /// Both sides hold it.
 pub(crate) struct Shared {
     bell: Bell,
     /// Written by the thread, emptied by main. Held for a push or a take only.
-    inbox: Mutex<Vec<Event>>,
+    inbox: Mutex<Inbox>,
     /// Messages taken whose outcome main has not drained. Raised and lowered by main only.
     unsettled: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Inbox {
+    events: Vec<Event>,
+    /// How many failures have been told of; only HTTP counts them.
+    failures: u64,
 }
 
 impl Publisher {
     /// Starts the thread, which connects at once and keeps reconnecting. To change the configuration, stop and start:
     /// a new connection is needed anyway, and outcomes never mix.
-    pub fn start(config: AmqpConfig, bell: Bell) -> io::Result<Self> {
+    pub fn start(config: impl Into<TransportConfig>, bell: Bell) -> io::Result<Self> {
+        let config = config.into();
         config.validate()?;
-        let unsettled_max = config.window.saturating_mul(UNSETTLED_WINDOWS_MAX);
+        let unsettled_max = config.window().saturating_mul(UNSETTLED_WINDOWS_MAX);
         let shared = Arc::new(Shared::new(bell));
         let (batches, batches_rx) = mpsc::channel(QUEUED_BATCHES_MAX);
         let (stop, stop_rx) = watch::channel(None);
@@ -187,6 +216,7 @@ impl Publisher {
         Ok(Self {
             shared,
             batches,
+            heard: 0,
             stop,
             ended,
             thread: Some(thread),
@@ -211,8 +241,9 @@ impl Publisher {
         if unsettled > 0 && unsettled + count > self.unsettled_max {
             return Err(batch);
         }
-        self.batches.try_send(batch).map_err(|e| match e {
-            mpsc::error::TrySendError::Full(batch) | mpsc::error::TrySendError::Closed(batch) => batch,
+        let heard = self.heard;
+        self.batches.try_send(Handed { batch, heard }).map_err(|e| match e {
+            mpsc::error::TrySendError::Full(handed) | mpsc::error::TrySendError::Closed(handed) => handed.batch,
         })?;
         self.shared.unsettled.fetch_add(count, Ordering::Relaxed);
         Ok(())
@@ -220,7 +251,8 @@ impl Publisher {
 
     /// Takes all events. The bell is silenced before. Also after `stop`: it brings the last outcomes.
     pub fn drain(&mut self) -> Vec<Event> {
-        let events = self.shared.take();
+        let (events, heard) = self.shared.take();
+        self.heard = heard;
         let settled = events
             .iter()
             .map(|e| if let Event::Outcomes(o) = e { o.len() } else { 0 })
@@ -254,25 +286,31 @@ impl Shared {
     fn new(bell: Bell) -> Self {
         Self {
             bell,
-            inbox: Mutex::new(Vec::new()),
+            inbox: Mutex::default(),
             unsettled: AtomicUsize::new(0),
         }
     }
 
-    fn inbox(&self) -> MutexGuard<'_, Vec<Event>> {
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Called on the publisher thread.
     pub(crate) fn push(&self, event: Event) {
+        self.push_counted(event, None);
+    }
+
+    /// `failures`: how many there have been, those of this event included. Both in one go: who takes the event has heard.
+    pub(crate) fn push_counted(&self, event: Event, failures: Option<u64>) {
         let mut inbox = self.inbox();
+        inbox.failures = failures.unwrap_or(inbox.failures);
         // An inbox with something in it has rung already, and main silences the bell before it takes.
-        let ring = inbox.is_empty();
-        match (inbox.last_mut(), event) {
+        let ring = inbox.events.is_empty();
+        match (inbox.events.last_mut(), event) {
             (Some(Event::Outcomes(last)), Event::Outcomes(more)) => last.extend(more),
             (_, event) => {
-                drop_oldest_state(&mut inbox, &event);
-                inbox.push(event);
+                drop_oldest_state(&mut inbox.events, &event);
+                inbox.events.push(event);
             }
         }
         drop(inbox);
@@ -281,8 +319,9 @@ impl Shared {
         }
     }
 
-    fn take(&self) -> Vec<Event> {
-        std::mem::take(&mut *self.inbox())
+    fn take(&self) -> (Vec<Event>, u64) {
+        let mut inbox = self.inbox();
+        (std::mem::take(&mut inbox.events), inbox.failures)
     }
 }
 
@@ -356,7 +395,7 @@ mod tests {
         assert!(rings(&shared));
         shared.bell.silence();
         assert_eq!(
-            shared.take(),
+            shared.take().0,
             [Event::Outcomes(vec![(1, Outcome::Confirmed), (2, Outcome::Nacked)])]
         );
         assert!(!rings(&shared));
@@ -367,7 +406,7 @@ mod tests {
         let shared = Shared::new(Bell::new().unwrap());
         shared.push(Event::Outcomes(vec![(1, Outcome::Confirmed)]));
         (0..QUEUED_STATES_MAX + 5).for_each(|n| shared.push(state(n)));
-        let events = shared.take();
+        let (events, _) = shared.take();
         assert_eq!(events.len(), QUEUED_STATES_MAX + 1);
         assert_eq!(events[0], Event::Outcomes(vec![(1, Outcome::Confirmed)]));
         assert_eq!(events[1], state(5));

@@ -1,4 +1,5 @@
-//! The life of the publisher thread: connect, serve, tear down, wait, again; and end in bounded time when told to.
+//! The life of the publisher thread: connect, serve, tear down, wait, again; and end in bounded time when told to. For HTTP
+//! `http` is what it does instead.
 //!
 //! ======== From here on: publisher thread. No Postgres, no signal, no panic that gets out. ========
 //!
@@ -6,8 +7,9 @@
 //! socket calls. `session` is what happens while connected.
 
 use crate::amqp::{self, Fault};
-use crate::config::AmqpConfig;
-use crate::publisher::{ConnectionState, Event, Shared};
+use crate::config::{AmqpConfig, TransportConfig};
+use crate::http;
+use crate::publisher::{ConnectionState, Event, Handed, Shared};
 use crate::session::{self, Ended};
 use crate::{Outcome, Publication};
 use std::any::Any;
@@ -27,15 +29,18 @@ const STUCK_THREADS_MAX: u32 = 3;
 
 /// The body of the thread.
 pub(crate) fn main(
-    config: AmqpConfig,
+    config: TransportConfig,
     shared: &Shared,
-    batches: mpsc::Receiver<Vec<Publication>>,
+    batches: mpsc::Receiver<Handed>,
     stop: watch::Receiver<Option<Instant>>,
 ) {
     let death = death_of(|| {
         let runtime = OurRuntime::new().map_err(|e| format!("no runtime: {e}"))?;
         let mut intake = Intake { batches, stop, shared };
-        runtime.get().block_on(keep_connected(&config, &mut intake))
+        match config {
+            TransportConfig::Amqp(config) => runtime.get().block_on(keep_connected(&config, &mut intake)),
+            TransportConfig::Http(config) => runtime.get().block_on(http::keep_posting(*config, &mut intake)),
+        }
     });
     if let Some(text) = death {
         shared.push(Event::Died(text));
@@ -77,7 +82,7 @@ impl Drop for OurRuntime {
     }
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("no text")
@@ -85,7 +90,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
 
 /// What comes from, and goes back to, the main thread.
 pub(crate) struct Intake<'a> {
-    batches: mpsc::Receiver<Vec<Publication>>,
+    batches: mpsc::Receiver<Handed>,
     stop: watch::Receiver<Option<Instant>>,
     shared: &'a Shared,
 }
@@ -96,16 +101,16 @@ pub(crate) struct StopBy(pub(crate) Instant);
 
 impl Intake<'_> {
     pub(crate) fn try_next(&mut self) -> Option<Vec<Publication>> {
-        self.batches.try_recv().ok()
+        self.batches.try_recv().ok().map(|handed| handed.batch)
     }
 
     /// The next batch, or the order to stop, which goes first.
-    pub(crate) async fn next_or_stop(&mut self, want_batch: bool) -> Result<Vec<Publication>, StopBy> {
+    pub(crate) async fn next_or_stop(&mut self, want_batch: bool) -> Result<Handed, StopBy> {
         let Self { batches, stop, .. } = self;
         tokio::select! {
             biased;
             stop = stop_order(stop) => Err(stop),
-            Some(batch) = batches.recv(), if want_batch => Ok(batch),
+            Some(handed) = batches.recv(), if want_batch => Ok(handed),
         }
     }
 
@@ -116,6 +121,13 @@ impl Intake<'_> {
     pub(crate) fn say_outcomes(&self, outcomes: Vec<(u64, Outcome)>) {
         if !outcomes.is_empty() {
             self.shared.push(Event::Outcomes(outcomes));
+        }
+    }
+
+    /// Of a transport that counts failures.
+    pub(crate) fn say_outcomes_counted(&self, outcomes: Vec<(u64, Outcome)>, failures: u64) {
+        if !outcomes.is_empty() {
+            self.shared.push_counted(Event::Outcomes(outcomes), Some(failures));
         }
     }
 
@@ -132,13 +144,13 @@ impl Intake<'_> {
         loop {
             tokio::select! {
                 biased;
-                next = self.next_or_stop(true) => self.lose(next?, reason),
+                next = self.next_or_stop(true) => self.lose(next?.batch, reason),
                 done = &mut work => return Ok(done),
             }
         }
     }
 
-    fn lose_queue(&mut self, reason: &str) {
+    pub(crate) fn lose_queue(&mut self, reason: &str) {
         self.batches.close();
         while let Some(batch) = self.try_next() {
             self.lose(batch, reason);
@@ -160,7 +172,7 @@ async fn stop_order(stop: &mut watch::Receiver<Option<Instant>>) -> StopBy {
 
 /// Ends when told to stop, or with `Err` when only a new process helps.
 async fn keep_connected(config: &AmqpConfig, intake: &mut Intake<'_>) -> Result<(), String> {
-    let mut backoff = Backoff::new(config);
+    let mut backoff = Backoff::new(config.backoff_min, config.backoff_max);
     let mut stuck_threads = 0;
     let mut why = "not connected yet".to_owned();
     intake.say_state(ConnectionState::Connecting);
@@ -251,23 +263,26 @@ fn say_down(intake: &Intake<'_>, why: &mut String, fault: &Fault) {
 
 /// Doubles from min to max. A connection starts it afresh only by living for max: one that breaks at once, again and
 /// again (a publish that the broker punishes by closing), must not be retried at full speed.
-struct Backoff {
+pub(crate) struct Backoff {
     min: Duration,
     max: Duration,
     next: Duration,
 }
 
 impl Backoff {
-    fn new(config: &AmqpConfig) -> Self {
-        let min = config.backoff_min;
+    pub(crate) fn new(min: Duration, max: Duration) -> Self {
         Self {
             min,
-            max: config.backoff_max.max(min),
+            max: max.max(min),
             next: min,
         }
     }
 
-    fn next(&mut self) -> Duration {
+    pub(crate) fn restart(&mut self) {
+        self.next = self.min;
+    }
+
+    pub(crate) fn next(&mut self) -> Duration {
         let now = self.next;
         self.next = (now * 2).min(self.max);
         now
@@ -275,7 +290,7 @@ impl Backoff {
 
     fn connection_lived(&mut self, time: Duration) {
         if time >= self.max {
-            self.next = self.min;
+            self.restart();
         }
     }
 }
@@ -297,7 +312,7 @@ mod tests {
     #[test]
     fn the_backoff_doubles_to_its_maximum_and_restarts_only_after_a_connection_that_lived() {
         let config = AmqpConfig::new(crate::parse_url("amqp://h").unwrap(), Secret::default());
-        let mut backoff = Backoff::new(&config);
+        let mut backoff = Backoff::new(config.backoff_min, config.backoff_max);
         let waits: Vec<u128> = (0..8).map(|_| backoff.next().as_millis()).collect();
         assert_eq!(waits, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
         backoff.connection_lived(Duration::from_secs(1));

@@ -71,7 +71,7 @@ pub(crate) async fn serve(link: &Link, wire: Option<&mut Wire>, config: &AmqpCon
             Some(event) = events.next() => session.hear(event, intake),
             () = timer.as_mut(), if session.timer_armed => session.timer_fired(stop.is_some()),
             next = intake.next_or_stop(want_batch), if stop.is_none() => match next {
-                Ok(batch) => session.waiting = batch.into(),
+                Ok(handed) => session.waiting = handed.batch.into(),
                 Err(order) => {
                     stop = Some(order);
                     session.begin_stop(order);

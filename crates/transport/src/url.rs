@@ -1,5 +1,5 @@
-//! Reads an `amqp://` or `amqps://` URL into its parts. Pure; called by the worker when `outbox.url` is set or read, on
-//! any thread.
+//! Reads an `amqp://`, `amqps://`, `http://` or `https://` URL into its parts. Pure; called by the worker when `outbox.url`
+//! is set or read, on any thread.
 //!
 //! A URL never carries the password: core logs and echoes settings (`SHOW`, `log_statement`, error DETAIL), so a password
 //! in one is a password in the log. For the same reason no error here repeats any part of what was given.
@@ -11,6 +11,8 @@ const DEFAULT_PORT: u16 = 5672;
 const DEFAULT_PORT_TLS: u16 = 5671;
 /// The one query there is, in the words of RabbitMQ's URI specification.
 const EXTERNAL: &str = "auth_mechanism=external";
+const HTTP_PORT: u16 = 80;
+const HTTPS_PORT: u16 = 443;
 /// AMQP short string: the broker cannot be told a longer vhost, and lapin panics on one.
 const VHOST_BYTES_MAX: usize = 255;
 
@@ -29,6 +31,25 @@ pub struct AmqpAddress {
     pub external: bool,
 }
 
+/// Where messages are posted to, as the URL says it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct HttpAddress {
+    pub tls: bool,
+    /// Name or address; an IPv6 address stands without brackets.
+    pub host: String,
+    pub port: u16,
+    /// Path and query; `/` when absent.
+    pub path: String,
+}
+
+/// Without the path, which is a secret with some receivers.
+impl fmt::Debug for HttpAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.tls { "https" } else { "http" };
+        write!(f, "HttpAddress({scheme}://{}:{}/…)", self.host, self.port)
+    }
+}
+
 /// Why a URL was refused. Its text never repeats the URL: it may hold a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UrlError {
@@ -41,6 +62,9 @@ pub enum UrlError {
     BadPort,
     BadVhost,
     TrailingPart,
+    NotHttp,
+    CarriesUser,
+    BadPath,
 }
 
 impl fmt::Display for UrlError {
@@ -57,6 +81,13 @@ impl fmt::Display for UrlError {
                 "the virtual host in the URL must be at most 255 bytes of percent-encoded UTF-8, with / written as %2f and @ as %40"
             }
             Self::TrailingPart => "the URL must not have a fragment (#), nor a query (?) but auth_mechanism=external",
+            Self::NotHttp => "the URL must start with https:// or http://",
+            Self::CarriesUser => {
+                "the URL must not carry a user or a password; put them where only the server reads them"
+            }
+            Self::BadPath => {
+                "the path in the URL must be printable ASCII without a fragment (#), with all else percent-encoded, and @ as %40"
+            }
         })
     }
 }
@@ -96,6 +127,36 @@ pub fn parse_url(url: &str) -> Result<AmqpAddress, UrlError> {
         user,
         tls,
         external,
+    })
+}
+
+/// `http[s]://host[:port][/path][?query]`. Path and query stay as they are.
+pub fn parse_http_url(url: &str) -> Result<HttpAddress, UrlError> {
+    let (scheme, rest) = url.split_once("://").ok_or(UrlError::NotHttp)?;
+    let tls = match scheme.to_ascii_lowercase().as_str() {
+        "https" => true,
+        "http" => false,
+        _ => return Err(UrlError::NotHttp),
+    };
+    let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    if authority.contains('@') {
+        return Err(UrlError::CarriesUser);
+    }
+    let (host, port) = parse_host_and_port(authority)?;
+    if !host.is_ascii() || host.contains('%') {
+        return Err(UrlError::BadHost);
+    }
+    // A raw @ may be the end of a password with a slash in it.
+    let legal = |b: u8| b.is_ascii_graphic() && !b"@#\"<>\\^`{|}".contains(&b);
+    if !path.bytes().all(legal) {
+        return Err(UrlError::BadPath);
+    }
+    let slash = if path.starts_with('/') { "" } else { "/" };
+    Ok(HttpAddress {
+        tls,
+        host,
+        port: port.unwrap_or(if tls { HTTPS_PORT } else { HTTP_PORT }),
+        path: format!("{slash}{path}"),
     })
 }
 
@@ -289,11 +350,68 @@ mod tests {
         }
     }
 
+    #[test]
+    fn an_http_url_is_taken_apart_and_its_path_stays_as_it_is() {
+        for (url, tls, host, port, path) in [
+            ("http://h", false, "h", 80, "/"),
+            ("HTTPS://h.example/", true, "h.example", 443, "/"),
+            (
+                "https://[::1]:8443/a%2fb?c=d&e=%20",
+                true,
+                "::1",
+                8443,
+                "/a%2fb?c=d&e=%20",
+            ),
+            ("http://10.0.0.1:8080?x", false, "10.0.0.1", 8080, "/?x"),
+        ] {
+            let (host, path) = (host.to_owned(), path.to_owned());
+            assert_eq!(parse_http_url(url), Ok(HttpAddress { tls, host, port, path }), "{url}");
+        }
+        let shown = format!("{:?}", parse_http_url("https://h/T00/secret").unwrap());
+        assert_eq!(shown, "HttpAddress(https://h:443/…)");
+    }
+
+    #[test]
+    fn each_mistake_in_an_http_url_has_its_own_error() {
+        for (url, error) in [
+            ("", UrlError::NotHttp),
+            ("h/x", UrlError::NotHttp),
+            ("amqp://h", UrlError::NotHttp),
+            ("ftp://h", UrlError::NotHttp),
+            ("http://", UrlError::EmptyHost),
+            ("http:///x", UrlError::EmptyHost),
+            ("http://u@h", UrlError::CarriesUser),
+            ("http://u:hunter2@h/x", UrlError::CarriesUser),
+            ("http://u:1/hunter2@h/x", UrlError::BadPath),
+            ("http://h h/", UrlError::BadHost),
+            ("http://fe80::1%25eth0/", UrlError::BadPort),
+            ("http://[fe80::1%25eth0]/", UrlError::BadHost),
+            ("http://bücher.example/", UrlError::BadHost),
+            ("http://h:0/", UrlError::BadPort),
+            ("http://h/#x", UrlError::BadPath),
+            ("http://h#x", UrlError::BadPath),
+            ("http://h/a b", UrlError::BadPath),
+            ("http://h/ü", UrlError::BadPath),
+            ("http://h/\r\nx: y", UrlError::BadPath),
+        ] {
+            assert_eq!(parse_http_url(url), Err(error), "{url}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn what_is_taken_for_an_http_url_is_one(rest in "\\PC{0,30}") {
+            if let Ok(address) = parse_http_url(&format!("http://{rest}")) {
+                let host = if address.host.contains(':') { format!("[{}]", address.host) } else { address.host };
+                let uri = format!("http://{host}:{}{}", address.port, address.path).parse::<ureq::http::Uri>();
+                prop_assert!(uri.is_ok(), "{rest:?}: {uri:?}");
+            }
+        }
+
         #[test]
         fn no_url_panics_and_no_error_repeats_it(scheme in "(amqps?|http|x)://", secret in "[a-z0-9]{6,12}", rest in "\\PC{0,20}") {
             for url in [format!("{scheme}u:zq{secret}@{rest}"), format!("{scheme}{rest}zq{secret}"), format!("zq{secret}{rest}")] {
-                if let Err(error) = parse_url(&url) {
+                for error in [parse_url(&url).err(), parse_http_url(&url).err()].into_iter().flatten() {
                     let token = format!("zq{secret}");
                     let said = format!("{error} {error:?}");
                     prop_assert!(!said.contains(&token));

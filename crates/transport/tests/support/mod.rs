@@ -1,9 +1,12 @@
-//! What both test files use: a publisher whose events are collected, and facts about this process' threads.
+//! What the test files use: a publisher whose events are collected, and facts about this process' threads.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod peer;
+pub mod receiver;
 
-use outbox_transport::{AmqpConfig, Bell, ConnectionState, Event, Outcome, Properties, Publication, Publisher, Secret};
+use outbox_transport::{
+    AmqpConfig, Bell, ConnectionState, Event, Outcome, Properties, Publication, Publisher, Secret, TransportConfig,
+};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -19,7 +22,7 @@ pub struct Desk {
 }
 
 impl Desk {
-    pub fn start(config: AmqpConfig) -> Self {
+    pub fn start(config: impl Into<TransportConfig>) -> Self {
         let publisher = Publisher::start(config, Bell::new().expect("an eventfd")).expect("publisher starts");
         Self {
             publisher,

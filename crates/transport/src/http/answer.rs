@@ -1,0 +1,178 @@
+//! What does an answer mean: did the message arrive, is it at fault itself, or is the destination in trouble? Pure; asked
+//! by the request threads.
+
+use crate::Outcome;
+use crate::amqp::Fault;
+use crate::publisher::DownReason;
+use std::time::{Duration, SystemTime};
+use ureq::http::StatusCode;
+
+/// No text of ours about an answer is longer, in characters.
+pub(crate) const TEXT_CHARS_MAX: usize = 200;
+/// A destination that asks for more is asked again after this.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
+
+/// What became of one message.
+#[derive(Clone, Debug)]
+pub(crate) enum Verdict {
+    Confirmed,
+    /// Sent or not: this message is at fault.
+    Message(Outcome),
+    /// Nothing was sent, for nothing can be: says nothing of the destination.
+    Unsendable(String),
+    /// Others would fare no better.
+    Destination {
+        fault: Fault,
+        retry_after: Option<Duration>,
+    },
+}
+
+impl Verdict {
+    pub(crate) fn trouble(reason: DownReason, detail: impl AsRef<str>) -> Self {
+        Self::Destination {
+            fault: Fault::new(reason, clean(detail.as_ref())),
+            retry_after: None,
+        }
+    }
+
+    /// `excerpt`: of the body, without secrets.
+    pub(crate) fn of_status(status: StatusCode, excerpt: &str, retry_after: Option<Duration>) -> Self {
+        let mut text = format!("HTTP {}", status.as_u16());
+        for more in [status.canonical_reason().unwrap_or_default(), excerpt] {
+            if !more.is_empty() {
+                text.push_str(if text.len() > 8 { ": " } else { " " });
+                text.push_str(more);
+            }
+        }
+        let reason = clean(&text);
+        let trouble = match status.as_u16() {
+            200..=299 => return Self::Confirmed,
+            400 | 413 | 414 | 415 | 422 | 431 => return Self::Message(Outcome::Refused { reason }),
+            401 | 403 | 407 => DownReason::AuthRefused,
+            300..=399 | 404 | 405 | 410 => DownReason::EndpointRefused,
+            429 => DownReason::Throttled,
+            502..=504 => DownReason::Unavailable,
+            400..=599 => return Self::Message(Outcome::Failed { reason }),
+            _ => DownReason::Protocol,
+        };
+        let fault = Fault::new(trouble, reason);
+        Self::Destination { fault, retry_after }
+    }
+}
+
+/// On one line, short, nothing that could forge a line in a log.
+pub(crate) fn clean(text: &str) -> String {
+    let mut line: String = text
+        .chars()
+        .map(|c| if c.is_control() || is_invisible(c) { ' ' } else { c })
+        .take(TEXT_CHARS_MAX + 1)
+        .collect();
+    if line.chars().count() > TEXT_CHARS_MAX {
+        line = line.chars().take(TEXT_CHARS_MAX - 1).collect();
+        line.push('…');
+    }
+    line
+}
+
+/// Line and paragraph separators, and what turns the direction of the text around it.
+fn is_invisible(c: char) -> bool {
+    matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+}
+
+/// The value of `Retry-After`: seconds, or a date in one of HTTP's three forms.
+pub(crate) fn retry_after(value: &str, now: SystemTime) -> Option<Duration> {
+    let value = value.trim();
+    let after = if value.bytes().all(|b| b.is_ascii_digit()) && !value.is_empty() {
+        // More digits than a number holds is a long time too.
+        Duration::from_secs(value.parse().unwrap_or(u64::MAX))
+    } else {
+        let date = httpdate::parse_http_date(value).ok()?;
+        date.duration_since(now).unwrap_or_default()
+    };
+    Some(after.min(RETRY_AFTER_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::time::UNIX_EPOCH;
+
+    fn verdict(status: u16) -> String {
+        match Verdict::of_status(StatusCode::from_u16(status).unwrap(), "", None) {
+            Verdict::Confirmed => "confirmed".into(),
+            Verdict::Message(Outcome::Refused { .. }) => "refused".into(),
+            Verdict::Message(Outcome::Failed { .. }) => "failed".into(),
+            Verdict::Destination { fault, .. } => format!("{:?}", fault.reason),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn each_status_has_one_meaning() {
+        for status in 100..1000 {
+            let expected = match status {
+                200..=299 => "confirmed",
+                400 | 413 | 414 | 415 | 422 | 431 => "refused",
+                401 | 403 | 407 => "AuthRefused",
+                404 | 405 | 410 => "EndpointRefused",
+                429 => "Throttled",
+                502 | 503 | 504 => "Unavailable",
+                300..=399 => "EndpointRefused",
+                400..=599 => "failed",
+                _ => "Protocol",
+            };
+            assert_eq!(verdict(status), expected, "{status}");
+        }
+    }
+
+    #[test]
+    fn the_text_says_the_status_and_what_the_body_began_with() {
+        let text = |excerpt| match Verdict::of_status(StatusCode::UNPROCESSABLE_ENTITY, excerpt, None) {
+            Verdict::Message(Outcome::Refused { reason }) => reason,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(text(""), "HTTP 422 Unprocessable Entity");
+        assert_eq!(text("no\r\nname"), "HTTP 422 Unprocessable Entity: no  name");
+        let unknown = Verdict::of_status(StatusCode::from_u16(599).unwrap(), "x", None);
+        assert!(matches!(unknown, Verdict::Message(Outcome::Failed { reason }) if reason == "HTTP 599 x"));
+    }
+
+    #[test]
+    fn retry_after_is_read_in_every_form_and_capped() {
+        let now = UNIX_EPOCH + Duration::from_secs(784_111_777); // Sun, 06 Nov 1994 08:49:37 GMT
+        for (value, seconds) in [
+            ("0", Some(0)),
+            (" 120 ", Some(120)),
+            ("3600", Some(3600)),
+            ("3601", Some(3600)),
+            ("99999999999999999999999", Some(3600)),
+            ("Sun, 06 Nov 1994 08:50:37 GMT", Some(60)),
+            ("Sunday, 06-Nov-94 08:50:37 GMT", Some(60)),
+            ("Sun Nov  6 08:50:37 1994", Some(60)),
+            ("Sun, 06 Nov 1994 08:48:37 GMT", Some(0)),
+            ("Tue, 06 Nov 2068 08:48:37 GMT", Some(3600)),
+            ("", None),
+            ("-1", None),
+            ("1.5", None),
+            ("soon", None),
+        ] {
+            let found = retry_after(value, now).map(|after| after.as_secs());
+            assert_eq!(found, seconds, "{value:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_text_comes_out_short_and_on_one_line(text in "[\\s\\S]{0,400}") {
+            let line = clean(&text);
+            prop_assert!(line.chars().count() <= TEXT_CHARS_MAX);
+            prop_assert!(!line.chars().any(|c| c.is_control() || is_invisible(c)));
+        }
+
+        #[test]
+        fn no_retry_after_panics(text in "\\PC{0,40}") {
+            prop_assert!(retry_after(&text, UNIX_EPOCH).is_none_or(|after| after <= RETRY_AFTER_MAX));
+        }
+    }
+}

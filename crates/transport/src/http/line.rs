@@ -1,0 +1,395 @@
+//! The connection of one request thread, and its kill switch: name look-up, guarded connect, reads and writes that end in
+//! time. ureq speaks HTTP and TLS over it.
+//!
+//! Used on the threads `outbox-http`; cut from the publisher thread. ureq's own connector is not used, for it resolves a
+//! name before each request, on a thread of no name that panics if it cannot start; for its write timeout starts anew
+//! with each byte that a slow peer takes; and for the address that is connected to must be judged here.
+
+use crate::Deadline;
+use crate::amqp::Fault;
+use crate::publisher::DownReason;
+use crate::ssrf::AllowList;
+use socket2::{Domain, Protocol, Socket, Type};
+use std::fmt;
+use std::io::{self, Read};
+use std::net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::time::{Duration, Instant};
+use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport};
+use ureq::{Error, Timeout};
+
+/// getaddrinfo and the modules it loads.
+const LOOKUP_STACK_BYTES: usize = 2 << 20;
+/// No wait is longer; more would overflow a clock.
+const WAIT_MAX: Duration = Duration::from_secs(3600);
+
+/// A fault on its way through ureq.
+#[derive(Debug)]
+pub(crate) struct Trouble(pub(crate) Fault);
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.detail)
+    }
+}
+
+impl std::error::Error for Trouble {}
+
+fn trouble(reason: DownReason, detail: impl Into<String>) -> Error {
+    Error::Other(Box::new(Trouble(Fault::new(reason, detail))))
+}
+
+// ---- the kill switch -------------------------------------------------------------------------------------------------
+
+/// What one request thread may be waiting for, seen from the publisher thread.
+pub(crate) struct Line {
+    lookup: Arc<Lookup>,
+    state: Mutex<LineState>,
+    /// Since the last request began: a connection was made; a byte came in.
+    is_fresh: AtomicBool,
+    has_heard: AtomicBool,
+}
+
+#[derive(Default)]
+struct LineState {
+    is_cut: bool,
+    /// The newest: the thread has one connection at a time. Weak, so that who gives it up closes it.
+    socket: Weak<Socket>,
+}
+
+impl Line {
+    pub(crate) fn new(lookup: Arc<Lookup>) -> Self {
+        Self {
+            lookup,
+            state: Mutex::default(),
+            is_fresh: AtomicBool::new(false),
+            has_heard: AtomicBool::new(false),
+        }
+    }
+
+    /// Ends whatever the thread waits for, and all it will want to wait for.
+    pub(crate) fn cut(&self) {
+        let socket = {
+            let mut state = self.state();
+            state.is_cut = true;
+            state.socket.upgrade()
+        };
+        if let Some(socket) = socket {
+            let _ = socket.shutdown(Shutdown::Both); // also wakes who waits for it to connect
+        }
+        self.lookup.wake();
+    }
+
+    pub(crate) fn is_cut(&self) -> bool {
+        self.state().is_cut
+    }
+
+    pub(crate) fn begin_request(&self) {
+        self.is_fresh.store(false, Ordering::Relaxed);
+        self.has_heard.store(false, Ordering::Relaxed);
+    }
+
+    /// The peer said nothing, and the connection was an old one: it may have been closed just before the request.
+    pub(crate) fn may_have_been_stale(&self) -> bool {
+        !self.is_fresh.load(Ordering::Relaxed) && !self.has_heard.load(Ordering::Relaxed)
+    }
+
+    fn state(&self) -> MutexGuard<'_, LineState> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn hold(&self, socket: &Arc<Socket>) -> Result<(), Error> {
+        let mut state = self.state();
+        if state.is_cut {
+            return Err(cut());
+        }
+        state.socket = Arc::downgrade(socket);
+        Ok(())
+    }
+}
+
+fn cut() -> Error {
+    trouble(DownReason::Closed, "the publisher was stopped")
+}
+
+// ---- look-up ---------------------------------------------------------------------------------------------------------
+
+/// The addresses of one host. One look-up at a time, whoever asks: one that hangs, as they can for half a minute, leaves
+/// one thread behind and not one each request.
+pub(crate) struct Lookup {
+    host: String,
+    port: u16,
+    state: Mutex<LookupState>,
+    changed: Condvar,
+}
+
+struct LookupState {
+    is_running: bool,
+    ended: u64,
+    found: Result<Vec<SocketAddr>, String>,
+}
+
+impl Lookup {
+    pub(crate) fn new(host: &str, port: u16) -> Self {
+        Self {
+            host: host.to_owned(),
+            port,
+            state: Mutex::new(LookupState {
+                is_running: false,
+                ended: 0,
+                found: Ok(Vec::new()),
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, LookupState> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn wake(&self) {
+        // Held for a moment, so that who has just looked whether its line is cut is waiting by now.
+        drop(self.state());
+        self.changed.notify_all();
+    }
+
+    fn resolve(self: &Arc<Self>, line: &Line, until: Instant) -> Result<Vec<SocketAddr>, Error> {
+        if let Ok(address) = self.host.parse::<IpAddr>() {
+            return Ok(vec![SocketAddr::new(address, self.port)]);
+        }
+        let mut state = self.state();
+        if !state.is_running {
+            self.begin()
+                .map_err(|error| trouble(DownReason::Unreachable, format!("cannot look the host up: {error}")))?;
+            state.is_running = true;
+        }
+        let before = state.ended;
+        while state.ended == before {
+            if line.is_cut() {
+                return Err(cut());
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(trouble(DownReason::Timeout, "the name look-up takes too long"));
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
+        }
+        let found = state.found.clone();
+        found.map_err(|text| trouble(DownReason::Unreachable, format!("cannot look the host up: {text}")))
+    }
+
+    /// On a thread, for nothing can interrupt getaddrinfo. It inherits the blocked signals.
+    fn begin(self: &Arc<Self>) -> io::Result<()> {
+        let lookup = Arc::clone(self);
+        let thread = std::thread::Builder::new()
+            .name("outbox-resolve".to_owned())
+            .stack_size(LOOKUP_STACK_BYTES);
+        thread.spawn(move || {
+            let found = (lookup.host.as_str(), lookup.port).to_socket_addrs();
+            let found = found.map(Iterator::collect).map_err(|error| error.to_string());
+            let mut state = lookup.state();
+            state.found = found;
+            state.is_running = false;
+            state.ended += 1;
+            drop(state);
+            lookup.changed.notify_all();
+        })?;
+        Ok(())
+    }
+}
+
+/// For ureq, which asks before each request: `Dialer` looks up when it connects.
+#[derive(Debug)]
+pub(crate) struct NoResolver;
+
+impl Resolver for NoResolver {
+    fn resolve(
+        &self,
+        _: &ureq::http::Uri,
+        _: &ureq::config::Config,
+        _: NextTimeout,
+    ) -> Result<ResolvedSocketAddrs, Error> {
+        Ok(self.empty())
+    }
+}
+
+// ---- connect ---------------------------------------------------------------------------------------------------------
+
+/// Makes the connections of one request thread.
+pub(crate) struct Dialer {
+    pub(crate) line: Arc<Line>,
+    pub(crate) allow: AllowList,
+    pub(crate) deadline: Deadline,
+}
+
+impl fmt::Debug for Dialer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Dialer")
+    }
+}
+
+impl Connector<()> for Dialer {
+    type Out = Wire;
+
+    fn connect(&self, details: &ConnectionDetails<'_>, _: Option<()>) -> Result<Option<Wire>, Error> {
+        let until = end(details.timeout);
+        let line = &self.line;
+        line.is_fresh.store(true, Ordering::Relaxed);
+        let mut addresses = line.lookup.resolve(line, until)?;
+        let mut refused = None;
+        addresses.retain(|address| match self.allow.refusal(&line.lookup.host, address.ip()) {
+            Some(class) => {
+                refused = Some(format!("{} is {class}", address.ip()));
+                false
+            }
+            None => true,
+        });
+        if let (true, Some(text)) = (addresses.is_empty(), refused) {
+            return Err(trouble(DownReason::AddressRefused, text));
+        }
+        let socket = dial(line, &addresses, until)?;
+        Ok(Some(Wire {
+            socket,
+            line: Arc::clone(line),
+            deadline: self.deadline.clone(),
+            buffers: LazyBuffers::new(details.config.input_buffer_size(), details.config.output_buffer_size()),
+            is_write_broken: false,
+        }))
+    }
+}
+
+/// The first that answers; each gets half of what time is left, the last all of it.
+fn dial(line: &Line, addresses: &[SocketAddr], until: Instant) -> Result<Arc<Socket>, Error> {
+    let mut last = trouble(DownReason::Unreachable, "the host has no address");
+    for (index, address) in addresses.iter().enumerate() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        let share = if index + 1 == addresses.len() { left } else { left / 2 };
+        match dial_one(line, *address, share) {
+            Ok(socket) => return Ok(socket),
+            Err(_) if line.is_cut() => return Err(cut()),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                last = trouble(DownReason::Timeout, format!("{address}: no connection in time"));
+            }
+            Err(error) => last = trouble(DownReason::Unreachable, format!("{address}: {error}")),
+        }
+    }
+    Err(last)
+}
+
+fn dial_one(line: &Line, address: SocketAddr, limit: Duration) -> io::Result<Arc<Socket>> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    // A request is one or two writes; Nagle would hold back the second until the peer's TCP ack.
+    socket.set_tcp_nodelay(true)?;
+    let socket = Arc::new(socket);
+    line.hold(&socket).map_err(Error::into_io)?;
+    socket.connect_timeout(&address.into(), limit)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+fn end(timeout: NextTimeout) -> Instant {
+    Instant::now() + (*timeout.after).min(WAIT_MAX)
+}
+
+// ---- read and write --------------------------------------------------------------------------------------------------
+
+/// A connection, as ureq and rustls use it.
+pub(crate) struct Wire {
+    socket: Arc<Socket>,
+    line: Arc<Line>,
+    deadline: Deadline,
+    buffers: LazyBuffers,
+    /// The peer reads no more; perhaps it has said why.
+    is_write_broken: bool,
+}
+
+impl fmt::Debug for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Wire")
+    }
+}
+
+impl Wire {
+    /// Waits until the socket is ready.
+    fn wait(&self, events: libc::c_short, until: Instant, reason: Timeout) -> Result<(), Error> {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Error::Timeout(reason));
+        }
+        let mut poll = libc::pollfd {
+            fd: self.socket.as_raw_fd(),
+            events,
+            revents: 0,
+        };
+        // Rounded up, else the last wait would spin.
+        let ms = left.as_millis() as libc::c_int + 1;
+        // SAFETY: one live pollfd. The caller tries again, so a signal or an error needs no care.
+        unsafe { libc::poll(&mut poll, 1, ms) };
+        Ok(())
+    }
+}
+
+impl Transport for Wire {
+    fn buffers(&mut self) -> &mut dyn Buffers {
+        &mut self.buffers
+    }
+
+    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        let until = end(timeout);
+        let mut sent = 0;
+        while sent < amount && !self.is_write_broken {
+            // A byte after it could complete a message that another worker may have sent by now.
+            if self.deadline.has_passed() {
+                return Err(trouble(DownReason::Closed, "the lease has run out"));
+            }
+            let rest = &self.buffers.output()[sent..amount];
+            match self.socket.send_with_flags(rest, libc::MSG_NOSIGNAL) {
+                Ok(bytes) => sent += bytes,
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => self.wait(libc::POLLOUT, until, timeout.reason)?,
+                    io::ErrorKind::Interrupted => {}
+                    // A server that refuses a body (413) answers and closes before it has read it. The answer is in our
+                    // socket then, and a message that is never told to be too large would come again for ever.
+                    io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => self.is_write_broken = true,
+                    _ => return Err(error.into()),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
+        let until = end(timeout);
+        loop {
+            let read = (&*self.socket).read(self.buffers.input_append_buf());
+            match read {
+                Ok(bytes) => {
+                    self.buffers.input_appended(bytes);
+                    if bytes > 0 {
+                        self.line.has_heard.store(true, Ordering::Relaxed);
+                    }
+                    return Ok(bytes > 0);
+                }
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => self.wait(libc::POLLIN, until, timeout.reason)?,
+                    io::ErrorKind::Interrupted => {}
+                    _ => return Err(error.into()),
+                },
+            }
+        }
+    }
+
+    /// Whether it may be used for another request: nothing has come in that nobody asked for.
+    fn is_open(&mut self) -> bool {
+        let silent =
+            || matches!((&*self.socket).read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+        !self.is_write_broken && !self.line.is_cut() && silent()
+    }
+}

@@ -1,0 +1,415 @@
+//! What does the request for a message look like, and what of an answer may be repeated? Pure; made from the settings
+//! once, asked by the request threads for each message.
+
+use super::answer;
+use super::config::{HttpAuth, HttpConfig};
+use crate::signature::Signer;
+use crate::{HeaderValue as Value, Publication};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use ureq::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue, USER_AGENT};
+use ureq::http::{HeaderMap, Request, Uri};
+
+/// Of all headers of a message, encoded. Larger ones than any server takes, and less than ureq can write.
+const HEADERS_BYTES_MAX: usize = 96 * 1024;
+/// They frame the request, or speak of this one connection: a message that could set them could smuggle another request.
+const FRAMING: [&str; 12] = [
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+/// We set them, or leave them out: a message's header of such a name is dropped, for receivers trust them.
+const OURS: [&str; 7] = [
+    "authorization",
+    "content-type",
+    "idempotency-key",
+    "user-agent",
+    "webhook-id",
+    "webhook-signature",
+    "webhook-timestamp",
+];
+/// Shorter texts than this are no secrets, and common in other texts.
+const SECRET_BYTES_MIN: usize = 6;
+/// A path as long as this may hold a token.
+const PATH_BYTES_MIN: usize = 12;
+/// Of an answer's body, what may be repeated.
+const EXCERPT_CHARS: usize = 120;
+
+/// A destination, ready to be posted to.
+pub(crate) struct Endpoint {
+    uri: Uri,
+    /// The same for each message.
+    fixed: HeaderMap,
+    signer: Signer,
+    /// What no text may repeat, the longest first.
+    secrets: Vec<String>,
+}
+
+impl Endpoint {
+    /// `Err` says what is wrong, without a secret.
+    pub(crate) fn new(config: &HttpConfig) -> Result<Self, String> {
+        let mut fixed = HeaderMap::new();
+        let mut secrets = Vec::new();
+        for secret in &config.signing_secrets {
+            secrets.push(secret.reveal().trim_start_matches("whsec_").to_owned());
+        }
+        for (name, value) in &config.headers {
+            let name = header_name(name)?;
+            let own = OURS.contains(&name.as_str()) && name != AUTHORIZATION;
+            if own || FRAMING.contains(&name.as_str()) {
+                return Err(format!("the header {name} cannot be set"));
+            }
+            secrets.push(value.reveal().to_owned());
+            let mut value = header_value(value.reveal()).ok_or_else(|| format!("the header {name} has a bad value"))?;
+            value.set_sensitive(true);
+            fixed.insert(name, value);
+        }
+        if let Some((credentials, parts)) = credentials(&config.auth)? {
+            let value = HeaderValue::try_from(&credentials);
+            let mut value = value.map_err(|_| "the token must be visible ASCII".to_owned())?;
+            value.set_sensitive(true);
+            fixed.insert(AUTHORIZATION, value);
+            secrets.extend(parts);
+        }
+        fixed.insert(USER_AGENT, user_agent(&config.connection_name));
+        if config.address.path.len() >= PATH_BYTES_MIN {
+            secrets.push(config.address.path.clone());
+        }
+        secrets.retain(|secret| secret.len() >= SECRET_BYTES_MIN);
+        secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
+        Ok(Self {
+            uri: uri(config)?,
+            fixed,
+            signer: Signer::new(&config.signing_secrets)?,
+            secrets,
+        })
+    }
+
+    /// `Err` says why the message can never be sent as it is.
+    pub(crate) fn request<'a>(&self, message: &'a Publication, now_s: u64) -> Result<Request<&'a [u8]>, String> {
+        let properties = &message.properties;
+        let mut headers = self.fixed.clone();
+        let mut bytes = 0;
+        let mut add = |name: HeaderName, text: &str| {
+            bytes += name.as_str().len() + text.len() + 4;
+            let value = header_value(text).ok_or_else(|| format!("the value of {name} cannot be put into a header"))?;
+            if bytes > HEADERS_BYTES_MAX || headers.contains_key(&name) {
+                let fixed = self.fixed.contains_key(&name);
+                return match bytes > HEADERS_BYTES_MAX {
+                    true => Err(format!("the headers take more than {HEADERS_BYTES_MAX} bytes")),
+                    false if fixed => Ok(()), // what the settings say is stronger
+                    false => Err(format!("two headers have the name {name}, in upper or lower case")),
+                };
+            }
+            let added = headers.try_insert(name, value);
+            added.map(drop).map_err(|_| "there are too many headers".to_owned())
+        };
+        let id = &properties.message_id;
+        if id.is_empty() {
+            return Err("the message has no id".to_owned());
+        }
+        add(HeaderName::from_static("idempotency-key"), id)?;
+        add(HeaderName::from_static("webhook-id"), id)?;
+        if !properties.content_type.is_empty() {
+            add(CONTENT_TYPE, &properties.content_type)?;
+        }
+        if !self.signer.is_empty() {
+            // The standard: it would move the border between what is signed as id, time and body.
+            if id.contains('.') {
+                return Err("an id with a full stop cannot be signed".to_owned());
+            }
+            add(HeaderName::from_static("webhook-timestamp"), &now_s.to_string())?;
+            let signature = self.signer.sign(id, now_s, &message.body);
+            add(HeaderName::from_static("webhook-signature"), &signature)?;
+        }
+        for (name, value) in &properties.headers {
+            let name = header_name(name)?;
+            if FRAMING.contains(&name.as_str()) {
+                return Err(format!("the header name {name} is reserved by HTTP"));
+            }
+            if !OURS.contains(&name.as_str()) {
+                add(name, &text_of(value))?;
+            }
+        }
+        let mut request = Request::new(message.body.as_slice());
+        *request.method_mut() = ureq::http::Method::POST;
+        *request.uri_mut() = self.uri.clone();
+        *request.headers_mut() = headers;
+        Ok(request)
+    }
+
+    /// What a body begins with, so that it may be shown.
+    pub(crate) fn excerpt(&self, body: &[u8]) -> String {
+        let text = self.without_secrets(&String::from_utf8_lossy(body));
+        let cut: String = text.trim().chars().take(EXCERPT_CHARS).collect();
+        answer::clean(&cut).trim().to_owned()
+    }
+
+    /// A peer may send back what it got.
+    pub(crate) fn without_secrets(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for secret in &self.secrets {
+            if text.contains(secret) {
+                text = text.replace(secret, "…");
+            }
+        }
+        text
+    }
+}
+
+fn uri(config: &HttpConfig) -> Result<Uri, String> {
+    let address = &config.address;
+    let scheme = if address.tls { "https" } else { "http" };
+    let (open, close) = if address.host.contains(':') {
+        ("[", "]")
+    } else {
+        ("", "")
+    };
+    // Without the port where it is the usual one: some receivers compare the Host header with their name.
+    let port = match (address.tls, address.port) {
+        (true, 443) | (false, 80) => String::new(),
+        (_, port) => format!(":{port}"),
+    };
+    let uri = format!("{scheme}://{open}{}{close}{port}{}", address.host, address.path).parse();
+    uri.map_err(|_| "the URL cannot be used".to_owned())
+}
+
+/// The value of `Authorization`, and the parts of it that are secret.
+fn credentials(auth: &HttpAuth) -> Result<Option<(String, Vec<String>)>, String> {
+    match auth {
+        HttpAuth::None => Ok(None),
+        HttpAuth::Bearer(token) => {
+            let token = token.reveal();
+            if token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic()) {
+                return Err("the token must be visible ASCII".to_owned());
+            }
+            Ok(Some((format!("Bearer {token}"), vec![token.to_owned()])))
+        }
+        HttpAuth::Basic { user, password } => {
+            // RFC 7617, 2: the colon ends the user.
+            if user.contains(':') || user.chars().chain(password.reveal().chars()).any(char::is_control) {
+                return Err("the user must not have a colon, nor user or password control characters".to_owned());
+            }
+            let coded = STANDARD.encode(format!("{user}:{}", password.reveal()));
+            Ok(Some((
+                format!("Basic {coded}"),
+                vec![coded, password.reveal().to_owned()],
+            )))
+        }
+    }
+}
+
+fn user_agent(connection_name: &str) -> HeaderValue {
+    let name: String = connection_name
+        .chars()
+        .filter(|c| (c.is_ascii_graphic() && !matches!(c, '(' | ')' | '\\')) || *c == ' ')
+        .take(100)
+        .collect();
+    let product = concat!("outbox/", env!("CARGO_PKG_VERSION"));
+    let text = if name.is_empty() {
+        product.to_owned()
+    } else {
+        format!("{product} ({name})")
+    };
+    HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("outbox"))
+}
+
+/// In lower case, whatever the message says: HTTP makes no difference.
+fn header_name(name: &str) -> Result<HeaderName, String> {
+    HeaderName::from_bytes(name.as_bytes()).map_err(|_| {
+        let shown: String = name.chars().take(50).collect();
+        format!("\"{}\" is no name of a header", answer::clean(&shown))
+    })
+}
+
+/// UTF-8 as it is, without control characters; so no line break.
+fn header_value(text: &str) -> Option<HeaderValue> {
+    HeaderValue::from_bytes(text.as_bytes()).ok()
+}
+
+fn text_of(value: &Value) -> String {
+    match value {
+        Value::Text(text) => text.clone(),
+        Value::Int(int) => int.to_string(),
+        Value::Float(float) => float.to_string(),
+        Value::Bool(bool) => bool.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Properties, Secret};
+    use proptest::prelude::*;
+
+    fn config() -> HttpConfig {
+        HttpConfig::new(crate::parse_http_url("http://h:81/a?b").unwrap())
+    }
+
+    fn message(headers: Vec<(&str, Value)>) -> Publication {
+        Publication {
+            handle: 1,
+            exchange: String::new(),
+            routing_key: String::new(),
+            key: None,
+            properties: Properties {
+                message_id: "id-1".into(),
+                content_type: "application/json".into(),
+                headers: headers.into_iter().map(|(name, value)| (name.into(), value)).collect(),
+                ..Properties::default()
+            },
+            body: b"body".to_vec(),
+        }
+    }
+
+    fn built(config: &HttpConfig, message: &Publication) -> Result<Vec<(String, String)>, String> {
+        let endpoint = Endpoint::new(config)?;
+        let request = endpoint.request(message, 1_700_000_000)?;
+        assert_eq!(
+            (request.method().as_str(), *request.body()),
+            ("POST", &message.body[..])
+        );
+        let text = |value: &HeaderValue| String::from_utf8(value.as_bytes().to_vec()).unwrap();
+        let headers = request.headers().iter();
+        let mut headers: Vec<_> = headers.map(|(name, value)| (name.to_string(), text(value))).collect();
+        headers.sort();
+        Ok(headers)
+    }
+
+    fn text(text: &str) -> Value {
+        Value::Text(text.into())
+    }
+
+    #[test]
+    fn a_message_becomes_a_request_with_its_headers() {
+        let config = HttpConfig {
+            connection_name: "outbox: server-1 (x)\r\n".into(),
+            headers: vec![("X-Source".into(), Secret::new("pg"))],
+            auth: HttpAuth::Basic {
+                user: "Aladdin".into(),
+                password: Secret::new("open sesame"),
+            },
+            ..config()
+        };
+        let message = message(vec![
+            ("Seq", Value::Int(-5)),
+            ("ratio", Value::Float(0.5)),
+            ("Flag", Value::Bool(true)),
+            ("name", text("Zoë\t1")),
+            ("x-source", text("forged")),
+            ("Authorization", text("forged")),
+            ("webhook-id", text("forged")),
+        ]);
+        let agent = concat!("outbox/", env!("CARGO_PKG_VERSION"), " (outbox: server-1 x)");
+        let expected = [
+            ("authorization", "Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="), // RFC 7617
+            ("content-type", "application/json"),
+            ("flag", "true"),
+            ("idempotency-key", "id-1"),
+            ("name", "Zoë\t1"),
+            ("ratio", "0.5"),
+            ("seq", "-5"),
+            ("user-agent", agent),
+            ("webhook-id", "id-1"),
+            ("x-source", "pg"),
+        ];
+        let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        assert_eq!(built(&config, &message).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_signed_message_carries_the_time_and_every_signature() {
+        let secret = |byte| Secret::new(format!("whsec_{}", STANDARD.encode([byte; 24])));
+        let config = HttpConfig {
+            signing_secrets: vec![secret(1), secret(2)],
+            ..config()
+        };
+        let headers = built(&config, &message(Vec::new())).unwrap();
+        let value = |name: &str| headers.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str());
+        assert_eq!(value("webhook-timestamp"), Some("1700000000"));
+        let signer = Signer::new(&config.signing_secrets).unwrap();
+        let expected = signer.sign("id-1", 1_700_000_000, b"body");
+        assert_eq!(value("webhook-signature"), Some(expected.as_str()));
+        let mut dotted = message(Vec::new());
+        dotted.properties.message_id = "a.1".into();
+        assert!(built(&config, &dotted).unwrap_err().contains("full stop"));
+        assert!(
+            built(&super::tests::config(), &dotted).is_ok(),
+            "unsigned it may be anything"
+        );
+    }
+
+    #[test]
+    fn what_no_header_can_carry_is_told_with_its_name() {
+        let many = (0..33_000).map(|n| (format!("{n:x}"), text(""))).collect::<Vec<_>>();
+        let many: Vec<_> = many
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.clone()))
+            .collect();
+        for (headers, said) in [
+            (vec![("a b", text("v"))], "\"a b\""),
+            (vec![("", text("v"))], "\"\""),
+            (vec![("ü", text("v"))], "\"ü\""),
+            (vec![("x\r\ny", text("v"))], "\"x  y\""),
+            (vec![("x", text("v\r\nhost: evil"))], "value of x"),
+            (vec![("x", text("v\0"))], "value of x"),
+            (vec![("x", text("v\u{7f}"))], "value of x"),
+            (vec![("Transfer-Encoding", text("chunked"))], "transfer-encoding"),
+            (vec![("content-length", Value::Int(0))], "content-length"),
+            (vec![("Host", text("evil"))], "host"),
+            (vec![("Expect", text("100-continue"))], "expect"),
+            (vec![("a", text("v")), ("A", text("v"))], "two headers"),
+            (vec![("x", text(&"v".repeat(HEADERS_BYTES_MAX)))], "bytes"),
+            (many, "headers"),
+        ] {
+            let error = built(&config(), &message(headers)).unwrap_err();
+            assert!(error.contains(said) && error.len() < 200, "{error}");
+        }
+        let mut nameless = message(Vec::new());
+        nameless.properties.message_id.clear();
+        assert!(built(&config(), &nameless).unwrap_err().contains("no id"));
+    }
+
+    #[test]
+    fn an_excerpt_shows_no_secret_and_no_control_character() {
+        let config = HttpConfig {
+            address: crate::parse_http_url("http://h/services/T00/B00/XYZ").unwrap(),
+            auth: HttpAuth::Basic {
+                user: "u".into(),
+                password: Secret::new("hunter2"),
+            },
+            headers: vec![("x-api-key".into(), Secret::new("key-1234"))],
+            signing_secrets: vec![Secret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")],
+            ..config()
+        };
+        let endpoint = Endpoint::new(&config).unwrap();
+        let echo =
+            b"\x1b[31mBasic dTpodW50ZXIy\nhunter2 key-1234\xff /services/T00/B00/XYZ MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw!";
+        assert_eq!(endpoint.excerpt(echo), "[31mBasic … … …\u{fffd} … …!");
+        assert_eq!(endpoint.excerpt(&[b'x'; 1000]).len(), EXCERPT_CHARS);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_a_message_says_no_line_is_added(name in "[\\s\\S]{0,8}", value in "[\\s\\S]{0,20}", id in "[\\s\\S]{0,8}", kind in "[\\s\\S]{0,8}") {
+            let mut message = message(vec![(&name, text(&value))]);
+            message.properties.message_id = id;
+            message.properties.content_type = kind;
+            if let Ok(headers) = built(&config(), &message) {
+                for (name, value) in headers {
+                    prop_assert!(name.bytes().all(|b| b.is_ascii_graphic() && !b.is_ascii_uppercase() && b != b':'));
+                    prop_assert!(!value.bytes().any(|b| b < 0x20 && b != b'\t'));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Posts one message after the other, over a connection that it keeps.
+//!
+//! ======== From here on: request thread. No Postgres, no signal, no panic that gets out. ========
+//!
+//! Started by `http`. It may block wherever it waits for the network: its `line` can be cut from outside.
+
+use super::answer::{self, Verdict};
+use super::config::HttpConfig;
+use super::line::{Dialer, Line, NoResolver, Trouble};
+use super::request::Endpoint;
+use crate::publisher::DownReason;
+use crate::publisher_thread::panic_text;
+use crate::{Outcome, Publication};
+use std::io::{self, Read};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, mpsc as std_mpsc};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::mpsc;
+use ureq::http::{Request, Response, header};
+use ureq::unversioned::transport::{Connector, RustlsConnector};
+use ureq::{Agent, Body, Error, Timeout};
+
+/// Of an answer's body so much is read, and no more; one that is longer costs the connection.
+const BODY_BYTES_MAX: u64 = 64 * 1024;
+/// The status has been said by then: a body that drips is not waited for.
+const BODY_LIMIT: Duration = Duration::from_secs(2);
+const ANSWER_HEADER_BYTES_MAX: usize = 32 * 1024;
+/// Larger than the header of an answer, and than what a request's may be.
+const INPUT_BUFFER_BYTES: usize = 64 * 1024;
+const OUTPUT_BUFFER_BYTES: usize = 128 * 1024;
+/// Servers close idle connections, some after 5 s. That is noticed, but for one that closes just now.
+const IDLE_MAX: Duration = Duration::from_secs(15);
+/// A connection found closed is noticed at once; a request that takes longer is not sent twice.
+const STALE_WITHIN: Duration = Duration::from_secs(1);
+
+/// What all request threads of a publisher share.
+pub(crate) struct Shared {
+    pub(crate) config: HttpConfig,
+    pub(crate) endpoint: Endpoint,
+}
+
+/// The body of the thread: until nobody can give it messages any more.
+pub(crate) fn main(
+    index: usize,
+    shared: &Shared,
+    line: &Arc<Line>,
+    jobs: std_mpsc::Receiver<Publication>,
+    ended: mpsc::UnboundedSender<(usize, Verdict)>,
+) {
+    let mut agent = None;
+    for message in jobs {
+        let posted = catch_unwind(AssertUnwindSafe(|| post(shared, line, &mut agent, &message)));
+        let verdict = posted.unwrap_or_else(|panic| {
+            // Who panicked may have left something half done. It is charged to the message, which else would do it again
+            // for ever and keep all others from being sent.
+            agent = None;
+            let reason = answer::clean(&format!("the request thread panicked: {}", panic_text(&*panic)));
+            Verdict::Message(Outcome::Failed { reason })
+        });
+        drop(message);
+        if ended.send((index, verdict)).is_err() {
+            return;
+        }
+    }
+}
+
+fn post(shared: &Shared, line: &Arc<Line>, agent: &mut Option<Agent>, message: &Publication) -> Verdict {
+    let now = SystemTime::now();
+    let now_s = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let request = match shared.endpoint.request(message, now_s) {
+        Ok(request) => request,
+        Err(reason) => return Verdict::Unsendable(reason),
+    };
+    let agent = match agent {
+        Some(agent) => agent,
+        None => match new_agent(&shared.config, line) {
+            Ok(new) => agent.insert(new),
+            Err(text) => return Verdict::trouble(DownReason::TlsFailed, text),
+        },
+    };
+    let answered = run(agent, line, request).and_then(|answer| read(&shared.endpoint, answer, now));
+    answered.unwrap_or_else(|error| verdict_of(error, shared))
+}
+
+/// Sends it, and once more if the connection turns out to have been closed meanwhile, as idle ones are.
+fn run(agent: &Agent, line: &Line, request: Request<&[u8]>) -> Result<Response<Body>, Error> {
+    let started = Instant::now();
+    line.begin_request();
+    let first = agent.run(request.clone());
+    match first {
+        Err(Error::Io(error))
+            if is_end(&error) && line.may_have_been_stale() && !line.is_cut() && started.elapsed() < STALE_WITHIN =>
+        {
+            agent.run(request)
+        }
+        other => other,
+    }
+}
+
+/// The status decides. The body is read so that the connection can be used again, and for a word on what was wrong.
+fn read(endpoint: &Endpoint, mut answer: Response<Body>, now: SystemTime) -> Result<Verdict, Error> {
+    let status = answer.status();
+    let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
+    let retry_after = header(header::RETRY_AFTER).and_then(|value| answer::retry_after(value, now));
+    let kind = header(header::CONTENT_TYPE).unwrap_or_default().to_ascii_lowercase();
+    let is_readable =
+        header(header::CONTENT_ENCODING).is_none() && (kind.starts_with("text/plain") || kind.contains("json"));
+    let mut body = Vec::new();
+    let reader = answer.body_mut().as_reader();
+    // However it ends: what has been read is enough.
+    let _ = reader.take(BODY_BYTES_MAX + 1).read_to_end(&mut body);
+    let excerpt = match is_readable && !status.is_success() {
+        true => endpoint.excerpt(&body),
+        false => String::new(),
+    };
+    Ok(Verdict::of_status(status, &excerpt, retry_after))
+}
+
+fn new_agent(config: &HttpConfig, line: &Arc<Line>) -> Result<Agent, String> {
+    let dialer = Dialer {
+        line: Arc::clone(line),
+        allow: config.allow.clone(),
+        deadline: config.deadline.clone(),
+    };
+    let config = Agent::config_builder()
+        .proxy(None) // else taken from the environment, past the guard of addresses
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        .user_agent("") // ours is among the headers
+        .accept("")
+        .accept_encoding("identity") // nothing that grows when it is unpacked
+        .max_response_header_size(ANSWER_HEADER_BYTES_MAX)
+        .input_buffer_size(INPUT_BUFFER_BYTES)
+        .output_buffer_size(OUTPUT_BUFFER_BYTES)
+        .max_idle_connections(1)
+        .max_idle_connections_per_host(1)
+        .max_idle_age(IDLE_MAX)
+        .timeout_connect(Some(config.connect_timeout))
+        .timeout_global(Some(config.timeout))
+        .timeout_recv_body(Some(BODY_LIMIT))
+        .tls_config(config.tls_config()?)
+        .build();
+    let connector = dialer.chain(RustlsConnector::default());
+    Ok(Agent::with_parts(config, connector, NoResolver))
+}
+
+/// The peer has closed.
+fn is_end(error: &io::Error) -> bool {
+    use io::ErrorKind::*;
+    matches!(
+        error.kind(),
+        UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe
+    )
+}
+
+/// No text of ureq's is taken that could hold the URL.
+fn verdict_of(error: Error, shared: &Shared) -> Verdict {
+    let config = &shared.config;
+    let (reason, text) = match error {
+        Error::Other(error) => match error.downcast::<Trouble>() {
+            Ok(trouble) => (trouble.0.reason, trouble.0.detail),
+            Err(error) => (DownReason::Protocol, error.to_string()),
+        },
+        Error::Timeout(Timeout::Connect | Timeout::Resolve) => (
+            DownReason::Timeout,
+            format!("no connection within {:?}", config.connect_timeout),
+        ),
+        Error::Timeout(_) => (DownReason::Timeout, format!("no answer within {:?}", config.timeout)),
+        Error::Io(error) => match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+            Some(tls) => (DownReason::TlsFailed, tls.to_string()),
+            None if is_end(&error) => (
+                DownReason::Closed,
+                "the peer closed the connection before it answered".to_owned(),
+            ),
+            None => (DownReason::Closed, error.to_string()),
+        },
+        Error::Rustls(error) => (DownReason::TlsFailed, error.to_string()),
+        Error::Tls(text) => (DownReason::TlsFailed, text.to_owned()),
+        Error::Protocol(error) => (DownReason::Protocol, error.to_string()),
+        Error::LargeResponseHeader(_, limit) => (
+            DownReason::Protocol,
+            format!("the header of the answer is longer than {limit} bytes"),
+        ),
+        _ => (DownReason::Protocol, "the answer could not be read".to_owned()),
+    };
+    Verdict::trouble(reason, shared.endpoint.without_secrets(&text))
+}

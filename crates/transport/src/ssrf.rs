@@ -1,0 +1,373 @@
+//! May a request go to this address? Pure; asked by `http::line` for each address just before it connects to it.
+//!
+//! The trap: a server inside a network reaches what its users do not: cloud metadata, databases, the loopback of its own
+//! machine. A URL that names a public host proves nothing, for the name may resolve to any address, and to another one
+//! next time. So what is judged is the address that the socket connects to, each time. IPv6 addresses that carry an IPv4
+//! one (mapped, translated, tunnelled) are judged by that one. The table follows IANA's special-purpose registries.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Hosts and networks that may be reached although their addresses are not public.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AllowList {
+    networks: Vec<Network>,
+    /// In lower case, without a final dot.
+    hosts: Vec<String>,
+}
+
+/// Why an allow list was refused: the entry that is neither a network nor a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllowListError(String);
+
+impl fmt::Display for AllowListError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "\"{}\" is no host name, address or network such as 10.1.0.0/16",
+            self.0
+        )
+    }
+}
+
+impl std::error::Error for AllowListError {}
+
+impl AllowList {
+    /// Host names, addresses and networks (`10.1.0.0/16`, `fd12::/16`), separated by commas or white space.
+    pub fn parse(text: &str) -> Result<Self, AllowListError> {
+        let mut list = Self::default();
+        for entry in text.split(|c: char| c == ',' || c.is_whitespace()) {
+            if entry.is_empty() {
+                continue;
+            }
+            let refused = || AllowListError(entry.chars().take(80).collect());
+            if let Some(network) = Network::parse(entry) {
+                list.networks.push(network);
+            } else if is_host_name(entry) {
+                list.hosts.push(plain_host(entry));
+            } else {
+                return Err(refused());
+            }
+        }
+        Ok(list)
+    }
+
+    /// Why nothing may be sent to `address`, in words; None if it may. `host` is what the URL says.
+    pub(crate) fn refusal(&self, host: &str, address: IpAddr) -> Option<&'static str> {
+        let address = address.to_canonical(); // an IPv4 address in IPv6's clothes is what it connects to
+        let class = class(address)?;
+        let allowed = self.networks.iter().any(|network| network.contains(address))
+            || self.hosts.iter().any(|allowed| *allowed == plain_host(host));
+        (!allowed).then_some(class)
+    }
+}
+
+fn plain_host(host: &str) -> String {
+    host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
+}
+
+/// A last label of digits would be an address written in an old way, such as 10.1 or 0x7f.1.
+fn is_host_name(text: &str) -> bool {
+    let legal = |c: char| c.is_alphanumeric() || matches!(c, '-' | '.' | '_');
+    let last = plain_host(text);
+    let last = last.rsplit('.').next().unwrap_or_default();
+    text.chars().all(legal) && last.starts_with(char::is_alphabetic)
+}
+
+/// Addresses that share their first bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Network {
+    address: IpAddr,
+    bits: u32,
+}
+
+impl Network {
+    fn parse(text: &str) -> Option<Self> {
+        let (address, bits) = match text.split_once('/') {
+            Some((address, bits)) => (address, Some(bits)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().ok()?;
+        let width = width(address);
+        let bits = match bits {
+            Some(bits) if bits.bytes().all(|b| b.is_ascii_digit()) => {
+                bits.parse().ok().filter(|bits| *bits <= width)?
+            }
+            Some(_) => return None,
+            None => width,
+        };
+        // Mapped, written as such: asked for are canonical addresses.
+        Some(match address.to_canonical() {
+            IpAddr::V4(canonical) if address.is_ipv6() => Self {
+                address: canonical.into(),
+                bits: bits.checked_sub(96)?,
+            },
+            _ => Self { address, bits },
+        })
+    }
+
+    fn contains(self, address: IpAddr) -> bool {
+        width(self.address) == width(address) && prefix(self.address, self.bits) == prefix(address, self.bits)
+    }
+}
+
+fn width(address: IpAddr) -> u32 {
+    if address.is_ipv4() { 32 } else { 128 }
+}
+
+fn prefix(address: IpAddr, bits: u32) -> u128 {
+    let value = match address {
+        IpAddr::V4(v4) => u128::from(u32::from(v4)),
+        IpAddr::V6(v6) => u128::from(v6),
+    };
+    value.checked_shr(width(address) - bits).unwrap_or(0)
+}
+
+/// What kind of address this is, unless it is a public one.
+fn class(address: IpAddr) -> Option<&'static str> {
+    match address {
+        IpAddr::V4(v4) => class_v4(v4),
+        IpAddr::V6(v6) => class_v6(v6),
+    }
+}
+
+const METADATA: &str = "a metadata address of a cloud";
+const PRIVATE: &str = "a private address";
+const RESERVED: &str = "a reserved address";
+const LINK_LOCAL: &str = "a link-local address";
+const MULTICAST: &str = "a multicast address";
+
+/// The first that fits counts.
+const SPECIAL_V4: [([u8; 4], u32, &str); 20] = [
+    ([169, 254, 169, 254], 32, METADATA), // AWS, Google, Azure, and many others
+    ([169, 254, 170, 2], 32, METADATA),   // AWS, of containers
+    ([168, 63, 129, 16], 32, METADATA),   // Azure; of a public network
+    ([100, 100, 100, 200], 32, METADATA), // Alibaba
+    ([192, 0, 0, 192], 32, METADATA),     // Oracle
+    ([0, 0, 0, 0], 8, "an unspecified address"),
+    ([10, 0, 0, 0], 8, PRIVATE),
+    ([100, 64, 0, 0], 10, "an address of carrier-grade NAT"),
+    ([127, 0, 0, 0], 8, "a loopback address"),
+    ([169, 254, 0, 0], 16, LINK_LOCAL),
+    ([172, 16, 0, 0], 12, PRIVATE),
+    ([192, 0, 0, 0], 24, RESERVED),
+    ([192, 0, 2, 0], 24, RESERVED),
+    ([192, 88, 99, 0], 24, RESERVED), // relays of 6to4
+    ([192, 168, 0, 0], 16, PRIVATE),
+    ([198, 18, 0, 0], 15, RESERVED),
+    ([198, 51, 100, 0], 24, RESERVED),
+    ([203, 0, 113, 0], 24, RESERVED),
+    ([224, 0, 0, 0], 4, MULTICAST),
+    ([240, 0, 0, 0], 4, RESERVED),
+];
+
+fn class_v4(address: Ipv4Addr) -> Option<&'static str> {
+    let mut special = SPECIAL_V4.iter();
+    special
+        .find(|(network, bits, _)| prefix(Ipv4Addr::from(*network).into(), *bits) == prefix(address.into(), *bits))
+        .map(|(_, _, class)| *class)
+}
+
+fn class_v6(address: Ipv6Addr) -> Option<&'static str> {
+    let words = address.segments();
+    let embedded = |high: u16, low: u16| Ipv4Addr::from(u32::from(high) << 16 | u32::from(low));
+    match words {
+        [0, 0, 0, 0, 0, 0, 0, 0] => Some("an unspecified address"),
+        [0, 0, 0, 0, 0, 0, 0, 1] => Some("a loopback address"),
+        [0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254] => Some(METADATA), // AWS
+        [0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254] => Some(METADATA),  // Google
+        [0xff00..=0xffff, ..] => Some(MULTICAST),
+        [0xfe80..=0xfebf, ..] => Some(LINK_LOCAL),
+        [0xfc00..=0xfdff, ..] | [0xfec0..=0xfeff, ..] => Some(PRIVATE), // unique-local; site-local, as it once was
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => class_v4(embedded(high, low)), // NAT64
+        [0x2002, high, low, ..] => class_v4(embedded(high, low)),       // 6to4
+        [0x2001, 0..=0x1ff, ..] => Some(RESERVED),                      // Teredo, ORCHID and other protocols
+        [0x2001, 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => Some(RESERVED), // for documentation
+        [0x2000..=0x3fff, ..] => None,
+        // No other space is given out to hosts.
+        _ => Some(RESERVED),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn refusal(allowed: &str, host: &str, address: &str) -> Option<&'static str> {
+        let list = AllowList::parse(allowed).unwrap();
+        list.refusal(host, address.parse().unwrap())
+    }
+
+    #[test]
+    fn public_addresses_may_be_reached() {
+        for address in [
+            "1.1.1.1",
+            "9.255.255.255",
+            "11.0.0.0",
+            "100.63.255.255",
+            "100.128.0.0",
+            "126.255.255.255",
+            "128.0.0.0",
+            "168.63.129.17",
+            "169.253.255.255",
+            "172.15.255.255",
+            "172.32.0.0",
+            "192.167.255.255",
+            "192.169.0.0",
+            "198.17.255.255",
+            "198.20.0.0",
+            "223.255.255.255",
+            "2606:4700::1111",
+            "2a00:1450:4001:82a::200e",
+            "::ffff:8.8.8.8",
+            "64:ff9b::8.8.8.8",
+            "2002:808:808::1",
+            "2001:200::1",
+        ] {
+            assert_eq!(refusal("", "example.com", address), None, "{address}");
+        }
+    }
+
+    #[test]
+    fn every_other_address_is_refused_and_named() {
+        for (address, class) in [
+            ("0.0.0.0", "an unspecified address"),
+            ("0.1.2.3", "an unspecified address"),
+            ("127.0.0.1", "a loopback address"),
+            ("127.255.255.254", "a loopback address"),
+            ("10.0.0.0", PRIVATE),
+            ("10.255.255.255", PRIVATE),
+            ("172.16.0.0", PRIVATE),
+            ("172.31.255.255", PRIVATE),
+            ("192.168.1.1", PRIVATE),
+            ("100.64.0.0", "an address of carrier-grade NAT"),
+            ("100.127.255.255", "an address of carrier-grade NAT"),
+            ("169.254.1.1", LINK_LOCAL),
+            ("169.254.169.254", METADATA),
+            ("169.254.170.2", METADATA),
+            ("168.63.129.16", METADATA),
+            ("100.100.100.200", METADATA),
+            ("192.0.0.192", METADATA),
+            ("192.0.2.1", RESERVED),
+            ("198.19.255.255", RESERVED),
+            ("203.0.113.9", RESERVED),
+            ("224.0.0.1", MULTICAST),
+            ("239.255.255.255", MULTICAST),
+            ("240.0.0.1", RESERVED),
+            ("255.255.255.255", RESERVED),
+            ("::", "an unspecified address"),
+            ("::1", "a loopback address"),
+            ("::ffff:127.0.0.1", "a loopback address"),
+            ("::ffff:a9fe:a9fe", METADATA),
+            ("::ffff:10.0.0.1", PRIVATE),
+            ("::127.0.0.1", RESERVED),
+            ("64:ff9b::10.0.0.1", PRIVATE),
+            ("64:ff9b::169.254.169.254", METADATA),
+            ("64:ff9b:1::1", RESERVED),
+            ("2002:7f00:1::1", "a loopback address"),
+            ("2001:0:4136:e378:8000:63bf:3fff:fdd2", RESERVED),
+            ("2001:db8::1", RESERVED),
+            ("3fff::1", RESERVED),
+            ("fe80::1", LINK_LOCAL),
+            ("febf::1", LINK_LOCAL),
+            ("fec0::1", PRIVATE),
+            ("fc00::1", PRIVATE),
+            ("fdff:ffff::1", PRIVATE),
+            ("fd00:ec2::254", METADATA),
+            ("fd20:ce::254", METADATA),
+            ("ff02::1", MULTICAST),
+            ("100::1", RESERVED),
+            ("5f00::1", RESERVED),
+            ("4000::1", RESERVED),
+        ] {
+            assert_eq!(refusal("", "example.com", address), Some(class), "{address}");
+        }
+    }
+
+    #[test]
+    fn the_list_allows_by_network_by_address_and_by_host() {
+        let list = "10.1.0.0/16, 192.168.7.7 fd12::/16\nhooks.internal,::ffff:10.9.0.0/112";
+        for (host, address) in [
+            ("x", "10.1.2.3"),
+            ("x", "::ffff:10.1.2.3"),
+            ("x", "10.9.0.1"),
+            ("x", "192.168.7.7"),
+            ("x", "fd12:3456::1"),
+            ("hooks.internal", "10.2.0.1"),
+            ("HOOKS.internal.", "127.0.0.1"),
+        ] {
+            assert_eq!(refusal(list, host, address), None, "{host} {address}");
+        }
+        for (host, address) in [
+            ("x", "10.2.0.1"),
+            ("x", "192.168.7.8"),
+            ("x", "fd13::1"),
+            ("x", "10.10.0.1"),
+            ("not-hooks.internal", "10.2.0.1"),
+            ("hooks.internal.evil.com", "10.2.0.1"),
+        ] {
+            assert!(refusal(list, host, address).is_some(), "{host} {address}");
+        }
+    }
+
+    #[test]
+    fn what_is_neither_network_nor_host_is_refused() {
+        for bad in [
+            "10.0.0.0/33",
+            "10.0.0.0/",
+            "10.0.0.0/-1",
+            "10.0.0.0/+8",
+            "fd00::/129",
+            "10.1",
+            "0x7f.1",
+            "a/b",
+            "[::1]",
+            "::ffff:10.0.0.0/8",
+            "*",
+        ] {
+            assert!(AllowList::parse(bad).is_err(), "{bad}");
+        }
+        assert_eq!(AllowList::parse(" , "), Ok(AllowList::default()));
+    }
+
+    proptest! {
+        #[test]
+        fn a_mapped_address_is_judged_as_the_one_it_carries(bits: u32) {
+            let v4 = Ipv4Addr::from(bits);
+            let none = AllowList::default();
+            let expected = none.refusal("h", v4.into());
+            prop_assert_eq!(none.refusal("h", v4.to_ipv6_mapped().into()), expected);
+            let [a, b, c, d] = v4.octets().map(u16::from);
+            let nat64 = Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, a << 8 | b, c << 8 | d);
+            prop_assert_eq!(none.refusal("h", nat64.into()), expected);
+        }
+
+        #[test]
+        fn std_knows_no_inner_address_that_we_let_through(bits: u32, wide: u128) {
+            let none = AllowList::default();
+            let v4 = Ipv4Addr::from(bits);
+            if v4.is_private() || v4.is_loopback() || v4.is_link_local() || v4.is_multicast() || v4.is_unspecified() || v4.is_broadcast() || v4.is_documentation() {
+                prop_assert!(none.refusal("h", v4.into()).is_some());
+            }
+            let v6 = Ipv6Addr::from(wide);
+            if v6.is_unique_local() || v6.is_unicast_link_local() || v6.is_multicast() || v6.is_loopback() {
+                prop_assert!(none.refusal("h", v6.into()).is_some());
+            }
+        }
+
+        #[test]
+        fn a_network_allows_its_addresses_and_no_others(bits: u32, length in 0u32..=32, other: u32) {
+            let list = AllowList::parse(&format!("{}/{length}", Ipv4Addr::from(bits))).unwrap();
+            let inside = length == 0 || bits >> (32 - length) == other >> (32 - length);
+            let network = list.networks[0];
+            prop_assert_eq!(network.contains(Ipv4Addr::from(other).into()), inside);
+            prop_assert!(!network.contains(Ipv6Addr::from(u128::from(other)).into()));
+        }
+
+        #[test]
+        fn no_text_panics(text in "\\PC{0,40}") {
+            let _ = AllowList::parse(&text);
+        }
+    }
+}

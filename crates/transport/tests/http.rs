@@ -1,0 +1,642 @@
+//! The publisher of HTTP destinations, against a receiver written by hand: what is sent, what each answer means, when the
+//! destination rests.
+
+mod support;
+
+use outbox_transport::{
+    AllowList, ConnectionState, Deadline, DownReason, HeaderValue, HttpAuth, HttpConfig, Outcome, Secret,
+};
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant, SystemTime};
+use support::receiver::{self, Receiver, Reply, message, of_key, status, with};
+use support::{DEADLINE, Desk, threads, threads_named};
+
+const KEY_FAILED: &str = "an earlier message of its key failed";
+
+fn is_lost(outcome: &Outcome, said: &str) -> bool {
+    matches!(outcome, Outcome::Lost { reason } if reason.contains(said))
+}
+
+fn downs(desk: &Desk) -> usize {
+    let states = desk.states.iter();
+    states
+        .filter(|state| matches!(state, ConnectionState::Down { .. }))
+        .count()
+}
+
+/// Waits for the pause after the `count`th failure to be over.
+fn until_back(desk: &mut Desk, count: usize) {
+    desk.until("back", |desk| {
+        downs(desk) == count && desk.states.last() == Some(&ConnectionState::Connected)
+    });
+}
+
+fn readable(desk: &Desk) {
+    let mut poll = libc::pollfd {
+        fd: desk.publisher.event_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one live pollfd.
+    let ready = unsafe { libc::poll(&mut poll, 1, DEADLINE.as_millis() as i32) };
+    assert_eq!(ready, 1, "nothing was said");
+}
+
+#[test]
+fn a_message_arrives_as_it_is_over_one_connection() {
+    let receiver = Receiver::start(|_| status(204));
+    let mut desk = Desk::start(HttpConfig {
+        auth: HttpAuth::Bearer(Secret::new("token-1")),
+        headers: vec![("X-Source".into(), Secret::new("pg"))],
+        connection_name: "outbox: server-1".into(),
+        ..receiver.config()
+    });
+    for handle in 0..20 {
+        let mut message = message(handle);
+        message.body = vec![0, 255, b'\r', b'\n', handle as u8];
+        message.properties.headers = vec![
+            ("Seq".into(), HeaderValue::Int(handle as i64)),
+            ("name".into(), HeaderValue::Text("Zoë".into())),
+        ];
+        desk.publish(vec![message]);
+        desk.until_answered(handle as usize + 1);
+    }
+    assert!(
+        desk.outcomes.values().all(|outcome| *outcome == Outcome::Confirmed),
+        "{:?}",
+        desk.outcomes
+    );
+    assert_eq!(desk.states, [ConnectionState::Connecting, ConnectionState::Connected]);
+    desk.stop();
+    assert_eq!(receiver.connections(), 1, "it is kept");
+    for (n, request) in receiver.requests().into_iter().enumerate() {
+        assert_eq!(request.line, "POST /hook?a=b HTTP/1.1\r\n");
+        assert_eq!(request.body, [0, 255, b'\r', b'\n', n as u8]);
+        let (id, port) = (format!("id-{n}"), receiver.port);
+        let mut headers: Vec<_> = request
+            .headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
+        headers.sort_unstable();
+        let agent = concat!("outbox/", env!("CARGO_PKG_VERSION"), " (outbox: server-1)");
+        let expected = [
+            ("accept-encoding", "identity"),
+            ("authorization", "Bearer token-1"),
+            ("content-length", "5"),
+            ("content-type", "application/json"),
+            ("host", &format!("127.0.0.1:{port}")),
+            ("idempotency-key", &id),
+            ("name", "Zoë"),
+            ("seq", &n.to_string()),
+            ("user-agent", agent),
+            ("webhook-id", &id),
+            ("x-source", "pg"),
+        ];
+        assert_eq!(headers, expected);
+    }
+}
+
+#[test]
+fn keys_go_side_by_side_and_no_more_than_told() {
+    let (at_once, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (now, max) = (at_once.clone(), most.clone());
+    let all_here = std::sync::Barrier::new(4);
+    let receiver = Receiver::start(move |request| {
+        max.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        if request.id() != "id-0" {
+            all_here.wait(); // only four at a time get past
+        }
+        now.fetch_sub(1, Ordering::SeqCst);
+        status(200)
+    });
+    let mut desk = Desk::start(HttpConfig {
+        concurrency: 4,
+        ..receiver.config()
+    });
+    desk.publish(vec![message(0)]);
+    desk.until_answered(1);
+    desk.publish(
+        (1..=20)
+            .map(|handle| of_key(handle, &format!("key {}", handle % 4)))
+            .collect(),
+    );
+    desk.until_answered(21);
+    desk.stop();
+    assert_eq!(most.load(Ordering::SeqCst), 4);
+    assert!(receiver.connections() <= 4);
+}
+
+#[test]
+fn each_status_ends_the_message_as_the_rules_say() {
+    let code = Arc::new(AtomicUsize::new(0));
+    let says = code.clone();
+    let receiver = Receiver::start(move |_| {
+        let code = says.load(Ordering::SeqCst) as u16;
+        match code {
+            204 | 304 => Reply::Bytes(format!("HTTP/1.1 {code} x\r\n\r\n").into_bytes()),
+            _ => with(code, "content-type: application/json\r\n", "{\"error\": \"why\"}"),
+        }
+    });
+    let mut desk = Desk::start(receiver.config());
+    let mut count = 0;
+    let rules: [(&[u16], &str); 4] = [
+        (&[200, 201, 202, 204, 206, 299], "confirmed"),
+        (&[400, 413, 414, 415, 422, 431], "refused"),
+        (
+            &[402, 406, 408, 409, 411, 418, 425, 428, 500, 501, 505, 507, 599],
+            "failed",
+        ),
+        (
+            &[
+                300, 301, 302, 303, 304, 307, 308, 401, 403, 404, 405, 407, 410, 429, 502, 503, 504, 600, 999,
+            ],
+            "down",
+        ),
+    ];
+    let mut down_count = 0;
+    for (codes, meaning) in rules {
+        for said in codes {
+            code.store(usize::from(*said), Ordering::SeqCst);
+            desk.publish(vec![of_key(count, "k")]);
+            desk.until_answered(count as usize + 1);
+            let outcome = desk.outcomes[&count].clone();
+            let (text, found) = match &outcome {
+                Outcome::Confirmed => ("", "confirmed"),
+                Outcome::Refused { reason } => (reason.as_str(), "refused"),
+                Outcome::Failed { reason } => (reason.as_str(), "failed"),
+                Outcome::Lost { reason } => (reason.as_str(), "down"),
+                other => panic!("{said}: {other:?}"),
+            };
+            assert_eq!(found, meaning, "{said}: {outcome:?}");
+            if meaning != "confirmed" {
+                assert!(text.contains(&format!("HTTP {said}")), "{text}");
+                assert!(text.contains("{\"error\": \"why\"}") || *said == 304, "{text}");
+            }
+            if meaning == "down" {
+                down_count += 1;
+                until_back(&mut desk, down_count);
+            }
+            assert_eq!(downs(&desk), down_count, "{said}: {:?}", desk.states);
+            count += 1;
+        }
+    }
+    desk.stop();
+    assert_eq!(receiver.requests().len() as u64, count, "each went once");
+}
+
+#[test]
+fn each_trouble_has_its_word() {
+    for (code, word) in [
+        (401, DownReason::AuthRefused),
+        (302, DownReason::EndpointRefused),
+        (404, DownReason::EndpointRefused),
+        (429, DownReason::Throttled),
+        (503, DownReason::Unavailable),
+    ] {
+        let receiver = Receiver::start(move |_| status(code));
+        let mut desk = Desk::start(receiver.config());
+        desk.publish(vec![message(1)]);
+        let (reason, detail) = desk.until_down();
+        assert_eq!(reason, word, "{detail}");
+        desk.stop();
+    }
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let nowhere = receiver::config(&format!("http://127.0.0.1:{port}/"));
+    let no_name = receiver::config("http://no-such-host.invalid/");
+    for config in [nowhere, no_name] {
+        let mut desk = Desk::start(config);
+        desk.publish(vec![message(1)]);
+        let (reason, detail) = desk.until_down();
+        assert_eq!(reason, DownReason::Unreachable, "{detail}");
+        desk.stop();
+    }
+}
+
+#[test]
+fn a_redirect_is_not_followed() {
+    let other = Receiver::start(|_| status(200));
+    let location = format!("location: http://127.0.0.1:{}/\r\n", other.port);
+    let codes = [301, 302, 303, 307, 308];
+    let receiver = Receiver::start(move |request| {
+        let n: usize = request.id()[3..].parse().unwrap();
+        with(codes[n], &location, "")
+    });
+    let mut desk = Desk::start(receiver.config());
+    for n in 0..codes.len() {
+        desk.publish(vec![message(n as u64)]);
+        until_back(&mut desk, n + 1);
+    }
+    desk.stop();
+    assert!(
+        desk.outcomes.values().all(|outcome| is_lost(outcome, "HTTP 30")),
+        "{:?}",
+        desk.outcomes
+    );
+    assert_eq!((other.connections(), receiver.requests().len()), (0, codes.len()));
+}
+
+#[test]
+fn the_pause_grows_and_one_success_makes_it_short_again() {
+    let healthy = Arc::new(AtomicBool::new(false));
+    let says = healthy.clone();
+    let receiver = Receiver::start(move |_| status(if says.load(Ordering::SeqCst) { 200 } else { 503 }));
+    let mut desk = Desk::start(HttpConfig {
+        backoff_min: Duration::from_millis(50),
+        backoff_max: Duration::from_millis(200),
+        ..receiver.config()
+    });
+    let mut handle = 0;
+    let mut pause = |desk: &mut Desk, count| {
+        handle += 1;
+        desk.publish(vec![message(handle)]);
+        desk.until("down", |desk| downs(desk) == count);
+        let started = Instant::now();
+        until_back(desk, count);
+        started.elapsed().as_millis() as u64 + 20 // it may have been down for a moment before we saw it
+    };
+    for (count, least_ms) in [(1, 50), (2, 100), (3, 200), (4, 200)] {
+        let found = pause(&mut desk, count);
+        assert!(found >= least_ms, "{count}: {found} ms");
+    }
+    healthy.store(true, Ordering::SeqCst);
+    desk.publish(vec![message(100)]);
+    desk.until("arrived", |desk| desk.outcomes.get(&100) == Some(&Outcome::Confirmed));
+    healthy.store(false, Ordering::SeqCst);
+    let found = pause(&mut desk, 5);
+    assert!((50..200).contains(&found), "{found} ms");
+    desk.stop();
+}
+
+#[test]
+fn retry_after_is_honoured_in_seconds_and_as_a_date() {
+    for (code, as_date) in [(503, false), (429, true)] {
+        let receiver = Receiver::start(move |_| {
+            // A date has whole seconds: of two, at least one is left.
+            let value = match as_date {
+                true => httpdate::fmt_http_date(SystemTime::now() + Duration::from_secs(2)),
+                false => "1".to_owned(),
+            };
+            with(code, &format!("retry-after: {value}\r\n"), "")
+        });
+        let mut desk = Desk::start(receiver.config());
+        let started = Instant::now();
+        desk.publish(vec![message(1)]);
+        desk.until_down();
+        // Meanwhile every message comes back at once, and none is sent.
+        desk.publish(vec![message(2), of_key(3, "k")]);
+        desk.until_answered(3);
+        assert!(
+            started.elapsed() < Duration::from_millis(900),
+            "{:?}",
+            started.elapsed()
+        );
+        assert!(
+            desk.outcomes.values().all(|outcome| is_lost(outcome, "HTTP ")),
+            "{:?}",
+            desk.outcomes
+        );
+        until_back(&mut desk, 1);
+        let paused = started.elapsed();
+        assert!(
+            (Duration::from_millis(999)..Duration::from_secs(4)).contains(&paused),
+            "{paused:?}"
+        );
+        assert_eq!(receiver.requests().len(), 1);
+        desk.stop();
+    }
+}
+
+#[test]
+fn after_a_pause_one_message_goes_alone_until_it_is_answered() {
+    let (go, gate) = mpsc::channel::<u16>();
+    let gate = Mutex::new(gate);
+    let receiver = Receiver::start(move |_| status(gate.lock().unwrap().recv().unwrap_or(200)));
+    let mut desk = Desk::start(receiver.config());
+    // At the start, too, nobody knows whether anybody answers.
+    desk.publish((0..10).map(message).collect());
+    go.send(503).unwrap();
+    desk.until_answered(10);
+    assert_eq!(receiver.ids(), ["id-0"], "the others were not sent");
+    until_back(&mut desk, 1);
+    desk.publish((10..20).map(message).collect());
+    go.send(503).unwrap();
+    desk.until_answered(20);
+    until_back(&mut desk, 2);
+    assert_eq!(receiver.ids(), ["id-0", "id-10"]);
+    desk.publish((20..30).map(message).collect());
+    (0..10).for_each(|_| go.send(200).unwrap());
+    desk.until_answered(30);
+    assert!((20..30).all(|handle| desk.outcomes[&handle] == Outcome::Confirmed));
+    desk.stop();
+}
+
+#[test]
+fn nothing_of_a_failed_key_is_sent_until_its_failure_was_drained() {
+    let receiver = Receiver::start(|request| status(if request.id() == "id-1" { 500 } else { 200 }));
+    let mut desk = Desk::start(receiver.config());
+    desk.publish(vec![of_key(0, "a")]);
+    desk.until_answered(1);
+    let mut batch: Vec<_> = (1..5).map(|handle| of_key(handle, "a")).collect();
+    batch.extend([of_key(5, "b"), message(6)]);
+    desk.publisher.try_publish(batch).unwrap();
+    readable(&desk);
+    // The failure of 1 may have been said or not; it has not been drained.
+    desk.publisher
+        .try_publish(vec![of_key(7, "a"), of_key(8, "b")])
+        .unwrap();
+    desk.until_answered(9);
+    assert!(matches!(&desk.outcomes[&1], Outcome::Failed { reason } if reason.starts_with("HTTP 500")));
+    for handle in [2, 3, 4, 7] {
+        assert!(
+            is_lost(&desk.outcomes[&handle], KEY_FAILED),
+            "{handle}: {:?}",
+            desk.outcomes
+        );
+    }
+    for handle in [5, 6, 8] {
+        assert_eq!(desk.outcomes[&handle], Outcome::Confirmed, "{handle}");
+    }
+    desk.publish(vec![of_key(9, "a"), of_key(10, "a")]);
+    desk.until_answered(11);
+    assert!([9, 10].iter().all(|handle| desk.outcomes[handle] == Outcome::Confirmed));
+    desk.stop();
+    let mut ids = receiver.ids();
+    let of_a: Vec<_> = ids
+        .extract_if(.., |id| ["id-0", "id-1", "id-9", "id-10"].contains(&id.as_str()))
+        .collect();
+    assert_eq!(of_a, ["id-0", "id-1", "id-9", "id-10"]);
+    ids.sort_unstable();
+    assert_eq!(ids, ["id-5", "id-6", "id-8"]);
+}
+
+#[test]
+fn what_cannot_be_sent_fails_alone_and_says_nothing_of_the_destination() {
+    let receiver = Receiver::start(|_| status(200));
+    let mut desk = Desk::start(receiver.config());
+    let mut bad = of_key(1, "k");
+    bad.properties.headers = vec![("a b".into(), HeaderValue::Int(1))];
+    let mut nameless = message(2);
+    nameless.properties.message_id.clear();
+    desk.publish(vec![bad, nameless, of_key(3, "k"), message(4)]);
+    desk.until_answered(4);
+    assert!(matches!(&desk.outcomes[&1], Outcome::Unsendable { reason } if reason.contains("\"a b\"")));
+    assert!(matches!(&desk.outcomes[&2], Outcome::Unsendable { reason } if reason.contains("no id")));
+    assert!(is_lost(&desk.outcomes[&3], KEY_FAILED));
+    assert_eq!(desk.outcomes[&4], Outcome::Confirmed);
+    assert_eq!(downs(&desk), 0);
+    desk.stop();
+    assert_eq!(receiver.ids(), ["id-4"]);
+}
+
+#[test]
+fn nothing_is_sent_after_the_deadline() {
+    let receiver = Receiver::start(|_| status(200));
+    let deadline = Deadline::default();
+    let mut desk = Desk::start(HttpConfig {
+        deadline: deadline.clone(),
+        ..receiver.config()
+    });
+    desk.publish(vec![message(1)]);
+    desk.until_answered(1);
+    deadline.end();
+    desk.publish(vec![message(2), of_key(3, "k")]);
+    desk.until_answered(3);
+    let (reason, detail) = desk.until_down();
+    assert_eq!((reason, detail.as_str()), (DownReason::Closed, "the lease has run out"));
+    assert!(
+        [2, 3]
+            .iter()
+            .all(|handle| is_lost(&desk.outcomes[handle], "the lease has run out"))
+    );
+    deadline.lift();
+    desk.until("back", |desk| desk.states.last() == Some(&ConnectionState::Connected));
+    desk.publish(vec![message(4)]);
+    desk.until("arrived", |desk| desk.outcomes.get(&4) == Some(&Outcome::Confirmed));
+    desk.stop();
+    assert_eq!(receiver.ids(), ["id-1", "id-4"]);
+}
+
+#[test]
+fn a_message_that_is_half_sent_at_the_deadline_is_never_completed() {
+    const BODY_BYTES: usize = 16 << 20;
+    let (half, is_half) = mpsc::channel();
+    let (go_on, goes_on) = mpsc::channel::<()>();
+    let (got, was_got) = mpsc::channel();
+    let (half, goes_on, got) = (Mutex::new(half), Mutex::new(goes_on), Mutex::new(got));
+    let receiver = Receiver::play(move |mut stream, _, _| {
+        stream.read_exact(&mut [0; 1000])?;
+        half.lock().unwrap().send(()).unwrap();
+        goes_on.lock().unwrap().recv_timeout(DEADLINE).unwrap();
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+        got.lock().unwrap().send(rest.len()).unwrap();
+        Ok(())
+    });
+    let deadline = Deadline::default();
+    let mut desk = Desk::start(HttpConfig {
+        deadline: deadline.clone(),
+        ..receiver.config()
+    });
+    let mut large = message(1);
+    large.body = vec![b'x'; BODY_BYTES];
+    desk.publish(vec![large]);
+    is_half.recv_timeout(DEADLINE).unwrap();
+    deadline.end();
+    go_on.send(()).unwrap();
+    desk.until_answered(1);
+    assert!(
+        is_lost(&desk.outcomes[&1], "the lease has run out"),
+        "{:?}",
+        desk.outcomes
+    );
+    let bytes = was_got.recv_timeout(DEADLINE).unwrap();
+    assert!(bytes < BODY_BYTES, "{bytes} bytes arrived");
+    desk.stop();
+}
+
+#[test]
+fn a_connection_that_was_closed_meanwhile_costs_no_message() {
+    // Each connection dies with its second request, as when the server closes an idle one just then.
+    let receiver = Receiver::start(|request| match request.index {
+        0 => status(200),
+        _ => Reply::Close(Vec::new()),
+    });
+    let mut desk = Desk::start(receiver.config());
+    for handle in 0..5 {
+        desk.publish(vec![message(handle)]);
+        desk.until_answered(handle as usize + 1);
+        assert_eq!(desk.outcomes[&handle], Outcome::Confirmed);
+    }
+    assert_eq!(downs(&desk), 0, "{:?}", desk.states);
+    desk.stop();
+    assert_eq!((receiver.connections(), receiver.requests().len()), (5, 9));
+}
+
+#[test]
+fn a_server_that_refuses_a_body_before_it_has_read_it_is_understood() {
+    // It closes with unread bytes, so the kernel resets the connection while we write.
+    let receiver = Receiver::play(|mut stream, _, _| {
+        stream.read_exact(&mut [0; 100])?;
+        stream.write_all(b"HTTP/1.1 413 x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+    });
+    let mut desk = Desk::start(receiver.config());
+    for handle in 0..5 {
+        let mut large = message(handle);
+        large.body = vec![b'x'; 8 << 20];
+        desk.publish(vec![large]);
+        desk.until_answered(handle as usize + 1);
+        let outcome = &desk.outcomes[&handle];
+        assert!(
+            matches!(outcome, Outcome::Refused { reason } if reason.contains("413")),
+            "{outcome:?}"
+        );
+    }
+    assert_eq!(downs(&desk), 0, "{:?}", desk.states);
+    desk.stop();
+}
+
+#[test]
+fn an_address_that_is_not_public_is_not_connected_to_unless_allowed() {
+    let receiver = Receiver::start(|_| status(200));
+    let url = |host: &str| format!("http://{host}:{}/", receiver.port);
+    let refused = |url: &str, allow: &str| {
+        let config = receiver::config(url);
+        let mut desk = Desk::start(HttpConfig {
+            allow: AllowList::parse(allow).unwrap(),
+            ..config
+        });
+        desk.publish(vec![message(1)]);
+        desk.until_answered(1);
+        let down = desk.states.iter().any(|state| {
+            matches!(state, ConnectionState::Down { reason: DownReason::AddressRefused, detail } if detail.contains("loopback"))
+        });
+        assert_eq!(
+            down,
+            desk.outcomes[&1] != Outcome::Confirmed,
+            "{:?} {:?}",
+            desk.states,
+            desk.outcomes
+        );
+        desk.stop();
+        down
+    };
+    // Names, and what getaddrinfo also takes for an address.
+    for host in [
+        "127.0.0.1",
+        "[::ffff:127.0.0.1]",
+        "localhost",
+        "2130706433",
+        "0x7f.1",
+        "127.1",
+    ] {
+        assert!(refused(&url(host), "10.0.0.0/8 example.com"), "{host}");
+    }
+    assert_eq!(receiver.connections(), 0);
+    assert!(!refused(&url("localhost"), "localhost"));
+    assert!(!refused(&url("127.1"), "127.0.0.1"));
+    assert_eq!(receiver.connections(), 2);
+}
+
+#[test]
+fn no_text_repeats_a_secret_that_the_receiver_sends_back() {
+    let receiver = Receiver::start(|request| {
+        let mut echo = format!("{} {:?}", request.line.trim_end(), request.headers);
+        echo.retain(|c| c != '"');
+        let kind = "content-type: text/plain\r\n";
+        match request.id() {
+            "id-1" => with(422, kind, &echo),
+            "id-2" => with(500, kind, &echo),
+            "id-3" => Reply::Close(format!("HTTP/1.1 x {}\r\n\r\n", request.header("authorization")).into_bytes()),
+            _ => with(401, kind, &echo),
+        }
+    });
+    let mut desk = Desk::start(HttpConfig {
+        address: outbox_transport::parse_http_url(&format!("http://127.0.0.1:{}/services/SECRET-1", receiver.port))
+            .unwrap(),
+        auth: HttpAuth::Bearer(Secret::new("SECRET-2")),
+        headers: vec![("x-key".into(), Secret::new("SECRET-3"))],
+        ..receiver.config()
+    });
+    for handle in 1..=4 {
+        desk.publish(vec![message(handle)]);
+        desk.until_answered(handle as usize);
+        desk.until("connected", |desk| {
+            desk.states.last() == Some(&ConnectionState::Connected)
+        });
+    }
+    desk.stop();
+    let said = format!("{:?} {:?}", desk.outcomes, desk.states);
+    assert!(said.contains("POST … HTTP/1.1") && said.contains("HTTP 422"), "{said}");
+    assert!(!said.contains("SECRET"), "{said}");
+    for state in &desk.states {
+        if let ConnectionState::Down { detail, .. } = state {
+            assert!(detail.chars().count() <= 200, "{detail}");
+        }
+    }
+}
+
+#[test]
+fn every_thread_has_every_signal_blocked_and_none_outlives_the_publisher() {
+    let name = "outbox-http";
+    let receiver = Receiver::start(|_| status(200));
+    let mut desk = Desk::start(HttpConfig {
+        address: outbox_transport::parse_http_url(&format!("http://localhost:{}/", receiver.port)).unwrap(),
+        ..receiver.config()
+    });
+    desk.publish((0..50).map(message).collect());
+    desk.until_answered(50);
+    assert!(desk.outcomes.values().all(|outcome| *outcome == Outcome::Confirmed));
+    let ours: Vec<_> = threads()
+        .into_iter()
+        .filter(|(thread, _)| thread.starts_with("outbox-"))
+        .collect();
+    assert!(ours.iter().any(|(thread, _)| thread == name), "{ours:?}");
+    for (name, blocked) in ours {
+        // All 64 but SIGKILL, SIGSTOP and the two that glibc keeps for itself.
+        let unblockable = 1 << 8 | 1 << 18 | 1 << 31 | 1 << 32;
+        assert_eq!(blocked | unblockable, u64::MAX, "{name} has blocked only {blocked:x}");
+    }
+    desk.stop();
+    // Other tests of this file run beside; theirs end, too.
+    let deadline = Instant::now() + DEADLINE;
+    while threads_named(name) > 0 {
+        assert!(Instant::now() < deadline, "{:?}", threads());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn the_proxy_of_the_environment_is_not_used() {
+    const INNER: &str = "OUTBOX_TEST_WITH_PROXY";
+    if std::env::var_os(INNER).is_some() {
+        let receiver = Receiver::start(|_| status(200));
+        let mut desk = Desk::start(receiver.config());
+        desk.publish(vec![message(1)]);
+        desk.until_answered(1);
+        assert_eq!(desk.outcomes[&1], Outcome::Confirmed, "{:?}", desk.states);
+        return desk.stop();
+    }
+    let proxy = Receiver::start(|_| status(500));
+    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    again
+        .args(["--exact", "the_proxy_of_the_environment_is_not_used"])
+        .env(INNER, "1");
+    for name in [
+        "http_proxy",
+        "HTTP_PROXY",
+        "https_proxy",
+        "HTTPS_PROXY",
+        "all_proxy",
+        "ALL_PROXY",
+    ] {
+        again.env(name, format!("http://127.0.0.1:{}", proxy.port));
+    }
+    let output = again.env_remove("NO_PROXY").env_remove("no_proxy").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
+    assert_eq!(proxy.connections(), 0);
+}
