@@ -24,8 +24,8 @@ need gcc cc
 if [ "${1:-build}" = servers ]; then
   need openssl openssl
   need rabbitmq-server /usr/lib/rabbitmq/bin/rabbitmq-server
-  # tests/cloudevents.rs has a message read by a library of Python, in an environment of its own.
-  python3 -c 'import ensurepip' >/dev/null 2>&1 || missing="$missing python3-venv"
+  # Some tests check messages with libraries of PyPI, in environments of their own below target/.
+  python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing="$missing python3-venv"
   need postgresql-client-15 "$("$pg_config" --bindir 2>/dev/null || echo /usr/lib/postgresql/15/bin)/pg_dump"
 fi
 [ -n "$missing" ] || exit 0

@@ -98,7 +98,7 @@ pub enum ExchangeType {
 #[derive(Clone, Debug)]
 pub enum TransportConfig {
     Amqp(AmqpConfig),
-    Http(Box<HttpConfig>),
+    Http(HttpConfig),
 }
 
 impl From<AmqpConfig> for TransportConfig {
@@ -109,7 +109,7 @@ impl From<AmqpConfig> for TransportConfig {
 
 impl From<HttpConfig> for TransportConfig {
     fn from(config: HttpConfig) -> Self {
-        Self::Http(Box::new(config))
+        Self::Http(config)
     }
 }
 

@@ -168,9 +168,6 @@ impl Poster {
     /// Gives messages to free threads.
     fn send(&mut self, intake: &Intake<'_>) {
         while self.rests_until.is_none() && self.order.waiting() > 0 && self.may_send() {
-            if self.shared.config.deadline.has_passed() {
-                return self.go_down(Fault::new(DownReason::Closed, "the lease has run out"), None, intake);
-            }
             let Some(index) = self.free_sender(intake) else { return };
             let Some((publication, key)) = self.order.next() else {
                 return self.idle.push(index);

@@ -104,12 +104,12 @@ pub enum DownReason {
 impl fmt::Display for DownReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Unreachable => "the broker cannot be reached",
-            Self::AuthRefused => "the broker refuses the user, the password or the permission",
+            Self::Unreachable => "the destination cannot be reached",
+            Self::AuthRefused => "the destination refuses the user, the password or the permission",
             Self::VhostRefused => "the virtual host is missing or closed to this user",
             Self::ExchangeMissing => "the exchange does not exist",
             Self::ExchangeMismatch => "the exchange exists with other properties",
-            Self::Timeout => "the broker did not answer in time",
+            Self::Timeout => "the destination did not answer in time",
             Self::TlsFailed => "TLS failed",
             Self::Protocol => "the peer broke the protocol, or does not speak it",
             Self::Closed => "the connection was closed",

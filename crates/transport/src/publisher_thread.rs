@@ -39,7 +39,7 @@ pub(crate) fn main(
         let mut intake = Intake { batches, stop, shared };
         match config {
             TransportConfig::Amqp(config) => runtime.get().block_on(keep_connected(&config, &mut intake)),
-            TransportConfig::Http(config) => runtime.get().block_on(http::keep_posting(*config, &mut intake)),
+            TransportConfig::Http(config) => runtime.get().block_on(http::keep_posting(config, &mut intake)),
         }
     });
     if let Some(text) = death {

@@ -6,7 +6,7 @@ mod support;
 use outbox_transport::{
     AllowList, ConnectionState, Deadline, DownReason, HeaderValue, HttpAuth, HttpConfig, Outcome, Secret,
 };
-use std::io::{Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -474,6 +474,134 @@ fn a_connection_that_was_closed_meanwhile_costs_no_message() {
     assert_eq!(downs(&desk), 0, "{:?}", desk.states);
     desk.stop();
     assert_eq!((receiver.connections(), receiver.requests().len()), (5, 9));
+}
+
+#[test]
+fn a_message_that_was_half_answered_is_not_sent_twice() {
+    let receiver = Receiver::start(|request| match request.index {
+        0 => status(200),
+        _ => Reply::Close(b"HTTP/1.1 2".to_vec()),
+    });
+    let mut desk = Desk::start(receiver.config());
+    for handle in 0..2 {
+        desk.publish(vec![message(handle)]);
+        desk.until_answered(handle as usize + 1);
+    }
+    assert!(
+        is_lost(&desk.outcomes[&1], "closed the connection"),
+        "{:?}",
+        desk.outcomes
+    );
+    desk.stop();
+    assert_eq!(receiver.ids(), ["id-0", "id-1"]);
+}
+
+#[test]
+fn an_answer_that_nobody_asked_for_is_no_answer_to_the_next_message() {
+    // As servers do that say 408 to an idle connection before they close it.
+    let (go, goes) = mpsc::channel::<()>();
+    let (said, was_said) = mpsc::channel();
+    let (goes, said) = (Mutex::new(goes), Mutex::new(said));
+    let receiver = Receiver::play(move |mut stream, _, _| {
+        let mut reader = BufReader::new(stream.try_clone()?);
+        receiver::read_request(&mut reader)?;
+        stream.write_all(b"HTTP/1.1 200 x\r\ncontent-length: 0\r\n\r\n")?;
+        goes.lock().unwrap().recv_timeout(DEADLINE).unwrap();
+        stream.write_all(b"HTTP/1.1 408 x\r\ncontent-length: 0\r\n\r\n")?;
+        said.lock().unwrap().send(()).unwrap();
+        reader.read(&mut [0]).map(drop)
+    });
+    let mut desk = Desk::start(receiver.config());
+    for handle in 0..5 {
+        desk.publish(vec![message(handle)]);
+        desk.until_answered(handle as usize + 1);
+        assert_eq!(desk.outcomes[&handle], Outcome::Confirmed);
+        go.send(()).unwrap();
+        was_said.recv_timeout(DEADLINE).unwrap();
+    }
+    desk.stop();
+    assert_eq!(receiver.connections(), 5);
+}
+
+#[test]
+fn a_caller_that_never_drains_is_stopped_by_the_window() {
+    let (_never, comes) = mpsc::channel::<()>();
+    let comes = Mutex::new(comes);
+    let receiver = Receiver::start(move |_| {
+        let _ = comes.lock().unwrap().recv_timeout(DEADLINE);
+        status(200)
+    });
+    let mut desk = Desk::start(HttpConfig {
+        window: 10,
+        ..receiver.config()
+    });
+    let (mut taken, mut refused_since) = (0, None);
+    while refused_since.is_none_or(|since: Instant| since.elapsed() < Duration::from_millis(200)) {
+        let batch = (taken..taken + 5).map(message).collect();
+        match desk.publisher.try_publish(batch) {
+            Ok(()) => (taken, refused_since) = (taken + 5, None),
+            Err(_) => {
+                refused_since.get_or_insert_with(Instant::now);
+                std::thread::yield_now();
+            }
+        }
+        assert!(taken < 1000, "there is no bound");
+    }
+    // One is on its way, 10 to 14 wait, 4 batches are in the queue.
+    assert!((15..=35).contains(&taken), "{taken}");
+    desk.stop();
+    assert_eq!(desk.outcomes.len() as u64, taken);
+}
+
+#[test]
+fn trouble_of_a_request_that_was_sent_before_the_pause_is_no_new_trouble() {
+    let (one, two) = (mpsc::channel(), mpsc::channel());
+    let (answers, gates) = ([one.0, two.0], [one.1, two.1].map(Mutex::new));
+    let (arrived, has_arrived) = mpsc::channel();
+    let arrived = Mutex::new(arrived);
+    let receiver = Receiver::start(move |request| {
+        let Some(gate) = ["id-1", "id-2"].iter().position(|id| *id == request.id()) else {
+            return status(200);
+        };
+        arrived.lock().unwrap().send(()).unwrap();
+        let (code, headers): (u16, &str) = gates[gate].lock().unwrap().recv_timeout(DEADLINE).unwrap();
+        with(code, headers, "")
+    });
+    let mut desk = Desk::start(HttpConfig {
+        backoff_min: Duration::from_millis(300),
+        ..receiver.config()
+    });
+    desk.publish(vec![message(0)]);
+    desk.until_answered(1);
+    let both_sent = |desk: &mut Desk, first| {
+        let mut messages = [message(1), message(2)];
+        (0..2).for_each(|n| messages[n].handle = first + n as u64);
+        desk.publish(messages.into());
+        (0..2).for_each(|_| has_arrived.recv_timeout(DEADLINE).unwrap());
+    };
+    both_sent(&mut desk, 1);
+    answers[0].send((503, "")).unwrap();
+    until_back(&mut desk, 1);
+    answers[1].send((503, "")).unwrap();
+    desk.until_answered(3);
+    assert!(is_lost(&desk.outcomes[&2], "HTTP 503"));
+    assert_eq!(downs(&desk), 1, "{:?}", desk.states);
+
+    // But while it rests, it may be told to rest longer.
+    desk.publish(vec![message(3)]);
+    desk.until_answered(4);
+    both_sent(&mut desk, 4);
+    answers[0].send((503, "")).unwrap();
+    desk.until("down", |desk| downs(desk) == 2);
+    let started = Instant::now();
+    answers[1].send((429, "retry-after: 1\r\n")).unwrap();
+    until_back(&mut desk, 2);
+    assert!(
+        started.elapsed() > Duration::from_millis(900),
+        "{:?}",
+        started.elapsed()
+    );
+    desk.stop();
 }
 
 #[test]

@@ -29,6 +29,15 @@ fn reset(stream: TcpStream) -> io::Result<()> {
     SockRef::from(&stream).set_linger(Some(Duration::ZERO))
 }
 
+/// No wait of the publisher's ends by itself before the test does.
+fn patient(config: HttpConfig) -> HttpConfig {
+    HttpConfig {
+        timeout: 20 * DEADLINE,
+        connect_timeout: 20 * DEADLINE,
+        ..config
+    }
+}
+
 /// Until the publisher has had enough.
 fn hang(mut stream: &TcpStream) -> io::Result<()> {
     while stream.read(&mut [0; 4096])? > 0 {}
@@ -295,7 +304,7 @@ fn stop_returns_within_its_limit_whatever_the_peer_does() {
             let _ = began.lock().unwrap().send(());
             play(stream)
         });
-        let mut desk = Desk::start(peer.config());
+        let mut desk = Desk::start(patient(peer.config()));
         desk.publish((1..=30).map(message).collect());
         has_begun.recv_timeout(DEADLINE).unwrap();
         let started = Instant::now();
@@ -326,11 +335,7 @@ fn stop_wakes_who_waits_for_a_connection() {
         assert!(filling.len() < 100, "the queue does not fill");
     }
     let url = format!("http://127.0.0.1:{port}/");
-    let config = HttpConfig {
-        connect_timeout: Duration::from_secs(20),
-        ..receiver::config(&url)
-    };
-    let mut desk = Desk::start(config);
+    let mut desk = Desk::start(patient(receiver::config(&url)));
     desk.publish(vec![message(1)]);
     let deadline = Instant::now() + DEADLINE;
     while threads_named("outbox-http") == 0 {
@@ -375,6 +380,22 @@ fn answers_on_their_way_are_waited_for_at_stop() {
     assert_eq!(desk.outcomes[&1], Outcome::Confirmed);
     assert!(matches!(desk.outcomes[&2], Outcome::Lost { .. }));
     assert_eq!(peer.ids(), ["id-1"], "nothing more is sent");
+    until_no_thread_is_left();
+}
+
+#[test]
+fn a_publisher_that_is_dropped_leaves_nothing_behind() {
+    let _alone = alone();
+    let (began, has_begun) = mpsc::channel();
+    let began = Mutex::new(began);
+    let peer = Receiver::play(move |stream, _, _| {
+        let _ = began.lock().unwrap().send(());
+        hang(&stream)
+    });
+    let desk = Desk::start(patient(peer.config()));
+    desk.publisher.try_publish(vec![message(1)]).unwrap();
+    has_begun.recv_timeout(DEADLINE).unwrap();
+    drop(desk);
     until_no_thread_is_left();
 }
 

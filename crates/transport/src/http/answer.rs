@@ -117,7 +117,7 @@ mod tests {
                 401 | 403 | 407 => "AuthRefused",
                 404 | 405 | 410 => "EndpointRefused",
                 429 => "Throttled",
-                502 | 503 | 504 => "Unavailable",
+                502..=504 => "Unavailable",
                 300..=399 => "EndpointRefused",
                 400..=599 => "failed",
                 _ => "Protocol",

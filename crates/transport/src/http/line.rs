@@ -48,8 +48,9 @@ fn trouble(reason: DownReason, detail: impl Into<String>) -> Error {
 pub(crate) struct Line {
     lookup: Arc<Lookup>,
     state: Mutex<LineState>,
-    /// Since the last request began: a connection was made; a byte came in.
+    /// Since the last request began: a connection was begun; it was made, TLS included; a byte came in.
     is_fresh: AtomicBool,
+    is_made: AtomicBool,
     has_heard: AtomicBool,
 }
 
@@ -66,6 +67,7 @@ impl Line {
             lookup,
             state: Mutex::default(),
             is_fresh: AtomicBool::new(false),
+            is_made: AtomicBool::new(false),
             has_heard: AtomicBool::new(false),
         }
     }
@@ -88,8 +90,14 @@ impl Line {
     }
 
     pub(crate) fn begin_request(&self) {
-        self.is_fresh.store(false, Ordering::Relaxed);
-        self.has_heard.store(false, Ordering::Relaxed);
+        for flag in [&self.is_fresh, &self.is_made, &self.has_heard] {
+            flag.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// A connection was begun and came to nothing.
+    pub(crate) fn is_half_made(&self) -> bool {
+        self.is_fresh.load(Ordering::Relaxed) && !self.is_made.load(Ordering::Relaxed)
     }
 
     /// The peer said nothing, and the connection was an old one: it may have been closed just before the request.
@@ -262,6 +270,24 @@ impl Connector<()> for Dialer {
     }
 }
 
+/// The last link of the chain of connectors: TLS, if any, stands.
+pub(crate) struct Made(pub(crate) Arc<Line>);
+
+impl fmt::Debug for Made {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Made")
+    }
+}
+
+impl<In: Transport> Connector<In> for Made {
+    type Out = In;
+
+    fn connect(&self, _: &ConnectionDetails<'_>, chained: Option<In>) -> Result<Option<In>, Error> {
+        self.0.is_made.store(true, Ordering::Relaxed);
+        Ok(chained)
+    }
+}
+
 /// The first that answers; each gets half of what time is left, the last all of it.
 fn dial(line: &Line, addresses: &[SocketAddr], until: Instant) -> Result<Arc<Socket>, Error> {
     let mut last = trouble(DownReason::Unreachable, "the host has no address");
@@ -277,7 +303,13 @@ fn dial(line: &Line, addresses: &[SocketAddr], until: Instant) -> Result<Arc<Soc
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 last = trouble(DownReason::Timeout, format!("{address}: no connection in time"));
             }
-            Err(error) => last = trouble(DownReason::Unreachable, format!("{address}: {error}")),
+            Err(error) => {
+                let reason = match error.kind() {
+                    io::ErrorKind::ConnectionReset => DownReason::Closed, // it was there, for a moment
+                    _ => DownReason::Unreachable,
+                };
+                last = trouble(reason, format!("{address}: {error}"));
+            }
         }
     }
     Err(last)

@@ -6,7 +6,7 @@
 
 use super::answer::{self, Verdict};
 use super::config::HttpConfig;
-use super::line::{Dialer, Line, NoResolver, Trouble};
+use super::line::{Dialer, Line, Made, NoResolver, Trouble};
 use super::request::Endpoint;
 use crate::publisher::DownReason;
 use crate::publisher_thread::panic_text;
@@ -78,8 +78,10 @@ fn post(shared: &Shared, line: &Arc<Line>, agent: &mut Option<Agent>, message: &
             Err(text) => return Verdict::trouble(DownReason::TlsFailed, text),
         },
     };
-    let answered = run(agent, line, request).and_then(|answer| read(&shared.endpoint, answer, now));
-    answered.unwrap_or_else(|error| verdict_of(error, shared))
+    match run(agent, line, request) {
+        Ok(answer) => read(&shared.endpoint, answer, now),
+        Err(error) => verdict_of(error, shared, line),
+    }
 }
 
 /// Sends it, and once more if the connection turns out to have been closed meanwhile, as idle ones are.
@@ -98,7 +100,7 @@ fn run(agent: &Agent, line: &Line, request: Request<&[u8]>) -> Result<Response<B
 }
 
 /// The status decides. The body is read so that the connection can be used again, and for a word on what was wrong.
-fn read(endpoint: &Endpoint, mut answer: Response<Body>, now: SystemTime) -> Result<Verdict, Error> {
+fn read(endpoint: &Endpoint, mut answer: Response<Body>, now: SystemTime) -> Verdict {
     let status = answer.status();
     let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
     let retry_after = header(header::RETRY_AFTER).and_then(|value| answer::retry_after(value, now));
@@ -113,7 +115,7 @@ fn read(endpoint: &Endpoint, mut answer: Response<Body>, now: SystemTime) -> Res
         true => endpoint.excerpt(&body),
         false => String::new(),
     };
-    Ok(Verdict::of_status(status, &excerpt, retry_after))
+    Verdict::of_status(status, &excerpt, retry_after)
 }
 
 fn new_agent(config: &HttpConfig, line: &Arc<Line>) -> Result<Agent, String> {
@@ -123,7 +125,7 @@ fn new_agent(config: &HttpConfig, line: &Arc<Line>) -> Result<Agent, String> {
         deadline: config.deadline.clone(),
     };
     let config = Agent::config_builder()
-        .proxy(None) // else taken from the environment, past the guard of addresses
+        .proxy(None) // else taken from the environment
         .http_status_as_error(false)
         .max_redirects(0)
         .max_redirects_will_error(false)
@@ -141,7 +143,7 @@ fn new_agent(config: &HttpConfig, line: &Arc<Line>) -> Result<Agent, String> {
         .timeout_recv_body(Some(BODY_LIMIT))
         .tls_config(config.tls_config()?)
         .build();
-    let connector = dialer.chain(RustlsConnector::default());
+    let connector = dialer.chain(RustlsConnector::default()).chain(Made(Arc::clone(line)));
     Ok(Agent::with_parts(config, connector, NoResolver))
 }
 
@@ -155,7 +157,7 @@ fn is_end(error: &io::Error) -> bool {
 }
 
 /// No text of ureq's is taken that could hold the URL.
-fn verdict_of(error: Error, shared: &Shared) -> Verdict {
+fn verdict_of(error: Error, shared: &Shared, line: &Line) -> Verdict {
     let config = &shared.config;
     let (reason, text) = match error {
         Error::Other(error) => match error.downcast::<Trouble>() {
@@ -169,6 +171,10 @@ fn verdict_of(error: Error, shared: &Shared) -> Verdict {
         Error::Timeout(_) => (DownReason::Timeout, format!("no answer within {:?}", config.timeout)),
         Error::Io(error) => match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
             Some(tls) => (DownReason::TlsFailed, tls.to_string()),
+            None if is_end(&error) && line.is_half_made() => (
+                DownReason::TlsFailed,
+                "the peer closed the connection during the handshake".to_owned(),
+            ),
             None if is_end(&error) => (
                 DownReason::Closed,
                 "the peer closed the connection before it answered".to_owned(),

@@ -1,0 +1,170 @@
+//! The publisher of HTTP destinations over TLS: whom it trusts, and how it says who it is.
+
+mod support;
+
+use outbox_transport::{AllowList, DownReason, HttpConfig, Outcome, Secret, parse_http_url};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+use std::io::{BufReader, Write};
+use std::sync::Arc;
+use support::Desk;
+use support::receiver::{self, Receiver, message, read_request};
+
+/// Who signs certificates.
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    /// Certificate and key of `name`.
+    fn signed(&self, name: &str) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
+    }
+
+    fn roots(&self) -> RootCertStore {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.0.der().clone()).unwrap();
+        roots
+    }
+}
+
+/// A server named `localhost`; `clients`: who must sign the certificates that it asks for.
+fn server(authority: &Authority, clients: Option<&Authority>) -> Receiver {
+    let (certificate, key) = authority.signed("localhost");
+    let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
+    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider.clone());
+    let builder = builder.with_safe_default_protocol_versions().unwrap();
+    let builder = match clients {
+        None => builder.with_no_client_auth(),
+        Some(clients) => {
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(clients.roots()), provider);
+            builder.with_client_cert_verifier(verifier.build().unwrap())
+        }
+    };
+    let config = Arc::new(builder.with_single_cert(chain, key).unwrap());
+    Receiver::play(move |stream, connection, seen| {
+        let session = ServerConnection::new(config.clone()).map_err(std::io::Error::other)?;
+        let mut stream = BufReader::new(StreamOwned::new(session, stream));
+        loop {
+            let mut request = read_request(&mut stream)?;
+            request.connection = connection;
+            seen.lock().unwrap().push(request);
+            stream
+                .get_mut()
+                .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")?;
+        }
+    })
+}
+
+fn config(server: &Receiver, authority: &Authority) -> HttpConfig {
+    HttpConfig {
+        ca_pem: Some(authority.pem()),
+        allow: AllowList::parse("localhost").unwrap(),
+        ..receiver::config(&format!("https://localhost:{}/hook", server.port))
+    }
+}
+
+fn refused(config: HttpConfig) {
+    let mut desk = Desk::start(config);
+    desk.publish(vec![message(1)]);
+    let (reason, detail) = desk.until_down();
+    assert_eq!(reason, DownReason::TlsFailed, "{detail}");
+    desk.until_answered(1);
+    assert!(matches!(desk.outcomes[&1], Outcome::Lost { .. }));
+    desk.stop();
+}
+
+#[test]
+fn a_server_of_our_authority_is_trusted_and_its_connection_kept() {
+    let authority = Authority::new();
+    let server = server(&authority, None);
+    let mut desk = Desk::start(config(&server, &authority));
+    for handle in 0..10 {
+        let mut message = message(handle);
+        message.body = vec![b'x'; 300_000];
+        desk.publish(vec![message]);
+        desk.until_answered(handle as usize + 1);
+    }
+    assert!(
+        desk.outcomes.values().all(|outcome| *outcome == Outcome::Confirmed),
+        "{:?}",
+        desk.states
+    );
+    desk.stop();
+    assert_eq!(server.connections(), 1);
+    assert!(
+        server
+            .requests()
+            .iter()
+            .all(|request| request.body == vec![b'x'; 300_000])
+    );
+}
+
+#[test]
+fn a_server_that_we_cannot_trust_gets_nothing() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let server = server(&authority, None);
+    let good = config(&server, &authority);
+    refused(HttpConfig {
+        ca_pem: Some(other.pem()),
+        ..good.clone()
+    });
+    refused(HttpConfig {
+        ca_pem: None,
+        ..good.clone()
+    }); // nobody whom browsers trust has signed it
+    refused(HttpConfig {
+        address: parse_http_url(&format!("https://127.0.0.1:{}/", server.port)).unwrap(), // not its name
+        allow: AllowList::parse("127.0.0.1").unwrap(),
+        ..good
+    });
+    assert!(server.requests().is_empty());
+    // No TLS at all at the other end.
+    let plain = Receiver::start(|_| receiver::status(200));
+    refused(config(&plain, &authority));
+    assert!(plain.requests().is_empty());
+}
+
+#[test]
+fn a_server_that_asks_for_our_certificate_gets_it() {
+    let (authority, clients, strangers) = (Authority::new(), Authority::new(), Authority::new());
+    let server = server(&authority, Some(&clients));
+    let with = |issuer: &Authority| {
+        let (certificate, key) = issuer.signed("outbox");
+        HttpConfig {
+            client_cert_pem: Some(certificate),
+            client_key_pem: Some(Secret::new(key)),
+            ..config(&server, &authority)
+        }
+    };
+    let mut desk = Desk::start(with(&clients));
+    desk.publish(vec![message(1)]);
+    desk.until_answered(1);
+    assert_eq!(desk.outcomes[&1], Outcome::Confirmed, "{:?}", desk.states);
+    desk.stop();
+    refused(config(&server, &authority));
+    refused(with(&strangers));
+    assert_eq!(server.requests().len(), 1);
+    // The key of another certificate.
+    let mixed = HttpConfig {
+        client_key_pem: with(&clients).client_key_pem,
+        ..with(&clients)
+    };
+    let error = outbox_transport::Publisher::start(mixed).err().expect("it is refused");
+    assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+}
