@@ -89,7 +89,8 @@ pub enum Outcome {
     Unsendable { reason: String },
     /// No answer within the confirm timeout; the message may have arrived.
     TimedOut,
-    /// The connection ended before an answer, or before sending; the message may have arrived.
+    /// The connection ended before an answer, or before sending; the message may have arrived. Or it was not sent because
+    /// an earlier one of its key failed.
     Lost { reason: String },
     /// Not sent: the broker blocks publishers (memory or disk alarm).
     Blocked,

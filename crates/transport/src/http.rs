@@ -31,7 +31,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-/// ureq, rustls and what they call; half of it in a debug build is never reached.
+/// ureq, rustls and what they call. A debug build gets along with a quarter of it.
 const STACK_BYTES: usize = 2 << 20;
 /// For the answers that are on their way when told to stop: each one spares a duplicate at the next start.
 const STOP_GRACE_MAX: Duration = Duration::from_millis(500);
@@ -184,13 +184,8 @@ impl Poster {
     }
 
     fn may_send(&self) -> bool {
-        let is_recent = |sender: &&Sender| {
-            sender
-                .posting
-                .as_ref()
-                .is_some_and(|posting| posting.downs == self.downs)
-        };
-        !self.is_probing || !self.senders.iter().any(|sender| is_recent(&sender))
+        let mut posting = self.senders.iter().filter_map(|sender| sender.posting.as_ref());
+        !self.is_probing || posting.all(|posting| posting.downs != self.downs)
     }
 
     fn free_sender(&mut self, intake: &Intake<'_>) -> Option<usize> {

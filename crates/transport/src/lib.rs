@@ -24,7 +24,7 @@
 //! | `http::answer` | what does an answer mean? | `outbox-http`, pure |
 //! | `http::line` | the connection of a request thread, and its kill switch | `outbox-http`, `outbox-resolve` |
 //! | `signature` | how is a message signed? | `outbox-http`, pure |
-//! | [`ssrf`] | may a request go to this address? | `outbox-http`, pure |
+//! | `ssrf` | may a request go to this address? | `outbox-http`, pure |
 
 mod amqp;
 mod config;
@@ -36,7 +36,7 @@ mod returns;
 mod sendable;
 mod session;
 mod signature;
-pub mod ssrf;
+mod ssrf;
 pub mod target;
 mod tls;
 pub mod url;

@@ -262,7 +262,7 @@ fn say_down(intake: &Intake<'_>, why: &mut String, fault: &Fault) {
 }
 
 /// Doubles from min to max. A connection starts it afresh only by living for max: one that breaks at once, again and
-/// again (a publish that the broker punishes by closing), must not be retried at full speed.
+/// again (a publish that the broker punishes by closing), must not be retried at full speed. With HTTP one success does.
 pub(crate) struct Backoff {
     min: Duration,
     max: Duration,

@@ -38,7 +38,7 @@ const OURS: [&str; 7] = [
     "webhook-timestamp",
 ];
 /// Shorter texts than this are no secrets, and common in other texts.
-const SECRET_BYTES_MIN: usize = 6;
+const SECRET_BYTES_MIN: usize = 4;
 /// A path as long as this may hold a token.
 const PATH_BYTES_MIN: usize = 12;
 /// Of an answer's body, what may be repeated.
