@@ -49,19 +49,24 @@ pub(crate) fn main(
 ) {
     let mut agent = None;
     for message in jobs {
-        let posted = catch_unwind(AssertUnwindSafe(|| post(shared, line, &mut agent, &message)));
-        let verdict = posted.unwrap_or_else(|panic| {
-            // Who panicked may have left something half done. It is charged to the message, which else would do it again
-            // for ever and keep all others from being sent.
-            agent = None;
-            let reason = answer::clean(&format!("the request thread panicked: {}", panic_text(&*panic)));
-            Verdict::Message(Outcome::Failed { reason })
+        let verdict = caught(|| post(shared, line, &mut agent, &message)).unwrap_or_else(|verdict| {
+            agent = None; // it may be half done with something
+            verdict
         });
         drop(message);
         if ended.send((index, verdict)).is_err() {
             return;
         }
     }
+}
+
+/// `Err` for a panic. It is charged to the message, which else would make it again for ever and keep all others from being
+/// sent.
+fn caught(post: impl FnOnce() -> Verdict) -> Result<Verdict, Verdict> {
+    catch_unwind(AssertUnwindSafe(post)).map_err(|panic| {
+        let reason = answer::clean(&format!("the request thread panicked: {}", panic_text(&*panic)));
+        Verdict::Message(Outcome::Failed { reason })
+    })
 }
 
 fn post(shared: &Shared, line: &Arc<Line>, agent: &mut Option<Agent>, message: &Publication) -> Verdict {
@@ -191,4 +196,19 @@ fn verdict_of(error: Error, shared: &Shared, line: &Line) -> Verdict {
         _ => (DownReason::Protocol, "the answer could not be read".to_owned()),
     };
     Verdict::trouble(reason, shared.endpoint.without_secrets(&text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_charged_to_its_message() {
+        assert!(matches!(caught(|| Verdict::Confirmed), Ok(Verdict::Confirmed)));
+        let panicked = caught(|| panic!("a literal\nof two lines"));
+        let Err(Verdict::Message(Outcome::Failed { reason })) = panicked else {
+            panic!("{panicked:?}")
+        };
+        assert_eq!(reason, "the request thread panicked: a literal of two lines");
+    }
 }
