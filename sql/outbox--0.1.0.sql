@@ -53,6 +53,15 @@ create foreign data wrapper outbox_amqp no handler validator @extschema@.outbox_
 comment on foreign data wrapper outbox_amqp is
   'Destinations of outbox that are exchanges of an AMQP 0-9-1 broker (RabbitMQ). The password belongs into a user mapping for the role of the workers.';
 
+create function @extschema@.outbox_http_validator(options text[], catalog oid)
+returns void language c strict as 'MODULE_PATHNAME', 'outbox_http_validator_wrapper';
+comment on function @extschema@.outbox_http_validator(text[], oid) is
+  'Internal: checks the options of servers and user mappings of outbox_http.';
+
+create foreign data wrapper outbox_http no handler validator @extschema@.outbox_http_validator;
+comment on foreign data wrapper outbox_http is
+  'Destinations of outbox that are URLs to which messages are posted. Secrets belong into a user mapping for the role of the workers.';
+
 create table @extschema@.outbox_paused (
   destination text collate "C" primary key,
   since       timestamptz not null default pg_catalog.now(),
@@ -1483,7 +1492,11 @@ cross join lateral (select
     when 'exchange_mismatch' then 'the exchange exists with other properties: '
     when 'unreachable' then 'the broker cannot be reached: '
     when 'timeout' then 'the broker does not answer: '
-    when 'tls_failed' then 'TLS with the broker failed: '
+    when 'tls_failed' then 'TLS failed: '
+    when 'address_refused' then 'the address is not public: '
+    when 'endpoint_refused' then 'the URL takes no messages: '
+    when 'throttled' then 'it asks for fewer requests: '
+    when 'unavailable' then 'it says that it is not available: '
     else case when sick.reason is not null then 'the connection to the broker failed: ' end
   end || coalesce(sick.detail, '') as problem,
   case when sick.destination <> 'default' then
@@ -1492,6 +1505,8 @@ cross join lateral (select
                                                  pg_catalog.current_setting('outbox.worker_role'), sick.destination)
       when 'exchange_missing' then 'declare the exchange, or give the server the option exchange_type so that the worker declares it'
       when 'exchange_mismatch' then 'make the option exchange_type fit the exchange, or empty it to only check'
+      when 'address_refused' then 'name the host or its network in outbox.http_allow, if it is meant'
+      when 'throttled' then 'nothing: it goes on when the peer allows it'
       else pg_catalog.format('check the options of the server (\des+ %I) and the peer', sick.destination)
     end
   else case sick.reason
@@ -1596,6 +1611,7 @@ grant execute on function
   @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text)
   to outbox_admin;
 grant usage on foreign data wrapper outbox_amqp to outbox_admin;
+grant usage on foreign data wrapper outbox_http to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads
 
 insert into @extschema@.outbox_settings (partition_count, leasing)

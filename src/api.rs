@@ -113,7 +113,7 @@ fn usable(destination: Option<&str>) -> Result<&str, UserError> {
         return Err(UserError::new(
             PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
             format!("destination \"{name}\" does not exist"),
-            "Leave the destination out for the default one, or make one: CREATE SERVER … FOREIGN DATA WRAPPER outbox_amqp.",
+            "Leave the destination out for the default one, or make one: CREATE SERVER … FOREIGN DATA WRAPPER outbox_amqp or outbox_http.",
         ));
     };
     if catalog::may_use_server(server.oid) {
@@ -314,6 +314,11 @@ fn outbox_server_state() -> Option<&'static str> {
 #[pg_extern(sql = false)]
 fn outbox_amqp_validator(options: Vec<String>, catalog: Oid) {
     check_options(Kind::Amqp, &options, catalog);
+}
+
+#[pg_extern(sql = false)]
+fn outbox_http_validator(options: Vec<String>, catalog: Oid) {
+    check_options(Kind::Http, &options, catalog);
 }
 
 /// Options as CREATE SERVER and CREATE USER MAPPING give them, `name=value` each.

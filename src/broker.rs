@@ -1,10 +1,10 @@
 //! The worker's end of the publisher: starts it with what the settings say, and puts its state into the words that
 //! outbox_workers and outbox_health show. Main thread; no Postgres here but the settings.
 
-use outbox_transport::target::{Certificates, Password, Pem, Target, Transport};
+use outbox_transport::target::{Amqp, Certificates, Http, Password, Pem, Target, Transport};
 use outbox_transport::{
-    AmqpConfig, Bell, ClientCertificate, ConnectionState, Deadline, DownReason, Event, Outcome, Publication, Publisher,
-    Secret, Tls, TlsError, TlsPart,
+    AmqpConfig, Bell, ClientCertificate, ConnectionState, Deadline, DownReason, Event, HttpConfig, Outcome,
+    Publication, Publisher, Secret, Tls, TlsError, TlsPart, TransportConfig,
 };
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -99,7 +99,19 @@ impl Broker {
 
     fn start(&self) -> Result<(Publisher, Option<Tls>), String> {
         let target = self.target.as_ref().map_err(String::clone)?;
-        let Transport::Amqp(amqp) = &target.transport;
+        let (config, tls): (TransportConfig, _) = match &target.transport {
+            Transport::Amqp(amqp) => {
+                let (config, tls) = self.amqp(target, amqp)?;
+                (config.into(), tls)
+            }
+            Transport::Http(http) => (self.http(target, http)?.into(), None),
+        };
+        let publisher =
+            Publisher::start(config, self.bell.clone()).map_err(|error| start_failure(&error, &target.certificates))?;
+        Ok((publisher, tls))
+    }
+
+    fn amqp(&self, target: &Target, amqp: &Amqp) -> Result<(AmqpConfig, Option<Tls>), String> {
         let address = amqp.address()?;
         let password = match &amqp.password {
             Password::Default => Secret::new("guest"), // the protocol's, as is the user
@@ -120,9 +132,29 @@ impl Broker {
             tls: tls.clone(),
             ..AmqpConfig::new(address, password)
         };
-        let publisher =
-            Publisher::start(config, self.bell.clone()).map_err(|error| start_failure(&error, &target.certificates))?;
-        Ok((publisher, tls))
+        Ok((config, tls))
+    }
+
+    fn http(&self, target: &Target, http: &Http) -> Result<HttpConfig, String> {
+        let text = |pem: &Option<Pem>| match pem {
+            Some(Pem::Given(text)) => Some(text.clone()),
+            _ => None, // the settings name files of the default destination only
+        };
+        let plain = |pem| text(pem).map(|text| String::from_utf8_lossy(text.as_bytes()).into_owned());
+        Ok(HttpConfig {
+            auth: http.auth(),
+            signing_secrets: http.signing_secrets.clone(),
+            ca_pem: plain(&target.certificates.ca),
+            client_cert_pem: plain(&target.certificates.cert),
+            client_key_pem: text(&target.certificates.key),
+            allow: target.http_allow.clone(),
+            connect_timeout: target.connect_timeout,
+            timeout: target.confirm_timeout,
+            concurrency: http.concurrency,
+            connection_name: self.connection_name.clone(),
+            deadline: DEADLINE.clone(),
+            ..HttpConfig::new(http.address()?)
+        })
     }
 
     /// Whether the files hold something else than what the publisher connects with. One that cannot be read now is no

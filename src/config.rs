@@ -6,7 +6,7 @@ use crate::pg::guc::{Refused, check_hook, reserve_prefix};
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
 use outbox_transport::target::{Amqp, Certificates, Password, Pem, Target, Transport};
-use outbox_transport::{ExchangeType, UrlError, parse_url};
+use outbox_transport::{AllowList, ExchangeType, UrlError, parse_url};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use std::ffi::{CStr, CString};
 use std::time::Duration;
@@ -27,6 +27,7 @@ static PASSWORD_FILE: Text = Text::new(Some(c""));
 static TLS_CA_FILE: Text = Text::new(Some(c""));
 static TLS_CERT_FILE: Text = Text::new(Some(c""));
 static TLS_KEY_FILE: Text = Text::new(Some(c""));
+static HTTP_ALLOW: Text = Text::new(Some(c""));
 static EXCHANGE: Text = Text::new(Some(c"outbox"));
 static EXCHANGE_TYPE: Text = Text::new(Some(c""));
 static ROUTING_KEY: Text = Text::new(Some(c"{aggregate_type}.{operation}"));
@@ -97,6 +98,13 @@ pub fn define() {
         &TLS_KEY_FILE,
         Database,
         Some(tls_key_file_hook),
+    );
+    text(
+        c"outbox.http_allow",
+        c"Hosts and networks that HTTP destinations may reach though they are not public: names, addresses, 10.1.0.0/16.",
+        &HTTP_ALLOW,
+        Database,
+        Some(http_allow_hook),
     );
     text(
         c"outbox.exchange",
@@ -349,6 +357,7 @@ fn default_target() -> Target {
             cert: pem_file(&TLS_CERT_FILE),
             key: pem_file(&TLS_KEY_FILE),
         },
+        http_allow: AllowList::parse(&string(&HTTP_ALLOW)).expect("the check hook let nothing else pass"),
         format: Format::default(),
         statics: Statics::default(),
         rules: Rules {
@@ -404,6 +413,7 @@ check_hook!(password_file_hook, check_password_file);
 check_hook!(tls_ca_file_hook, check_tls_ca_file);
 check_hook!(tls_cert_file_hook, check_tls_cert_file);
 check_hook!(tls_key_file_hook, check_tls_key_file);
+check_hook!(http_allow_hook, check_http_allow);
 check_hook!(exchange_hook, check_exchange);
 check_hook!(exchange_type_hook, check_exchange_type);
 check_hook!(routing_key_hook, check_routing_key);
@@ -459,6 +469,16 @@ fn check_path(setting: &str, path: &str, hint: &str) -> Result<(), Refused> {
         return Ok(());
     }
     refused(format!("{setting} is not an absolute path"), hint)
+}
+
+fn check_http_allow(list: &str) -> Result<(), Refused> {
+    match AllowList::parse(list) {
+        Ok(_) => Ok(()),
+        Err(error) => refused(
+            format!("outbox.http_allow is refused: {error}"),
+            "Example: hooks.internal, 10.1.0.0/16",
+        ),
+    }
 }
 
 fn check_exchange(exchange: &str) -> Result<(), Refused> {

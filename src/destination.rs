@@ -8,8 +8,9 @@ use crate::ports::{STATEMENT_TIMEOUT_MS, Shared, Tables, in_transaction};
 use crate::shmem;
 use crate::store::{Described, Settlement, Store, now_us};
 use outbox_core::engine::{Engine, Held, Sharing};
+use outbox_core::message::Text;
 use outbox_core::partition::Partition;
-use outbox_core::route::{Route, TransportKind};
+use outbox_core::route::{Route, Template};
 use outbox_core::settle::{Disposition, Rules};
 use outbox_core::tick::{self, TickState};
 use outbox_transport::Bell;
@@ -56,6 +57,8 @@ pub struct Destination {
     /// Until then the lanes are claimed one by one, for rows of some were locked.
     locked_until: Option<Instant>,
     reported: Option<Status>,
+    /// Where a message goes that goes to no exchange.
+    nothing: (Text, Template),
 }
 
 impl Destination {
@@ -77,6 +80,7 @@ impl Destination {
             paused: description.paused,
             locked_until: None,
             reported: None,
+            nothing: (Text::default(), Template::parse("").expect("an empty template")),
         }
     }
 
@@ -217,14 +221,7 @@ impl Destination {
         let Ok(target) = &self.target else {
             return Ok((0, common.settings.idle_backoff_ms)); // without a target there is no connection
         };
-        let Transport::Amqp(amqp) = &target.transport;
-        let route = Route {
-            transport: TransportKind::Amqp,
-            format: target.format,
-            exchange: &amqp.exchange,
-            template: &amqp.routing_key,
-            statics: &target.statics,
-        };
+        let route = route(target, &self.nothing);
         let limit = common.settings.batch_size.min(room);
         let mut tables = Tables::new(common, &self.name, &target.rules, STATEMENT_TIMEOUT_MS);
         tables.lane_by_lane = self.locked_until.is_some_and(|until| Instant::now() < until);
@@ -281,9 +278,24 @@ impl Destination {
     }
 }
 
+fn route<'a>(target: &'a Target, nothing: &'a (Text, Template)) -> Route<'a> {
+    let (exchange, template) = match &target.transport {
+        Transport::Amqp(amqp) => (&amqp.exchange, &amqp.routing_key),
+        Transport::Http(_) => (&nothing.0, &nothing.1), // the URL says it all
+    };
+    Route {
+        transport: target.transport.kind(),
+        format: target.format,
+        exchange,
+        template,
+        statics: &target.statics,
+    }
+}
+
 /// What a description means under these settings.
 fn target_of(settings: &Settings, description: &Described) -> Result<Target, String> {
-    described(&settings.target, &description.options, &description.mapping).map_err(|refused| refused.message)
+    let (options, mapping) = (&description.options, &description.mapping);
+    described(description.kind, &settings.target, options, mapping).map_err(|refused| refused.message)
 }
 
 fn count_settled(batch: &[Settlement]) {

@@ -10,6 +10,15 @@ create foreign data wrapper outbox_amqp no handler validator @extschema@.outbox_
 comment on foreign data wrapper outbox_amqp is
   'Destinations of outbox that are exchanges of an AMQP 0-9-1 broker (RabbitMQ). The password belongs into a user mapping for the role of the workers.';
 
+create function @extschema@.outbox_http_validator(options text[], catalog oid)
+returns void language c strict as 'MODULE_PATHNAME', 'outbox_http_validator_wrapper';
+comment on function @extschema@.outbox_http_validator(text[], oid) is
+  'Internal: checks the options of servers and user mappings of outbox_http.';
+
+create foreign data wrapper outbox_http no handler validator @extschema@.outbox_http_validator;
+comment on foreign data wrapper outbox_http is
+  'Destinations of outbox that are URLs to which messages are posted. Secrets belong into a user mapping for the role of the workers.';
+
 create table @extschema@.outbox_paused (
   destination text collate "C" primary key,
   since       timestamptz not null default pg_catalog.now(),

@@ -245,7 +245,11 @@ cross join lateral (select
     when 'exchange_mismatch' then 'the exchange exists with other properties: '
     when 'unreachable' then 'the broker cannot be reached: '
     when 'timeout' then 'the broker does not answer: '
-    when 'tls_failed' then 'TLS with the broker failed: '
+    when 'tls_failed' then 'TLS failed: '
+    when 'address_refused' then 'the address is not public: '
+    when 'endpoint_refused' then 'the URL takes no messages: '
+    when 'throttled' then 'it asks for fewer requests: '
+    when 'unavailable' then 'it says that it is not available: '
     else case when sick.reason is not null then 'the connection to the broker failed: ' end
   end || coalesce(sick.detail, '') as problem,
   case when sick.destination <> 'default' then
@@ -254,6 +258,8 @@ cross join lateral (select
                                                  pg_catalog.current_setting('outbox.worker_role'), sick.destination)
       when 'exchange_missing' then 'declare the exchange, or give the server the option exchange_type so that the worker declares it'
       when 'exchange_mismatch' then 'make the option exchange_type fit the exchange, or empty it to only check'
+      when 'address_refused' then 'name the host or its network in outbox.http_allow, if it is meant'
+      when 'throttled' then 'nothing: it goes on when the peer allows it'
       else pg_catalog.format('check the options of the server (\des+ %I) and the peer', sick.destination)
     end
   else case sick.reason

@@ -53,6 +53,7 @@ grant execute on function
   @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text)
   to outbox_admin;
 grant usage on foreign data wrapper outbox_amqp to outbox_admin;
+grant usage on foreign data wrapper outbox_http to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads
 
 insert into @extschema@.outbox_settings (partition_count, leasing)

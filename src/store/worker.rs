@@ -8,7 +8,7 @@ use outbox_core::lease::Lease;
 use outbox_core::message::{Event, Pointer};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Disposition;
-use outbox_transport::target::split;
+use outbox_transport::target::{Kind, split};
 use pgrx::prelude::*;
 use pgrx::spi::{OwnedPreparedStatement, SpiHeapTupleData, SpiResult, quote_identifier};
 use std::cell::OnceCell;
@@ -27,6 +27,7 @@ pub struct Store {
 #[derive(Clone, PartialEq)]
 pub struct Described {
     pub name: String,
+    pub kind: Kind,
     /// Of the server; none if the settings describe it.
     pub options: Vec<(String, String)>,
     pub mapping: Vec<(String, String)>,
@@ -125,7 +126,7 @@ impl Store {
     pub fn destinations(&self) -> SpiResult<Vec<Described>> {
         Spi::connect(|client| {
             let sql = format!(
-                "select destination, server::bigint, options, paused from {}.outbox_destinations()",
+                "select destination, server::bigint, options, paused, wrapper from {}.outbox_destinations()",
                 self.schema
             );
             client
@@ -133,8 +134,10 @@ impl Store {
                 .map(|row| {
                     let server: Option<i64> = row.get(2)?;
                     let options: Option<Vec<String>> = row.get(3)?;
+                    let wrapper: Option<String> = row.get(5)?;
                     Ok(Described {
                         name: row.get(1)?.unwrap_or_default(),
+                        kind: wrapper.and_then(|name| Kind::of_wrapper(&name)).unwrap_or(Kind::Amqp),
                         options: split(&options.unwrap_or_default()),
                         mapping: split(&server.map(|oid| catalog::user_mapping(oid as u32)).unwrap_or_default()),
                         paused: row.get(4)?.unwrap_or_default(),

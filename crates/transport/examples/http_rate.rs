@@ -21,7 +21,7 @@ fn main() {
         concurrency,
         ..HttpConfig::new(parse_http_url(&url).unwrap())
     };
-    let mut publisher = Publisher::start(config).unwrap();
+    let mut publisher = Publisher::start(config, Bell::new().unwrap()).unwrap();
     let (mut rates, mut bare_rates) = (Vec::new(), Vec::new());
     for round in 0..rounds {
         // Which one goes first alternates.
@@ -88,8 +88,8 @@ fn serve(mut stream: TcpStream, pause: Duration) -> std::io::Result<()> {
 fn message(handle: u64) -> Publication {
     Publication {
         handle,
-        exchange: String::new(),
-        routing_key: String::new(),
+        exchange: Text::default(),
+        routing_key: Text::default(),
         key: Some(format!("key {}", handle % 100)),
         properties: Properties {
             message_id: format!("0190a0c2-0000-7000-8000-{handle:012}"),
@@ -118,12 +118,13 @@ fn run(publisher: &mut Publisher, count: usize) {
             }
         }
         let mut poll = libc::pollfd {
-            fd: publisher.event_fd(),
+            fd: publisher.bell().fd(),
             events: libc::POLLIN,
             revents: 0,
         };
         // SAFETY: one live pollfd.
         unsafe { libc::poll(&mut poll, 1, 10_000) };
+        publisher.bell().silence();
         for event in publisher.drain() {
             if let Event::Outcomes(outcomes) = event {
                 assert!(outcomes.iter().all(|(_, outcome)| *outcome == Outcome::Confirmed));

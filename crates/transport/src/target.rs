@@ -4,7 +4,9 @@
 //! No error repeats a value: it may be a secret that was written into the wrong option.
 
 use crate::config::{ExchangeType, Secret};
-use crate::url::{AmqpAddress, parse_url};
+use crate::http::HttpAuth;
+use crate::ssrf::AllowList;
+use crate::url::{AmqpAddress, HttpAddress, parse_http_url, parse_url};
 use outbox_core::envelope::Refusal;
 use outbox_core::message::Text;
 use outbox_core::route::{EXPIRATION_MAX_MS, Format, Statics, Template, TransportKind};
@@ -17,6 +19,8 @@ use std::time::Duration;
 pub struct Target {
     pub transport: Transport,
     pub certificates: Certificates,
+    /// What may be reached by HTTP though it is not public.
+    pub http_allow: AllowList,
     pub format: Format,
     /// What each message carries whatever the event.
     pub statics: Statics,
@@ -28,6 +32,28 @@ pub struct Target {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Transport {
     Amqp(Amqp),
+    Http(Http),
+}
+
+impl Transport {
+    pub fn kind(&self) -> TransportKind {
+        match self {
+            Self::Amqp(_) => TransportKind::Amqp,
+            Self::Http(_) => TransportKind::Http,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Http {
+    pub url: String,
+    pub user: Option<String>,
+    /// With a user the password, without one a bearer token.
+    pub secret: Option<Secret>,
+    /// The current one first, then those that it replaces.
+    pub signing_secrets: Vec<Secret>,
+    /// Requests at a time, at most.
+    pub concurrency: usize,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -81,6 +107,7 @@ impl Pem {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Amqp,
+    Http,
 }
 
 /// What the options belong to.
@@ -112,11 +139,12 @@ impl Kind {
     pub fn wrapper(self) -> &'static str {
         match self {
             Self::Amqp => "outbox_amqp",
+            Self::Http => "outbox_http",
         }
     }
 
     pub fn of_wrapper(name: &str) -> Option<Self> {
-        [Self::Amqp].into_iter().find(|kind| kind.wrapper() == name)
+        [Self::Amqp, Self::Http].into_iter().find(|kind| kind.wrapper() == name)
     }
 
     fn names(self, level: Level) -> &'static [&'static str] {
@@ -142,6 +170,31 @@ impl Kind {
                 "confirm_timeout",
                 "tls_ca",
             ],
+            (Self::Http, Level::Server) => &[
+                "url",
+                "concurrency",
+                "format",
+                "headers",
+                "content_type",
+                "app_id",
+                "source",
+                "ordering",
+                "on_dead",
+                "max_attempts",
+                "retry_backoff",
+                "retry_backoff_max",
+                "connect_timeout",
+                "timeout",
+                "tls_ca",
+            ],
+            (Self::Http, Level::UserMapping) => &[
+                "user",
+                "password",
+                "bearer_token",
+                "signing_secret",
+                "tls_cert",
+                "tls_key",
+            ],
             (Self::Amqp, Level::UserMapping) => &["user", "password", "tls_cert", "tls_key"],
         }
     }
@@ -162,34 +215,11 @@ pub fn check(kind: Kind, level: Level, options: &Options) -> Result<(), Refused>
             });
         }
     }
-    let nothing = Target {
-        transport: Transport::Amqp(Amqp {
-            url: String::new(),
-            user: None,
-            password: Password::Default,
-            exchange: Text::default(),
-            exchange_type: ExchangeType::None,
-            routing_key: Template::parse("").expect("an empty template"),
-        }),
-        certificates: Certificates::default(),
-        format: Format::default(),
-        statics: Statics::default(),
-        rules: Rules {
-            retry: RetryPolicy {
-                max_attempts: 1,
-                base_ms: 1,
-                max_ms: 1,
-            },
-            dead_blocks: true,
-            ordering: Ordering::Key,
-        },
-        connect_timeout: Duration::ZERO,
-        confirm_timeout: Duration::ZERO,
+    let (server, mapping) = match level {
+        Level::Server => (options, &[][..]),
+        Level::UserMapping => (&[][..], options),
     };
-    match level {
-        Level::Server => described(&nothing, options, &[]).map(drop),
-        Level::UserMapping => described(&nothing, &[], options).map(drop),
-    }
+    described(kind, &Target::plain(), server, mapping).map(drop)
 }
 
 /// The destination that these options describe. What they leave out is as in `default`; but credentials of the default are
@@ -197,55 +227,67 @@ pub fn check(kind: Kind, level: Level, options: &Options) -> Result<(), Refused>
 ///
 /// # Errors
 /// The first option with a bad value.
-pub fn described(default: &Target, server: &Options, mapping: &Options) -> Result<Target, Refused> {
+pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Options) -> Result<Target, Refused> {
     let mut target = default.clone();
-    let Transport::Amqp(amqp) = &mut target.transport;
+    if kind == Kind::Http {
+        target.transport = Transport::Http(Http::plain());
+        target.certificates = Certificates::default();
+    }
     for (name, value) in server {
         let value = value.as_str();
-        match name.as_str() {
-            "url" => {
+        match (name.as_str(), &mut target.transport) {
+            ("url", Transport::Amqp(amqp)) => {
                 parse_url(value)
                     .map_err(|error| bad(name, error.to_string(), "Example: amqp://user@host:5672/vhost"))?;
                 amqp.url = value.to_owned();
                 (amqp.user, amqp.password) = (None, Password::Default);
                 (target.certificates.cert, target.certificates.key) = (None, None);
             }
-            "exchange" if value.len() > 255 => {
+            ("url", Transport::Http(http)) => {
+                parse_http_url(value)
+                    .map_err(|error| bad(name, error.to_string(), "Example: https://example.com/hooks"))?;
+                http.url = value.to_owned();
+            }
+            ("concurrency", Transport::Http(http)) => http.concurrency = number(name, value, 1..=64)? as usize,
+            ("exchange", _) if value.len() > 255 => {
                 return Err(bad(name, "it is longer than 255 bytes", "AMQP allows 255 bytes."));
             }
-            "exchange" => amqp.exchange = Text::shared(value),
-            "exchange_type" => {
+            ("exchange", Transport::Amqp(amqp)) => amqp.exchange = Text::shared(value),
+            ("exchange_type", Transport::Amqp(amqp)) => {
                 amqp.exchange_type =
                     ExchangeType::parse(value).ok_or_else(|| bad(name, "it is unknown", ExchangeType::HINT))?;
             }
-            "routing_key" => {
+            ("routing_key", Transport::Amqp(amqp)) => {
                 amqp.routing_key =
                     Template::parse(value).map_err(|error| bad(name, error.to_string(), error.hint()))?;
             }
-            "tls_ca" => target.certificates.ca = Some(pem(name, value)?),
-            "format" => target.format = Format::parse(value).map_err(|refusal| other(name, refusal))?,
-            "content_type" => target.statics.content_type = Some(Text::shared(value)),
-            "app_id" => target.statics.app_id = Text::shared(value),
-            "source" => {
+            ("tls_ca", _) => target.certificates.ca = Some(pem(name, value)?),
+            ("format", _) => target.format = Format::parse(value).map_err(|refusal| other(name, refusal))?,
+            ("content_type", _) => target.statics.content_type = Some(Text::shared(value)),
+            ("app_id", _) => target.statics.app_id = Text::shared(value),
+            ("source", _) => {
                 target.statics.source =
                     Template::parse_text(value).map_err(|error| bad(name, error.to_string(), error.hint()))?;
             }
-            "expiration" => target.statics.expiration_ms = Some(duration(name, value, 0..=EXPIRATION_MAX_MS)?),
-            "priority" => target.statics.priority = Some(number(name, value, 0..=255)? as u8),
-            "ordering" => {
-                target.rules.ordering = choice(name, value, &[("key", Ordering::Key), ("none", Ordering::None)])?
+            ("expiration", _) => target.statics.expiration_ms = Some(duration(name, value, 0..=EXPIRATION_MAX_MS)?),
+            ("priority", _) => target.statics.priority = Some(number(name, value, 0..=255)? as u8),
+            ("ordering", _) => {
+                target.rules.ordering = choice(name, value, &[("key", Ordering::Key), ("none", Ordering::None)])?;
             }
-            "on_dead" => target.rules.dead_blocks = choice(name, value, &[("block", true), ("skip", false)])?,
-            "max_attempts" => target.rules.retry.max_attempts = number(name, value, 1..=1000)? as u32,
-            "retry_backoff" => target.rules.retry.base_ms = duration(name, value, 1..=86_400_000)?,
-            "retry_backoff_max" => target.rules.retry.max_ms = duration(name, value, 1..=86_400_000)?,
-            "connect_timeout" => target.connect_timeout = Duration::from_millis(duration(name, value, 100..=300_000)?),
-            "confirm_timeout" => {
-                target.confirm_timeout = Duration::from_millis(duration(name, value, 100..=3_600_000)?)
+            ("on_dead", _) => target.rules.dead_blocks = choice(name, value, &[("block", true), ("skip", false)])?,
+            ("max_attempts", _) => target.rules.retry.max_attempts = number(name, value, 1..=1000)? as u32,
+            ("retry_backoff", _) => target.rules.retry.base_ms = duration(name, value, 1..=86_400_000)?,
+            ("retry_backoff_max", _) => target.rules.retry.max_ms = duration(name, value, 1..=86_400_000)?,
+            ("connect_timeout", _) => {
+                target.connect_timeout = Duration::from_millis(duration(name, value, 100..=300_000)?);
+            }
+            ("confirm_timeout" | "timeout", _) => {
+                target.confirm_timeout = Duration::from_millis(duration(name, value, 100..=3_600_000)?);
             }
             _ => {}
         }
     }
+    let transport = target.transport.kind();
     // They depend on the format, wherever it stands.
     if let Some((name, value)) = server.iter().find(|(name, _)| name == "headers") {
         let headers: BTreeMap<String, String> = serde_json::from_str(value).map_err(|_| {
@@ -257,27 +299,100 @@ pub fn described(default: &Target, server: &Options, mapping: &Options) -> Resul
         })?;
         for (header, template) in &headers {
             (target.statics.headers)
-                .add(TransportKind::Amqp, target.format, header, template)
+                .add(transport, target.format, header, template)
                 .map_err(|refusal| other(name, refusal))?;
         }
     }
     (target.statics)
-        .check(TransportKind::Amqp, target.format)
+        .check(transport, target.format)
         .map_err(|refusal| other("format", refusal))?;
     target.rules.retry.max_ms = target.rules.retry.max_ms.max(target.rules.retry.base_ms);
     for (name, value) in mapping {
         if value.contains('\0') || value.is_empty() {
             return Err(bad(name, "it is empty", "Leave it out instead."));
         }
-        match name.as_str() {
-            "user" => amqp.user = Some(value.clone()),
-            "password" => amqp.password = Password::Known(Secret::new(value.clone())),
-            "tls_cert" => target.certificates.cert = Some(pem(name, value)?),
-            "tls_key" => target.certificates.key = Some(pem(name, value)?),
+        let secret = || Secret::new(value.clone());
+        match (name.as_str(), &mut target.transport) {
+            ("user", Transport::Amqp(amqp)) => amqp.user = Some(value.clone()),
+            ("password", Transport::Amqp(amqp)) => amqp.password = Password::Known(secret()),
+            ("user", Transport::Http(http)) => http.user = Some(value.clone()),
+            ("password" | "bearer_token", Transport::Http(http)) => http.secret = Some(secret()),
+            ("signing_secret", Transport::Http(http)) => {
+                http.signing_secrets = value.split_whitespace().map(Secret::new).collect();
+            }
+            ("tls_cert", _) => target.certificates.cert = Some(pem(name, value)?),
+            ("tls_key", _) => target.certificates.key = Some(pem(name, value)?),
             _ => {}
         }
     }
+    let given = |wanted: &str| mapping.iter().any(|(name, _)| name == wanted);
+    if kind == Kind::Http && (given("user") != given("password") || (given("user") && given("bearer_token"))) {
+        let hint = "Give user and password, or bearer_token.";
+        return Err(bad("user", "it does not fit the other options", hint));
+    }
     Ok(target)
+}
+
+impl Target {
+    /// What nothing describes.
+    pub fn plain() -> Self {
+        Self {
+            transport: Transport::Amqp(Amqp {
+                url: String::new(),
+                user: None,
+                password: Password::Default,
+                exchange: Text::default(),
+                exchange_type: ExchangeType::None,
+                routing_key: Template::parse("").expect("an empty template"),
+            }),
+            certificates: Certificates::default(),
+            http_allow: AllowList::default(),
+            format: Format::default(),
+            statics: Statics::default(),
+            rules: Rules {
+                retry: RetryPolicy {
+                    max_attempts: 1,
+                    base_ms: 1,
+                    max_ms: 1,
+                },
+                dead_blocks: true,
+                ordering: Ordering::Key,
+            },
+            connect_timeout: Duration::ZERO,
+            confirm_timeout: Duration::ZERO,
+        }
+    }
+}
+
+impl Http {
+    fn plain() -> Self {
+        Self {
+            url: String::new(),
+            user: None,
+            secret: None,
+            signing_secrets: Vec::new(),
+            concurrency: 8,
+        }
+    }
+
+    /// The address, or why there is none, in words for outbox_health.
+    pub fn address(&self) -> Result<HttpAddress, String> {
+        if self.url.is_empty() {
+            return Err("the option url is missing: there is nowhere to post to".into());
+        }
+        parse_http_url(&self.url).map_err(|error| error.to_string())
+    }
+
+    pub fn auth(&self) -> HttpAuth {
+        match (&self.user, &self.secret) {
+            (Some(user), Some(password)) => HttpAuth::Basic {
+                user: user.clone(),
+                password: password.clone(),
+            },
+            (None, Some(token)) => HttpAuth::Bearer(token.clone()),
+            (_, None) => HttpAuth::None,
+        }
+    }
 }
 
 impl Amqp {
@@ -409,6 +524,7 @@ mod tests {
                 cert: Some(Pem::File("/etc/cert".into())),
                 key: Some(Pem::File("/etc/key".into())),
             },
+            http_allow: AllowList::default(),
             format: Format::default(),
             statics: Statics::default(),
             rules: Rules {
@@ -426,14 +542,22 @@ mod tests {
     }
 
     fn amqp(target: &Target) -> &Amqp {
-        let Transport::Amqp(amqp) = &target.transport;
+        let Transport::Amqp(amqp) = &target.transport else {
+            panic!("AMQP")
+        };
         amqp
     }
 
     #[test]
     fn what_is_left_out_is_as_in_the_default() {
-        assert_eq!(described(&default(), &[], &[]).unwrap(), default());
-        let other = described(&default(), &options(&[("exchange", "audit"), ("on_dead", "skip")]), &[]).unwrap();
+        assert_eq!(described(Kind::Amqp, &default(), &[], &[]).unwrap(), default());
+        let other = described(
+            Kind::Amqp,
+            &default(),
+            &options(&[("exchange", "audit"), ("on_dead", "skip")]),
+            &[],
+        )
+        .unwrap();
         assert_eq!(&*amqp(&other).exchange, "audit");
         assert_eq!(amqp(&other).password, Password::File("/etc/secret".into()));
         assert!(!other.rules.dead_blocks);
@@ -442,12 +566,18 @@ mod tests {
 
     #[test]
     fn the_password_of_the_default_goes_to_no_other_address() {
-        let other = described(&default(), &options(&[("url", "amqp://elsewhere")]), &[]).unwrap();
+        let other = described(Kind::Amqp, &default(), &options(&[("url", "amqp://elsewhere")]), &[]).unwrap();
         assert_eq!(amqp(&other).password, Password::Default);
         assert_eq!((&other.certificates.cert, &other.certificates.key), (&None, &None));
         assert_eq!(other.certificates.ca, default().certificates.ca);
         let mapping = options(&[("user", "u"), ("password", "p")]);
-        let known = described(&default(), &options(&[("url", "amqp://elsewhere")]), &mapping).unwrap();
+        let known = described(
+            Kind::Amqp,
+            &default(),
+            &options(&[("url", "amqp://elsewhere")]),
+            &mapping,
+        )
+        .unwrap();
         assert_eq!(amqp(&known).password, Password::Known(Secret::new("p")));
         assert_eq!(amqp(&known).address().unwrap().user.as_deref(), Some("u"));
     }
@@ -524,10 +654,53 @@ mod tests {
                 pairs.insert(0, ("format", "payload"));
             }
             assert_ne!(
-                described(&default(), &options(&pairs), &[]).unwrap(),
-                described(&default(), &options(&pairs[1..]), &[]).unwrap_or_else(|_| default()),
+                described(Kind::Amqp, &default(), &options(&pairs), &[]).unwrap(),
+                described(Kind::Amqp, &default(), &options(&pairs[1..]), &[]).unwrap_or_else(|_| default()),
                 "{pair:?}"
             );
         }
+    }
+
+    #[test]
+    fn an_http_destination_takes_rules_of_the_default_and_no_credentials() {
+        let server = options(&[
+            ("url", "https://example.com/hook"),
+            ("concurrency", "3"),
+            ("timeout", "2s"),
+        ]);
+        let target = described(Kind::Http, &default(), &server, &[]).unwrap();
+        let Transport::Http(http) = &target.transport else {
+            panic!("HTTP")
+        };
+        assert_eq!((http.concurrency, &http.secret), (3, &None));
+        assert_eq!(target.rules, default().rules);
+        assert_eq!(target.certificates, Certificates::default());
+        assert_eq!(target.confirm_timeout, Duration::from_secs(2));
+        let mapping = options(&[("signing_secret", "whsec_bmV3 whsec_b2xk"), ("bearer_token", "t")]);
+        let Transport::Http(http) = described(Kind::Http, &default(), &server, &mapping).unwrap().transport else {
+            panic!("HTTP")
+        };
+        assert_eq!(http.signing_secrets.len(), 2);
+        assert!(matches!(http.auth(), HttpAuth::Bearer(_)));
+        for bad in [
+            &[("user", "u")][..],
+            &[("password", "p")],
+            &[("user", "u"), ("password", "p"), ("bearer_token", "t")],
+        ] {
+            assert!(check(Kind::Http, Level::UserMapping, &options(bad)).is_err(), "{bad:?}");
+        }
+        for bad in [
+            ("url", "amqp://h"),
+            ("url", "https://u:hunter2@h"),
+            ("concurrency", "65"),
+        ] {
+            let refused = check(Kind::Http, Level::Server, &options(&[bad])).unwrap_err();
+            assert!(!format!("{refused:?}").contains("hunter2"), "{refused:?}");
+        }
+        assert!(
+            check(Kind::Http, Level::Server, &options(&[("exchange", "x")]))
+                .unwrap_err()
+                .unknown
+        );
     }
 }

@@ -141,8 +141,8 @@ mod tests {
     fn message(handle: u64, key: Option<&str>) -> Publication {
         Publication {
             handle,
-            exchange: String::new(),
-            routing_key: String::new(),
+            exchange: crate::Text::default(),
+            routing_key: crate::Text::default(),
             key: key.map(Into::into),
             properties: Properties::default(),
             body: Vec::new(),

@@ -238,7 +238,7 @@ fn header_value(text: &str) -> Option<HeaderValue> {
 
 fn text_of(value: &Value) -> String {
     match value {
-        Value::Text(text) => text.clone(),
+        Value::Text(text) => text.to_string(),
         Value::Int(int) => int.to_string(),
         Value::Float(float) => float.to_string(),
         Value::Bool(bool) => bool.to_string(),
@@ -258,13 +258,16 @@ mod tests {
     fn message(headers: Vec<(&str, Value)>) -> Publication {
         Publication {
             handle: 1,
-            exchange: String::new(),
-            routing_key: String::new(),
+            exchange: crate::Text::default(),
+            routing_key: crate::Text::default(),
             key: None,
             properties: Properties {
                 message_id: "id-1".into(),
                 content_type: "application/json".into(),
-                headers: headers.into_iter().map(|(name, value)| (name.into(), value)).collect(),
+                headers: headers
+                    .into_iter()
+                    .map(|(name, value)| (name.to_owned().into(), value))
+                    .collect(),
                 ..Properties::default()
             },
             body: b"body".to_vec(),
@@ -286,7 +289,7 @@ mod tests {
     }
 
     fn text(text: &str) -> Value {
-        Value::Text(text.into())
+        Value::Text(text.to_owned().into())
     }
 
     #[test]
@@ -403,7 +406,7 @@ mod tests {
         fn whatever_a_message_says_no_line_is_added(name in "[\\s\\S]{0,8}", value in "[\\s\\S]{0,20}", id in "[\\s\\S]{0,8}", kind in "[\\s\\S]{0,8}") {
             let mut message = message(vec![(&name, text(&value))]);
             message.properties.message_id = id;
-            message.properties.content_type = kind;
+            message.properties.content_type = kind.into();
             if let Ok(headers) = built(&config(), &message) {
                 for (name, value) in headers {
                     prop_assert!(name.bytes().all(|b| b.is_ascii_graphic() && !b.is_ascii_uppercase() && b != b':'));
