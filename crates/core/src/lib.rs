@@ -6,6 +6,8 @@
 //! In the order in which a message meets them:
 //!
 //! - [`message`]: the words of the message path as plain data, pointer and event in, publication out, outcome back.
+//! - [`change`]: the event that a written row makes, and [`change::Rules`] how it looks.
+//! - [`trigger`]: what the triggers of `outbox_attach` and `outbox_capture` carry.
 //! - [`partition`]: which partition a key belongs to, and its label.
 //! - [`lease`]: which worker acquires, renews and releases which partition.
 //! - [`tick`]: whether a pass claims, and how long the worker sleeps after it.
@@ -24,6 +26,7 @@
 
 pub mod backoff;
 pub mod budget;
+pub mod change;
 pub mod cloudevents;
 pub mod engine;
 pub mod envelope;
@@ -41,3 +44,4 @@ pub mod template;
 pub mod text;
 pub mod tick;
 mod trace;
+pub mod trigger;

@@ -1,0 +1,352 @@
+//! A row that was written becomes an event: its type, operation, payload and previous payload. Called in the session that
+//! writes, by the trigger of `outbox_capture`, with rows as JSON text as Postgres writes jsonb.
+//!
+//! | written | type | payload | previous payload |
+//! |---|---|---|---|
+//! | a new row | …Created | the row | – |
+//! | a changed row | …Updated | its key, and what changed | what that was before |
+//! | a row marked as deleted | …Deleted | the same | the same |
+//! | the mark taken away | …Restored | the same | the same |
+//! | a row removed | …Deleted; …ForceDeleted where rows are marked | its key | the row |
+//!
+//! A changed id is two events: consumers know an aggregate by its id, so the old one goes and the new one comes.
+
+use std::collections::BTreeMap;
+
+use serde_json::value::RawValue;
+
+/// What the events of a table look like.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// What a type begins with: `Product` in ProductCreated.
+    pub prefix: String,
+    pub operations: Operations,
+    /// Rows are deleted by a mark in a column of theirs.
+    pub marks_deleted: bool,
+    /// The columns of the primary key: an update always tells them.
+    pub key_columns: Vec<String>,
+}
+
+/// Whose words an event's operation is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operations {
+    /// POST, PATCH, DELETE.
+    Http,
+    /// INSERT, UPDATE, DELETE.
+    Sql,
+}
+
+/// A row as it was before, or is after, the statement.
+#[derive(Clone, Debug, Default)]
+pub struct Row {
+    pub aggregate_id: String,
+    /// A JSON object: a member for each column.
+    pub json: String,
+    /// It bears the mark of a deleted one.
+    pub is_marked: bool,
+}
+
+/// What an event says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    pub kind: String,
+    pub operation: &'static str,
+    pub aggregate_id: String,
+    pub payload: String,
+    pub previous_payload: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Verb {
+    Created,
+    Updated,
+    Deleted,
+    ForceDeleted,
+    Restored,
+}
+
+/// By name; only read and written again, so a value keeps its bytes.
+type Columns<'a> = BTreeMap<String, &'a RawValue>;
+
+impl Rules {
+    pub fn inserted(&self, new: Row) -> Change {
+        self.change(Verb::Created, new.aggregate_id, new.json, None)
+    }
+
+    /// # Errors
+    /// When the row is no JSON object.
+    pub fn deleted(&self, old: Row) -> Result<Change, String> {
+        let verb = match self.marks_deleted {
+            true => Verb::ForceDeleted,
+            false => Verb::Deleted,
+        };
+        let payload = write(&self.keys_of(&columns(&old.json)?))?;
+        Ok(self.change(verb, old.aggregate_id, payload, Some(old.json)))
+    }
+
+    /// Nothing if nothing changed.
+    ///
+    /// # Errors
+    /// When a row is no JSON object.
+    pub fn updated(&self, old: Row, new: Row) -> Result<Vec<Change>, String> {
+        if old.aggregate_id != new.aggregate_id {
+            return Ok(vec![self.deleted(old)?, self.inserted(new)]);
+        }
+        let verb = match (old.is_marked, new.is_marked) {
+            (false, true) => Verb::Deleted,
+            (true, false) => Verb::Restored,
+            _ if old.json == new.json => return Ok(Vec::new()),
+            _ => Verb::Updated,
+        };
+        let (before, after) = (columns(&old.json)?, columns(&new.json)?);
+        let differs = |(name, value): &(&String, &&RawValue)| {
+            let was = before.get(*name);
+            was.is_none_or(|was| was.get() != value.get())
+        };
+        let mut payload = self.keys_of(&after);
+        let mut previous = Columns::new();
+        for (name, value) in after.iter().filter(differs) {
+            payload.insert(name.clone(), value);
+            previous.extend(before.get(name).map(|was| (name.clone(), *was)));
+        }
+        let (payload, previous) = (write(&payload)?, write(&previous)?);
+        Ok(vec![self.change(verb, new.aggregate_id, payload, Some(previous))])
+    }
+
+    fn keys_of<'a>(&self, row: &Columns<'a>) -> Columns<'a> {
+        let keys = self.key_columns.iter();
+        keys.filter_map(|name| row.get_key_value(name))
+            .map(|(name, value)| (name.clone(), *value))
+            .collect()
+    }
+
+    fn change(&self, verb: Verb, aggregate_id: String, payload: String, previous_payload: Option<String>) -> Change {
+        Change {
+            kind: format!("{}{}", self.prefix, verb.suffix()),
+            operation: verb.operation(self.operations),
+            aggregate_id,
+            payload,
+            previous_payload,
+        }
+    }
+}
+
+impl Operations {
+    pub fn parse(name: &str) -> Option<Self> {
+        match name {
+            "http" => Some(Self::Http),
+            "sql" => Some(Self::Sql),
+            _ => None,
+        }
+    }
+}
+
+impl Verb {
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::Created => "Created",
+            Self::Updated => "Updated",
+            Self::Deleted => "Deleted",
+            Self::ForceDeleted => "ForceDeleted",
+            Self::Restored => "Restored",
+        }
+    }
+
+    fn operation(self, operations: Operations) -> &'static str {
+        match (operations, self) {
+            (Operations::Http, Self::Created) => "POST",
+            (Operations::Http, Self::Updated | Self::Restored) => "PATCH",
+            (Operations::Sql, Self::Created) => "INSERT",
+            (Operations::Sql, Self::Updated | Self::Restored) => "UPDATE",
+            (_, Self::Deleted | Self::ForceDeleted) => "DELETE",
+        }
+    }
+}
+
+fn columns(json: &str) -> Result<Columns<'_>, String> {
+    serde_json::from_str(json).map_err(|error| format!("a row is no JSON object: column {}", error.column()))
+}
+
+fn write(columns: &Columns<'_>) -> Result<String, String> {
+    serde_json::to_string(columns).map_err(|error| format!("a row cannot be written as JSON: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Map, Value, json};
+
+    fn rules(marks_deleted: bool) -> Rules {
+        Rules {
+            prefix: "Product".into(),
+            operations: Operations::Http,
+            marks_deleted,
+            key_columns: vec!["id".into()],
+        }
+    }
+
+    fn row(id: &str, json: &Value) -> Row {
+        Row {
+            aggregate_id: id.into(),
+            json: json.to_string(),
+            is_marked: false,
+        }
+    }
+
+    fn value(json: &str) -> Value {
+        serde_json::from_str(json).unwrap()
+    }
+
+    fn said(change: &Change) -> (&str, &str, Value, Option<Value>) {
+        let previous = change.previous_payload.as_deref().map(value);
+        (&change.kind, change.operation, value(&change.payload), previous)
+    }
+
+    #[test]
+    fn a_new_row_is_told_whole() {
+        let change = rules(false).inserted(row("1", &json!({"id": 1, "name": "a"})));
+        assert_eq!(
+            said(&change),
+            ("ProductCreated", "POST", json!({"id": 1, "name": "a"}), None)
+        );
+        assert_eq!(change.aggregate_id, "1");
+    }
+
+    #[test]
+    fn an_update_tells_its_key_what_changed_and_what_it_was() {
+        let old = row("1", &json!({"id": 1, "name": "a", "price": 1, "note": null}));
+        let new = row("1", &json!({"id": 1, "name": "a", "price": 2, "note": "n"}));
+        let changes = rules(false).updated(old, new).unwrap();
+        let expected = (
+            "ProductUpdated",
+            "PATCH",
+            json!({"id": 1, "price": 2, "note": "n"}),
+            Some(json!({"price": 1, "note": null})),
+        );
+        assert_eq!(changes.iter().map(said).collect::<Vec<_>>(), [expected]);
+    }
+
+    #[test]
+    fn an_update_that_changes_nothing_is_no_event() {
+        let same = row("1", &json!({"id": 1}));
+        assert_eq!(rules(true).updated(same.clone(), same), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn a_mark_deletes_and_its_end_restores_even_if_no_column_that_is_told_changed() {
+        let plain = row("1", &json!({"id": 1}));
+        let marked = Row {
+            is_marked: true,
+            ..plain.clone()
+        };
+        let kinds = |old: &Row, new: &Row| {
+            let changes = rules(true).updated(old.clone(), new.clone()).unwrap();
+            changes
+                .into_iter()
+                .map(|c| (c.kind, c.operation, c.payload, c.previous_payload.unwrap()))
+                .collect::<Vec<_>>()
+        };
+        let (key, nothing) = (r#"{"id":1}"#.to_owned(), "{}".to_owned());
+        assert_eq!(
+            kinds(&plain, &marked),
+            [("ProductDeleted".into(), "DELETE", key.clone(), nothing.clone())]
+        );
+        assert_eq!(
+            kinds(&marked, &plain),
+            [("ProductRestored".into(), "PATCH", key, nothing)]
+        );
+        assert!(kinds(&marked, &marked).is_empty());
+    }
+
+    #[test]
+    fn a_row_that_goes_is_told_as_it_was() {
+        let old = row("1", &json!({"id": 1, "name": "a"}));
+        for (marks, kind) in [(false, "ProductDeleted"), (true, "ProductForceDeleted")] {
+            let change = rules(marks).deleted(old.clone()).unwrap();
+            let expected = (kind, "DELETE", json!({"id": 1}), Some(json!({"id": 1, "name": "a"})));
+            assert_eq!(said(&change), expected);
+        }
+    }
+
+    #[test]
+    fn another_id_is_another_aggregate() {
+        let changes = rules(false).updated(row("1", &json!({"id": 1})), row("2", &json!({"id": 2})));
+        let told: Vec<_> = changes
+            .unwrap()
+            .into_iter()
+            .map(|c| (c.kind, c.aggregate_id, c.payload))
+            .collect();
+        let expected = [
+            ("ProductDeleted", "1", r#"{"id":1}"#),
+            ("ProductCreated", "2", r#"{"id":2}"#),
+        ];
+        assert_eq!(told, expected.map(|(a, b, c)| (a.into(), b.into(), c.into())));
+    }
+
+    #[test]
+    fn the_words_of_sql_name_the_operation() {
+        let rules = Rules {
+            operations: Operations::Sql,
+            ..rules(false)
+        };
+        let (a, b) = (row("1", &json!({"id": 1, "n": 1})), row("1", &json!({"id": 1, "n": 2})));
+        assert_eq!(rules.inserted(a.clone()).operation, "INSERT");
+        assert_eq!(rules.updated(a.clone(), b).unwrap()[0].operation, "UPDATE");
+        assert_eq!(rules.deleted(a).unwrap().operation, "DELETE");
+        assert_eq!(
+            ["http", "sql", "HTTP"].map(Operations::parse),
+            [Some(Operations::Http), Some(Operations::Sql), None]
+        );
+    }
+
+    #[test]
+    fn numbers_keep_their_digits() {
+        let old = Row {
+            json: r#"{"n": 1.10}"#.into(),
+            ..Row::default()
+        };
+        let new = Row {
+            json: r#"{"n": 123456789012345678901234567890.10}"#.into(),
+            ..Row::default()
+        };
+        let changes = rules(false).updated(old, new).unwrap();
+        assert_eq!(changes[0].payload, r#"{"n":123456789012345678901234567890.10}"#);
+        assert_eq!(changes[0].previous_payload.as_deref(), Some(r#"{"n":1.10}"#));
+    }
+
+    #[test]
+    fn what_is_no_object_is_an_error_and_no_panic() {
+        let broken = Row {
+            json: "[1]".into(),
+            ..Row::default()
+        };
+        assert!(rules(false).deleted(broken.clone()).is_err());
+        assert!(rules(false).updated(broken, row("", &json!({}))).is_err());
+    }
+
+    proptest! {
+        /// Payload over the old row gives the new one, previous payload over the new one the old.
+        #[test]
+        fn payloads_lead_from_one_row_to_the_other_and_back(
+            rows in prop::collection::btree_map("[a-d\"\u{e4}]{1,2}", (0..3, 0..3), 0..6)
+        ) {
+            let side = |pick: fn(&(i32, i32)) -> i32| {
+                let members = rows.iter().map(|(name, both)| (name.clone(), Value::from(pick(both))));
+                Value::Object(members.collect::<Map<_, _>>())
+            };
+            let (old, new) = (side(|both| both.0), side(|both| both.1));
+            let changes = rules(false).updated(row("1", &old), row("1", &new)).unwrap();
+            prop_assert_eq!(changes.is_empty(), old == new);
+            for change in changes {
+                let over = |base: &Value, patch: &str| {
+                    let mut base = base.clone();
+                    base.as_object_mut().unwrap().extend(value(patch).as_object().unwrap().clone());
+                    base
+                };
+                prop_assert_eq!(over(&old, &change.payload), new.clone());
+                prop_assert_eq!(over(&new, &change.previous_payload.unwrap()), old.clone());
+            }
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! What a trigger of `outbox_attach` or `outbox_capture` carries: one argument, a JSON object that the SQL function of
+//! that name wrote. It lies in the definition of the trigger, so a dump has it and `\d` shows it. The owner of the table can
+//! write any other by hand, so nothing of it is believed unchecked.
+
+use serde::Deserialize;
+
+/// Of `outbox_attach`: which rows of an event table are enqueued.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Attached {
+    /// A condition over the row, in SQL; None = all rows.
+    pub when: Option<String>,
+    /// The key of a row, in SQL.
+    pub key: Option<String>,
+    /// The column with the seq.
+    pub seq: String,
+    pub destination: Option<String>,
+}
+
+/// Of `outbox_capture`: what the events of a table look like.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Captured {
+    pub aggregate_type: String,
+    /// What the types of its events begin with.
+    pub type_prefix: String,
+    /// `http` or `sql`.
+    pub operations: String,
+    /// In SQL; None = the primary key.
+    pub aggregate_id: Option<String>,
+    /// The column that marks a row as deleted when it is not NULL.
+    pub soft_delete_column: Option<String>,
+    /// None = all.
+    pub columns: Option<Vec<String>>,
+    pub destination: Option<String>,
+}
+
+impl Attached {
+    /// # Errors
+    /// What is wrong with the argument.
+    pub fn parse(argument: &str) -> Result<Self, String> {
+        serde_json::from_str(argument).map_err(|error| error.to_string())
+    }
+}
+
+impl Captured {
+    /// # Errors
+    /// What is wrong with the argument.
+    pub fn parse(argument: &str) -> Result<Self, String> {
+        serde_json::from_str(argument).map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_is_none() {
+        let attached = Attached::parse(r#"{"seq": "n", "when": "type like 'Order%'"}"#).unwrap();
+        assert_eq!(attached.when.as_deref(), Some("type like 'Order%'"));
+        assert_eq!(
+            (attached.seq.as_str(), attached.key, attached.destination),
+            ("n", None, None)
+        );
+    }
+
+    #[test]
+    fn what_is_missing_unknown_or_no_json_is_an_error() {
+        for argument in ["", "{}", r#"{"seq": "n", "wen": "true"}"#, r#"{"seq": 1}"#, "[]"] {
+            assert!(Attached::parse(argument).is_err(), "{argument}");
+        }
+        assert!(Captured::parse(r#"{"aggregate_type": "a"}"#).is_err());
+    }
+}
