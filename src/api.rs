@@ -188,14 +188,19 @@ fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<i64, UserErr
         let hint = "Pass '{}' for an event without data. An SQL NULL is not JSON null.";
         return Err(missing("payload", hint));
     };
-    let (actor, named, available_at) = (args.text(8), args.text(10), args.time(11));
-    let headers = args.jsonb(7);
+    let session = config::Context::snapshot();
+    let (named, available_at) = (args.text(10), args.time(11));
+    let actor = args.text(8).or(session.actor);
+    let metadata = args
+        .jsonb(6)
+        .or_else(|| session.metadata.as_deref().map(Jsonb::of_text));
+    let headers = args.jsonb(7).or_else(|| session.headers.as_deref().map(Jsonb::of_text));
     let event = Event {
         kind,
         aggregate_type: args.text(2),
         aggregate_id: args.text(3),
         operation: args.text(4),
-        correlation_id: args.text(9),
+        correlation_id: args.text(9).or(session.correlation_id),
         headers: headers.as_ref().map(Jsonb::to_text),
         ..Event::default()
     };
@@ -210,7 +215,7 @@ fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<i64, UserErr
         operation: event.operation.as_deref(),
         payload,
         previous_payload: args.jsonb(5),
-        metadata: args.jsonb(6),
+        metadata,
         headers,
         actor: actor.as_deref(),
         correlation_id: event.correlation_id.as_deref(),

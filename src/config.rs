@@ -1,8 +1,10 @@
 //! Every setting: its unit, range, default and one sentence. docs/settings.md says the same at length.
 //!
-//! SUSET settings can be set per database (ALTER DATABASE … SET); SIGHUP ones belong to the whole server.
+//! SUSET settings can be set per database (ALTER DATABASE … SET); SIGHUP ones belong to the whole server; USERSET ones are
+//! what a session says of its events.
 
 use crate::pg::guc::{Refused, check_hook, reserve_prefix};
+use outbox_core::envelope;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
 use outbox_transport::target::{Amqp, Certificates, Password, Pem, Target, Transport};
@@ -51,13 +53,17 @@ static CONNECT_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static CONFIRM_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30_000);
 static WORKER_ROLE: Text = Text::new(Some(c"outbox_worker"));
 static DATABASES: Text = Text::new(Some(c""));
+static ACTOR: Text = Text::new(Some(c""));
+static CORRELATION_ID: Text = Text::new(Some(c""));
+static METADATA: Text = Text::new(Some(c""));
+static HEADERS: Text = Text::new(Some(c""));
 
 /// Of outbox.events_retention: as outbox.retention.
 const AS_HISTORY: i32 = -2;
 
 /// Defines every setting. From `_PG_init`.
 pub fn define() {
-    use GucContext::{Sighup as Server, Suset as Database};
+    use GucContext::{Sighup as Server, Suset as Database, Userset as Session};
     flag(
         c"outbox.enabled",
         c"Delivers messages. Off stops delivery only; enqueue goes on.",
@@ -277,6 +283,34 @@ pub fn define() {
         Server,
         None,
     );
+    text(
+        c"outbox.actor",
+        c"Who acts: the actor of events that name none.",
+        &ACTOR,
+        Session,
+        None,
+    );
+    text(
+        c"outbox.correlation_id",
+        c"The correlation id of events that have none.",
+        &CORRELATION_ID,
+        Session,
+        Some(correlation_id_hook),
+    );
+    text(
+        c"outbox.metadata",
+        c"The metadata of events that have none: a JSON object.",
+        &METADATA,
+        Session,
+        Some(metadata_hook),
+    );
+    text(
+        c"outbox.headers",
+        c"The headers of events that have none: a JSON object.",
+        &HEADERS,
+        Session,
+        Some(headers_hook),
+    );
     reserve_prefix(c"outbox");
 }
 
@@ -379,6 +413,26 @@ pub fn routing_template() -> Template {
     Template::parse(&string(&ROUTING_KEY)).expect("the check hook let nothing else pass")
 }
 
+/// What a session says of all its events; an event's own word goes before it.
+pub struct Context {
+    pub actor: Option<String>,
+    pub correlation_id: Option<String>,
+    pub metadata: Option<String>,
+    pub headers: Option<String>,
+}
+
+impl Context {
+    pub fn snapshot() -> Self {
+        let said = |setting| Some(string(setting)).filter(|text| !text.is_empty());
+        Self {
+            actor: said(&ACTOR),
+            correlation_id: said(&CORRELATION_ID),
+            metadata: said(&METADATA),
+            headers: said(&HEADERS),
+        }
+    }
+}
+
 /// What the launcher needs.
 pub struct ServerSettings {
     pub workers: u32,
@@ -418,6 +472,9 @@ check_hook!(exchange_hook, check_exchange);
 check_hook!(exchange_type_hook, check_exchange_type);
 check_hook!(routing_key_hook, check_routing_key);
 check_hook!(worker_role_hook, check_worker_role);
+check_hook!(correlation_id_hook, check_correlation_id);
+check_hook!(metadata_hook, check_metadata);
+check_hook!(headers_hook, check_headers);
 
 fn refused(message: impl Into<String>, hint: impl Into<String>) -> Result<(), Refused> {
     Err(Refused {
@@ -516,6 +573,26 @@ fn check_worker_role(name: &str) -> Result<(), Refused> {
         "outbox.worker_role is not the name of a role",
         "Leave it at outbox_worker unless that name is taken.",
     )
+}
+
+fn check_correlation_id(id: &str) -> Result<(), Refused> {
+    refused_if_not("outbox.correlation_id", id, envelope::check_short("correlation id", id))
+}
+
+fn check_metadata(json: &str) -> Result<(), Refused> {
+    refused_if_not("outbox.metadata", json, envelope::check_metadata(json))
+}
+
+fn check_headers(json: &str) -> Result<(), Refused> {
+    refused_if_not("outbox.headers", json, envelope::check_headers(json))
+}
+
+/// Empty is none, whatever the check says.
+fn refused_if_not(name: &str, value: &str, checked: Result<(), envelope::Refusal>) -> Result<(), Refused> {
+    match checked {
+        Err(refusal) if !value.is_empty() => refused(format!("{name} is refused: {}", refusal.message), refusal.hint),
+        _ => Ok(()),
+    }
 }
 
 // ---- plumbing -------------------------------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ struct Setting {
     kind: String,
     /// Whether it belongs to the whole server; else it may be set per database.
     server_wide: bool,
+    /// Anybody sets it, for what he does himself.
+    is_a_sessions_own: bool,
     min: Option<i64>,
     max: Option<i64>,
     shown: String,
@@ -35,9 +37,10 @@ fn settings(client: &mut Client) -> Vec<Setting> {
         kind: row.get(1),
         server_wide: match row.get(2) {
             "sighup" => true,
-            "superuser" => false,
+            "superuser" | "user" => false,
             other => panic!("{} has context {other}", row.get::<_, String>(0)),
         },
+        is_a_sessions_own: row.get::<_, &str>(2) == "user",
         min: row.get(3),
         max: row.get(4),
         shown: row.get(5),
@@ -87,6 +90,18 @@ fn bad_values(setting: &Setting) -> Vec<String> {
         (_, "outbox.worker_role") => vec![String::new(), long(64)],
         (_, "outbox.on_dead") => ["", "stop"].map(Into::into).into(),
         (_, "outbox.databases") => Vec::new(), // any text may be the name of a database
+        (_, "outbox.actor") => Vec::new(),     // or of a person
+        (_, "outbox.correlation_id") => vec![long(256)],
+        (_, "outbox.metadata") => ["x", "[]", "1", "null", "{", r#"{"a": "\u0000"}"#]
+            .map(Into::into)
+            .into(),
+        (_, "outbox.headers") => vec![
+            "x".into(),
+            "[]".into(),
+            r#"{"CC": "a"}"#.into(),
+            format!(r#"{{"{}": 1}}"#, long(256)),
+            format!(r#"{{"a": "{}"}}"#, long(70_000)),
+        ],
         (kind, name) => panic!("{name} is of kind {kind}: say here what it must refuse"),
     };
     fixed
@@ -270,7 +285,7 @@ fn an_unknown_setting_is_refused() {
 }
 
 #[test]
-fn only_a_superuser_sets_them() {
+fn only_a_superuser_sets_what_is_not_a_sessions_own() {
     let cluster = server();
     let mut client = cluster.connect(DB);
     let settings = settings(&mut client);
@@ -278,7 +293,12 @@ fn only_a_superuser_sets_them() {
         .batch_execute("create role someone; set role someone")
         .expect("a role");
     for setting in settings {
-        let error = refusal(&mut client, &format!("set {} = default", setting.name));
+        let statement = format!("set {} = default", setting.name);
+        if setting.is_a_sessions_own {
+            client.batch_execute(&statement).expect("a setting of the session");
+            continue;
+        }
+        let error = refusal(&mut client, &statement);
         let expected = match setting.server_wide {
             true => SqlState::CANT_CHANGE_RUNTIME_PARAM,
             false => SqlState::INSUFFICIENT_PRIVILEGE,
@@ -305,6 +325,7 @@ fn every_setting_that_is_not_the_servers_is_set_per_database() {
                 }
                 "outbox.exchange_type" => "topic".into(),
                 "outbox.on_dead" => "skip".into(),
+                "outbox.metadata" | "outbox.headers" => "{}".into(),
                 _ => "x".into(),
             },
         };
@@ -357,22 +378,26 @@ fn defaults_ranges_and_units_are_as_documented() {
 }
 
 const EXPECTED: &str = "
+outbox.actor = '' user
 outbox.batch_size = 1000 (1..10000) superuser
 outbox.claim_ttl = 60 s (1..86400) superuser
 outbox.confirm_timeout = 30000 ms (100..3600000) superuser
 outbox.connect_timeout = 10000 ms (100..300000) superuser
+outbox.correlation_id = '' user
 outbox.databases = '' sighup
 outbox.dead_retention = -1 s (-1..2147483647) superuser
 outbox.enabled = on superuser
 outbox.events_retention = -2 s (-2..2147483647) superuser
 outbox.exchange = outbox superuser
 outbox.exchange_type = '' superuser
+outbox.headers = '' user
 outbox.heartbeat_ttl = 20 s (2..3600) superuser
 outbox.idle_backoff = 1000 ms (10..1000) superuser
 outbox.lease_renew = 6 s (1..1800) superuser
 outbox.lease_ttl = 15 s (2..3600) superuser
 outbox.leasing = on superuser
 outbox.max_attempts = 15 (1..1000) superuser
+outbox.metadata = '' user
 outbox.on_dead = block superuser
 outbox.partition_count = 16 (1..1024) superuser
 outbox.password_file = '' superuser

@@ -2,7 +2,7 @@
 
 use pgrx::datum::{DatumWithOid, TimestampWithTimeZone, Uuid};
 use pgrx::pg_sys;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 
 /// The arguments of the call that is running. The declaration in sql/src says of which type each is; asking for another
 /// is undefined.
@@ -40,6 +40,21 @@ impl Args {
 }
 
 impl Jsonb {
+    /// Of a text that is known to be JSON; any other raises the server's own error.
+    pub fn of_text(json: &str) -> Self {
+        let text = CString::new(json).expect("JSON holds no NUL");
+        // SAFETY: the input function of jsonb takes a C string; what it makes lives as long as the call.
+        unsafe {
+            let function = pg_sys::Oid::from(pg_sys::F_JSONB_IN);
+            Self(pg_sys::OidInputFunctionCall(
+                function,
+                text.as_ptr().cast_mut(),
+                pg_sys::JSONBOID,
+                -1,
+            ))
+        }
+    }
+
     pub fn to_text(&self) -> String {
         // SAFETY: a jsonb datum, so its output function fits; the text is copied.
         unsafe {

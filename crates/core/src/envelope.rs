@@ -129,6 +129,37 @@ fn own_headers(event: &Event) -> Result<Vec<headers::Header>, Refusal> {
     event.headers.as_deref().map_or(Ok(Vec::new()), headers::own)
 }
 
+/// Checks metadata that is given as text: a JSON object that Postgres can store as jsonb.
+///
+/// # Errors
+/// [`Refusal`] unless it is an object without the character NUL.
+pub fn check_metadata(json: &str) -> Result<(), Refusal> {
+    let object: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(json).map_err(|error| match error.is_data() {
+            false => not_json("metadata", &error),
+            true => Refusal {
+                message: "metadata is not a JSON object".to_owned(),
+                hint: "Give an object, such as {\"source\": \"admin\"}.".to_owned(),
+            },
+        })?;
+    if object.iter().any(|(name, value)| name.contains('\0') || has_nul(value)) {
+        return Err(Refusal {
+            message: "metadata contains the character \\u0000".to_owned(),
+            hint: "Postgres cannot store it; leave it out.".to_owned(),
+        });
+    }
+    Ok(())
+}
+
+fn has_nul(value: &serde_json::Value) -> bool {
+    match value {
+        serde_json::Value::String(text) => text.contains('\0'),
+        serde_json::Value::Array(values) => values.iter().any(has_nul),
+        serde_json::Value::Object(values) => values.iter().any(|(name, value)| name.contains('\0') || has_nul(value)),
+        _ => false,
+    }
+}
+
 /// Checks a text that AMQP sends as a short string; `name` says in a refusal what it is.
 ///
 /// # Errors
@@ -271,6 +302,30 @@ mod tests {
             r#""headers":{"tenant": "acme"}}"#,
         );
         assert_eq!(body, expected);
+    }
+
+    #[test]
+    fn metadata_is_an_object_that_postgres_can_store() {
+        for json in [
+            "{}",
+            r#"{"a": "\\u0000"}"#,
+            r#"{"source": "admin", "n": [1.5e3, null, {"a": "\u0041"}]}"#,
+        ] {
+            assert_eq!(check_metadata(json), Ok(()), "{json}");
+        }
+        for json in [
+            "",
+            "null",
+            "[]",
+            "1",
+            "{",
+            r#"{"a": "\u0000"}"#,
+            r#"{"a\u0000": 1}"#,
+            r#"{"a": [{"b\u0000": 1}]}"#,
+            r#"{"a": "\ud800"}"#,
+        ] {
+            assert!(check_metadata(json).is_err(), "{json}");
+        }
     }
 
     #[test]
