@@ -12,7 +12,9 @@ declare
   worker_role constant name := coalesce(nullif(pg_catalog.current_setting('outbox.worker_role', true), ''), 'outbox_worker');
   role_name name;
 begin
-  foreach role_name in array array[worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin']::name[] loop
+  foreach role_name in array array[worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin',
+                                     'outbox_policy' -- has no rights: conditions on outbox_events run as it
+                                    ]::name[] loop
     begin
       if not exists (select from pg_catalog.pg_roles r where r.rolname = role_name) then
         execute pg_catalog.format('create role %I nologin', role_name);
@@ -321,6 +323,297 @@ create function @extschema@.outbox_wake(more_waiting bigint, partitions smallint
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
 comment on function @extschema@.outbox_wake(bigint, smallint[], bigint[]) is
   'Internal: at COMMIT, tells this database''s workers that something was changed by hand: so many more messages wait, and these are to be read again.';
+
+-- ---- sql/src/25_attach.sql
+
+-- Publication policy: a trigger on an event table enqueues those of its rows that a condition chooses. All the trigger needs is
+-- in its one argument, so it is dumped with its table; src/capture.rs reads it. Only the trigger on outbox_events needs a
+-- table beside it, for a dump leaves out the triggers on tables of an extension.
+-- Lock order: the table of the user first; CREATE TRIGGER waits for its writers.
+
+create function @extschema@.outbox_attached() returns trigger language c volatile parallel unsafe
+set search_path = pg_catalog, pg_temp set timezone = 'UTC' set datestyle = 'ISO, MDY' set intervalstyle = 'postgres'
+set bytea_output = 'hex' set extra_float_digits = 1
+as 'MODULE_PATHNAME', 'outbox_attached_wrapper';
+comment on function @extschema@.outbox_attached() is
+  'Internal: the trigger of outbox_attach. Runs as the one who writes; only the pointers are written with other rights.';
+
+create function @extschema@.outbox_check_destination(destination text)
+returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_check_destination_wrapper';
+comment on function @extschema@.outbox_check_destination(text) is
+  'Internal: an error if there is no such destination.';
+
+create function @extschema@.outbox_tables_for_triggers(relation regclass) returns setof regclass
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+  class pg_class;
+  foreign_partition regclass;
+begin
+  select * into class from pg_class c where c.oid = relation;
+  if class.oid is null then
+    raise exception 'there is no such table' using errcode = 'undefined_table', hint = 'Pass its name, for example ''shop.orders''.';
+  end if;
+  if class.relkind not in ('r', 'p') then
+    raise exception '% is not a table', relation using errcode = 'wrong_object_type',
+      hint = 'Name a table or a partitioned table: nobody else keeps the rows that a statement wrote.';
+  end if;
+  if not pg_has_role(current_user, class.relowner, 'usage') then
+    raise exception 'must be owner of table %', relation using errcode = 'insufficient_privilege',
+      hint = format('Call it as a member of role %s.', class.relowner::regrole);
+  end if;
+  -- Members of the extension, and the partitions of its history, which are none.
+  if exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
+             where d.classid = 'pg_class'::regclass and d.objid = coalesce(pg_partition_root(relation), relation)
+               and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
+     and relation <> '@extschema@.outbox_events'::regclass then
+    raise exception '% is a table of outbox itself', relation using errcode = 'wrong_object_type',
+      hint = 'Name a table of your own.';
+  end if;
+  select p.relid into foreign_partition
+  from pg_partition_tree(relation) p join pg_class c on c.oid = p.relid and c.relkind = 'f' limit 1;
+  if foreign_partition is not null then
+    raise exception '% has a foreign table for a partition', relation
+      using errcode = 'wrong_object_type', detail = format('The partition is %s.', foreign_partition),
+        hint = 'Postgres does not tell which rows were written there.';
+  end if;
+  return next relation;
+  return query select p.relid from pg_partition_tree(relation) p where p.relid <> relation order by p.level, p.relid;
+end
+$$;
+comment on function @extschema@.outbox_tables_for_triggers(regclass) is
+  'Internal: a table and its partitions, for a statement that names a partition fires the triggers of that partition only; an error if the caller may not, or nobody may, put triggers on it.';
+
+create function @extschema@.outbox_check_expression(relation regclass, argument text, expression text, condition boolean)
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  cause text;
+begin
+  -- A row made up, as in the trigger: it has no ctid or tableoid. WHERE takes no aggregate and no set, which would
+  -- make one row of many, or many of one.
+  execute format(case when condition then 'explain select from jsonb_populate_record(null::%s, ''{}'') r where (%s' || chr(10) || ')'
+                      else 'explain select from jsonb_populate_record(null::%s, ''{}'') r where (%s' || chr(10) || ')::text is not null'
+                 end, relation, expression);
+exception when others then
+  get stacked diagnostics cause = message_text;
+  raise exception '% is not %', argument,
+      case when condition then 'a condition' else 'an expression' end || ' over a row of ' || relation
+    using errcode = 'invalid_parameter_value', detail = format('%s: %s.', expression, cause),
+      hint = 'Write SQL over the columns of the table. Functions and operators of your own need their schema: shop.f(total), price operator(shop.<) 1.';
+end
+$$;
+comment on function @extschema@.outbox_check_expression(regclass, text, text, boolean) is
+  'Internal: an error unless this is an SQL expression over a row of the table.';
+
+create function @extschema@.outbox_attach_name(destination text) returns name
+language sql immutable parallel safe
+return case when pg_catalog.octet_length('outbox_attach_' || destination) < 64 then 'outbox_attach_' || destination
+            else 'outbox_attach_' || pg_catalog.md5(destination) end;
+comment on function @extschema@.outbox_attach_name(text) is
+  'Internal: the name of the trigger that outbox_attach makes for a destination.';
+
+create table @extschema@.outbox_policies (
+  destination text primary key,
+  settings    text not null -- the argument of the trigger
+);
+comment on table @extschema@.outbox_policies is
+  'What outbox_attach has put on outbox_events, for a dump to carry. A row makes its trigger.';
+-- By name it comes after outbox_events, so psql restores the events first, and none of them is enqueued anew. pg_restore may do
+-- both at once; see src/capture.rs.
+select pg_catalog.pg_extension_config_dump('@extschema@.outbox_policies', '');
+
+create function @extschema@.outbox_policies_apply() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  if tg_op <> 'INSERT' then
+    execute format('drop trigger if exists %I on @extschema@.outbox_events', @extschema@.outbox_attach_name(old.destination));
+  end if;
+  if tg_op <> 'DELETE' then
+    execute format('create trigger %I after insert on @extschema@.outbox_events referencing new table as outbox_new
+                    for each statement execute function @extschema@.outbox_attached(%L)',
+                   @extschema@.outbox_attach_name(new.destination), new.settings);
+  end if;
+  return null;
+end
+$$;
+comment on function @extschema@.outbox_policies_apply() is
+  'Internal: makes and drops the triggers on outbox_events, as its owner or a superuser.';
+create trigger outbox_policies_apply after insert or update or delete on @extschema@.outbox_policies
+  for each row execute function @extschema@.outbox_policies_apply();
+comment on trigger outbox_policies_apply on @extschema@.outbox_policies is
+  'Internal: makes and drops the triggers on outbox_events.';
+
+create function @extschema@.outbox_attach(
+  relation regclass, when_sql text default null, key text default null, destination text default null,
+  seq text default 'seq'
+) returns void language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  target constant text := coalesce(destination, 'default');
+  settings text;
+  place regclass;
+begin
+  perform @extschema@.outbox_tables_for_triggers(relation);
+  perform @extschema@.outbox_check_destination(destination);
+  if not exists (select from pg_attribute a where a.attrelid = relation and a.attname = seq and a.attnum > 0 and not a.attisdropped
+                   and a.atttypid in ('int2'::regtype, 'int4'::regtype, 'int8'::regtype)) then
+    raise exception 'table % has no integer column %', relation, coalesce(quote_ident(seq), 'NULL') using errcode = 'undefined_column',
+      hint = 'Name the column with the seq of the event: seq => ''global_sequence''.';
+  end if;
+  if when_sql is not null then
+    perform @extschema@.outbox_check_expression(relation, 'when_sql', when_sql, true);
+  end if;
+  if key is not null then
+    perform @extschema@.outbox_check_expression(relation, 'key', key, false);
+  end if;
+  settings := jsonb_strip_nulls(jsonb_build_object(
+    'when', when_sql, 'key', key, 'seq', seq, 'destination', nullif(target, 'default')))::text;
+
+  if relation = '@extschema@.outbox_events'::regclass then
+    insert into @extschema@.outbox_policies as p (destination, settings) values (target, settings)
+    on conflict on constraint outbox_policies_pkey do update set settings = excluded.settings;
+    return;
+  end if;
+  for place in select t from @extschema@.outbox_tables_for_triggers(relation) t loop
+    execute format('create or replace trigger %I after insert on %s referencing new table as outbox_new
+                    for each statement execute function @extschema@.outbox_attached(%L)',
+                   @extschema@.outbox_attach_name(target), place, settings);
+  end loop;
+end
+$$;
+comment on function @extschema@.outbox_attach(regclass, text, text, text, text) is
+  'Enqueues from now on the rows inserted into an event table for which when_sql holds (NULL = all), with the key that an SQL expression over the row gives. Called again it changes both. For the owner of the table.';
+
+create function @extschema@.outbox_detach(relation regclass, destination text default null)
+returns boolean language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  target constant text := coalesce(destination, 'default');
+  trigger_name constant name := @extschema@.outbox_attach_name(target);
+  place regclass;
+  was_attached boolean := false;
+begin
+  perform @extschema@.outbox_tables_for_triggers(relation);
+  if relation = '@extschema@.outbox_events'::regclass then
+    delete from @extschema@.outbox_policies p where p.destination = target;
+    return found;
+  end if;
+  for place in
+    select t.tgrelid from pg_trigger t
+    where t.tgname = trigger_name and t.tgrelid in (select p from @extschema@.outbox_tables_for_triggers(relation) p)
+  loop
+    execute format('drop trigger %I on %s', trigger_name, place);
+    was_attached := true;
+  end loop;
+  return was_attached;
+end
+$$;
+comment on function @extschema@.outbox_detach(regclass, text) is
+  'Ends what outbox_attach began for a destination (NULL = the default one). False if it was not attached. For the owner of the table.';
+
+-- ---- sql/src/26_capture.sql
+
+-- Change capture: triggers that make an event of each row written to a table. What they need is in their one argument, so they
+-- are dumped with the table; src/capture.rs reads it, crates/core/src/change.rs makes the events.
+
+create function @extschema@.outbox_captured() returns trigger language c volatile parallel unsafe
+set search_path = pg_catalog, pg_temp set timezone = 'UTC' set datestyle = 'ISO, MDY' set intervalstyle = 'postgres'
+set bytea_output = 'hex' set extra_float_digits = 1
+as 'MODULE_PATHNAME', 'outbox_captured_wrapper';
+comment on function @extschema@.outbox_captured() is
+  'Internal: the trigger of outbox_capture. Runs as the one who writes; only the events are written with other rights.';
+
+create function @extschema@.outbox_capture(
+  relation regclass, aggregate_type text default null, type_prefix text default null, operations text default 'http',
+  aggregate_id text default null, soft_delete_column text default null, columns text[] default null,
+  destination text default null
+) returns void language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  table_name name;
+  unknown text;
+  settings text;
+  place regclass;
+begin
+  perform @extschema@.outbox_tables_for_triggers(relation);
+  if relation = '@extschema@.outbox_events'::regclass then
+    raise exception '% is a table of outbox itself', relation using errcode = 'wrong_object_type',
+      hint = 'Name a table of your own. outbox_attach enqueues what is inserted into outbox_events.';
+  end if;
+  perform @extschema@.outbox_check_destination(destination);
+  if operations is null or operations not in ('http', 'sql') then
+    raise exception 'operations "%" is unknown', operations using errcode = 'invalid_parameter_value',
+      hint = 'Use ''http'' for POST, PATCH and DELETE, or ''sql'' for INSERT, UPDATE and DELETE.';
+  end if;
+  if columns = '{}' then
+    raise exception 'columns is empty' using errcode = 'invalid_parameter_value',
+      hint = 'Name the columns that events tell, or leave it out for all.';
+  end if;
+  select c.name into unknown from unnest(columns || soft_delete_column) c (name)
+  where c.name is not null or c.name is null and columns is not null and array_position(columns, null) is not null
+  except select a.attname from pg_attribute a where a.attrelid = relation and a.attnum > 0 and not a.attisdropped limit 1;
+  if found then
+    raise exception 'table % has no column %', relation, coalesce(quote_ident(unknown), 'NULL') using errcode = 'undefined_column',
+      hint = 'Names are as stored: in lower case, unless the table was created with quotes.';
+  end if;
+  if aggregate_id is not null then
+    perform @extschema@.outbox_check_expression(relation, 'aggregate_id', aggregate_id, false);
+  elsif not exists (select from pg_index i where i.indrelid = relation and i.indisprimary) then
+    raise exception 'table % has no primary key', relation using errcode = 'object_not_in_prerequisite_state',
+      hint = 'Say what identifies a row: aggregate_id => ''code'', or any SQL expression over its columns.';
+  end if;
+
+  select c.relname into table_name from pg_class c where c.oid = relation;
+  aggregate_type := coalesce(aggregate_type, table_name);
+  type_prefix := coalesce(type_prefix, (
+    select string_agg(upper(left(part, 1)) || substr(part, 2), '' order by n)
+    from regexp_split_to_table(table_name, '[^[:alnum:]]+') with ordinality p (part, n)));
+  if octet_length(aggregate_type) > 255 or octet_length(type_prefix || 'ForceDeleted') > 255 then
+    raise exception 'aggregate_type or type_prefix is too long' using errcode = 'program_limit_exceeded',
+      hint = 'AMQP carries 255 bytes; the longest type ends in ForceDeleted.';
+  end if;
+  settings := jsonb_strip_nulls(jsonb_build_object(
+    'aggregate_type', aggregate_type, 'type_prefix', type_prefix, 'operations', operations, 'aggregate_id', aggregate_id,
+    'soft_delete_column', soft_delete_column, 'columns', columns, 'destination', destination))::text;
+
+  for place in select t from @extschema@.outbox_tables_for_triggers(relation) t loop
+    execute format($sql$
+      create or replace trigger outbox_capture_insert after insert on %1$s referencing new table as outbox_new
+        for each statement execute function @extschema@.outbox_captured(%2$L);
+      create or replace trigger outbox_capture_update after update on %1$s
+        referencing old table as outbox_old new table as outbox_new
+        for each statement execute function @extschema@.outbox_captured(%2$L);
+      create or replace trigger outbox_capture_delete after delete on %1$s referencing old table as outbox_old
+        for each statement execute function @extschema@.outbox_captured(%2$L);
+      create or replace trigger outbox_capture_truncate after truncate on %1$s
+        for each statement execute function @extschema@.outbox_captured(%2$L);
+      $sql$, place, settings);
+  end loop;
+end
+$$;
+comment on function @extschema@.outbox_capture(regclass, text, text, text, text, text, text[], text) is
+  'Makes from now on an event of each row written to a table, and enqueues it: Created, Updated, Deleted, ForceDeleted, Restored. Called again it changes how. For the owner of the table.';
+
+create function @extschema@.outbox_uncapture(relation regclass)
+returns boolean language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  trigger_name name;
+  place regclass;
+  was_captured boolean := false;
+begin
+  for place, trigger_name in
+    select t.tgrelid, t.tgname from pg_trigger t
+    where t.tgfoid = '@extschema@.outbox_captured()'::regprocedure
+      and t.tgrelid in (select p from @extschema@.outbox_tables_for_triggers(relation) p)
+  loop
+    execute format('drop trigger %I on %s', trigger_name, place);
+    was_captured := true;
+  end loop;
+  return was_captured;
+end
+$$;
+comment on function @extschema@.outbox_uncapture(regclass) is
+  'Ends what outbox_capture began. False if the table was not captured. For the owner of the table.';
 
 -- ---- sql/src/30_worker.sql
 
@@ -1585,6 +1878,14 @@ grant execute on function
   @extschema@.outbox_enqueue(bigint, text, text, timestamptz, text),
   @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text),
   @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid)
+  to outbox_writer;
+-- For who owns a table. A trigger runs as the one who writes, but EXECUTE is asked of the one who makes it.
+grant execute on function
+  @extschema@.outbox_attach(regclass, text, text, text, text), @extschema@.outbox_detach(regclass, text),
+  @extschema@.outbox_capture(regclass, text, text, text, text, text, text[], text), @extschema@.outbox_uncapture(regclass),
+  @extschema@.outbox_tables_for_triggers(regclass), @extschema@.outbox_check_destination(text),
+  @extschema@.outbox_check_expression(regclass, text, text, boolean), @extschema@.outbox_attach_name(text),
+  @extschema@.outbox_attached(), @extschema@.outbox_captured()
   to outbox_writer;
 
 grant execute on function

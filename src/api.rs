@@ -4,13 +4,14 @@
 use crate::error::{self, UserError, invalid};
 use crate::pg::args::{Args, Jsonb};
 use crate::pg::catalog::{self, Oid, OptionsOf};
-use crate::pg::{security, txn};
+use crate::pg::{security, trigger, txn};
 use crate::shmem::Class;
-use crate::store::{self, Enqueue, Publish};
-use crate::{config, hooks, registry, shmem, wake, worker};
+use crate::store::{self, Enqueue, Keys, Publish};
+use crate::{capture, config, hooks, registry, shmem, wake, worker};
 use outbox_core::envelope;
 use outbox_core::message::Event;
 use outbox_core::partition::{Partition, crc32};
+use outbox_core::route::Template;
 use outbox_transport::target::{self, Kind, Level};
 use pgrx::prelude::*;
 
@@ -56,17 +57,18 @@ fn enqueue(
         let destination = usable(destination)?;
         check_time(available_at)?;
         let partition = partition_key.map(partition_of_label).transpose()?;
-        store::enqueue(
-            fcinfo,
-            &Enqueue {
-                seqs,
-                new: false,
-                key,
-                destination,
-                available_at,
-                partition,
+        let request = Enqueue {
+            seqs,
+            new: false,
+            keys: match key {
+                Some(key) => Keys::Given(vec![Some(key.to_owned()); seqs.len()]),
+                None => Keys::LookedUp,
             },
-        )
+            destination,
+            available_at,
+            partition,
+        };
+        store::enqueue(fcinfo, request)
     });
     match enqueued {
         Ok(count) => {
@@ -79,12 +81,17 @@ fn enqueue(
     }
 }
 
+/// For who sets up what will enqueue later.
+#[pg_extern(sql = false)]
+fn outbox_check_destination(destination: Option<&str>) {
+    if let Err(error) = usable(destination) {
+        error.raise();
+    }
+}
+
 fn check_enqueue(seqs: &[i64], key: Option<&str>) -> Result<(), UserError> {
     if let Some(seq) = seqs.iter().find(|seq| **seq <= 0) {
-        return Err(invalid(
-            format!("seq {seq} is not positive"),
-            "Pass the seq of an event, as outbox_publish returns it.",
-        ));
+        return Err(bad_seq(*seq));
     }
     if let Some(key) = key {
         envelope::check_short("key", key)?;
@@ -108,15 +115,7 @@ fn usable(destination: Option<&str>) -> Result<&str, UserError> {
     let Some(name) = destination.filter(|name| *name != DEFAULT_DESTINATION) else {
         return Ok(DEFAULT_DESTINATION);
     };
-    let server = catalog::foreign_server(name).filter(|server| Kind::of_wrapper(&server.wrapper).is_some());
-    let Some(server) = server else {
-        return Err(UserError::new(
-            PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
-            format!("destination \"{name}\" does not exist"),
-            "Leave the destination out for the default one, or make one: CREATE SERVER … FOREIGN DATA WRAPPER outbox_amqp or outbox_http.",
-        ));
-    };
-    if catalog::may_use_server(server.oid) {
+    if catalog::may_use_server(server_of(name)?) {
         return Ok(name);
     }
     Err(UserError::new(
@@ -126,7 +125,35 @@ fn usable(destination: Option<&str>) -> Result<&str, UserError> {
     ))
 }
 
-fn missing_seq() -> UserError {
+/// Refuses a destination that is not there. Who made a trigger was asked for the right to use it; who writes is not.
+pub fn check_destination(name: &str) -> Result<(), UserError> {
+    match name {
+        DEFAULT_DESTINATION => Ok(()),
+        name => server_of(name).map(drop),
+    }
+}
+
+/// The OID of the server that a destination is.
+fn server_of(name: &str) -> Result<u32, UserError> {
+    let server = catalog::foreign_server(name).filter(|server| Kind::of_wrapper(&server.wrapper).is_some());
+    let Some(server) = server else {
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
+            format!("destination \"{name}\" does not exist"),
+            "Leave the destination out for the default one, or make one: CREATE SERVER … FOREIGN DATA WRAPPER outbox_amqp or outbox_http.",
+        ));
+    };
+    Ok(server.oid)
+}
+
+pub fn bad_seq(seq: i64) -> UserError {
+    invalid(
+        format!("seq {seq} is not positive"),
+        "Pass the seq of an event, as outbox_publish returns it.",
+    )
+}
+
+pub fn missing_seq() -> UserError {
     UserError::new(
         PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED,
         "seq is NULL",
@@ -206,7 +233,7 @@ fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<i64, UserErr
     };
     let destination = usable(named.as_deref())?;
     check_time(available_at)?;
-    let key = check_event(&event)?;
+    let key = check_event(&event, &config::routing_template())?;
     let request = Publish {
         id: args.uuid(12),
         kind: &event.kind,
@@ -232,7 +259,7 @@ fn missing(what: &str, hint: &str) -> UserError {
 }
 
 /// Refuses at the call what would otherwise be a dead letter later. Returns the key.
-fn check_event(event: &Event) -> Result<Option<String>, UserError> {
+pub fn check_event(event: &Event, template: &Template) -> Result<Option<String>, UserError> {
     let named = [
         ("type", Some(&event.kind)),
         ("aggregate_type", event.aggregate_type.as_ref()),
@@ -247,10 +274,29 @@ fn check_event(event: &Event) -> Result<Option<String>, UserError> {
     }
     let key = store::aggregate_key(event.aggregate_type.as_deref(), event.aggregate_id.as_deref());
     if let Some(key) = &key {
-        envelope::check_short("key (aggregate_type:aggregate_id)", key)?;
+        envelope::check_short(store::AGGREGATE_KEY, key)?;
     }
-    envelope::check_routing(&config::routing_template(), event, key.as_deref())?;
+    envelope::check_routing(template, event, key.as_deref())?;
     Ok(key)
+}
+
+/// The trigger of outbox_attach.
+#[pg_extern(sql = false)]
+fn outbox_attached(fcinfo: pg_sys::FunctionCallInfo) {
+    fire(fcinfo, capture::attached);
+}
+
+/// The trigger of outbox_capture.
+#[pg_extern(sql = false)]
+fn outbox_captured(fcinfo: pg_sys::FunctionCallInfo) {
+    fire(fcinfo, capture::captured);
+}
+
+/// Every trigger of ours comes through here: what silences them for a session belongs here.
+fn fire(fcinfo: pg_sys::FunctionCallInfo, trigger: fn(trigger::Call) -> Result<(), UserError>) {
+    if let Err(error) = trigger(fcinfo) {
+        error.raise();
+    }
 }
 
 #[pg_extern(sql = false)]

@@ -3,6 +3,7 @@
 
 mod api;
 mod broker;
+mod capture;
 mod config;
 mod destination;
 mod error;

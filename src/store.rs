@@ -1,10 +1,15 @@
-//! All SQL of the extension: no other module says Spi. `enqueue` runs in a user's backend, `worker` in a worker; both on
-//! the main thread, inside a transaction. State transitions are the functions of sql/src; here they are called.
+//! All SQL of the extension: no other module says Spi. `enqueue` and `written` (the triggers on tables) run in a user's
+//! backend, `worker` in a worker; all on the main thread, inside a transaction. State transitions are the functions of
+//! sql/src; here they are called.
 
 mod enqueue;
 mod worker;
+pub mod written;
 
-pub use enqueue::{Enqueue, Publish, aggregate_key, enqueue, new_id, partition_by, publish};
+pub use enqueue::{
+    AGGREGATE_KEY, Enqueue, Keys, Publish, aggregate_key, check_body, enqueue, hold_extension, new_id, partition_by,
+    publish,
+};
 pub use worker::{ClaimedBatch, Described, Settlement, Store};
 
 /// The time, in µs since 1970.

@@ -6,7 +6,7 @@
 
 use crate::pg::xact::{self, End};
 use crate::shmem::Class;
-use crate::{registry, shmem};
+use crate::{capture, registry, shmem};
 use outbox_core::partition::Partition;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -103,6 +103,7 @@ fn ended(end: End) {
         }),
         End::SavepointAborted { id } => {
             ENQUEUED.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
+            capture::savepoint_aborted(id);
             if DATABASES.get() {
                 shmem::let_back(); // the statement may have failed; if not, core's lock still keeps the workers out
             }
@@ -112,6 +113,7 @@ fn ended(end: End) {
 
 /// The transaction is over, however it ended: messages may have waited for its own.
 fn leave() {
+    capture::transaction_over();
     registry::leave();
     if WAKE.take() {
         shmem::wake_workers();

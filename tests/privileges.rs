@@ -24,7 +24,7 @@ fn denied(cluster: &Cluster, role: &str, sql: &str) -> bool {
     }
 }
 
-const TABLES: [&str; 11] = [
+const TABLES: [&str; 12] = [
     "outbox",
     "outbox_waiting",
     "outbox_history",
@@ -36,6 +36,7 @@ const TABLES: [&str; 11] = [
     "outbox_connections",
     "outbox_paused",
     "outbox_settings",
+    "outbox_policies",
 ];
 
 #[test]

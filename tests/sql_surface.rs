@@ -10,6 +10,9 @@ fn the_documented_calls_work_with_untyped_parameters() {
     let cluster = Cluster::builder().conf("outbox.workers = 0").start();
     cluster.exec(DB, "create extension outbox");
     let mut client = cluster.connect(DB);
+    client
+        .batch_execute("create table a (id int primary key); create table journal (seq bigint, kind text)")
+        .expect("tables");
     // As node-postgres does: the statement is parsed without types, and the server finds them.
     for call in [
         "select outbox_publish($1, $2, $3, $4, $5)",
@@ -21,6 +24,10 @@ fn the_documented_calls_work_with_untyped_parameters() {
         "select outbox_partition_of($1, $2)",
         "select outbox_retry($1)",
         "select outbox_discard($1, reason => $2)",
+        "select outbox_attach($1, $2)",
+        "select outbox_detach($1)",
+        "select outbox_capture($1, aggregate_type => $2, columns => $3)",
+        "select outbox_uncapture($1)",
     ] {
         client.prepare(call).unwrap_or_else(|error| panic!("{call}: {error:?}"));
     }
@@ -33,6 +40,10 @@ fn the_documented_calls_work_with_untyped_parameters() {
         "select outbox_partition_of('k', '16')",
         "select outbox_retry('9')",
         "select outbox_discard('9', NULL, 'why')",
+        "select outbox_attach('journal', 'kind is not null', destination => 'default')",
+        "select outbox_detach('journal')",
+        "select outbox_capture('a', 'thing', columns => '{id}')",
+        "select outbox_uncapture('a')",
     ] {
         client
             .batch_execute(call)

@@ -19,6 +19,10 @@ select proname from pg_proc where proname like 'outbox%' group by proname having
 \df relay.outbox_publish
 \df relay.outbox_enqueue
 \df relay.outbox_enqueue_many
+\df relay.outbox_attach
+\df relay.outbox_detach
+\df relay.outbox_capture
+\df relay.outbox_uncapture
 \df relay.outbox_partition_of
 \df relay.outbox_partition_label
 \df relay.outbox_crc32

@@ -7,7 +7,9 @@ declare
   worker_role constant name := coalesce(nullif(pg_catalog.current_setting('outbox.worker_role', true), ''), 'outbox_worker');
   role_name name;
 begin
-  foreach role_name in array array[worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin']::name[] loop
+  foreach role_name in array array[worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin',
+                                     'outbox_policy' -- has no rights: conditions on outbox_events run as it
+                                    ]::name[] loop
     begin
       if not exists (select from pg_catalog.pg_roles r where r.rolname = role_name) then
         execute pg_catalog.format('create role %I nologin', role_name);

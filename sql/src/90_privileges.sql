@@ -28,6 +28,14 @@ grant execute on function
   @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text),
   @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid)
   to outbox_writer;
+-- For who owns a table. A trigger runs as the one who writes, but EXECUTE is asked of the one who makes it.
+grant execute on function
+  @extschema@.outbox_attach(regclass, text, text, text, text), @extschema@.outbox_detach(regclass, text),
+  @extschema@.outbox_capture(regclass, text, text, text, text, text, text[], text), @extschema@.outbox_uncapture(regclass),
+  @extschema@.outbox_tables_for_triggers(regclass), @extschema@.outbox_check_destination(text),
+  @extschema@.outbox_check_expression(regclass, text, text, boolean), @extschema@.outbox_attach_name(text),
+  @extschema@.outbox_attached(), @extschema@.outbox_captured()
+  to outbox_writer;
 
 grant execute on function
   @extschema@.outbox_partition_of(text, integer), @extschema@.outbox_partition_label(integer),

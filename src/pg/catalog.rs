@@ -116,6 +116,12 @@ pub fn role(name: &str) -> Role {
     }
 }
 
+/// The OID of a role, 0 if there is none. Inside a transaction.
+pub fn role_oid(name: &CStr) -> u32 {
+    // SAFETY: a syscache look-up on a shared catalog.
+    unsafe { pg_sys::get_role_oid(name.as_ptr(), true).to_u32() }
+}
+
 /// Holds the extension for the rest of this transaction, so that it cannot be dropped before the end; its OID, or None if
 /// there is none. DROP EXTENSION takes the same lock first of all, so it and a worker never wait for each other in a
 /// circle.

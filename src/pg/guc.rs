@@ -55,6 +55,17 @@ unsafe fn in_error_context(text: &str) -> *mut c_char {
     unsafe { pg_sys::MemoryContextStrdup(pg_sys::ErrorContext, text.as_ptr()) }
 }
 
+/// What the client calls itself.
+pub fn application_name() -> String {
+    // SAFETY: a string of this session, or null; it is copied.
+    unsafe {
+        match pg_sys::application_name.is_null() {
+            true => String::new(),
+            false => CStr::from_ptr(pg_sys::application_name).to_string_lossy().into_owned(),
+        }
+    }
+}
+
 /// From here on a setting `PREFIX.x` that nobody defined is refused.
 pub fn reserve_prefix(prefix: &CStr) {
     // SAFETY: the string is copied.

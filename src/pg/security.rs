@@ -13,21 +13,30 @@ pub fn run_as<T>(role: u32, body: impl FnOnce() -> T) -> T {
     switch(role, 0, body)
 }
 
+/// The role that code runs as now.
+pub fn current_user() -> u32 {
+    // SAFETY: reads a static of the server.
+    unsafe { pg_sys::GetUserId() }.to_u32()
+}
+
 /// An error on the way is cleaned up by the end of the (sub)transaction, as in
 /// fmgr_security_definer (fmgr.c).
 fn switch<T>(role: u32, more: u32, body: impl FnOnce() -> T) -> T {
-    let (mut before, mut context) = (pg_sys::InvalidOid, 0);
-    // SAFETY: main thread, inside a transaction; the pair is restored as it was.
-    unsafe {
-        pg_sys::GetUserIdAndSecContext(&mut before, &mut context);
-        pg_sys::SetUserIdAndSecContext(
-            role.into(),
-            context | (pg_sys::SECURITY_LOCAL_USERID_CHANGE | more) as i32,
-        );
-        let value = body();
-        pg_sys::SetUserIdAndSecContext(before, context);
-        value
+    struct Before(pg_sys::Oid, i32);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            // SAFETY: what was read from the server. An aborted (sub)transaction sets the same by itself.
+            unsafe { pg_sys::SetUserIdAndSecContext(self.0, self.1) }
+        }
     }
+    let mut before = Before(pg_sys::InvalidOid, 0);
+    // SAFETY: main thread, inside a transaction.
+    unsafe {
+        pg_sys::GetUserIdAndSecContext(&mut before.0, &mut before.1);
+        let added = (pg_sys::SECURITY_LOCAL_USERID_CHANGE | more) as i32;
+        pg_sys::SetUserIdAndSecContext(role.into(), before.1 | added);
+    }
+    body()
 }
 
 /// The name of the current role.

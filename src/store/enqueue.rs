@@ -4,7 +4,7 @@ use crate::error::{UserError, invalid};
 use crate::pg::args::Jsonb;
 use crate::pg::{catalog, guc, security};
 use crate::shmem::Class;
-use crate::{registry, wake};
+use crate::{capture, registry, wake};
 use outbox_core::envelope;
 use outbox_core::partition::{Partition, crc32};
 use pgrx::datum::DatumWithOid;
@@ -17,12 +17,19 @@ use std::rc::Rc;
 
 pub struct Enqueue<'a> {
     pub seqs: &'a [i64],
-    /// The event was stored by this very statement: it cannot wait anywhere yet.
+    /// The event was stored by this very statement, its seq announced before: it cannot wait anywhere yet.
     pub new: bool,
-    pub key: Option<&'a str>,
+    pub keys: Keys,
     pub destination: &'a str,
     pub available_at: Option<TimestampWithTimeZone>,
     pub partition: Option<Partition>,
+}
+
+pub enum Keys {
+    /// One for each seq.
+    Given(Vec<Option<String>>),
+    /// The aggregates of the events.
+    LookedUp,
 }
 
 /// An event as outbox_publish takes it.
@@ -45,22 +52,23 @@ pub struct Publish<'a> {
 }
 
 /// The largest body that is taken. RabbitMQ 4 refuses more than 16 MiB by default, older ones more than 128 MiB.
-const BODY_MAX_BYTES: i32 = 16 * 1024 * 1024;
+const BODY_MAX_BYTES: i64 = 16 * 1024 * 1024;
 
 /// Statements of one schema, planned once per backend.
-struct Statements {
+pub(super) struct Statements {
     /// Held by every transaction that enqueues, before it touches a table: so DROP EXTENSION waits for it, and the two
     /// never for each other in a circle.
     extension: u32,
     /// Held next, before any other table: outbox_configure() locks it first, too.
     settings: u32,
-    schema: String,
+    pub(super) schema: String,
     /// The owner of the function and of the tables.
     owner: u32,
     /// By whether the event was stored just now, and whether it is scheduled.
     insert: [[OnceCell<OwnedPreparedStatement>; 2]; 2],
     aggregates: OnceCell<OwnedPreparedStatement>,
     event: OnceCell<OwnedPreparedStatement>,
+    pub(super) events: OnceCell<OwnedPreparedStatement>,
     /// Of this database, as far as is known here. The statement that inserts finds out if it is another.
     partitioner: RefCell<Option<Partitioner>>,
 }
@@ -77,7 +85,7 @@ thread_local! {
     static STATEMENTS: RefCell<HashMap<u32, Rc<Statements>>> = RefCell::new(HashMap::new());
 }
 
-fn statements(fcinfo: pg_sys::FunctionCallInfo) -> Rc<Statements> {
+pub(super) fn statements(fcinfo: pg_sys::FunctionCallInfo) -> Rc<Statements> {
     let function = catalog::called_function(fcinfo);
     STATEMENTS.with_borrow_mut(|known| {
         let make = || {
@@ -90,6 +98,7 @@ fn statements(fcinfo: pg_sys::FunctionCallInfo) -> Rc<Statements> {
                 insert: Default::default(),
                 aggregates: OnceCell::new(),
                 event: OnceCell::new(),
+                events: OnceCell::new(),
                 partitioner: RefCell::default(),
             })
         };
@@ -104,6 +113,14 @@ impl Statements {
     }
 }
 
+/// Keeps the extension from being dropped, and its partitions from being changed, before this transaction ends.
+pub fn hold_extension(fcinfo: pg_sys::FunctionCallInfo) {
+    statements(fcinfo).hold();
+}
+
+/// What a refusal calls the key of an event that was enqueued without one.
+pub const AGGREGATE_KEY: &str = "key (aggregate_type:aggregate_id)";
+
 /// The key of an event that was enqueued without one.
 pub fn aggregate_key(aggregate_type: Option<&str>, aggregate_id: Option<&str>) -> Option<String> {
     match (aggregate_type, aggregate_id) {
@@ -115,7 +132,7 @@ pub fn aggregate_key(aggregate_type: Option<&str>, aggregate_id: Option<&str>) -
 
 /// Inserts the pointers; returns how many were new. The statements run as the owner of the tables whatever the caller's
 /// search_path, so every operator and function in them is qualified.
-pub fn enqueue(fcinfo: pg_sys::FunctionCallInfo, request: &Enqueue) -> Result<i64, UserError> {
+pub fn enqueue(fcinfo: pg_sys::FunctionCallInfo, request: Enqueue) -> Result<i64, UserError> {
     let statements = statements(fcinfo);
     security::run_as(statements.owner, || {
         statements.hold();
@@ -129,16 +146,18 @@ pub fn publish(fcinfo: pg_sys::FunctionCallInfo, request: &Publish) -> Result<i6
     security::run_as(statements.owner, || {
         statements.hold();
         registry::announce_drawing(request.key.map(crc32)); // the seq is drawn next
+        capture::publishing_begins(request.destination);
         let seq = insert_event(&statements, request)?;
+        capture::publishing_ends();
         let pointer = Enqueue {
             seqs: &[seq],
             new: true,
-            key: request.key,
+            keys: Keys::Given(vec![request.key.map(str::to_owned)]),
             destination: request.destination,
             available_at: request.available_at,
             partition: None,
         };
-        insert_pointers(&statements, &pointer)?;
+        insert_pointers(&statements, pointer)?;
         Ok(seq)
     })
 }
@@ -195,15 +214,21 @@ fn insert_event(statements: &Statements, request: &Publish) -> Result<i64, UserE
                 "Leave the id out to have one made. If this is a repeated call, its event is stored and enqueued already.",
             ));
         };
-        if bytes > BODY_MAX_BYTES {
-            return Err(UserError::new(
-                PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-                format!("the event has {bytes} bytes, more than the {BODY_MAX_BYTES} that are taken"),
-                "Store the data elsewhere and publish a reference to it.",
-            ));
-        }
+        check_body(i64::from(bytes))?;
         Ok(seq)
     })
+}
+
+/// Refuses more than is taken.
+pub fn check_body(bytes: i64) -> Result<(), UserError> {
+    match bytes > BODY_MAX_BYTES {
+        false => Ok(()),
+        true => Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+            format!("the event has {bytes} bytes, more than the {BODY_MAX_BYTES} that are taken"),
+            "Store the data elsewhere and publish a reference to it.",
+        )),
+    }
 }
 
 /// A new UUID of version 7, which sorts by time.
@@ -218,18 +243,12 @@ fn jsonb(value: &Option<Jsonb>) -> DatumWithOid<'_> {
     }
 }
 
-fn insert_pointers(statements: &Statements, request: &Enqueue) -> Result<i64, UserError> {
+fn insert_pointers(statements: &Statements, request: Enqueue) -> Result<i64, UserError> {
     Spi::connect_mut(|client| {
-        let keys = match request.key {
-            Some(key) => vec![Some(key.to_string()); request.seqs.len()],
-            None if request.new => vec![None; request.seqs.len()],
-            None => aggregate_keys(client, statements, request.seqs)?,
+        let keys = match &request.keys {
+            Keys::Given(keys) => keys.clone(),
+            Keys::LookedUp => aggregate_keys(client, statements, request.seqs)?,
         };
-        if request.key.is_none() {
-            for key in keys.iter().flatten() {
-                envelope::check_short("key (aggregate_type:aggregate_id)", key)?;
-            }
-        }
         let crcs: Vec<Option<i64>> = keys
             .iter()
             .map(|key| key.as_deref().map(|key| i64::from(crc32(key))))
@@ -242,7 +261,7 @@ fn insert_pointers(statements: &Statements, request: &Enqueue) -> Result<i64, Us
         let insert = insert_statement(client, statements, request.new, due_at.is_some())?;
         loop {
             let partitioner = statements.partitioner.borrow().clone();
-            let partitions = partitions(client, &statements.schema, request, &keys, partitioner.as_ref())?;
+            let partitions = partitions(client, &statements.schema, &request, &keys, partitioner.as_ref())?;
             let args = [
                 request.destination.into(),
                 request.seqs.to_vec().into(),
@@ -472,6 +491,9 @@ fn aggregate_keys(
             )
         });
     }
+    for key in found.values().flatten() {
+        envelope::check_short(AGGREGATE_KEY, key)?;
+    }
     Ok(seqs.iter().map(|seq| found[seq].clone()).collect())
 }
 
@@ -509,7 +531,7 @@ fn check_settings(
     Ok(statements.partitioner.replace(partitioner.clone()) != partitioner)
 }
 
-fn internal(error: pgrx::spi::Error) -> UserError {
+pub(super) fn internal(error: pgrx::spi::Error) -> UserError {
     UserError::new(
         PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
         format!("outbox could not run its own statement: {error}"),

@@ -1,0 +1,125 @@
+//! A trigger that fires: what it was told, the rows that its statement wrote, and as whom code runs meanwhile.
+
+use super::catalog;
+use pgrx::trigger_support::{PgTrigger, PgTriggerLevel, PgTriggerOperation, PgTriggerWhen};
+use pgrx::{PgList, pg_sys};
+use std::ffi::{CStr, CString};
+
+/// What core passes to the function of a trigger.
+pub type Call = pg_sys::FunctionCallInfo;
+
+/// A trigger AFTER a statement, while it runs. Good for this call only: it points into what core passed.
+pub struct Fired {
+    call: Call,
+    data: *mut pg_sys::TriggerData,
+    /// The OID of the trigger.
+    pub trigger: u32,
+    pub operation: Operation,
+    pub table: String,
+    pub argument: String,
+    /// What the transition tables are called in its definition.
+    pub old_rows: Option<String>,
+    pub new_rows: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Operation {
+    Insert,
+    Update,
+    Delete,
+    Truncate,
+}
+
+/// None unless this call is that of a trigger AFTER a statement, with one argument.
+pub fn fired(call: Call) -> Option<Fired> {
+    // SAFETY: core passes what it promises, and a trigger's relation is locked while it runs.
+    unsafe {
+        let trigger = PgTrigger::from_fcinfo(call.as_ref()?).ok()?;
+        let is_after = matches!(trigger.when(), Ok(PgTriggerWhen::After));
+        let is_statement = matches!(trigger.level(), PgTriggerLevel::Statement);
+        let [argument] = <[String; 1]>::try_from(trigger.extra_args().ok()?).ok()?;
+        let fired = Fired {
+            call,
+            data: (*call).context.cast(),
+            trigger: trigger.trigger().tgoid.to_u32(),
+            operation: match trigger.op().ok()? {
+                PgTriggerOperation::Insert => Operation::Insert,
+                PgTriggerOperation::Update => Operation::Update,
+                PgTriggerOperation::Delete => Operation::Delete,
+                PgTriggerOperation::Truncate => Operation::Truncate,
+            },
+            table: trigger.table_name().ok()?,
+            argument,
+            old_rows: trigger.old_transition_table_name().ok()?.map(str::to_owned),
+            new_rows: trigger.new_transition_table_name().ok()?.map(str::to_owned),
+        };
+        (is_after && is_statement).then_some(fired)
+    }
+}
+
+impl Fired {
+    /// The call itself, for who asks which function it is of.
+    pub fn call(&self) -> Call {
+        self.call
+    }
+
+    /// From here on the statements of the innermost SPI session see the transition tables.
+    pub fn show_rows(&self) {
+        // SAFETY: inside an SPI session; the data outlives it, for both live as long as this call of the trigger.
+        let code = unsafe { pg_sys::SPI_register_trigger_data(self.data) };
+        assert!(code >= 0, "SPI_register_trigger_data: {code}");
+    }
+
+    /// Whether it is on the table of this name in the schema of its function.
+    pub fn is_on_table_beside(&self, table: &CStr) -> bool {
+        // SAFETY: the relation is open.
+        let relation = unsafe { (*(*self.data).tg_relation).rd_id };
+        catalog::table_beside(catalog::called_function(self.call), table) == relation.to_u32()
+    }
+
+    pub fn has_column(&self, name: &str) -> bool {
+        let Ok(name) = CString::new(name) else { return false };
+        // SAFETY: the relation is open; system columns have negative numbers.
+        unsafe { pg_sys::get_attnum((*(*self.data).tg_relation).rd_id, name.as_ptr()) > 0 }
+    }
+
+    /// The columns of the primary key, in its order; none if there is none. Looked up each time, so a renamed column is
+    /// found by its new name.
+    pub fn primary_key(&self) -> Vec<String> {
+        // SAFETY: the relation is open and locked; of the index only its row in the catalog is read.
+        unsafe {
+            let relation = (*self.data).tg_relation;
+            let indexes = PgList::<pg_sys::Oid>::from_pg(pg_sys::RelationGetIndexList(relation));
+            let mut columns = Vec::new();
+            for index in indexes.iter_oid() {
+                let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::INDEXRELID as i32, index.into());
+                if tuple.is_null() {
+                    continue;
+                }
+                let form = pg_sys::GETSTRUCT(tuple) as *mut pg_sys::FormData_pg_index;
+                if (*form).indisprimary {
+                    let numbers = (*form).indkey.values.as_slice((*form).indnkeyatts as usize);
+                    columns.extend(numbers.iter().map(|number| column(relation, *number)));
+                }
+                pg_sys::ReleaseSysCache(tuple);
+            }
+            columns
+        }
+    }
+}
+
+/// # Safety
+/// An open relation, and the number of a column that an index of it has.
+unsafe fn column(relation: pg_sys::Relation, number: i16) -> String {
+    // SAFETY: as promised by the caller; the name is copied.
+    unsafe {
+        let name = pg_sys::get_attname((*relation).rd_id, number, false);
+        CStr::from_ptr(name).to_string_lossy().into_owned()
+    }
+}
+
+/// How many triggers are running, one inside the other.
+pub fn depth() -> i32 {
+    // SAFETY: the function reads a static of the server, and nothing of its call.
+    unsafe { pg_sys::pg_trigger_depth(std::ptr::null_mut()) }.value() as i32
+}

@@ -1,0 +1,150 @@
+//! What the triggers of outbox_attach and outbox_capture say to the database: they read what a statement wrote, as the one
+//! who wrote it, and store events, as the owner of the extension. In a user's backend.
+
+use super::enqueue::{internal, statements};
+use crate::config::Context;
+use crate::error::UserError;
+use crate::pg::security;
+use crate::pg::trigger::Fired;
+use outbox_core::change::Change;
+use pgrx::prelude::*;
+use pgrx::spi::{OwnedPreparedStatement, SpiClient, SpiHeapTupleData, SpiResult};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// Rows that are read, and stored, at once: a statement may write more than fit into memory.
+const BATCH: usize = 500;
+
+/// A statement that reads a transition table, and what it was prepared from.
+type Prepared = (String, Rc<OwnedPreparedStatement>);
+
+thread_local! {
+    /// By trigger, and by which of its statements. Planned once per backend; the server plans anew what a change of the
+    /// table makes stale.
+    static PREPARED: RefCell<HashMap<(u32, usize), Prepared>> = RefCell::new(HashMap::new());
+}
+
+/// Runs statements over the transition tables, with the rights of this role if one is named, and hands their rows over in
+/// batches: those of each statement, side by side.
+pub fn read_rows<R>(
+    fired: &Fired,
+    reader: Option<u32>,
+    sqls: &[String],
+    read: fn(&SpiHeapTupleData) -> SpiResult<R>,
+    mut each: impl FnMut(Vec<Vec<R>>) -> Result<(), UserError>,
+) -> Result<(), UserError> {
+    // The session stays open to the end: it is the one that sees the tables.
+    Spi::connect_mut(|client| {
+        fired.show_rows();
+        let cursors: Vec<String> = as_reader(reader, || {
+            let opened = sqls.iter().enumerate().map(|(which, sql)| {
+                let statement = prepared(client, (fired.trigger, which), sql)?;
+                let cursor = client.try_open_cursor_mut(&*statement, &[])?;
+                Ok(cursor.detach_into_name())
+            });
+            opened.collect::<SpiResult<_>>()
+        })
+        .map_err(internal)?;
+        loop {
+            let fetched: Vec<Vec<R>> = as_reader(reader, || {
+                let batches = cursors.iter().map(|cursor| fetch(cursor, read));
+                batches.collect::<SpiResult<_>>()
+            })
+            .map_err(internal)?;
+            if fetched.iter().all(Vec::is_empty) {
+                break;
+            }
+            each(fetched)?;
+        }
+        for cursor in &cursors {
+            drop(client.find_cursor(cursor).map_err(internal)?); // which closes it
+        }
+        Ok(())
+    })
+}
+
+fn as_reader<T>(reader: Option<u32>, body: impl FnOnce() -> T) -> T {
+    match reader {
+        Some(role) => security::run_restricted_as(role, body),
+        None => body(),
+    }
+}
+
+fn prepared(client: &mut SpiClient, which: (u32, usize), sql: &str) -> SpiResult<Rc<OwnedPreparedStatement>> {
+    let known = PREPARED.with_borrow(|known| known.get(&which).filter(|(of, _)| of == sql).map(|(_, s)| Rc::clone(s)));
+    if let Some(statement) = known {
+        return Ok(statement);
+    }
+    let statement = Rc::new(client.prepare_mut(sql, &[])?.keep());
+    let entry = (sql.to_owned(), Rc::clone(&statement));
+    PREPARED.with_borrow_mut(|known| known.insert(which, entry));
+    Ok(statement)
+}
+
+/// In a session of its own, whose end frees the rows.
+fn fetch<R>(cursor: &str, read: fn(&SpiHeapTupleData) -> SpiResult<R>) -> SpiResult<Vec<R>> {
+    Spi::connect_mut(|client| {
+        let mut cursor = client.find_cursor(cursor)?;
+        let rows = cursor.fetch(BATCH as std::ffi::c_long)?.map(|row| read(&row)).collect();
+        cursor.detach_into_name();
+        rows
+    })
+}
+
+/// Stores events, in this order; returns their seqs. As the owner of the tables, so every name is qualified.
+pub fn insert_events(
+    fired: &Fired,
+    aggregate_type: &str,
+    context: &Context,
+    changes: Vec<Change>,
+) -> Result<Vec<i64>, UserError> {
+    let statements = statements(fired.call());
+    let count = changes.len();
+    let (mut kinds, mut operations, mut ids) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut payloads, mut previous_payloads) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    for change in changes {
+        kinds.push(change.kind);
+        operations.push(change.operation);
+        ids.push(change.aggregate_id);
+        payloads.push(change.payload);
+        previous_payloads.push(change.previous_payload);
+    }
+    Spi::connect_mut(|client| {
+        let insert = match statements.events.get() {
+            Some(insert) => insert,
+            None => {
+                let sql = format!(
+                    "insert into {s}.outbox_events (id, type, operation, aggregate_type, aggregate_id, payload,
+                       previous_payload, metadata, headers, actor, correlation_id)
+                     select {s}.outbox_uuid_v7(), u.type, u.operation, $6, u.id, u.payload::pg_catalog.jsonb,
+                       u.previous::pg_catalog.jsonb, $7::pg_catalog.jsonb, $8::pg_catalog.jsonb, $9, $10
+                     from rows from (pg_catalog.unnest($1), pg_catalog.unnest($2), pg_catalog.unnest($3),
+                                     pg_catalog.unnest($4), pg_catalog.unnest($5))
+                       as u (type, operation, id, payload, previous)
+                     returning seq",
+                    s = statements.schema
+                );
+                let arrays = [PgBuiltInOids::TEXTARRAYOID; 5].into_iter();
+                let types: Vec<PgOid> = arrays.chain([PgBuiltInOids::TEXTOID; 5]).map(PgOid::from).collect();
+                let prepared = client.prepare_mut(sql.as_str(), &types).map_err(internal)?.keep();
+                statements.events.get_or_init(|| prepared)
+            }
+        };
+        let args = [
+            kinds.into(),
+            operations.into(),
+            ids.into(),
+            payloads.into(),
+            previous_payloads.into(),
+            aggregate_type.into(),
+            context.metadata.clone().into(),
+            context.headers.clone().into(),
+            context.actor.clone().into(),
+            context.correlation_id.clone().into(),
+        ];
+        let rows = client.update(insert, None, &args).map_err(internal)?;
+        let seqs: SpiResult<Vec<i64>> = rows.map(|row| row.get(1).map(Option::unwrap_or_default)).collect();
+        seqs.map_err(internal)
+    })
+}

@@ -1,0 +1,315 @@
+//! Does every write to a captured table make its event, and do the rows of an attached table go out, whatever the table is and
+//! whoever writes? One room a question: tables of every kind, rights, dumps. What each event says is in pg_test/.
+
+mod common;
+
+#[path = "capture/restore.rs"]
+mod restore;
+#[path = "capture/rights.rs"]
+mod rights;
+#[path = "capture/tables.rs"]
+mod tables;
+
+use std::time::Instant;
+
+use common::{
+    DB, LONG, all_of, exchange_and_queue, outbox_cluster, pause, wait_connected, wait_drained, wait_published,
+    wait_true,
+};
+use postgres::Client;
+use serde_json::{Value, json};
+use support::{Broker, Cluster, Consumer};
+
+/// A server with the extension and no worker: what is enqueued stays.
+pub fn server() -> Cluster {
+    let cluster = Cluster::builder().fsync(false).conf("outbox.workers = 0").start();
+    cluster.exec(DB, "create extension outbox");
+    cluster
+}
+
+pub fn run(client: &mut Client, sql: &str) {
+    client
+        .batch_execute(sql)
+        .unwrap_or_else(|error| panic!("{sql}: {error:#?}"));
+}
+
+/// What a statement is refused with: SQLSTATE and message.
+pub fn refused(client: &mut Client, sql: &str) -> (String, String) {
+    let error = client.batch_execute(sql).expect_err(sql);
+    let error = error.as_db_error().unwrap_or_else(|| panic!("{sql}: {error:?}"));
+    (error.code().code().to_owned(), error.message().to_owned())
+}
+
+/// Runs statements; returns the events that they made, in order, as `type id payload`, each of them enqueued once with its
+/// aggregate for a key. They are gone afterwards.
+pub fn events_of(client: &mut Client, sql: &str) -> Vec<String> {
+    run(client, sql);
+    taken(client)
+}
+
+pub fn taken(client: &mut Client) -> Vec<String> {
+    let sql = "select e.type || ' ' || e.aggregate_id || ' ' || e.payload,
+                      (select count(*) from outbox o where o.seq = e.seq and o.key = e.aggregate_type || ':' || e.aggregate_id)
+               from outbox_events e order by e.seq";
+    let mut transaction = client.transaction().expect("begin");
+    run_in(&mut transaction, "reset role; reset session authorization");
+    let rows = transaction.query(sql, &[]).expect("the events");
+    run_in(&mut transaction, "delete from outbox; delete from outbox_events");
+    transaction.commit().expect("commit");
+    rows.iter()
+        .map(|row| {
+            let event: String = row.get(0);
+            assert_eq!(row.get::<_, i64>(1), 1, "enqueued: {event}");
+            event
+        })
+        .collect()
+}
+
+fn run_in(transaction: &mut postgres::Transaction, sql: &str) {
+    transaction
+        .batch_execute(sql)
+        .unwrap_or_else(|error| panic!("{sql}: {error:#?}"));
+}
+
+// ---- down to the consumer -------------------------------------------------------------------------------------------
+
+#[test]
+fn each_write_of_a_transaction_reaches_the_consumer_in_order_and_a_rollback_does_not() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create table product (id int primary key, name text, price numeric, deleted_at timestamptz);
+         select outbox_capture('product', soft_delete_column => 'deleted_at')",
+    );
+    run(
+        &mut client,
+        "begin; insert into product values (2, 'never', 1); rollback;
+         begin;
+         set local outbox.actor = 'ann'; set local outbox.correlation_id = 'req-7';
+         set local outbox.metadata = '{\"source\": \"admin\"}'; set local outbox.headers = '{\"tenant\": \"acme\"}';
+         insert into product values (1, 'Widget', 99.90);
+         update product set price = 89.90;
+         update product set deleted_at = '2026-01-31 12:00+00';
+         commit;
+         delete from product",
+    );
+    let deliveries = Consumer::new(broker, &queue).recv_n(4, LONG);
+    wait_drained(&cluster);
+    assert_eq!(broker.queue_len(&queue), 0, "no more than these");
+    let told: Vec<(Option<String>, String, Value, Value)> = deliveries
+        .iter()
+        .map(|delivery| {
+            let body = delivery.json();
+            assert_eq!(body["key"], "product:1");
+            (
+                delivery.kind.clone(),
+                delivery.routing_key.clone(),
+                body["payload"].clone(),
+                body["previous_payload"].clone(),
+            )
+        })
+        .collect();
+    let (deleted_at, whole) = (
+        "2026-01-31T12:00:00+00:00",
+        json!({"id": 1, "name": "Widget", "price": 99.90, "deleted_at": null}),
+    );
+    let mut last = whole.clone();
+    last["price"] = json!(89.90);
+    last["deleted_at"] = json!(deleted_at);
+    let say = |kind: &str, route: &str, payload: Value, previous: Value| {
+        (Some(kind.to_owned()), route.to_owned(), payload, previous)
+    };
+    assert_eq!(
+        told,
+        [
+            say("ProductCreated", "product.post", whole, Value::Null),
+            say(
+                "ProductUpdated",
+                "product.patch",
+                json!({"id": 1, "price": 89.90}),
+                json!({"price": 99.90})
+            ),
+            say(
+                "ProductDeleted",
+                "product.delete",
+                json!({"id": 1, "deleted_at": deleted_at}),
+                json!({"deleted_at": null})
+            ),
+            say("ProductForceDeleted", "product.delete", json!({"id": 1}), last),
+        ]
+    );
+    for delivery in &deliveries[..3] {
+        let body = delivery.json();
+        assert_eq!(
+            (&body["actor"], &body["metadata"]),
+            (&json!("ann"), &json!({"source": "admin"}))
+        );
+        assert_eq!(delivery.correlation_id.as_deref(), Some("req-7"));
+        assert_eq!(delivery.headers["tenant"], "acme");
+    }
+    assert_eq!(
+        deliveries[3].json()["actor"],
+        Value::Null,
+        "set local ends with its transaction"
+    );
+}
+
+#[test]
+fn of_an_attached_event_table_what_the_condition_chooses_reaches_the_consumer_in_order_and_once() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "select outbox_attach('outbox_events', $$type like 'Order%'$$);
+         create role app; grant usage on schema public to app; grant insert on outbox_events to app;
+         grant outbox_writer to app; set role app",
+    );
+    run(
+        &mut client,
+        "insert into outbox_events (id, type, aggregate_type, aggregate_id, payload)
+         select gen_random_uuid(), case when g % 2 = 0 then 'OrderChanged' else 'Noise' end, 'order', '1', to_jsonb(g)
+         from generate_series(1, 20) g;
+         select outbox_publish('OrderPublished', '21', 'order', '1');
+         select outbox_publish('Noise', '22', 'order', '1')",
+    );
+    wait_published(&cluster, 12);
+    let payloads: Vec<Value> = all_of(broker, &queue)
+        .iter()
+        .map(|delivery| delivery.json()["payload"].clone())
+        .collect();
+    let expected: Vec<i32> = (1..=10).map(|n| n * 2).chain([21, 22]).collect();
+    assert_eq!(payloads, expected);
+}
+
+/// The seq of the first is drawn, and its transaction held up before the row is there: whoever announced it too late would
+/// let the second go first.
+#[test]
+fn what_is_published_later_for_a_key_never_overtakes_a_capture_that_is_under_way() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create table product (id int primary key, n int); insert into product select g from generate_series(1, 40) g;
+         select outbox_capture('product');
+         create function hold_up() returns trigger language plpgsql as $$
+           begin if new.type = 'ProductUpdated' then perform pg_advisory_xact_lock(4711); end if; return new; end $$;
+         create trigger hold_up before insert on outbox_events for each row execute function hold_up();
+         select pg_advisory_lock(4711)",
+    );
+    let mut slow = cluster.connect(DB);
+    let slow = std::thread::spawn(move || run(&mut slow, "update product set n = 1"));
+    wait_true(
+        &cluster,
+        "the capture to be held up",
+        "select exists (select from pg_locks where locktype = 'advisory' and not granted)",
+    );
+    run(
+        &mut client,
+        "select outbox_publish('Later', '{}', 'product', '1'); select outbox_publish('Other', '{}', 'other', '1')",
+    );
+    wait_published(&cluster, 1); // the other
+    let open: i64 = cluster.query_one(DB, "select count(*) from outbox_open_transactions()");
+    assert_eq!(open, 1);
+    run(&mut client, "select pg_advisory_unlock(4711)");
+    slow.join().expect("the capture");
+    wait_published(&cluster, 42);
+    let kinds: Vec<Option<String>> = all_of(broker, &queue)
+        .into_iter()
+        .filter(|delivery| ["product:1", "other:1"].contains(&delivery.json()["key"].as_str().unwrap_or_default()))
+        .map(|delivery| delivery.kind)
+        .collect();
+    assert_eq!(
+        kinds,
+        ["Other", "ProductUpdated", "Later"].map(|kind| Some(kind.to_owned()))
+    );
+}
+
+#[test]
+fn a_prepared_capture_is_delivered_when_it_is_committed() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = common::outbox_cluster_with(broker, &exchange, &["max_prepared_transactions = 2"]);
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create table product (id int primary key); select outbox_capture('product');
+         begin; insert into product values (1); prepare transaction 'p'",
+    );
+    pause(&cluster);
+    cluster.set_conf("outbox.enabled", "on");
+    wait_connected(&cluster);
+    assert_eq!(broker.queue_len(&queue), 0);
+    run(&mut client, "commit prepared 'p'");
+    wait_published(&cluster, 1);
+    assert_eq!(all_of(broker, &queue)[0].json()["payload"], json!({"id": 1}));
+}
+
+// ---- in bulk --------------------------------------------------------------------------------------------------------
+
+#[test]
+fn ten_thousand_rows_of_one_statement_are_as_many_events_in_their_order_and_fast() {
+    const ROWS: i64 = 10_000;
+    /// Some fifty times what it takes on an idle machine: it is here to catch a cost that grows with the square.
+    const SECONDS_MAX: f64 = 10.0;
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create table item (id bigint primary key, name text, n int, at timestamptz default now());
+         select outbox_capture('item')",
+    );
+    for (sql, kind) in [
+        (
+            "insert into item select g, 'item ' || g, 0 from generate_series(10000, 1, -1) g",
+            "ItemCreated",
+        ),
+        ("update item set n = n + 1", "ItemUpdated"),
+        ("delete from item", "ItemDeleted"),
+    ] {
+        let started = Instant::now();
+        run(&mut client, sql);
+        let seconds = started.elapsed().as_secs_f64();
+        println!("{sql}: {:.0} ms", seconds * 1000.0);
+        assert!(seconds < SECONDS_MAX, "{sql}: {seconds} s");
+        // In the order of the statement: the first row had the highest id.
+        let row = client
+            .query_one(
+                "select count(*), count(distinct e.id), bool_and(10001 - e.n = e.aggregate_id::bigint), count(o.seq)
+                 from (select *, row_number() over (order by seq) as n from outbox_events where type = $1) e
+                 left join outbox o on o.seq = e.seq and o.key = 'item:' || e.aggregate_id",
+                &[&kind],
+            )
+            .expect("the events");
+        assert_eq!(
+            (row.get(0), row.get(1), row.get(2), row.get(3)),
+            (ROWS, ROWS, true, ROWS),
+            "{kind}"
+        );
+    }
+}
+
+#[test]
+fn ten_thousand_rows_of_an_event_table_are_enqueued_at_once() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create table journal (seq bigint primary key, kind text);
+         select outbox_attach('journal', $$kind = 'a'$$, key => $$'k' || seq % 7$$);
+         insert into journal select g, case when g % 4 = 0 then 'b' else 'a' end from generate_series(10000, 1, -1) g",
+    );
+    let row = client
+        .query_one(
+            "select count(*), count(distinct seq), bool_and(seq % 4 <> 0 and key = 'k' || seq % 7) from outbox",
+            &[],
+        )
+        .expect("the messages");
+    assert_eq!((row.get(0), row.get(1), row.get(2)), (7500_i64, 7500_i64, true));
+}

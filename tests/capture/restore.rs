@@ -1,0 +1,115 @@
+//! Does a restored database go on capturing, without telling again what was told?
+
+use std::process::{Command, Stdio};
+
+use support::Cluster;
+
+use crate::common::DB;
+use crate::{events_of, run, server};
+
+/// Runs a program of the installation against a database, with a file beside the data directory for input or output.
+fn tool(cluster: &Cluster, program: &str, db: &str, args: &[&str]) {
+    let mut command = Command::new(cluster.installation().bin(program));
+    command
+        .args([
+            "-h",
+            "127.0.0.1",
+            "-U",
+            "postgres",
+            "-p",
+            &cluster.port().to_string(),
+            "-d",
+            db,
+        ])
+        .args(args)
+        .env_remove("PGAPPNAME")
+        .stdin(Stdio::null());
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("run {program}: {error}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program}: {}\n{said}", output.status);
+}
+
+#[test]
+fn a_restored_database_captures_on_and_enqueues_no_event_again() {
+    let cluster = server();
+    let dir = cluster.data_dir().with_file_name("dump");
+    std::fs::create_dir(&dir).expect("a directory");
+    let file = |name: &str| dir.join(name).to_string_lossy().into_owned();
+    run(
+        &mut cluster.connect(DB),
+        "create schema shop; create table shop.product (id int primary key, name text, gone date);
+         create table shop.journal (seq bigint, kind text);
+         select outbox_capture('shop.product', type_prefix => $$It's \\$$, soft_delete_column => 'gone', aggregate_id => $$id || '\\'$$),
+                outbox_attach('shop.journal', $$kind like 'Order%' -- but nothing else$$, key => 'kind'),
+                outbox_attach('outbox_events', $$type like 'Order%'$$);
+         insert into shop.product select g from generate_series(1, 100) g;
+         insert into shop.journal values (1001, 'OrderPlaced'), (1002, 'Noise');
+         insert into outbox_events (id, type, payload) select gen_random_uuid(), 'OrderPaid', '{}' from generate_series(1, 1000);
+         delete from outbox",
+    );
+    tool(&cluster, "pg_dump", DB, &["-f", &file("plain.sql")]);
+    tool(&cluster, "pg_dump", DB, &["-Fc", "-f", &file("custom")]);
+    tool(&cluster, "pg_dump", DB, &["-Fd", "-j2", "-f", &file("directory")]);
+    for (n, (program, args)) in [
+        ("psql", vec!["-q", "-v", "ON_ERROR_STOP=1", "-f", &file("plain.sql")]),
+        (
+            "psql",
+            vec!["-q", "-1", "-v", "ON_ERROR_STOP=1", "-f", &file("plain.sql")],
+        ),
+        ("pg_restore", vec!["--exit-on-error", &file("custom")]),
+        ("pg_restore", vec!["--exit-on-error", "-j4", &file("directory")]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let db = format!("restored_{n}");
+        cluster.exec(DB, &format!("create database {db}"));
+        tool(&cluster, program, &db, &args);
+        let mut client = cluster.connect(&db);
+        let row = client
+            .query_one(
+                "select (select count(*) from outbox), (select count(*) from outbox_events)",
+                &[],
+            )
+            .expect("counts");
+        assert_eq!((row.get(0), row.get(1)), (0_i64, 1100_i64), "{program} {args:?}");
+        run(
+            &mut client,
+            "insert into shop.journal values (1001, 'OrderPlaced'), (1002, 'Noise');
+             insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'OrderPaid', '{}'), (gen_random_uuid(), 'Noise', '{}')",
+        );
+        let sql = "select string_agg(coalesce(key, '-'), ' ' order by seq) from outbox";
+        let keys: String = client.query_one(sql, &[]).expect("keys").get(0);
+        assert_eq!(keys, "OrderPlaced -", "{program} {args:?}");
+        run(&mut client, "delete from outbox; delete from outbox_events");
+        assert_eq!(
+            events_of(&mut client, "update shop.product set gone = '2026-01-31' where id = 7"),
+            [r#"It's \Deleted 7\ {"id": 7, "gone": "2026-01-31"}"#],
+            "{program} {args:?}"
+        );
+        run(
+            &mut client,
+            "select outbox_detach('outbox_events'), outbox_uncapture('shop.product')",
+        );
+    }
+}
+
+#[test]
+fn the_extension_goes_with_its_triggers_and_the_tables_stay() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create table a (id int primary key, seq int); select outbox_capture('a'), outbox_attach('a'), outbox_attach('outbox_events')",
+    );
+    let error = client.batch_execute("drop extension outbox").expect_err("it is in use");
+    assert_eq!(error.code().map(|code| code.code()), Some("2BP01"), "{error:?}");
+    run(
+        &mut client,
+        "drop extension outbox cascade; insert into a values (1); truncate a;
+         create extension outbox; select outbox_capture('a')",
+    );
+    assert_eq!(events_of(&mut client, "insert into a values (2)").len(), 1);
+}

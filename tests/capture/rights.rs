@@ -1,0 +1,259 @@
+//! Who may capture, who writes without knowing of it, and as whom the code of users runs.
+
+use crate::common::DB;
+use crate::{events_of, refused, run, server, taken};
+
+const DENIED: &str = "42501";
+
+#[test]
+fn a_writer_needs_no_right_but_on_the_table() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create role app; create schema shop; grant usage on schema shop to app; revoke all on schema public from public;
+         create table shop.a (id int primary key, secret text); grant insert, update, delete, select (id) on shop.a to app;
+         create table shop.journal (seq bigint); grant insert on shop.journal to app;
+         select outbox_capture('shop.a'), outbox_attach('shop.journal')",
+    );
+    let write = "set role app; insert into shop.a values (1, 's'); update shop.a set secret = 't' where id = 1;
+                 delete from shop.a where id = 1";
+    assert_eq!(
+        events_of(&mut client, write),
+        [
+            r#"ACreated 1 {"id": 1, "secret": "s"}"#,
+            r#"AUpdated 1 {"id": 1, "secret": "t"}"#,
+            r#"ADeleted 1 {"id": 1}"#,
+        ]
+    );
+    run(
+        &mut client,
+        "set role app; insert into shop.journal values (7); reset role",
+    );
+    assert_eq!(
+        cluster.query_one::<i64>(DB, "select count(*) from outbox where seq = 7"),
+        1
+    );
+    for sql in [
+        "select from public.outbox_events",
+        "select public.outbox_publish('T', '{}')",
+        "select public.outbox_captured()",
+        "select from shop.a where secret = 't'",
+    ] {
+        assert_eq!(refused(&mut client, &format!("set role app; {sql}")).0, DENIED, "{sql}");
+    }
+}
+
+#[test]
+fn rows_that_a_policy_hides_are_told_as_well() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create role app; create table a (id int primary key, tenant text); grant all on a to app;
+         alter table a enable row level security, force row level security;
+         create policy mine on a to app using (tenant = 'app') with check (true);
+         select outbox_capture('a')",
+    );
+    assert_eq!(
+        events_of(
+            &mut client,
+            "set role app; insert into a values (1, 'app'), (2, 'other'); delete from a"
+        ),
+        [
+            r#"ACreated 1 {"id": 1, "tenant": "app"}"#,
+            r#"ACreated 2 {"id": 2, "tenant": "other"}"#,
+            r#"ADeleted 1 {"id": 1}"#,
+        ]
+    );
+}
+
+#[test]
+fn only_the_owner_of_a_table_who_may_publish_captures_it() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create role owner in role outbox_writer; create role member in role owner; create role stranger in role outbox_writer;
+         create role poor; create schema shop; grant all on schema shop to public; set role owner;
+         create table shop.a (id int primary key); grant all on shop.a to public; reset role;
+         set role poor; create table shop.b (id int primary key, seq int); reset role",
+    );
+    let calls = |table: &str| {
+        [
+            format!("select outbox_capture('{table}')"),
+            format!("select outbox_uncapture('{table}')"),
+            format!("select outbox_attach('{table}', seq => 'id')"),
+            format!("select outbox_detach('{table}')"),
+        ]
+    };
+    for call in calls("shop.a") {
+        for who in ["stranger", "poor"] {
+            assert_eq!(
+                refused(&mut client, &format!("set role {who}; {call}")).0,
+                DENIED,
+                "{who}: {call}"
+            );
+        }
+        for who in ["owner", "member"] {
+            run(&mut client, &format!("set role {who}; {call}"));
+        }
+    }
+    // Who may not publish cannot by a table of his own, by whatever trigger.
+    for call in calls("shop.b") {
+        assert_eq!(
+            refused(&mut client, &format!("set role poor; {call}")).0,
+            DENIED,
+            "{call}"
+        );
+    }
+    for function in ["outbox_captured", "outbox_attached"] {
+        let sql = format!(
+            "set role poor; create trigger t after insert on shop.b for each statement execute function public.{function}('{{}}')"
+        );
+        assert_eq!(refused(&mut client, &sql).0, DENIED, "{function}");
+    }
+    // outbox_events is for who owns the extension, or is above.
+    for who in ["owner", "stranger"] {
+        let sql = format!("set role {who}; select outbox_attach('outbox_events')");
+        assert_eq!(refused(&mut client, &sql).0, DENIED);
+    }
+}
+
+/// The condition and the key, the id of an aggregate, and what to_jsonb calls on its own: a cast that the owner of a type made.
+#[test]
+fn the_code_of_users_runs_as_who_writes_and_never_as_the_worker_role() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create role mallory in role outbox_writer; create role app; create schema evil authorization mallory;
+         create table caught (who name, what text); grant insert on caught to public; grant usage on schema evil to public;
+         set role mallory;
+         create function evil.spy(what text) returns text language plpgsql as
+           $$ begin insert into public.caught values (current_user, what); return what; end $$;
+         create type evil.mood as enum ('good');
+         create function evil.mood_json(evil.mood) returns json language plpgsql as
+           $$ begin perform evil.spy('cast'); return '1'; end $$;
+         create cast (evil.mood as json) with function evil.mood_json(evil.mood);
+         create table evil.a (id int primary key, mood evil.mood); grant insert on evil.a to app;
+         create table evil.journal (seq bigint); grant insert on evil.journal to app;
+         select outbox_capture('evil.a', aggregate_id => $$evil.spy('id') || id$$);
+         select outbox_attach('evil.journal', $$evil.spy('when') <> ''$$, key => $$evil.spy('key')$$);
+         reset role; set role app;
+         insert into evil.a values (1, 'good'); insert into evil.journal values (7); reset role",
+    );
+    let caught: String = cluster.query_one(DB, "select string_agg(distinct who || ' ' || what, ', ') from caught");
+    assert_eq!(caught, "app cast, app id, app key, app when");
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 2);
+
+    // outbox_publish inserts as the worker role; what is attached there runs as a role without rights instead.
+    run(
+        &mut client,
+        "select outbox_attach('outbox_events', $$evil.spy('event') <> ''$$, destination => 'default');
+         delete from caught; grant insert on outbox_events to app; set role app;
+         insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'T', '{}'); reset role",
+    );
+    let caught: String = cluster.query_one(DB, "select string_agg(distinct who || ' ' || what, ', ') from caught");
+    assert_eq!(caught, "app event");
+    // Here the extension's own role is the one who inserts.
+    run(
+        &mut client,
+        "delete from caught; set role outbox_worker;
+         insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'T', '{}'); reset role",
+    );
+    let caught: String = cluster.query_one(DB, "select string_agg(distinct who || ' ' || what, ', ') from caught");
+    assert_eq!(caught, "outbox_policy event");
+    let may: i64 = cluster.query_one(
+        DB,
+        "select count(*) from pg_class c join pg_namespace n on n.oid = c.relnamespace and n.nspname = 'public'
+         where c.relname like 'outbox%' and has_table_privilege('outbox_policy', c.oid, 'select, insert, update, delete')",
+    );
+    assert_eq!(may, 0, "tables that outbox_policy may use");
+}
+
+#[test]
+fn what_a_condition_runs_on_outbox_events_cannot_change_role_or_outlast_it() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create function climb(what text) returns boolean language plpgsql as
+           $$ begin execute what; return true; end $$;
+         create role app in role outbox_writer",
+    );
+    for what in [
+        "set role postgres",
+        "reset role",
+        "reset session authorization",
+        "create temp table t ()",
+        "listen x",
+        "declare c cursor with hold for select 1",
+        "select from public.outbox_settings",
+        "select public.outbox_publish('T', '{}')",
+    ] {
+        run(
+            &mut client,
+            &format!(
+                "select outbox_attach('outbox_events', $$public.climb({})$$)",
+                format_args!("'{}'", what.replace('\'', "''"))
+            ),
+        );
+        let (state, message) = refused(
+            &mut client,
+            "set role outbox_worker; insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'T', '{}')",
+        );
+        assert_eq!(state, DENIED, "{what}: {message}");
+        run(&mut client, "reset role");
+    }
+    // Publishing for the same destination does not even ask.
+    run(&mut client, "set role app; select outbox_publish('T', '{}', 'a', '1')");
+    assert_eq!(taken(&mut client), ["T 1 {}"]);
+}
+
+#[test]
+fn a_search_path_of_the_writer_changes_no_expression() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create schema evil;
+         create function evil.trap(text, text) returns boolean language sql as 'select false';
+         create operator evil.~~ (function = evil.trap, leftarg = text, rightarg = text);
+         create function evil.upper(text) returns text language sql as $$select 'evil'$$;
+         create table a (id text primary key); create table journal (seq bigint, kind text);
+         select outbox_capture('a', aggregate_id => 'upper(id)'), outbox_attach('journal', $$kind like 'Order%'$$);
+         set search_path = evil, pg_catalog, public;
+         insert into public.journal values (7, 'OrderPlaced')",
+    );
+    assert_eq!(
+        cluster.query_one::<i64>(DB, "select count(*) from outbox where seq = 7"),
+        1
+    );
+    run(&mut client, "delete from outbox");
+    assert_eq!(
+        events_of(&mut client, "insert into a values ('x')"),
+        [r#"ACreated X {"id": "x"}"#]
+    );
+}
+
+#[test]
+fn without_the_role_for_conditions_the_error_says_how_to_make_it() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "select outbox_attach('outbox_events'); drop role outbox_policy",
+    );
+    let insert =
+        "set role outbox_worker; insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'T', '{}')";
+    let error = client.batch_execute(insert).expect_err("no role");
+    let error = error.as_db_error().expect("an error of the server");
+    assert!(error.message().contains("outbox_policy"), "{error:?}");
+    let hint = error.hint().expect("a hint").to_owned();
+    assert!(hint.contains("CREATE ROLE outbox_policy NOLOGIN"), "{hint}");
+    run(
+        &mut client,
+        &format!("reset role; create role outbox_policy nologin; {insert}"),
+    );
+}

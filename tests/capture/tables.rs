@@ -1,0 +1,412 @@
+//! Tables of every kind, and every way to write to them.
+
+use crate::common::DB;
+use crate::{events_of, refused, run, server, taken};
+
+#[test]
+fn every_way_to_write_is_seen() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create table a (id int primary key, n int);
+         create table b (id int primary key, a int references a on delete cascade on update cascade);
+         select outbox_capture('a'), outbox_capture('b', columns => '{a}')",
+    );
+    assert_eq!(
+        events_of(
+            &mut client,
+            "insert into a values (1, 1), (2, 2);
+             insert into a values (2, 20), (3, 30), (1, 1) on conflict (id) do update set n = excluded.n;
+             insert into a values (3, 0) on conflict do nothing"
+        ),
+        [
+            r#"ACreated 1 {"n": 1, "id": 1}"#,
+            r#"ACreated 2 {"n": 2, "id": 2}"#,
+            r#"AUpdated 2 {"n": 20, "id": 2}"#,
+            r#"ACreated 3 {"n": 30, "id": 3}"#,
+        ]
+    );
+    assert_eq!(
+        events_of(
+            &mut client,
+            "merge into a using (values (1), (3), (4)) v (id) on v.id = a.id
+             when matched and a.id = 1 then delete
+             when matched then update set n = 33
+             when not matched then insert values (v.id, 44)"
+        )
+        .into_iter()
+        .collect::<std::collections::BTreeSet<_>>()
+        .into_iter()
+        .collect::<Vec<_>>(),
+        [
+            r#"ACreated 4 {"n": 44, "id": 4}"#,
+            r#"ADeleted 1 {"id": 1}"#,
+            r#"AUpdated 3 {"n": 33, "id": 3}"#,
+        ]
+    );
+    assert_eq!(
+        events_of(
+            &mut client,
+            "with gone as (delete from a where id = 4 returning id), new as (insert into a select id + 1 from gone returning id)
+             insert into b select 1, id from new"
+        ),
+        [
+            r#"ADeleted 4 {"id": 4}"#,
+            r#"ACreated 5 {"n": null, "id": 5}"#,
+            r#"BCreated 1 {"a": 5}"#,
+        ]
+    );
+    // What a foreign key does on its own is a write like any other.
+    assert_eq!(
+        events_of(
+            &mut client,
+            "update a set id = 6 where id = 5; delete from a where id = 6"
+        )
+        .len(),
+        5
+    );
+    let mut copy = client.copy_in("copy a from stdin").expect("copy");
+    std::io::Write::write_all(&mut copy, b"7\t70\n8\t\\N\n").expect("rows");
+    copy.finish().expect("the end of the copy");
+    assert_eq!(
+        taken(&mut client),
+        [r#"ACreated 7 {"n": 70, "id": 7}"#, r#"ACreated 8 {"n": null, "id": 8}"#]
+    );
+}
+
+#[test]
+fn a_function_that_writes_another_captured_table_is_seen_too() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create table log (id int generated always as identity primary key);
+         create table a (id int primary key);
+         create function note(int) returns text language sql as 'insert into public.log default values; select $1::text';
+         select outbox_capture('log'), outbox_capture('a', aggregate_id => 'public.note(id)')",
+    );
+    assert_eq!(
+        events_of(&mut client, "insert into a values (1), (2)"),
+        [
+            r#"LogCreated 1 {"id": 1}"#,
+            r#"LogCreated 2 {"id": 2}"#,
+            r#"ACreated 1 {"id": 1}"#,
+            r#"ACreated 2 {"id": 2}"#,
+        ]
+    );
+}
+
+#[test]
+fn a_partitioned_table_is_seen_through_itself_and_through_its_partitions() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create table sale (id int, n int, primary key (id)) partition by range (id);
+         create table sale_1 partition of sale for values from (0) to (100);
+         create table sale_2 (n int, junk text, id int not null);
+         alter table sale_2 drop column junk; alter table sale attach partition sale_2 for values from (100) to (200);
+         select outbox_capture('sale')",
+    );
+    assert_eq!(
+        events_of(
+            &mut client,
+            "insert into sale values (1, 1), (101, 2);
+             insert into sale_1 values (2, 3); insert into sale_2 (id, n) values (102, 4);
+             update sale set n = n + 1 where n < 3; update sale_2 set n = 9 where id = 102;
+             delete from sale_1 where id = 2"
+        ),
+        [
+            r#"SaleCreated 1 {"n": 1, "id": 1}"#,
+            r#"SaleCreated 101 {"n": 2, "id": 101}"#,
+            r#"SaleCreated 2 {"n": 3, "id": 2}"#,
+            r#"SaleCreated 102 {"n": 4, "id": 102}"#,
+            r#"SaleUpdated 1 {"n": 2, "id": 1}"#,
+            r#"SaleUpdated 101 {"n": 3, "id": 101}"#,
+            r#"SaleUpdated 102 {"n": 9, "id": 102}"#,
+            r#"SaleDeleted 2 {"id": 2}"#,
+        ]
+    );
+    // A row that moves to another partition, beside one that does not.
+    assert_eq!(
+        events_of(
+            &mut client,
+            "update sale set id = id + 10, n = 5 where id in (1, 101); update sale set id = 150 where id = 11"
+        ),
+        [
+            r#"SaleDeleted 1 {"id": 1}"#,
+            r#"SaleCreated 11 {"n": 5, "id": 11}"#,
+            r#"SaleDeleted 101 {"id": 101}"#,
+            r#"SaleCreated 111 {"n": 5, "id": 111}"#,
+            r#"SaleDeleted 11 {"id": 11}"#,
+            r#"SaleCreated 150 {"n": 5, "id": 150}"#,
+        ]
+    );
+    // A new partition is seen through the table at once, on its own after the next call.
+    run(
+        &mut client,
+        "create table sale_3 partition of sale for values from (200) to (300); insert into sale_3 values (200)",
+    );
+    assert!(taken(&mut client).is_empty());
+    assert_eq!(
+        events_of(
+            &mut client,
+            "insert into sale values (201); select outbox_capture('sale'); insert into sale_3 values (202)"
+        )
+        .len(),
+        2
+    );
+    assert_eq!(refused(&mut client, "truncate sale_1").0, "0A000");
+    assert_eq!(
+        events_of(
+            &mut client,
+            "select outbox_uncapture('sale'); delete from sale; truncate sale, sale_2"
+        ),
+        [""; 0]
+    );
+}
+
+/// Core then adds the row to the old rows, but none to the new ones.
+#[test]
+fn a_row_that_is_lost_between_partitions_is_an_error_and_mixes_up_no_rows() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create table sale (id int, area int, n int, primary key (id, area)) partition by list (area);
+         create table sale_1 partition of sale for values in (1);
+         create table sale_2 partition of sale for values in (2);
+         insert into sale values (1, 1, 0), (2, 1, 0), (3, 1, 0);
+         create function refuse() returns trigger language plpgsql as 'begin return null; end';
+         create trigger refuse before insert on sale_2 for each row when (new.id = 2) execute function refuse();
+         select outbox_capture('sale', aggregate_id => 'id')",
+    );
+    let (state, message) = refused(&mut client, "update sale set area = 2, n = 1");
+    assert_eq!(state, "0A000", "{message}");
+    assert!(taken(&mut client).is_empty());
+    assert_eq!(
+        events_of(&mut client, "update sale set area = 2, n = 1 where id <> 2").len(),
+        2
+    );
+}
+
+#[test]
+fn a_child_is_seen_through_its_parent_or_when_it_is_captured_itself() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create table parent (id int primary key, n int); create table child (extra text) inherits (parent);
+         select outbox_capture('parent'); insert into child values (1, 1, 'x')",
+    );
+    assert!(taken(&mut client).is_empty());
+    assert_eq!(
+        events_of(&mut client, "update parent set n = 2"),
+        [r#"ParentUpdated 1 {"n": 2, "id": 1}"#]
+    );
+    assert_eq!(
+        events_of(
+            &mut client,
+            "select outbox_capture('child', aggregate_id => 'id'); update child set n = 3; update parent set n = 4"
+        ),
+        [r#"ChildUpdated 1 {"n": 3}"#, r#"ParentUpdated 1 {"n": 4, "id": 1}"#]
+    );
+}
+
+#[test]
+fn columns_that_are_generated_dropped_added_or_renamed_are_told_as_they_are_now() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create table a (junk int, id int primary key, n int, twice int generated always as (n * 2) stored);
+         alter table a drop column junk; select outbox_capture('a')",
+    );
+    assert_eq!(
+        events_of(&mut client, "insert into a values (1, 2); update a set n = 3"),
+        [
+            r#"ACreated 1 {"n": 2, "id": 1, "twice": 4}"#,
+            r#"AUpdated 1 {"n": 3, "id": 1, "twice": 6}"#,
+        ]
+    );
+    assert_eq!(
+        events_of(
+            &mut client,
+            "alter table a rename id to code; alter table a rename n to m; alter table a add extra text;
+             update a set m = 4, extra = 'x'; alter table a rename to b; update b set m = 5; alter table b drop extra;
+             insert into b values (2, 0)"
+        ),
+        [
+            r#"AUpdated 1 {"m": 4, "code": 1, "extra": "x", "twice": 8}"#,
+            r#"AUpdated 1 {"m": 5, "code": 1, "twice": 10}"#,
+            r#"ACreated 2 {"m": 0, "code": 2, "twice": 0}"#,
+        ]
+    );
+    // What was named in a setting is missed loudly, and no write goes without its event.
+    run(
+        &mut client,
+        "select outbox_capture('b', columns => '{code,m}', soft_delete_column => 'm')",
+    );
+    run(&mut client, "alter table b rename m to n");
+    let (state, message) = refused(&mut client, "update b set n = 1");
+    assert_eq!(
+        (state.as_str(), message.contains("\"m\"")),
+        ("42703", true),
+        "{message}"
+    );
+    run(
+        &mut client,
+        "select outbox_capture('b', aggregate_id => 'n'); alter table b drop column n cascade",
+    );
+    assert_eq!(refused(&mut client, "update b set code = 7 where code = 1").0, "42703");
+    run(
+        &mut client,
+        "select outbox_capture('b'); alter table b drop constraint a_pkey",
+    );
+    let (state, message) = refused(&mut client, "update b set code = 7 where code = 1");
+    assert_eq!(state, "55000", "{message}");
+}
+
+/// jsonb has no NaN and no infinity, and dates differ with the settings of a session: an event looks the same whoever writes.
+#[test]
+fn odd_values_arrive_the_same_whatever_the_session_has_set() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        r#"create table odd (id int primary key, at timestamptz, bytes bytea, f float8, n numeric, i interval, d date, r daterange,
+             arr int[], doc json, x xml);
+           select outbox_capture('odd')"#,
+    );
+    let values = r#"'2026-06-01 12:00+02', '\xdead00', 0.1, 123456789012345678901234567890.10, '1 day 2 hours', '2026-01-31',
+        '[2026-01-01,2026-02-01)', '{1,NULL}', '{"b":1,  "a":2}', '<a/>'"#;
+    let first = events_of(
+        &mut client,
+        &format!("insert into odd values (1, {values}); delete from odd"),
+    );
+    assert!(first[0].contains(r#""at": "2026-06-01T10:00:00+00:00""#), "{first:?}");
+    assert!(first[0].contains(r#""bytes": "\\xdead00""#), "{first:?}");
+    assert!(
+        first[0].contains(r#""n": 123456789012345678901234567890.10"#),
+        "{first:?}"
+    );
+    run(
+        &mut client,
+        "set timezone = 'Asia/Tokyo'; set datestyle = 'German'; set intervalstyle = 'sql_standard';
+         set bytea_output = 'escape'; set extra_float_digits = -10",
+    );
+    let again = events_of(
+        &mut client,
+        &format!("insert into odd values (1, {values}); delete from odd"),
+    );
+    assert_eq!(again, first);
+    let special = events_of(
+        &mut client,
+        "insert into odd (id, at, f, n, d) values (2, 'infinity', 'NaN', 'NaN', '-infinity'), (3, null, '-inf', 'inf', null)",
+    );
+    assert!(special[0].contains(r#""at": "infinity""#), "{special:?}");
+    assert!(special[0].contains(r#""d": "-infinity", "f": "NaN""#), "{special:?}");
+    assert!(special[0].contains(r#""n": "NaN""#), "{special:?}");
+    assert!(special[1].contains(r#""f": "-Infinity""#), "{special:?}");
+    // A json that jsonb cannot hold: the column can be left out.
+    let (state, _) = refused(
+        &mut client,
+        r#"insert into odd (id, doc) values (4, '{"a": "\u0000"}')"#,
+    );
+    assert_eq!(state, "22P05");
+    assert_eq!(
+        events_of(
+            &mut client,
+            r#"select outbox_capture('odd', columns => '{id,n}'); insert into odd (id, doc) values (4, '{"a": "\u0000"}')"#
+        ),
+        [r#"OddCreated 4 {"n": null, "id": 4}"#]
+    );
+    // A large value is told when it changes, and only then.
+    run(
+        &mut client,
+        "create table big (id int primary key, t text, n int); select outbox_capture('big')",
+    );
+    let events = events_of(
+        &mut client,
+        "insert into big values (1, repeat('x', 7000000), 0); update big set n = 1; update big set t = t || 'y'",
+    );
+    let sizes: Vec<usize> = events.iter().map(|event| event.len() / 1_000_000).collect();
+    assert_eq!(sizes, [7, 0, 7]);
+    let (state, _) = refused(&mut client, "update big set t = t || t");
+    assert_eq!(state, "54000");
+}
+
+#[test]
+fn names_in_capitals_with_quotes_and_of_other_schemas_are_taken_as_they_are() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        r#"create schema "My Shop"; set search_path = "My Shop", public;
+           create table "Line""Item" ("Id" int primary key, "r" int, "outbox_new" int, "%s" text, "select" text);
+           select outbox_capture('"My Shop"."Line""Item"', soft_delete_column => 'select'); set search_path = public"#,
+    );
+    assert_eq!(
+        events_of(
+            &mut client,
+            r#"insert into "My Shop"."Line""Item" values (1, 2, 3, '4'); update "My Shop"."Line""Item" set "select" = ''"#
+        ),
+        [
+            r#"LineItemCreated 1 {"r": 2, "%s": "4", "Id": 1, "select": null, "outbox_new": 3}"#,
+            r#"LineItemDeleted 1 {"Id": 1, "select": ""}"#,
+        ]
+    );
+    let kind: String = cluster.query_one(
+        DB,
+        "select pg_get_triggerdef(oid) from pg_trigger where tgname = 'outbox_capture_insert'",
+    );
+    assert!(kind.contains(r#"ON "My Shop"."Line""Item""#), "{kind}");
+}
+
+#[test]
+fn triggers_are_silent_where_a_replica_applies_what_another_server_wrote() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create table a (id int primary key); select outbox_capture('a')",
+    );
+    run(
+        &mut client,
+        "set session_replication_role = replica; insert into a values (1); set session_replication_role = origin",
+    );
+    assert!(taken(&mut client).is_empty());
+    assert_eq!(events_of(&mut client, "insert into a values (2)").len(), 1);
+    // As the docs say: for who wants them there too.
+    assert_eq!(
+        events_of(
+            &mut client,
+            "alter table a enable always trigger outbox_capture_insert;
+             set session_replication_role = replica; insert into a values (3); set session_replication_role = origin"
+        )
+        .len(),
+        1
+    );
+}
+
+#[test]
+fn an_attached_partitioned_table_is_enqueued_from_every_side() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create table journal (seq bigint, kind text) partition by range (seq);
+         create table journal_1 partition of journal for values from (1) to (100);
+         create table journal_2 partition of journal for values from (100) to (200);
+         select outbox_attach('journal', $$kind <> 'x'$$);
+         insert into journal values (1, 'a'), (101, 'b'), (102, 'x'); insert into journal_1 values (2, 'c')",
+    );
+    let seqs: String = cluster.query_one(DB, "select string_agg(seq::text, ' ' order by seq) from outbox");
+    assert_eq!(seqs, "1 2 101");
+    run(
+        &mut client,
+        "select outbox_detach('journal'); insert into journal_1 values (3, 'd')",
+    );
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 3);
+}
