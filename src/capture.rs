@@ -12,7 +12,7 @@ use crate::pg::trigger::{self, Call, Fired, Operation};
 use crate::pg::{catalog, guc, security, xact};
 use crate::store::{self, Enqueue, Keys, written};
 use crate::{registry, wake};
-use outbox_core::change::{Change, Operations, Row, Rules};
+use outbox_core::change::{Change, Operations, Row, Rules, Update};
 use outbox_core::envelope;
 use outbox_core::message::Event;
 use outbox_core::partition::crc32;
@@ -125,15 +125,24 @@ pub fn captured(call: Call) -> Result<(), UserError> {
         .collect();
     let read = |row: &SpiHeapTupleData| Ok((row.get(1)?, row.get(2)?, row.get(3)?));
     let context = Context::snapshot();
+    let mut come = Vec::new();
     written::read_rows(&fired, reader(&fired)?, &sqls, read, |batch| {
         let rows = batch.into_iter().map(|rows| {
             let rows = rows.into_iter().map(|row| row_of(&fired, row));
             rows.collect::<Result<Vec<Row>, UserError>>()
         });
         let rows: Vec<Vec<Row>> = rows.collect::<Result<_, _>>()?;
-        let changes = changes_of(&fired, &rules, rows)?;
+        let changes = changes_of(&fired, &rules, rows, &mut come)?;
         write(&fired, &captured, &context, changes)
-    })
+    })?;
+    let mut come = come.into_iter();
+    loop {
+        let changes: Vec<Change> = come.by_ref().take(written::BATCH).collect();
+        if changes.is_empty() {
+            return Ok(());
+        }
+        write(&fired, &captured, &context, changes)?;
+    }
 }
 
 /// What is read of each row: its JSON, its aggregate's id, and whether it is marked as deleted.
@@ -189,8 +198,13 @@ fn row_of(fired: &Fired, row: (Option<String>, Option<String>, Option<bool>)) ->
 }
 
 /// The rows of the old table, of the new one, or of both: then the first belongs to the first, and so on, for core adds to
-/// both at once.
-fn changes_of(fired: &Fired, rules: &Rules, mut rows: Vec<Vec<Row>>) -> Result<Vec<Change>, UserError> {
+/// both at once. `come` gets what is to be told last.
+fn changes_of(
+    fired: &Fired,
+    rules: &Rules,
+    mut rows: Vec<Vec<Row>>,
+    come: &mut Vec<Change>,
+) -> Result<Vec<Change>, UserError> {
     let (last, first) = (rows.pop().unwrap_or_default(), rows.pop());
     let changes: Result<Vec<Change>, String> = match (fired.operation, first) {
         (Operation::Insert, _) => Ok(last.into_iter().map(|new| rules.inserted(new)).collect()),
@@ -206,11 +220,17 @@ fn changes_of(fired: &Fired, rules: &Rules, mut rows: Vec<Vec<Row>>) -> Result<V
                     "A BEFORE INSERT trigger of that partition returned NULL. Delete such rows instead.",
                 ));
             }
-            let pairs = old.into_iter().zip(last);
-            pairs
-                .map(|(old, new)| rules.updated(old, new))
-                .collect::<Result<Vec<_>, _>>()
-                .map(|changes| changes.into_iter().flatten().collect())
+            let updates = old.into_iter().zip(last).map(|(old, new)| rules.updated(old, new));
+            let changes = updates.filter_map(|update| match update {
+                Ok(Update::Nothing) => None,
+                Ok(Update::Changed(change)) => Some(Ok(change)),
+                Ok(Update::Moved { gone, come: new }) => {
+                    come.push(new);
+                    Some(Ok(gone))
+                }
+                Err(error) => Some(Err(error)),
+            });
+            changes.collect()
         }
         _ => last.into_iter().map(|old| rules.deleted(old)).collect(),
     };

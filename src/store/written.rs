@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 /// Rows that are read, and stored, at once: a statement may write more than fit into memory.
-const BATCH: usize = 500;
+pub const BATCH: usize = 500;
 
 /// A statement that reads a transition table, and what it was prepared from.
 type Prepared = (String, Rc<OwnedPreparedStatement>);

@@ -75,6 +75,29 @@ fn every_way_to_write_is_seen() {
     );
 }
 
+/// A consumer that takes the events of an id in order must have all rows at the end.
+#[test]
+fn ids_that_pass_from_row_to_row_go_before_they_come() {
+    let cluster = server();
+    let mut client = cluster.connect(DB);
+    run(
+        &mut client,
+        "create table a (id int primary key deferrable, n int); insert into a values (1, 10), (2, 20), (3, 30);
+         select outbox_capture('a')",
+    );
+    assert_eq!(
+        events_of(&mut client, "update a set id = id % 3 + 1"),
+        [
+            r#"ADeleted 1 {"id": 1}"#,
+            r#"ADeleted 2 {"id": 2}"#,
+            r#"ADeleted 3 {"id": 3}"#,
+            r#"ACreated 2 {"n": 10, "id": 2}"#,
+            r#"ACreated 3 {"n": 20, "id": 3}"#,
+            r#"ACreated 1 {"n": 30, "id": 1}"#,
+        ]
+    );
+}
+
 #[test]
 fn a_function_that_writes_another_captured_table_is_seen_too() {
     let cluster = server();
@@ -136,8 +159,8 @@ fn a_partitioned_table_is_seen_through_itself_and_through_its_partitions() {
         ),
         [
             r#"SaleDeleted 1 {"id": 1}"#,
-            r#"SaleCreated 11 {"n": 5, "id": 11}"#,
             r#"SaleDeleted 101 {"id": 101}"#,
+            r#"SaleCreated 11 {"n": 5, "id": 11}"#,
             r#"SaleCreated 111 {"n": 5, "id": 111}"#,
             r#"SaleDeleted 11 {"id": 11}"#,
             r#"SaleCreated 150 {"n": 5, "id": 150}"#,

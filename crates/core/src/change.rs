@@ -9,7 +9,8 @@
 //! | the mark taken away | …Restored | the same | the same |
 //! | a row removed | …Deleted; …ForceDeleted where rows are marked | its key | the row |
 //!
-//! A changed id is two events: consumers know an aggregate by its id, so the old one goes and the new one comes.
+//! A changed id is two events: consumers know an aggregate by its id, so the old one goes and the new one comes. The second
+//! is told after all others of its statement: an id may pass from one row to another, and must go before it comes.
 
 use std::collections::BTreeMap;
 
@@ -56,6 +57,19 @@ pub struct Change {
     pub previous_payload: Option<String>,
 }
 
+/// What an update says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Update {
+    /// Nothing changed.
+    Nothing,
+    Changed(Change),
+    /// The id did.
+    Moved {
+        gone: Change,
+        come: Change,
+    },
+}
+
 #[derive(Clone, Copy, PartialEq)]
 enum Verb {
     Created,
@@ -84,18 +98,17 @@ impl Rules {
         Ok(self.change(verb, old.aggregate_id, payload, Some(old.json)))
     }
 
-    /// Nothing if nothing changed.
-    ///
     /// # Errors
     /// When a row is no JSON object.
-    pub fn updated(&self, old: Row, new: Row) -> Result<Vec<Change>, String> {
+    pub fn updated(&self, old: Row, new: Row) -> Result<Update, String> {
         if old.aggregate_id != new.aggregate_id {
-            return Ok(vec![self.deleted(old)?, self.inserted(new)]);
+            let (gone, come) = (self.deleted(old)?, self.inserted(new));
+            return Ok(Update::Moved { gone, come });
         }
         let verb = match (old.is_marked, new.is_marked) {
             (false, true) => Verb::Deleted,
             (true, false) => Verb::Restored,
-            _ if old.json == new.json => return Ok(Vec::new()),
+            _ if old.json == new.json => return Ok(Update::Nothing),
             _ => Verb::Updated,
         };
         let (before, after) = (columns(&old.json)?, columns(&new.json)?);
@@ -110,7 +123,12 @@ impl Rules {
             previous.extend(before.get(name).map(|was| (name.clone(), *was)));
         }
         let (payload, previous) = (write(&payload)?, write(&previous)?);
-        Ok(vec![self.change(verb, new.aggregate_id, payload, Some(previous))])
+        Ok(Update::Changed(self.change(
+            verb,
+            new.aggregate_id,
+            payload,
+            Some(previous),
+        )))
     }
 
     fn keys_of<'a>(&self, row: &Columns<'a>) -> Columns<'a> {
@@ -203,6 +221,13 @@ mod tests {
         (&change.kind, change.operation, value(&change.payload), previous)
     }
 
+    fn changed(update: Result<Update, String>) -> Change {
+        match update {
+            Ok(Update::Changed(change)) => change,
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn a_new_row_is_told_whole() {
         let change = rules(false).inserted(row("1", &json!({"id": 1, "name": "a"})));
@@ -217,20 +242,20 @@ mod tests {
     fn an_update_tells_its_key_what_changed_and_what_it_was() {
         let old = row("1", &json!({"id": 1, "name": "a", "price": 1, "note": null}));
         let new = row("1", &json!({"id": 1, "name": "a", "price": 2, "note": "n"}));
-        let changes = rules(false).updated(old, new).unwrap();
+        let change = changed(rules(false).updated(old, new));
         let expected = (
             "ProductUpdated",
             "PATCH",
             json!({"id": 1, "price": 2, "note": "n"}),
             Some(json!({"price": 1, "note": null})),
         );
-        assert_eq!(changes.iter().map(said).collect::<Vec<_>>(), [expected]);
+        assert_eq!(said(&change), expected);
     }
 
     #[test]
     fn an_update_that_changes_nothing_is_no_event() {
         let same = row("1", &json!({"id": 1}));
-        assert_eq!(rules(true).updated(same.clone(), same), Ok(Vec::new()));
+        assert_eq!(rules(true).updated(same.clone(), same), Ok(Update::Nothing));
     }
 
     #[test]
@@ -240,23 +265,17 @@ mod tests {
             is_marked: true,
             ..plain.clone()
         };
-        let kinds = |old: &Row, new: &Row| {
-            let changes = rules(true).updated(old.clone(), new.clone()).unwrap();
-            changes
-                .into_iter()
-                .map(|c| (c.kind, c.operation, c.payload, c.previous_payload.unwrap()))
-                .collect::<Vec<_>>()
+        let told = |old: &Row, new: &Row| {
+            let c = changed(rules(true).updated(old.clone(), new.clone()));
+            (c.kind, c.operation, c.payload, c.previous_payload.unwrap())
         };
         let (key, nothing) = (r#"{"id":1}"#.to_owned(), "{}".to_owned());
         assert_eq!(
-            kinds(&plain, &marked),
-            [("ProductDeleted".into(), "DELETE", key.clone(), nothing.clone())]
+            told(&plain, &marked),
+            ("ProductDeleted".into(), "DELETE", key.clone(), nothing.clone())
         );
-        assert_eq!(
-            kinds(&marked, &plain),
-            [("ProductRestored".into(), "PATCH", key, nothing)]
-        );
-        assert!(kinds(&marked, &marked).is_empty());
+        assert_eq!(told(&marked, &plain), ("ProductRestored".into(), "PATCH", key, nothing));
+        assert_eq!(rules(true).updated(marked.clone(), marked), Ok(Update::Nothing));
     }
 
     #[test]
@@ -271,17 +290,17 @@ mod tests {
 
     #[test]
     fn another_id_is_another_aggregate() {
-        let changes = rules(false).updated(row("1", &json!({"id": 1})), row("2", &json!({"id": 2})));
-        let told: Vec<_> = changes
-            .unwrap()
-            .into_iter()
-            .map(|c| (c.kind, c.aggregate_id, c.payload))
-            .collect();
+        let update = rules(false).updated(row("1", &json!({"id": 1})), row("2", &json!({"id": 2})));
+        let Ok(Update::Moved { gone, come }) = update else {
+            panic!("{update:?}")
+        };
+        let said = |c: Change| (c.kind, c.aggregate_id, c.payload);
         let expected = [
             ("ProductDeleted", "1", r#"{"id":1}"#),
             ("ProductCreated", "2", r#"{"id":2}"#),
         ];
-        assert_eq!(told, expected.map(|(a, b, c)| (a.into(), b.into(), c.into())));
+        let expected = expected.map(|(a, b, c)| (a.to_owned(), b.to_owned(), c.to_owned()));
+        assert_eq!([said(gone), said(come)], expected);
     }
 
     #[test]
@@ -292,7 +311,7 @@ mod tests {
         };
         let (a, b) = (row("1", &json!({"id": 1, "n": 1})), row("1", &json!({"id": 1, "n": 2})));
         assert_eq!(rules.inserted(a.clone()).operation, "INSERT");
-        assert_eq!(rules.updated(a.clone(), b).unwrap()[0].operation, "UPDATE");
+        assert_eq!(changed(rules.updated(a.clone(), b)).operation, "UPDATE");
         assert_eq!(rules.deleted(a).unwrap().operation, "DELETE");
         assert_eq!(
             ["http", "sql", "HTTP"].map(Operations::parse),
@@ -310,9 +329,9 @@ mod tests {
             json: r#"{"n": 123456789012345678901234567890.10}"#.into(),
             ..Row::default()
         };
-        let changes = rules(false).updated(old, new).unwrap();
-        assert_eq!(changes[0].payload, r#"{"n":123456789012345678901234567890.10}"#);
-        assert_eq!(changes[0].previous_payload.as_deref(), Some(r#"{"n":1.10}"#));
+        let change = changed(rules(false).updated(old, new));
+        assert_eq!(change.payload, r#"{"n":123456789012345678901234567890.10}"#);
+        assert_eq!(change.previous_payload.as_deref(), Some(r#"{"n":1.10}"#));
     }
 
     #[test]
@@ -336,16 +355,19 @@ mod tests {
                 Value::Object(members.collect::<Map<_, _>>())
             };
             let (old, new) = (side(|both| both.0), side(|both| both.1));
-            let changes = rules(false).updated(row("1", &old), row("1", &new)).unwrap();
-            prop_assert_eq!(changes.is_empty(), old == new);
-            for change in changes {
-                let over = |base: &Value, patch: &str| {
-                    let mut base = base.clone();
-                    base.as_object_mut().unwrap().extend(value(patch).as_object().unwrap().clone());
-                    base
-                };
-                prop_assert_eq!(over(&old, &change.payload), new.clone());
-                prop_assert_eq!(over(&new, &change.previous_payload.unwrap()), old.clone());
+            match rules(false).updated(row("1", &old), row("1", &new)).unwrap() {
+                Update::Nothing => prop_assert_eq!(old, new),
+                Update::Changed(change) => {
+                    let over = |base: &Value, patch: &str| {
+                        let mut base = base.clone();
+                        base.as_object_mut().unwrap().extend(value(patch).as_object().unwrap().clone());
+                        base
+                    };
+                    prop_assert_ne!(&old, &new);
+                    prop_assert_eq!(over(&old, &change.payload), new.clone());
+                    prop_assert_eq!(over(&new, &change.previous_payload.unwrap()), old.clone());
+                }
+                moved => prop_assert!(false, "{:?}", moved),
             }
         }
     }
