@@ -36,7 +36,12 @@ pub(crate) fn main(
 ) {
     let death = death_of(|| {
         let runtime = OurRuntime::new().map_err(|e| format!("no runtime: {e}"))?;
-        let mut intake = Intake { batches, stop, shared };
+        let mut intake = Intake {
+            batches,
+            stop,
+            shared,
+            losses: 0,
+        };
         match config {
             TransportConfig::Amqp(config) => runtime.get().block_on(keep_connected(&config, &mut intake)),
             TransportConfig::Http(config) => runtime.get().block_on(http::keep_posting(config, &mut intake)),
@@ -93,6 +98,8 @@ pub(crate) struct Intake<'a> {
     batches: mpsc::Receiver<Handed>,
     stop: watch::Receiver<Option<Instant>>,
     shared: &'a Shared,
+    /// How often messages were lost together, with a connection or for want of one.
+    losses: u64,
 }
 
 /// Told to stop, and to be done by then.
@@ -100,8 +107,24 @@ pub(crate) struct Intake<'a> {
 pub(crate) struct StopBy(pub(crate) Instant);
 
 impl Intake<'_> {
+    /// The next batch that may go, if one is there.
     pub(crate) fn try_next(&mut self) -> Option<Vec<Publication>> {
-        self.batches.try_recv().ok().map(|handed| handed.batch)
+        loop {
+            let handed = self.batches.try_recv().ok()?;
+            if let Some(batch) = self.accept(handed) {
+                return Some(batch);
+            }
+        }
+    }
+
+    /// The batch, unless the worker handed it over before it heard of a loss: it may hold a later message of a key of which
+    /// an earlier one was lost, so it is lost as well.
+    pub(crate) fn accept(&mut self, Handed { batch, heard }: Handed) -> Option<Vec<Publication>> {
+        if heard >= self.losses {
+            return Some(batch);
+        }
+        self.lose(batch, "messages before it were lost");
+        None
     }
 
     /// The next batch, or the order to stop, which goes first.
@@ -131,11 +154,19 @@ impl Intake<'_> {
         }
     }
 
-    fn lose(&self, batch: Vec<Publication>, reason: &str) {
+    /// What became of the messages of a connection that is over.
+    pub(crate) fn say_last_outcomes(&mut self, outcomes: Vec<(u64, Outcome)>) {
+        if !outcomes.is_empty() {
+            self.losses += 1;
+            self.say_outcomes_counted(outcomes, self.losses);
+        }
+    }
+
+    fn lose(&mut self, batch: Vec<Publication>, reason: &str) {
         let lost = || Outcome::Lost {
             reason: reason.to_owned(),
         };
-        self.say_outcomes(batch.into_iter().map(|p| (p.handle, lost())).collect());
+        self.say_last_outcomes(batch.into_iter().map(|p| (p.handle, lost())).collect());
     }
 
     /// Does `work` while there is no connection: every batch is answered at once, so that the caller can release it.
@@ -152,8 +183,8 @@ impl Intake<'_> {
 
     pub(crate) fn lose_queue(&mut self, reason: &str) {
         self.batches.close();
-        while let Some(batch) = self.try_next() {
-            self.lose(batch, reason);
+        while let Ok(handed) = self.batches.try_recv() {
+            self.lose(handed.batch, reason);
         }
     }
 }

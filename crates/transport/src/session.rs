@@ -71,7 +71,7 @@ pub(crate) async fn serve(link: &Link, wire: Option<&mut Wire>, config: &AmqpCon
             Some(event) = events.next() => session.hear(event, intake),
             () = timer.as_mut(), if session.timer_armed => session.timer_fired(stop.is_some()),
             next = intake.next_or_stop(want_batch), if stop.is_none() => match next {
-                Ok(handed) => session.waiting = handed.batch.into(),
+                Ok(handed) => session.waiting = intake.accept(handed).unwrap_or_default().into(),
                 Err(order) => {
                     stop = Some(order);
                     session.begin_stop(order);
@@ -89,7 +89,7 @@ pub(crate) async fn serve(link: &Link, wire: Option<&mut Wire>, config: &AmqpCon
         Ended::Stopped(_) => Fault::new(DownReason::Closed, "the publisher was stopped"),
     };
     session.abandon(&lost_why);
-    intake.say_outcomes(std::mem::take(&mut session.outcomes));
+    intake.say_last_outcomes(std::mem::take(&mut session.outcomes));
     ended
 }
 

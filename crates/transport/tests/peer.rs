@@ -6,6 +6,7 @@ mod support;
 
 use outbox_transport::{AmqpConfig, Bell, ConnectionState, DownReason, Outcome, Publisher};
 use std::net::TcpListener;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 use support::peer::*;
@@ -292,6 +293,50 @@ fn no_more_than_the_window_is_outstanding() {
     desk.until_answered(20);
     assert!(desk.outcomes.values().all(|o| *o == Outcome::Confirmed));
     desk.stop();
+}
+
+#[test]
+fn nothing_goes_ahead_of_lost_messages_that_the_worker_has_not_heard_of() {
+    let _alone = alone();
+    let (seen, arrived) = mpsc::channel();
+    let connections = AtomicU32::new(0);
+    let port = broker(move |peer| {
+        peer.connect()?;
+        let is_first = connections.fetch_add(1, Ordering::SeqCst) == 0;
+        if !is_first {
+            seen.send(b"connected again".to_vec()).unwrap();
+        }
+        loop {
+            let got = peer.next_message()?;
+            seen.send(got.body).unwrap();
+            if is_first {
+                return Ok(()); // the connection closes, the message has no answer
+            }
+            peer.ack(got.tag, false)?;
+        }
+    });
+    let mut desk = Desk::start(config(port));
+    desk.until_connected();
+    desk.publish(messages(0..1));
+    assert_eq!(arrived.recv_timeout(DEADLINE).unwrap(), b"body 0");
+    assert_eq!(arrived.recv_timeout(DEADLINE).unwrap(), b"connected again");
+    // The worker was busy meanwhile: the loss is in its inbox. Whatever it hands over now is behind the lost message.
+    let until = Instant::now() + Duration::from_millis(300);
+    let mut next = 1;
+    while Instant::now() < until {
+        if desk.publisher.try_publish(messages(next..next + 1)).is_ok() {
+            next += 1;
+        }
+        std::thread::yield_now();
+    }
+    desk.until_answered(next as usize);
+    let lost = |outcome: &Outcome| matches!(outcome, Outcome::Lost { .. });
+    assert!(desk.outcomes.values().all(lost), "{:?}", desk.outcomes);
+    desk.publish(messages(next..next + 1));
+    desk.until_answered(next as usize + 1);
+    assert_eq!(desk.outcomes[&next], Outcome::Confirmed);
+    let sent: Vec<Vec<u8>> = arrived.try_iter().collect();
+    assert_eq!(sent, [format!("body {next}").into_bytes()]);
 }
 
 #[test]
