@@ -43,6 +43,7 @@ static ON_DEAD: GucSetting<OnDead> = GucSetting::<OnDead>::new(OnDead::block);
 static RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 static EVENTS_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(AS_HISTORY);
 static DEAD_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(-1);
+static AUDIT_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(365 * 86_400);
 static CONNECT_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static CONFIRM_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30_000);
 static WORKER_ROLE: Text = Text::new(Some(c"outbox_worker"));
@@ -216,6 +217,14 @@ pub fn define() {
         GucFlags::UNIT_S,
     );
     number(
+        c"outbox.audit_retention",
+        c"How long the audit of what was done by hand is kept; -1 = forever.",
+        &AUDIT_RETENTION,
+        -1..=i32::MAX,
+        Database,
+        GucFlags::UNIT_S,
+    );
+    number(
         c"outbox.connect_timeout",
         c"Longest wait for the broker to accept a connection and open it.",
         &CONNECT_TIMEOUT,
@@ -270,6 +279,7 @@ pub struct Retention {
     pub history: Option<i32>,
     pub events: Option<i32>,
     pub dead: Option<i32>,
+    pub audit: Option<i32>,
 }
 
 /// What the publisher connects with; when any of it changes the worker connects anew.
@@ -327,6 +337,7 @@ impl Retention {
                 seconds => finite(seconds),
             },
             dead: finite(DEAD_RETENTION.get()),
+            audit: finite(AUDIT_RETENTION.get()),
         }
     }
 }

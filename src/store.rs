@@ -735,20 +735,8 @@ impl Store {
         Ok(Spi::get_one_with_args(&sql, &[retention_s.into()])?.unwrap_or_default())
     }
 
-    pub fn drop_partitions(&self, retention_s: i32, batch: i32) -> SpiResult<i64> {
-        self.clear("outbox_drop_partitions", retention_s, batch)
-    }
-
-    pub fn trim(&self, retention_s: i32, batch: i32) -> SpiResult<i64> {
-        self.clear("outbox_trim", retention_s, batch)
-    }
-
-    pub fn expire_dead(&self, retention_s: i32, batch: i32) -> SpiResult<i64> {
-        self.clear("outbox_expire_dead", retention_s, batch)
-    }
-
     /// Calls a function that removes what is older, `batch` at most, and returns how many.
-    fn clear(&self, function: &str, retention_s: i32, batch: i32) -> SpiResult<i64> {
+    pub fn clear(&self, function: &str, retention_s: i32, batch: i32) -> SpiResult<i64> {
         let sql = format!("select {}.{function}($1, $2)::bigint", self.schema);
         Ok(Spi::get_one_with_args(&sql, &[retention_s.into(), batch.into()])?.unwrap_or_default())
     }

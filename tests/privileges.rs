@@ -24,8 +24,9 @@ fn denied(cluster: &Cluster, role: &str, sql: &str) -> bool {
     }
 }
 
-const TABLES: [&str; 9] = [
+const TABLES: [&str; 10] = [
     "outbox",
+    "outbox_audit",
     "outbox_waiting",
     "outbox_history",
     "outbox_history_default",

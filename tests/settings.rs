@@ -351,6 +351,7 @@ fn defaults_ranges_and_units_are_as_documented() {
 }
 
 const EXPECTED: &str = "
+outbox.audit_retention = 31536000 s (-1..2147483647) superuser
 outbox.batch_size = 1000 (1..10000) superuser
 outbox.claim_ttl = 60 s (1..86400) superuser
 outbox.confirm_timeout = 30000 ms (100..3600000) superuser

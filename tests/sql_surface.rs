@@ -21,6 +21,8 @@ fn the_documented_calls_work_with_untyped_parameters() {
         "select outbox_partition_of($1, $2)",
         "select outbox_retry($1)",
         "select outbox_discard($1, reason => $2)",
+        "select outbox_retry_where(type => $1, error_like => $2, died_after => $3, dry_run => $4)",
+        "select outbox_discard_where(seq_from => $1, max_rows => $2, reason => $3)",
     ] {
         client.prepare(call).unwrap_or_else(|error| panic!("{call}: {error:?}"));
     }
@@ -33,6 +35,8 @@ fn the_documented_calls_work_with_untyped_parameters() {
         "select outbox_partition_of('k', '16')",
         "select outbox_retry('9')",
         "select outbox_discard('9', NULL, 'why')",
+        "select outbox_retry_where(type => 'T', died_before => '2030-01-01', seq_to => '7', dry_run => 'false')",
+        "select outbox_discard_where(key => 'k', max_rows => '10')",
     ] {
         client
             .batch_execute(call)

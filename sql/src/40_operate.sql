@@ -17,6 +17,7 @@ returns boolean language plpgsql volatile parallel unsafe security definer set s
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
   to_destination constant text := coalesce(outbox_retry.destination, 'default');
+  message constant jsonb := jsonb_build_object('seq', outbox_retry.seq, 'destination', to_destination);
   risen @extschema@.outbox_dead;
   ready smallint; -- the partition in which it can go already
 begin
@@ -27,6 +28,7 @@ begin
   where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
   if found then
     perform @extschema@.outbox_wake(0, '{}', '{}');
+    perform @extschema@.outbox_note('retry', message, 1, null);
     return true;
   end if;
   select o.partition into ready from @extschema@.outbox o
@@ -35,11 +37,15 @@ begin
     and not @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until);
   if found then
     perform @extschema@.outbox_wake(0, array[ready], array[outbox_retry.seq]);
+    if risen.seq is not null then
+      perform @extschema@.outbox_note('retry', message, 1, null);
+    end if;
     return true;
   end if;
   if risen.seq is null then
     return false;
   end if;
+  perform @extschema@.outbox_note('retry', message, 1, null);
   if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination and w.seq = outbox_retry.seq)
      and not exists (select from @extschema@.outbox o where o.destination = to_destination and o.seq = outbox_retry.seq
                      and o.partition = any (partitions)) then
@@ -92,6 +98,10 @@ begin
   )
   select count(*), (select count(*) from ready) + (select count(*) from waiting) from written into ended, waited;
   perform @extschema@.outbox_wake(-waited, '{}', '{}');
+  if ended > 0 then
+    perform @extschema@.outbox_note('discard', jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1,
+                                    outbox_discard.reason);
+  end if;
   return ended > 0;
 end
 $$;
@@ -151,6 +161,9 @@ begin
   set partition = @extschema@.outbox_repartition(w.seq, w.key, w.partition, old.partition_count, partition_count);
   update @extschema@.outbox_dead d
   set partition = @extschema@.outbox_repartition(d.seq, d.key, d.partition, old.partition_count, partition_count);
+  perform @extschema@.outbox_note('configure', jsonb_build_object(
+    'partition_count', partition_count, 'leasing', leasing, 'partition_count_before', old.partition_count,
+    'leasing_before', old.leasing), null, null);
 end
 $$;
 comment on function @extschema@.outbox_configure(integer, boolean) is

@@ -10,8 +10,9 @@ use crate::{payload, publish};
 
 const RETENTION_S: i32 = 30 * 86_400;
 
-const TABLES: [&str; 5] = [
+const TABLES: [&str; 6] = [
     "outbox",
+    "outbox_audit",
     "outbox_history",
     "outbox_dead",
     "outbox_events",
