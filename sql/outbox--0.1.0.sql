@@ -108,6 +108,7 @@ create table @extschema@.outbox (
   attempts     integer     not null default 0,
   partition    smallint    not null,
   crashes      smallint    not null default 0,
+  replayed     boolean     not null default false,
   destination  text collate "C" not null default 'default',
   key          text        check (pg_catalog.octet_length(key) <= 255),
   last_error   text,
@@ -127,6 +128,9 @@ comment on column @extschema@.outbox.claim_until is
 comment on column @extschema@.outbox.crashes is
   'Workers that ended without a word while they held the message. After a few it is tried alone, then given up.';
 
+comment on column @extschema@.outbox.replayed is
+  'It was published or discarded before and is sent again by outbox_replay(); the message says so in a header.';
+
 create table @extschema@.outbox_waiting (
   seq          bigint      not null,
   enqueued_at  timestamptz not null,
@@ -134,6 +138,7 @@ create table @extschema@.outbox_waiting (
   attempts     integer     not null default 0,
   partition    smallint    not null,
   crashes      smallint    not null default 0,
+  replayed     boolean     not null default false,
   state        "char"      not null check (state in ('s', 'b', 'g') and (state = 'g') = (due_at is null)),
   destination  text collate "C" not null,
   key          text        check (pg_catalog.octet_length(key) <= 255),
@@ -154,6 +159,7 @@ create table @extschema@.outbox_history (
   attempts     integer     not null,
   partition    smallint    not null,
   discarded    boolean     not null default false,
+  replayed     boolean     not null default false,
   destination  text collate "C" not null,
   key          text,
   last_error   text
@@ -167,6 +173,7 @@ create table @extschema@.outbox_dead (
   died_at      timestamptz not null default pg_catalog.clock_timestamp(),
   attempts     integer     not null,
   partition    smallint    not null,
+  replayed     boolean     not null default false,
   destination  text collate "C" not null,
   key          text,
   reason       text        not null,
@@ -460,7 +467,7 @@ create type @extschema@.outbox_claimed as (
   tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, crashes integer, claim_token bigint,
   id text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
   metadata text, headers text, actor text, correlation_id text, created_at text, created_at_s bigint,
-  wal_position bigint, remark text
+  wal_position bigint, replayed boolean, remark text
 );
 comment on type @extschema@.outbox_claimed is
   'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not among these.';
@@ -470,7 +477,7 @@ create function @extschema@.outbox_remarks(seen bigint, wanted bigint, claimed b
 returns setof @extschema@.outbox_claimed language sql immutable as $$
   select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
          null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text,
-         null::text, null::text, null::text, null::bigint, null::bigint, r.remark
+         null::text, null::text, null::text, null::bigint, null::bigint, null::boolean, r.remark
   from (values ('cut', $1 operator(pg_catalog.>) $2), ('missed', $2 operator(pg_catalog.>) $3)) as r (remark, applies)
   where r.applies;
 $$;
@@ -503,7 +510,7 @@ begin
     -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
     cross join lateral (
       select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq, o.destination, o.partition,
-             o.key, o.attempts, o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
+             o.key, o.attempts, o.replayed, o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
              e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
              e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, coalesce(e.body_bytes, 0) as body_bytes
       from @extschema@.outbox o left join @extschema@.outbox_event_text e on e.seq = o.seq
@@ -520,7 +527,7 @@ begin
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
          c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
-         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, null::text
+         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, null::text
   from claimed c
   union all
   select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < bytes_max) as wanted,
@@ -562,16 +569,17 @@ begin
   ), gone as (
     delete from @extschema@.outbox_waiting w using pick
     where w.ctid = pick.row_tid and pick.bytes_before < bytes_max
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.destination, w.key, w.last_error
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error
   ), claimed as (
-    insert into @extschema@.outbox as o (seq, enqueued_at, claim_token, attempts, partition, crashes, destination, key, last_error)
-    select g.seq, g.enqueued_at, outbox_claim_waiting.epoch, g.attempts, g.partition, g.crashes, g.destination, g.key, g.last_error
+    insert into @extschema@.outbox as o
+      (seq, enqueued_at, claim_token, attempts, partition, crashes, replayed, destination, key, last_error)
+    select g.seq, g.enqueued_at, outbox_claim_waiting.epoch, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error
     from gone g
     returning o.ctid as row_tid, o.*
   )
   select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
          p.id, p.type, p.aggregate_type, p.aggregate_id, p.operation, p.payload, p.previous_payload, p.metadata, p.headers,
-         p.actor, p.correlation_id, p.created_at, p.created_at_s, p.wal_position, null::text
+         p.actor, p.correlation_id, p.created_at, p.created_at_s, p.wal_position, c.replayed, null::text
   from claimed c join pick p on p.wseq = c.seq
   union all
   select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < bytes_max) as wanted,
@@ -617,14 +625,14 @@ begin
     set claim_token = outbox_claim_unleased.token, claim_until = now() + make_interval(secs => claim_ttl_s),
         crashes = o.crashes + pick.crashed
     from pick where o.ctid = pick.row_tid and pick.bytes_before < bytes_max
-    returning o.ctid as row_tid, o.claim_token, o.destination, o.partition, o.key, o.attempts, o.crashes,
+    returning o.ctid as row_tid, o.claim_token, o.destination, o.partition, o.key, o.attempts, o.crashes, o.replayed,
       pick.seq, pick.id, pick.type, pick.aggregate_type, pick.aggregate_id, pick.operation, pick.payload,
       pick.previous_payload, pick.metadata, pick.headers, pick.actor, pick.correlation_id, pick.created_at,
       pick.created_at_s, pick.wal_position
   )
   select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
          c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
-         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, null::text
+         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, null::text
   from claimed c
   union all
   select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < bytes_max) as wanted,
@@ -654,10 +662,10 @@ begin
     order by w.due_at limit batch for update of w skip locked
   ), gone as (
     delete from @extschema@.outbox_waiting w using due where w.ctid = due.row_tid
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.destination, w.key, w.last_error
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error
   )
-  insert into @extschema@.outbox as o (seq, enqueued_at, attempts, partition, crashes, destination, key, last_error)
-  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.destination, g.key, g.last_error from gone g
+  insert into @extschema@.outbox as o (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error)
+  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error from gone g
   on conflict do nothing
   returning o.partition, o.seq;
 end
@@ -727,27 +735,28 @@ begin
     delete from @extschema@.outbox o using ended u
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.claim_token = u.token
       and u.action <> 'f'
-    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.destination, o.key, o.last_error,
+    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.replayed, o.destination, o.key, o.last_error,
       u.action, u.delay_ms, u.reason
   ), published as (
-    insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, destination, key, last_error)
-    select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.destination, g.key, g.last_error
+    insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error)
+    select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.replayed, g.destination, g.key, g.last_error
     from gone g where g.action = 'p'
   ), dead as (
-    insert into @extschema@.outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason, blocks)
-    select g.seq, g.enqueued_at, g.attempts + 1, g.partition, g.destination, g.key, g.reason,
+    insert into @extschema@.outbox_dead (seq, enqueued_at, attempts, partition, replayed, destination, key, reason, blocks)
+    select g.seq, g.enqueued_at, g.attempts + 1, g.partition, g.replayed, g.destination, g.key, g.reason,
            g.action = 'D' and leased and g.key is not null
     from gone g where g.action in ('d', 'D')
     on conflict (destination, seq) do update
-    set died_at = excluded.died_at, attempts = excluded.attempts, reason = excluded.reason, blocks = excluded.blocks
+    set died_at = excluded.died_at, attempts = excluded.attempts, replayed = excluded.replayed, reason = excluded.reason,
+        blocks = excluded.blocks
   ), waiting as (
     -- r = try again after the delay, one attempt spent; w = behind an earlier one of its key, none spent
     insert into @extschema@.outbox_waiting
-      (seq, enqueued_at, due_at, attempts, partition, crashes, state, destination, key, last_error)
+      (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error)
     select g.seq, g.enqueued_at,
            case when g.action = 'r' then clock_timestamp() + g.delay_ms * interval '1 millisecond' end,
            g.attempts + case when g.action = 'r' then 1 else 0 end, g.partition,
-           g.crashes, case when g.action = 'r' then 'b' else 'g' end, g.destination, g.key,
+           g.crashes, g.replayed, case when g.action = 'r' then 'b' else 'g' end, g.destination, g.key,
            case when g.action = 'r' then g.reason else g.last_error end
     from gone g where g.action in ('r', 'w')
     on conflict do nothing
@@ -904,8 +913,9 @@ returns bigint language sql volatile set search_path = pg_catalog, pg_temp set e
       for update skip locked))
     returning d.*
   ), written as (
-    insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, discarded, destination, key, last_error)
-    select e.seq, e.enqueued_at, clock_timestamp(), e.attempts, e.partition, true, e.destination, e.key,
+    insert into @extschema@.outbox_history
+      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
+    select e.seq, e.enqueued_at, clock_timestamp(), e.attempts, e.partition, true, e.replayed, e.destination, e.key,
            'dead for longer than outbox.dead_retention: ' || e.reason
     from expired e returning 1
   )
@@ -915,8 +925,8 @@ $$;
 comment on function @extschema@.outbox_expire_dead(integer, integer, timestamptz) is
   'Discards up to batch dead letters that are older than retention_s: they go to the history with a reason; returns how many.';
 
-create function @extschema@.outbox_unended(low bigint, high bigint)
-returns setof bigint language sql stable
+create function @extschema@.outbox_unended(low bigint, high bigint, out seq bigint, out destination text)
+returns setof record language sql stable
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   -- outbox is indexed by lane (destination, partition), then seq. The destinations are found by leaps over the index; a
   -- lane by itself each, which OFFSET 0 makes sure of: in one join the whole index would be read.
@@ -926,17 +936,17 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as 
     select (select o.destination from @extschema@.outbox o where o.destination > d.destination order by 1 limit 1)
     from d where d.destination is not null
   )
-  select waiting.seq from d cross join @extschema@.outbox_partitions p
+  select waiting.seq, d.destination from d cross join @extschema@.outbox_partitions p
   cross join lateral (select o.seq from @extschema@.outbox o
                       where o.destination = d.destination and o.partition = p.partition and o.seq between low and high
                       offset 0) waiting
   union all
-  select w.seq from @extschema@.outbox_waiting w where w.seq between low and high
+  select w.seq, w.destination from @extschema@.outbox_waiting w where w.seq between low and high
   union all
-  select x.seq from @extschema@.outbox_dead x where x.seq between low and high;
+  select x.seq, x.destination from @extschema@.outbox_dead x where x.seq between low and high;
 $$;
 comment on function @extschema@.outbox_unended(bigint, bigint) is
-  'Internal: the seqs from low to high of which a message waits or is dead. Their events must stay.';
+  'Internal: the messages with a seq from low to high that wait or are dead. Their events must stay.';
 
 create function @extschema@.outbox_trim_events(
   after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
@@ -958,7 +968,7 @@ begin
   reached := coalesce(old[cardinality(old)], after);
   more := seen = batch and reached > after;
   delete from @extschema@.outbox_events e
-  where e.seq = any (old) and e.seq not in (select * from @extschema@.outbox_unended(old[1], reached));
+  where e.seq = any (old) and e.seq not in (select u.seq from @extschema@.outbox_unended(old[1], reached) u);
   get diagnostics removed = row_count;
 end
 $$;
@@ -1018,8 +1028,8 @@ begin
   if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination and w.seq = outbox_retry.seq)
      and not exists (select from @extschema@.outbox o where o.destination = to_destination and o.seq = outbox_retry.seq
                      and o.partition = any (partitions)) then
-    insert into @extschema@.outbox (destination, partition, seq, key, enqueued_at, last_error)
-    values (risen.destination, risen.partition, risen.seq, risen.key, risen.enqueued_at, risen.reason);
+    insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
+    values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
     perform @extschema@.outbox_wake(1, array[risen.partition], array[risen.seq]);
   end if;
   return true;
@@ -1051,16 +1061,17 @@ begin
     delete from @extschema@.outbox o
     where o.seq = outbox_discard.seq and o.destination = to_destination
       and o.partition = any (partitions)
-    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.destination, o.key
+    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.replayed, o.destination, o.key
   ), waiting as (
     delete from @extschema@.outbox_waiting w where w.seq = outbox_discard.seq and w.destination = to_destination
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.destination, w.key
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.replayed, w.destination, w.key
   ), dead as (
     delete from @extschema@.outbox_dead d where d.seq = outbox_discard.seq and d.destination = to_destination
-    returning d.seq, d.enqueued_at, d.attempts, d.partition, d.destination, d.key
+    returning d.seq, d.enqueued_at, d.attempts, d.partition, d.replayed, d.destination, d.key
   ), written as (
-    insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, discarded, destination, key, last_error)
-    select x.seq, x.enqueued_at, clock_timestamp(), x.attempts, x.partition, true, x.destination, x.key,
+    insert into @extschema@.outbox_history
+      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
+    select x.seq, x.enqueued_at, clock_timestamp(), x.attempts, x.partition, true, x.replayed, x.destination, x.key,
            coalesce(outbox_discard.reason, 'discarded by ' || session_user)
     from (select * from ready union all select * from waiting union all select * from dead) x
     returning 1
@@ -1253,11 +1264,14 @@ begin
     update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0
     from risen r where w.seq = r.seq and w.destination = r.destination and w.state <> 'g'
   ), back as (
-    insert into @extschema@.outbox as o (destination, partition, seq, key, enqueued_at, last_error)
-    select r.destination, r.partition, r.seq, r.key, r.enqueued_at, r.reason from risen r
+    insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error)
+    select r.destination, r.partition, r.seq, r.key, r.replayed, r.enqueued_at, r.reason from risen r
     where (select true from @extschema@.outbox_waiting w where w.seq = r.seq and w.destination = r.destination) is null
-      and (select true from @extschema@.outbox x
-           where x.destination = r.destination and x.partition = any (partitions) and x.seq = r.seq limit 1) is null
+      -- A lane by itself each, which OFFSET 0 makes sure of: else a planner without statistics reads the whole destination.
+      and (select true from unnest(partitions) p (n)
+           cross join lateral (select from @extschema@.outbox x
+                               where x.destination = r.destination and x.partition = p.n and x.seq = r.seq offset 0) x
+           limit 1) is null
     on conflict do nothing
     returning o.partition, o.seq
   ), lanes as (
@@ -1297,8 +1311,9 @@ begin
     delete from @extschema@.outbox_dead d using @extschema@.outbox_dead_matching(filter, max_rows) m
     where d.ctid = m.row_tid returning d.*
   ), written as (
-    insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, discarded, destination, key, last_error)
-    select e.seq, e.enqueued_at, clock_timestamp(), e.attempts, e.partition, true, e.destination, e.key,
+    insert into @extschema@.outbox_history
+      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
+    select e.seq, e.enqueued_at, clock_timestamp(), e.attempts, e.partition, true, e.replayed, e.destination, e.key,
            coalesce(outbox_discard_where.reason, 'discarded by ' || session_user)
     from ended e returning 1
   )
@@ -1325,6 +1340,125 @@ returns bigint language sql volatile set search_path = pg_catalog, pg_temp set e
 $$;
 comment on function @extschema@.outbox_trim_audit(integer, integer, timestamptz) is
   'Removes up to batch rows of the audit that are older than retention_s; returns how many.';
+
+-- ---- sql/src/43_replay.sql
+
+-- Replay: what has ended is sent again, from outbox_events, with the same seq and id, and says so in a header.
+-- A replayed message is a row of outbox like any other, so all rules of the delivery hold for it. It is enqueued by one call
+-- in pieces of a bounded size, in order of seq, and locks nothing that a producer waits for.
+
+create function @extschema@.outbox_destination_exists(destination text)
+returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
+  select $1 = 'default';
+$$;
+comment on function @extschema@.outbox_destination_exists(text) is
+  'Internal: whether there is such a destination.';
+
+create function @extschema@.outbox_replayable(
+  seqs bigint[], key text, source_destination text, to_destination text,
+  out seq bigint, out destination text, out key_of text
+) returns setof record language plpgsql stable rows 1000
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off as $$
+#variable_conflict use_column
+begin
+  -- By the range, which the BRIN of each partition finds; then by the seqs themselves.
+  return query
+  select ended.* from (
+    select distinct on (h.seq, 2) h.seq, coalesce(outbox_replayable.to_destination, h.destination), h.key
+    from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
+    where h.seq between seqs[1] and seqs[cardinality(seqs)]
+      and (outbox_replayable.source_destination is null or (h.destination = outbox_replayable.source_destination and not h.discarded))
+      and (outbox_replayable.key is null or h.key = outbox_replayable.key)
+    order by h.seq, 2, h.published_at desc
+  ) as ended (seq, destination, key)
+  where @extschema@.outbox_destination_exists(ended.destination)
+    and not exists (select from @extschema@.outbox_unended(seqs[1], seqs[cardinality(seqs)]) u
+                    where u.seq = ended.seq and u.destination = ended.destination)
+  order by 1, 2;
+end
+$$;
+comment on function @extschema@.outbox_replayable(bigint[], text, text, text) is
+  'Internal: which of these events (in order) can be sent again, where to, and under what key: those that ended and do not wait there.';
+
+create function @extschema@.outbox_replay(
+  seq_from bigint default null, seq_to bigint default null, created_from timestamptz default null,
+  created_to timestamptz default null, type text default null, aggregate_type text default null,
+  aggregate_id text default null, key text default null, source_destination text default null,
+  destination text default null, max_rows integer default 10000, reason text default null, dry_run boolean default true
+) returns bigint language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off as $$
+#variable_conflict use_column
+declare
+  piece constant integer := 10000;
+  partition_count constant bigint := (select s.partition_count from @extschema@.outbox_settings s);
+  filter constant jsonb := @extschema@.outbox_criteria(
+    jsonb_build_object('seq_from', seq_from, 'seq_to', seq_to, 'created_from', created_from, 'created_to', created_to,
+      'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id, 'key', key,
+      'source_destination', source_destination), max_rows);
+  wanted constant bigint := coalesce(max_rows, 9223372036854775807);
+  reached bigint := coalesce(seq_from, 1) - 1;
+  replayed bigint := 0;
+  came bigint;
+  ready smallint[];
+  lows bigint[];
+  seqs bigint[];
+begin
+  if not @extschema@.outbox_destination_exists(outbox_replay.destination) then
+    raise exception 'destination "%" does not exist', outbox_replay.destination
+      using errcode = 'undefined_object', hint = 'Leave the destination out: then each message goes where it went.';
+  end if;
+  if partition_count is null then
+    raise exception 'outbox_configure() changed the partitions after this transaction began'
+      using errcode = 'serialization_failure', hint = 'Run the transaction again.';
+  end if;
+  loop
+    seqs := array(
+      select e.seq from @extschema@.outbox_events e
+      where e.seq > reached and e.seq <= coalesce(seq_to, 9223372036854775807)
+        and (created_from is null or e.created_at >= created_from)
+        and (created_to is null or e.created_at < created_to)
+        and (outbox_replay.type is null or e.type = outbox_replay.type)
+        and (outbox_replay.aggregate_type is null or e.aggregate_type = outbox_replay.aggregate_type)
+        and (outbox_replay.aggregate_id is null or e.aggregate_id = outbox_replay.aggregate_id)
+      order by e.seq limit piece);
+    exit when cardinality(seqs) = 0;
+    reached := seqs[cardinality(seqs)];
+    if coalesce(dry_run, true) then
+      select replayed + count(*) into replayed
+      from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination);
+    else
+      with picked as materialized (
+        -- Locked against outbox_trim_events(), which does not see the messages of this transaction.
+        select r.seq, r.destination, r.key_of
+        from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
+        join @extschema@.outbox_events e on e.seq = r.seq
+        order by r.seq, r.destination limit wanted - replayed for key share of e
+      ), back as (
+        insert into @extschema@.outbox as o (destination, partition, seq, key, replayed)
+        select p.destination, (coalesce(@extschema@.outbox_crc32(p.key_of), p.seq) % partition_count)::smallint, p.seq, p.key_of, true
+        from picked p
+        on conflict do nothing
+        returning o.partition, o.seq
+      ), lanes as (
+        select b.partition, min(b.seq) as low, count(*) as n from back b group by 1
+      )
+      select coalesce(sum(l.n), 0), coalesce(array_agg(l.partition), '{}'), coalesce(array_agg(l.low), '{}')
+        into came, ready, lows from lanes l;
+      perform @extschema@.outbox_wake(came, ready, lows);
+      replayed := replayed + came;
+    end if;
+    exit when cardinality(seqs) < piece or replayed >= wanted;
+  end loop;
+  replayed := least(replayed, wanted);
+  if replayed > 0 and not coalesce(dry_run, true) then
+    perform @extschema@.outbox_note('replay',
+      filter || jsonb_build_object('destination', outbox_replay.destination, 'max_rows', max_rows), replayed, outbox_replay.reason);
+  end if;
+  return replayed;
+end
+$$;
+comment on function @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean) is
+  'Sends events again that were published or discarded and meet all criteria, the first max_rows messages by seq; returns how many. They keep seq and id, and carry the header replayed. Counts them only, unless dry_run is false.';
 
 -- ---- sql/src/50_views.sql
 
@@ -1371,28 +1505,30 @@ with m as (
          case when @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until) then 'in flight'
               when o.attempts > 0 then 'retrying'
               else 'pending' end as status,
-         o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token, o.last_error
+         o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token, o.last_error,
+         o.replayed
   from @extschema@.outbox o
   union all
   select w.seq, w.destination, w.partition, w.key,
          case when w.state = 'b' and w.attempts > 0 then 'retrying'
               when w.due_at > pg_catalog.now() then 'scheduled'
               else 'pending' end,
-         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error
+         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed
   from @extschema@.outbox_waiting w
   union all
-  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason
+  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason, d.replayed
   from @extschema@.outbox_dead d
   union all
   select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
-         h.attempts, null, h.enqueued_at, case when not h.discarded then h.published_at end, null, h.last_error
+         h.attempts, null, h.enqueued_at, case when not h.discarded then h.published_at end, null, h.last_error,
+         h.replayed
   from @extschema@.outbox_history h
 )
 select m.seq, m.seq as global_sequence, m.status,
        case m.status when 'published' then 'PUBLISHED' when 'dead' then 'FAILED' when 'discarded' then 'FAILED'
                      else 'PENDING' end as reference_status,
        m.destination, @extschema@.outbox_partition_label(m.partition) as partition_key, m.key,
-       m.attempts, m.available_at, m.enqueued_at, m.published_at, m.claim_token, m.last_error,
+       m.attempts, m.available_at, m.enqueued_at, m.published_at, m.claim_token, m.last_error, m.replayed,
        e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
        e.actor, e.correlation_id, e.created_at,
        -- the names other systems give the same columns
@@ -1609,6 +1745,7 @@ grant execute on function
   @extschema@.outbox_retry(bigint, text), @extschema@.outbox_discard(bigint, text, text),
   @extschema@.outbox_retry_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean),
   @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean),
+  @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean),
   @extschema@.outbox_configure(integer, boolean)
   to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads

@@ -49,8 +49,8 @@ begin
   if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination and w.seq = outbox_retry.seq)
      and not exists (select from @extschema@.outbox o where o.destination = to_destination and o.seq = outbox_retry.seq
                      and o.partition = any (partitions)) then
-    insert into @extschema@.outbox (destination, partition, seq, key, enqueued_at, last_error)
-    values (risen.destination, risen.partition, risen.seq, risen.key, risen.enqueued_at, risen.reason);
+    insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
+    values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
     perform @extschema@.outbox_wake(1, array[risen.partition], array[risen.seq]);
   end if;
   return true;
@@ -82,16 +82,17 @@ begin
     delete from @extschema@.outbox o
     where o.seq = outbox_discard.seq and o.destination = to_destination
       and o.partition = any (partitions)
-    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.destination, o.key
+    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.replayed, o.destination, o.key
   ), waiting as (
     delete from @extschema@.outbox_waiting w where w.seq = outbox_discard.seq and w.destination = to_destination
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.destination, w.key
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.replayed, w.destination, w.key
   ), dead as (
     delete from @extschema@.outbox_dead d where d.seq = outbox_discard.seq and d.destination = to_destination
-    returning d.seq, d.enqueued_at, d.attempts, d.partition, d.destination, d.key
+    returning d.seq, d.enqueued_at, d.attempts, d.partition, d.replayed, d.destination, d.key
   ), written as (
-    insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, discarded, destination, key, last_error)
-    select x.seq, x.enqueued_at, clock_timestamp(), x.attempts, x.partition, true, x.destination, x.key,
+    insert into @extschema@.outbox_history
+      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
+    select x.seq, x.enqueued_at, clock_timestamp(), x.attempts, x.partition, true, x.replayed, x.destination, x.key,
            coalesce(outbox_discard.reason, 'discarded by ' || session_user)
     from (select * from ready union all select * from waiting union all select * from dead) x
     returning 1

@@ -111,11 +111,14 @@ begin
     update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0
     from risen r where w.seq = r.seq and w.destination = r.destination and w.state <> 'g'
   ), back as (
-    insert into @extschema@.outbox as o (destination, partition, seq, key, enqueued_at, last_error)
-    select r.destination, r.partition, r.seq, r.key, r.enqueued_at, r.reason from risen r
+    insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error)
+    select r.destination, r.partition, r.seq, r.key, r.replayed, r.enqueued_at, r.reason from risen r
     where (select true from @extschema@.outbox_waiting w where w.seq = r.seq and w.destination = r.destination) is null
-      and (select true from @extschema@.outbox x
-           where x.destination = r.destination and x.partition = any (partitions) and x.seq = r.seq limit 1) is null
+      -- A lane by itself each, which OFFSET 0 makes sure of: else a planner without statistics reads the whole destination.
+      and (select true from unnest(partitions) p (n)
+           cross join lateral (select from @extschema@.outbox x
+                               where x.destination = r.destination and x.partition = p.n and x.seq = r.seq offset 0) x
+           limit 1) is null
     on conflict do nothing
     returning o.partition, o.seq
   ), lanes as (
@@ -155,8 +158,9 @@ begin
     delete from @extschema@.outbox_dead d using @extschema@.outbox_dead_matching(filter, max_rows) m
     where d.ctid = m.row_tid returning d.*
   ), written as (
-    insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, discarded, destination, key, last_error)
-    select e.seq, e.enqueued_at, clock_timestamp(), e.attempts, e.partition, true, e.destination, e.key,
+    insert into @extschema@.outbox_history
+      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
+    select e.seq, e.enqueued_at, clock_timestamp(), e.attempts, e.partition, true, e.replayed, e.destination, e.key,
            coalesce(outbox_discard_where.reason, 'discarded by ' || session_user)
     from ended e returning 1
   )

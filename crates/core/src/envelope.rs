@@ -27,8 +27,8 @@ pub const HEADERS_MAX: usize = 64 * 1024;
 pub const SYSTEM_HEADERS_RESERVED: usize = 4 * 1024;
 
 /// Headers that the outbox sets. A user's header of such a name is dropped, also where the outbox has no value to set:
-/// a consumer may trust these names. (All but the epoch and the attempt are the event's, and in the envelope.)
-pub const SYSTEM_HEADERS: [&str; 7] = [
+/// a consumer may trust these names. (All but the epoch, the attempt and replayed are the event's, and in the envelope.)
+pub const SYSTEM_HEADERS: [&str; 8] = [
     "id",
     "aggregate_type",
     "aggregate_id",
@@ -36,6 +36,7 @@ pub const SYSTEM_HEADERS: [&str; 7] = [
     "partition_key",
     "lease_epoch",
     "attempt",
+    "replayed",
 ];
 
 /// RabbitMQ reads these as lists of further routing keys and closes the channel (406 PRECONDITION_FAILED) when they
@@ -212,6 +213,9 @@ fn headers(pointer: &Pointer, event: &Event) -> Result<Vec<(String, HeaderValue)
     headers.push(text("partition_key", &pointer.partition.label()));
     headers.push(int("lease_epoch", pointer.lease_epoch));
     headers.push(int("attempt", i64::from(pointer.attempts) + 1));
+    if pointer.replayed {
+        headers.push(("replayed".to_owned(), HeaderValue::Bool(true)));
+    }
     if let Some(json) = &event.headers {
         headers.extend(own_headers(json)?);
     }
@@ -331,6 +335,7 @@ mod tests {
             attempts: 2,
             crashes: 0,
             lease_epoch: 5,
+            replayed: false,
         }
     }
 
@@ -425,6 +430,21 @@ mod tests {
         assert_eq!(first.body, again.body);
         assert_eq!(first.properties.message_id, again.properties.message_id);
         assert_ne!(first.properties.headers, again.properties.headers);
+    }
+
+    #[test]
+    fn a_replayed_message_says_so_and_is_the_same_otherwise() {
+        let first = published(&pointer(), &event()).unwrap();
+        let again = Pointer {
+            replayed: true,
+            ..pointer()
+        };
+        let mut again = published(&again, &event()).unwrap();
+        assert!(!first.properties.headers.iter().any(|(name, _)| name == "replayed"));
+        let marked = ("replayed".to_owned(), HeaderValue::Bool(true));
+        let place = (again.properties.headers.iter()).position(|header| *header == marked);
+        again.properties.headers.remove(place.expect("the header"));
+        assert_eq!(again, first);
     }
 
     #[test]

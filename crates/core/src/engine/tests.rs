@@ -36,6 +36,7 @@ fn batch(seqs: &[i64]) -> Batch<()> {
             attempts: 0,
             crashes: 0,
             lease_epoch: 1,
+            replayed: false,
         },
         event: Some(Event::default()),
     });
