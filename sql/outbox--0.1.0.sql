@@ -276,6 +276,11 @@ create function @extschema@.outbox_check_event(
 comment on function @extschema@.outbox_check_event(text, text, text, text, text, text, bigint) is
   'Internal: refuses what no broker would take (too long a name, header, routing key or body), with a hint.';
 
+create function @extschema@.outbox_is_replaying()
+returns boolean language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_is_replaying_wrapper';
+comment on function @extschema@.outbox_is_replaying() is
+  'Internal: whether outbox.replaying is on in this session. Unlike current_setting() it never takes the word of a session that may not set it.';
+
 create function @extschema@.outbox_publish(
   type text, payload jsonb, aggregate_type text default null, aggregate_id text default null,
   operation text default null, previous_payload jsonb default null, metadata jsonb default null,
@@ -286,6 +291,9 @@ create function @extschema@.outbox_publish(
 declare
   seq bigint;
 begin
+  if @extschema@.outbox_is_replaying() then
+    return null;
+  end if;
   if type is null or type = '' then
     raise exception 'an event needs a type' using errcode = 'null_value_not_allowed',
       hint = 'Name what happened, for example ''OrderPlaced''.';
@@ -315,7 +323,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid) is
-  'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq. Its aggregate is the key: events of one aggregate are delivered in order.';
+  'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
 
 create function @extschema@.outbox_wake(more_waiting bigint, partitions smallint[], seqs bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
@@ -1749,6 +1757,17 @@ grant execute on function
   @extschema@.outbox_configure(integer, boolean)
   to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads
+
+-- A session that replays old data may be silent; who may say so may lose events. A superuser may too.
+do $grant$
+begin
+  if not pg_catalog.has_parameter_privilege('outbox_admin', 'outbox.replaying', 'set') then
+    -- The catalog belongs to the whole server, and another database may be granting at this moment.
+    lock table pg_catalog.pg_parameter_acl in share row exclusive mode;
+    grant set on parameter outbox.replaying to outbox_admin;
+  end if;
+end
+$grant$;
 
 insert into @extschema@.outbox_settings (partition_count, leasing)
 values (pg_catalog.current_setting('outbox.partition_count')::smallint, pg_catalog.current_setting('outbox.leasing')::boolean);

@@ -64,6 +64,9 @@ fn enqueue(
     available_at: Option<TimestampWithTimeZone>,
     partition_key: Option<&str>,
 ) -> i64 {
+    if config::replaying() {
+        return 0;
+    }
     let enqueued = check_enqueue(seqs, key, destination).and_then(|()| {
         if available_at.is_some_and(|at| at.is_infinity()) {
             return Err(invalid(
@@ -203,6 +206,11 @@ fn check_event(event: &Event, body_bytes: i64) -> Result<Option<String>, UserErr
         ));
     }
     Ok(key)
+}
+
+#[pg_extern(sql = false)]
+fn outbox_is_replaying() -> bool {
+    config::replaying()
 }
 
 #[pg_extern(sql = false)]

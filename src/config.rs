@@ -2,7 +2,7 @@
 //!
 //! SUSET settings can be set per database (ALTER DATABASE … SET); SIGHUP ones belong to the whole server.
 
-use crate::pg::guc::{Refused, check_hook, reserve_prefix};
+use crate::pg::guc::{Refused, check_hook, define_session_flag, reserve_prefix};
 use outbox_core::engine::Rules;
 use outbox_core::route::Template;
 use outbox_core::settle::RetryPolicy;
@@ -44,6 +44,7 @@ static RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 static EVENTS_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(AS_HISTORY);
 static DEAD_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(-1);
 static AUDIT_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(365 * 86_400);
+static REPLAYING: GucSetting<bool> = GucSetting::<bool>::new(false);
 static CONNECT_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static CONFIRM_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30_000);
 static WORKER_ROLE: Text = Text::new(Some(c"outbox_worker"));
@@ -224,6 +225,13 @@ pub fn define() {
         Database,
         GucFlags::UNIT_S,
     );
+    // Not for all: a whole server or database would lose its events in silence.
+    define_session_flag(
+        c"outbox.replaying",
+        c"This session replays old data: what it publishes and enqueues is left out.",
+        &REPLAYING,
+        Database,
+    );
     number(
         c"outbox.connect_timeout",
         c"Longest wait for the broker to accept a connection and open it.",
@@ -350,6 +358,11 @@ impl BrokerSettings {
         }
         parse_url(&self.url).map_err(|error| error.to_string())
     }
+}
+
+/// This session publishes and enqueues nothing.
+pub fn replaying() -> bool {
+    REPLAYING.get()
 }
 
 /// The template of the routing key as it is set now.

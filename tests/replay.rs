@@ -277,3 +277,101 @@ fn an_event_that_is_being_replayed_is_not_removed() {
     cluster.exec(DB, "select outbox_trim_events(0, 0, 100)");
     assert_eq!(seqs(&cluster, "outbox_events"), [1], "its message waits");
 }
+
+// ---- silence --------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_session_that_replays_publishes_nothing_and_the_others_do() {
+    let cluster = quiet_cluster();
+    cluster.exec(DB, "create role rebuilder in role outbox_admin");
+    let mut silent = cluster.connect(DB);
+    silent
+        .batch_execute("set role rebuilder; begin; set local outbox.replaying = on")
+        .expect("an admin may");
+    let said = silent
+        .query_one(
+            "select outbox_publish('T', '{}', 'order', '1'), outbox_publish(null, null), outbox_enqueue(1), outbox_enqueue(2, 'k', available_at => '2999-01-01'),
+                    outbox_enqueue_many('{1,2,3}')",
+            &[],
+        )
+        .expect("nothing is an error");
+    assert_eq!((said.get(0), said.get(1)), (None::<i64>, None::<i64>));
+    assert_eq!((said.get(2), said.get(3), said.get(4)), (false, false, 0_i64));
+    let open = "select count(*) from outbox_open_transactions()";
+    assert_eq!(cluster.query_one::<i64>(DB, open), 0, "it holds up nobody");
+    cluster.exec(DB, "select outbox_publish('T', '{}', 'order', '1')");
+    silent
+        .batch_execute("commit; select outbox_publish('T', '{}', 'order', '1')")
+        .expect("the setting was for the transaction");
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 2);
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_events"), 2);
+}
+
+#[test]
+fn only_an_admin_may_be_silent_and_never_a_whole_server_or_database() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "create role app in role outbox_writer, outbox_monitor; create role boss in role outbox_admin",
+    );
+    let set = "set outbox.replaying = on";
+    assert_eq!(
+        code(&cluster, &format!("set role app; {set}")),
+        SqlState::INSUFFICIENT_PRIVILEGE
+    );
+    cluster.exec(DB, &format!("set role boss; {set}"));
+    assert_eq!(
+        code(&cluster, "alter system set outbox.replaying = on"),
+        SqlState::INVALID_PARAMETER_VALUE
+    );
+    let shown = "show outbox.replaying";
+    cluster.set_conf("outbox.replaying", "on");
+    cluster.exec(DB, "alter database postgres set outbox.replaying = on");
+    assert_eq!(cluster.query_one::<String>(DB, shown), "off", "after a reload");
+    cluster.restart();
+    assert_eq!(cluster.query_one::<String>(DB, shown), "off", "after a restart");
+    cluster.exec(DB, "alter role postgres set outbox.replaying = on");
+    assert_eq!(
+        cluster.query_one::<String>(DB, shown),
+        "on",
+        "a role may be made for it"
+    );
+    cluster.exec(DB, "alter role postgres reset outbox.replaying");
+    // It comes with each CREATE EXTENSION, and goes with the role.
+    cluster.exec(DB, "create database other");
+    cluster.exec(
+        "other",
+        "create extension outbox; drop extension outbox; create extension outbox",
+    );
+    cluster.exec(
+        "other",
+        "drop extension outbox; drop owned by outbox_worker, outbox_writer, outbox_monitor, outbox_admin",
+    );
+    cluster.exec(
+        DB,
+        "drop role app, boss; drop extension outbox; drop owned by outbox_worker, outbox_writer, outbox_monitor, outbox_admin;
+         drop role outbox_worker, outbox_writer, outbox_monitor, outbox_admin; create extension outbox; create role boss in role outbox_admin",
+    );
+    cluster.exec(DB, &format!("set role boss; {set}"));
+}
+
+/// Without preload any session may write what it likes under the name of a setting, until the library is loaded.
+#[test]
+fn a_session_cannot_be_silent_by_a_setting_made_before_the_library_was_loaded() {
+    let cluster = Cluster::builder().preload(false).start();
+    cluster.exec(
+        DB,
+        "create extension outbox; create role app in role outbox_writer; create role boss in role outbox_admin",
+    );
+    for (role, events) in [("app", 1), ("boss", 0)] {
+        let mut client = cluster.connect(DB);
+        let publish = "select outbox_publish('T', '{}')";
+        client
+            .batch_execute(&format!("set role {role}; set outbox.replaying = on"))
+            .expect("nobody knows the name yet");
+        client.batch_execute(publish).expect("publish");
+        client.batch_execute(publish).expect("publish");
+        let stored = "with gone as (delete from outbox_events returning 1) select count(*) from gone";
+        assert_eq!(cluster.query_one::<i64>(DB, stored), 2 * events, "{role}");
+    }
+}

@@ -58,6 +58,11 @@ create function @extschema@.outbox_check_event(
 comment on function @extschema@.outbox_check_event(text, text, text, text, text, text, bigint) is
   'Internal: refuses what no broker would take (too long a name, header, routing key or body), with a hint.';
 
+create function @extschema@.outbox_is_replaying()
+returns boolean language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_is_replaying_wrapper';
+comment on function @extschema@.outbox_is_replaying() is
+  'Internal: whether outbox.replaying is on in this session. Unlike current_setting() it never takes the word of a session that may not set it.';
+
 create function @extschema@.outbox_publish(
   type text, payload jsonb, aggregate_type text default null, aggregate_id text default null,
   operation text default null, previous_payload jsonb default null, metadata jsonb default null,
@@ -68,6 +73,9 @@ create function @extschema@.outbox_publish(
 declare
   seq bigint;
 begin
+  if @extschema@.outbox_is_replaying() then
+    return null;
+  end if;
   if type is null or type = '' then
     raise exception 'an event needs a type' using errcode = 'null_value_not_allowed',
       hint = 'Name what happened, for example ''OrderPlaced''.';
@@ -97,7 +105,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid) is
-  'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq. Its aggregate is the key: events of one aggregate are delivered in order.';
+  'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
 
 create function @extschema@.outbox_wake(more_waiting bigint, partitions smallint[], seqs bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';

@@ -55,6 +55,17 @@ grant execute on function
   to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads
 
+-- A session that replays old data may be silent; who may say so may lose events. A superuser may too.
+do $grant$
+begin
+  if not pg_catalog.has_parameter_privilege('outbox_admin', 'outbox.replaying', 'set') then
+    -- The catalog belongs to the whole server, and another database may be granting at this moment.
+    lock table pg_catalog.pg_parameter_acl in share row exclusive mode;
+    grant set on parameter outbox.replaying to outbox_admin;
+  end if;
+end
+$grant$;
+
 insert into @extschema@.outbox_settings (partition_count, leasing)
 values (pg_catalog.current_setting('outbox.partition_count')::smallint, pg_catalog.current_setting('outbox.leasing')::boolean);
 
