@@ -4,7 +4,8 @@
 mod common;
 
 use common::{
-    DB, all_of, exchange_and_queue, outbox_cluster, unconnected_cluster, wait_drained, wait_published, wait_true,
+    DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, unconnected_cluster, wait_drained,
+    wait_published, wait_true,
 };
 use postgres::Client;
 use postgres::error::SqlState;
@@ -306,4 +307,164 @@ fn the_audit_is_kept_as_long_as_its_setting_says() {
     wait_true(&cluster, "the old ones to go", "select count(*) = 4 from outbox_audit");
     cluster.exec(DB, "alter database postgres set outbox.audit_retention = '150 d'");
     wait_true(&cluster, "more to go", "select count(*) = 2 from outbox_audit");
+}
+
+// ---- erasure --------------------------------------------------------------------------------------------------------
+
+/// What a function says, as "place rows".
+fn purge(cluster: &Cluster, arguments: &str) -> Vec<String> {
+    let sql = format!("select place || ' ' || rows from outbox_purge({arguments})");
+    let rows = cluster.connect(DB).query(sql.as_str(), &[]).expect("outbox_purge");
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+/// Of two customers each: published, pending, scheduled, dead, behind the dead one; published with an event that is gone.
+fn two_customers(cluster: &Cluster) {
+    for customer in ["mallory", "bob"] {
+        cluster.exec(
+            DB,
+            &format!(
+                "create temp table s as
+                 select n, outbox_publish('T', '{{\"name\": \"{customer}\"}}', 'customer', '{customer}') as seq from generate_series(1, 5) n;
+                 insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination, key)
+                 select seq, now(), now() - interval '10 days', 1, partition, destination, key from outbox join s using (seq) where n in (1, 5);
+                 insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason, blocks)
+                 select seq, now(), 1, partition, destination, key, 'refused {customer}', true from outbox join s using (seq) where n = 2;
+                 insert into outbox_waiting (seq, enqueued_at, partition, state, destination, key)
+                 select seq, now(), partition, 'g', destination, key from outbox join s using (seq) where n = 3;
+                 delete from outbox_events where seq = (select seq from s where n = 5);
+                 delete from outbox where seq in (select seq from s where n <> 4);
+                 select outbox_publish('T', '{{}}', 'customer', '{customer}', available_at => '2999-01-01');
+                 select outbox_retry_where(aggregate_id => '{customer}', error_like => 'x%', dry_run => false),
+                        outbox_discard_where(key => 'customer:{customer}', dry_run => false, max_rows => 1);
+                 insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason, blocks)
+                 select seq, now(), 1, partition, destination, key, 'refused {customer}', true from outbox_history where seq = (select seq from s where n = 2);
+                 drop table s"
+            ),
+        );
+    }
+}
+
+/// Rows in which a word stands, over all tables.
+fn rows_that_say(cluster: &Cluster, word: &str) -> i64 {
+    let tables = [
+        "outbox_events",
+        "outbox",
+        "outbox_waiting",
+        "outbox_dead",
+        "outbox_history",
+        "outbox_audit",
+    ];
+    let counts = tables.map(|table| format!("(select count(*) from {table} t where t::text like '%{word}%')"));
+    cluster.query_one(DB, &format!("select {}", counts.join(" + ")))
+}
+
+#[test]
+fn a_purge_leaves_no_word_of_an_aggregate_anywhere_and_every_word_of_another() {
+    let cluster = quiet_cluster();
+    two_customers(&cluster);
+    let (mallory, bob) = (rows_that_say(&cluster, "mallory"), rows_that_say(&cluster, "bob"));
+    assert_eq!(mallory, bob);
+    let all = [
+        "outbox_events 5",
+        "outbox 1",
+        "outbox_waiting 2",
+        "outbox_dead 1",
+        "outbox_history 3",
+        "outbox_audit 1",
+    ];
+    assert_eq!(purge(&cluster, "'customer', 'mallory'"), all, "a trial run");
+    assert_eq!(rows_that_say(&cluster, "mallory"), mallory, "a trial run");
+    assert_eq!(
+        purge(&cluster, "'customer', 'mallory', 'request 17', dry_run => false"),
+        all
+    );
+    assert_eq!(rows_that_say(&cluster, "mallory"), 0);
+    assert_eq!(rows_that_say(&cluster, "bob"), bob);
+    let written: Value = cluster.query_one(
+        DB,
+        "select jsonb_agg(jsonb_build_array(action, count, reason) order by at) from outbox_audit
+         where (filter->>'key_crc32')::bigint = outbox_crc32('customer:mallory')",
+    );
+    assert_eq!(written, json!([["discard", 1, null], ["purge", 5, "request 17"]]));
+    let nothing = all.map(|line| format!("{} 0", line.split(' ').next().expect("a place")));
+    assert_eq!(purge(&cluster, "'customer', 'mallory', dry_run => false"), nothing);
+    assert_eq!(purge(&cluster, "null, 'bob'"), nothing, "another type");
+    assert_eq!(
+        code(&mut cluster.connect(DB), "select outbox_purge('customer', null)"),
+        SqlState::NULL_VALUE_NOT_ALLOWED
+    );
+}
+
+#[test]
+fn what_is_on_its_way_or_locked_is_not_purged_and_nothing_is_half_gone() {
+    let cluster = quiet_cluster();
+    two_customers(&cluster);
+    let before = rows_that_say(&cluster, "mallory");
+    let purge = "select outbox_purge('customer', 'mallory', dry_run => false)";
+    let mut other = cluster.connect(DB);
+    for table in ["outbox", "outbox_waiting", "outbox_dead"] {
+        other
+            .batch_execute(&format!(
+                "begin; select from {table} where key = 'customer:mallory' for update"
+            ))
+            .expect("lock");
+        assert_eq!(
+            code(&mut cluster.connect(DB), purge),
+            SqlState::OBJECT_IN_USE,
+            "{table}"
+        );
+        other.batch_execute("rollback").expect("rollback");
+    }
+    cluster.exec(
+        DB,
+        "select count(*) from outbox_claim_unleased('default', -1, 3600, 100, 1000000)",
+    );
+    assert_eq!(
+        code(&mut cluster.connect(DB), purge),
+        SqlState::OBJECT_IN_USE,
+        "in flight"
+    );
+    assert_eq!(rows_that_say(&cluster, "mallory"), before);
+    cluster.exec(DB, "update outbox set claim_until = now() - interval '1 second'");
+    cluster.exec(DB, purge);
+    assert_eq!(rows_that_say(&cluster, "mallory"), 0);
+}
+
+#[test]
+fn a_key_goes_on_when_the_dead_letter_that_held_it_up_is_purged() {
+    let broker = Broker::shared();
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, Value::Null);
+    broker.bind(&queue, &exchange, "customer.good");
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_attempts = 1"]);
+    for (customer, operation) in [("1", "bad"), ("2", "good"), ("1", "bad"), ("3", "good")] {
+        cluster.exec(
+            DB,
+            &format!(
+                "with e as (insert into outbox_events (id, type, payload, aggregate_type, aggregate_id, operation)
+                            values (gen_random_uuid(), 'T', '{customer}', 'customer', '{customer}', '{operation}') returning seq)
+                 select outbox_enqueue(seq, 'team:1') from e"
+            ),
+        );
+        wait_true(
+            &cluster,
+            "a dead letter",
+            "select exists (select from outbox_dead where blocks)",
+        );
+    }
+    wait_true(&cluster, "three behind it", "select count(*) = 3 from outbox_waiting");
+    purge(&cluster, "'customer', '1', dry_run => false");
+    wait_drained(&cluster);
+    let arrived: Vec<Value> = all_of(broker, &queue)
+        .iter()
+        .map(|delivery| delivery.json()["payload"].clone())
+        .collect();
+    assert_eq!(arrived, [json!(2), json!(3)]);
+    wait_true(
+        &cluster,
+        "the count of what waits",
+        "select pending = 0 from outbox_status",
+    );
 }
