@@ -12,7 +12,7 @@ declare
   worker_role constant name := coalesce(nullif(pg_catalog.current_setting('outbox.worker_role', true), ''), 'outbox_worker');
   role_name name;
 begin
-  foreach role_name in array array[worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin']::name[] loop
+  foreach role_name in array array[worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin', 'outbox_consumer']::name[] loop
     begin
       if not exists (select from pg_catalog.pg_roles r where r.rolname = role_name) then
         execute pg_catalog.format('create role %I nologin', role_name);
@@ -32,10 +32,10 @@ begin
       using hint = pg_catalog.format('ALTER ROLE %I NOSUPERUSER;', worker_role);
   end if;
   execute pg_catalog.format('grant connect on database %I to %I', pg_catalog.current_database(), worker_role);
-  execute pg_catalog.format('grant usage on schema @extschema@ to %I, outbox_writer, outbox_monitor, outbox_admin',
+  execute pg_catalog.format('grant usage on schema @extschema@ to %I, outbox_writer, outbox_monitor, outbox_admin, outbox_consumer',
                             worker_role);
   execute pg_catalog.format('grant create on schema @extschema@ to %I', worker_role); -- partitions of the history
-  grant outbox_writer, outbox_monitor to outbox_admin;
+  grant outbox_writer, outbox_monitor, outbox_consumer to outbox_admin;
 end
 $roles$;
 
@@ -1468,6 +1468,76 @@ $$;
 comment on function @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean) is
   'Sends events again that were published or discarded and meet all criteria, the first max_rows messages by seq; returns how many. They keep seq and id, and carry the header replayed. Counts them only, unless dry_run is false.';
 
+-- ---- sql/src/44_inbox.sql
+
+-- For consumers: which messages have been received already. Needs no worker and no preloaded library, so it serves a database
+-- that only consumes as well. The one index answers alone; that of the time is for the upkeep.
+
+create table @extschema@.outbox_inbox (
+  consumer    text collate "C" not null,
+  message_id  text collate "C" not null,
+  received_at timestamptz      not null default pg_catalog.now(),
+  primary key (consumer, message_id)
+);
+create index on @extschema@.outbox_inbox (received_at);
+comment on table @extschema@.outbox_inbox is
+  'Ids of messages that consumers have received. Kept for outbox.inbox_retention.';
+select pg_catalog.pg_extension_config_dump('@extschema@.outbox_inbox', '');
+
+create function @extschema@.outbox_inbox_receive(consumer text, message_id text)
+returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+  if outbox_inbox_receive.consumer is null or outbox_inbox_receive.message_id is null then
+    raise exception '% is NULL', case when outbox_inbox_receive.consumer is null then 'consumer' else 'message_id' end
+      using errcode = 'null_value_not_allowed', hint = 'Pass a name of the consumer and the message_id of the message.';
+  end if;
+  if greatest(octet_length(outbox_inbox_receive.consumer), octet_length(outbox_inbox_receive.message_id)) > 255 then
+    raise exception 'consumer or message_id is longer than 255 bytes'
+      using errcode = 'program_limit_exceeded', hint = 'A message_id of AMQP never is; shorten the name of the consumer.';
+  end if;
+  -- Where another transaction is receiving the same, this waits for its end: false if it commits, true if it does not.
+  insert into @extschema@.outbox_inbox (consumer, message_id)
+  values (outbox_inbox_receive.consumer, outbox_inbox_receive.message_id) on conflict do nothing;
+  return found;
+end
+$$;
+comment on function @extschema@.outbox_inbox_receive(text, text) is
+  'True if this consumer receives this message for the first time, false if it has received it before. Part of the caller''s transaction: a rollback forgets it.';
+
+create function @extschema@.outbox_inbox_forget(consumer text, message_id text default null)
+returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  forgotten bigint;
+begin
+  delete from @extschema@.outbox_inbox i
+  where i.consumer = outbox_inbox_forget.consumer
+    and (outbox_inbox_forget.message_id is null or i.message_id = outbox_inbox_forget.message_id);
+  get diagnostics forgotten = row_count;
+  if forgotten > 0 then
+    perform @extschema@.outbox_note('forget',
+      jsonb_build_object('consumer', outbox_inbox_forget.consumer, 'message_id', outbox_inbox_forget.message_id), forgotten, null);
+  end if;
+  return forgotten;
+end
+$$;
+comment on function @extschema@.outbox_inbox_forget(text, text) is
+  'Lets a consumer receive a message (NULL = all) as for the first time, for example before a replay; returns how many were forgotten.';
+
+create function @extschema@.outbox_trim_inbox(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
+returns bigint language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+  with old as (
+    delete from @extschema@.outbox_inbox i
+    where i.ctid = any (array(
+      select x.ctid from @extschema@.outbox_inbox x where x.received_at < moment - make_interval(secs => retention_s)
+      order by x.received_at limit batch for update skip locked))
+    returning 1)
+  select count(*) from old;
+$$;
+comment on function @extschema@.outbox_trim_inbox(integer, integer, timestamptz) is
+  'Forgets up to batch received messages that are older than retention_s; returns how many.';
+
 -- ---- sql/src/45_erase.sql
 
 -- Erasure: all that is stored of one aggregate (a person, say) goes, wherever its messages are.
@@ -1851,7 +1921,7 @@ grant execute on function
 grant select on
   @extschema@.outbox_status, @extschema@.outbox_worker_status, @extschema@.outbox_partition_status,
   @extschema@.outbox_health, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_history,
-  @extschema@.outbox_dead, @extschema@.outbox_audit, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings
+  @extschema@.outbox_dead, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded(), @extschema@.outbox_counters(), @extschema@.outbox_server_state(), @extschema@.outbox_registry(),
@@ -1869,6 +1939,9 @@ grant execute on function
   @extschema@.outbox_configure(integer, boolean)
   to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads
+
+grant execute on function @extschema@.outbox_inbox_receive(text, text) to outbox_consumer;
+grant execute on function @extschema@.outbox_inbox_forget(text, text) to outbox_admin;
 
 -- A session that replays old data may be silent; who may say so may lose events. A superuser may too.
 do $grant$

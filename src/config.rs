@@ -44,6 +44,7 @@ static RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 static EVENTS_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(AS_HISTORY);
 static DEAD_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(-1);
 static AUDIT_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(365 * 86_400);
+static INBOX_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(7 * 86_400);
 static REPLAYING: GucSetting<bool> = GucSetting::<bool>::new(false);
 static CONNECT_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static CONFIRM_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30_000);
@@ -225,6 +226,14 @@ pub fn define() {
         Database,
         GucFlags::UNIT_S,
     );
+    number(
+        c"outbox.inbox_retention",
+        c"How long the ids of received messages are remembered; -1 = forever.",
+        &INBOX_RETENTION,
+        -1..=i32::MAX,
+        Database,
+        GucFlags::UNIT_S,
+    );
     // Not for all: a whole server or database would lose its events in silence.
     define_session_flag(
         c"outbox.replaying",
@@ -288,6 +297,7 @@ pub struct Retention {
     pub events: Option<i32>,
     pub dead: Option<i32>,
     pub audit: Option<i32>,
+    pub inbox: Option<i32>,
 }
 
 /// What the publisher connects with; when any of it changes the worker connects anew.
@@ -346,6 +356,7 @@ impl Retention {
             },
             dead: finite(DEAD_RETENTION.get()),
             audit: finite(AUDIT_RETENTION.get()),
+            inbox: finite(INBOX_RETENTION.get()),
         }
     }
 }

@@ -63,6 +63,7 @@ impl Upkeep {
         let plain = [
             (c"outbox: trim history", "outbox_trim", retention.history),
             (c"outbox: trim the audit", "outbox_trim_audit", retention.audit),
+            (c"outbox: trim the inbox", "outbox_trim_inbox", retention.inbox),
         ];
         for (what, function, kept_s) in plain {
             if let Some(kept_s) = kept_s {

@@ -24,9 +24,10 @@ fn denied(cluster: &Cluster, role: &str, sql: &str) -> bool {
     }
 }
 
-const TABLES: [&str; 10] = [
+const TABLES: [&str; 11] = [
     "outbox",
     "outbox_audit",
+    "outbox_inbox",
     "outbox_waiting",
     "outbox_history",
     "outbox_history_default",

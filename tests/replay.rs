@@ -345,12 +345,12 @@ fn only_an_admin_may_be_silent_and_never_a_whole_server_or_database() {
     );
     cluster.exec(
         "other",
-        "drop extension outbox; drop owned by outbox_worker, outbox_writer, outbox_monitor, outbox_admin",
+        "drop extension outbox; drop owned by outbox_worker, outbox_writer, outbox_monitor, outbox_admin, outbox_consumer",
     );
     cluster.exec(
         DB,
-        "drop role app, boss; drop extension outbox; drop owned by outbox_worker, outbox_writer, outbox_monitor, outbox_admin;
-         drop role outbox_worker, outbox_writer, outbox_monitor, outbox_admin; create extension outbox; create role boss in role outbox_admin",
+        "drop role app, boss; drop extension outbox; drop owned by outbox_worker, outbox_writer, outbox_monitor, outbox_admin, outbox_consumer;
+         drop role outbox_worker, outbox_writer, outbox_monitor, outbox_admin, outbox_consumer; create extension outbox; create role boss in role outbox_admin",
     );
     cluster.exec(DB, &format!("set role boss; {set}"));
 }

@@ -366,6 +366,7 @@ outbox.exchange = outbox superuser
 outbox.exchange_type = '' superuser
 outbox.heartbeat_ttl = 20 s (2..3600) superuser
 outbox.idle_backoff = 1000 ms (10..1000) superuser
+outbox.inbox_retention = 604800 s (-1..2147483647) superuser
 outbox.lease_renew = 6 s (1..1800) superuser
 outbox.lease_ttl = 15 s (2..3600) superuser
 outbox.leasing = on superuser

@@ -23,6 +23,7 @@ fn the_documented_calls_work_with_untyped_parameters() {
         "select outbox_discard($1, reason => $2)",
         "select outbox_retry_where(type => $1, error_like => $2, died_after => $3, dry_run => $4)",
         "select outbox_discard_where(seq_from => $1, max_rows => $2, reason => $3)",
+        "select outbox_inbox_receive($1, $2)",
         "select * from outbox_purge($1, $2, $3, dry_run => $4)",
         "select outbox_replay(seq_from => $1, seq_to => $2, type => $3, dry_run => $4)",
     ] {

@@ -37,7 +37,7 @@ grant execute on function
 grant select on
   @extschema@.outbox_status, @extschema@.outbox_worker_status, @extschema@.outbox_partition_status,
   @extschema@.outbox_health, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_history,
-  @extschema@.outbox_dead, @extschema@.outbox_audit, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings
+  @extschema@.outbox_dead, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded(), @extschema@.outbox_counters(), @extschema@.outbox_server_state(), @extschema@.outbox_registry(),
@@ -55,6 +55,9 @@ grant execute on function
   @extschema@.outbox_configure(integer, boolean)
   to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads
+
+grant execute on function @extschema@.outbox_inbox_receive(text, text) to outbox_consumer;
+grant execute on function @extschema@.outbox_inbox_forget(text, text) to outbox_admin;
 
 -- A session that replays old data may be silent; who may say so may lose events. A superuser may too.
 do $grant$
