@@ -24,6 +24,10 @@ need gcc cc
 if [ "${1:-build}" = servers ]; then
   need rabbitmq-server /usr/lib/rabbitmq/bin/rabbitmq-server
   need postgresql-client-15 "$("$pg_config" --bindir 2>/dev/null || echo /usr/lib/postgresql/15/bin)/pg_dump"
+  # The examples of consumers; their packages come from PyPI and npm, see example_packages.sh.
+  python3 -c 'import ensurepip' >/dev/null 2>&1 || missing="$missing python3-venv"
+  need nodejs node
+  need npm npm
 fi
 [ -n "$missing" ] || exit 0
 
