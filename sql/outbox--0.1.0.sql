@@ -806,6 +806,9 @@ comment on function @extschema@.outbox_locate(bigint[], text[], smallint[]) is
 -- * only the default partition is a member, with its rows dumped as configuration.
 
 create table @extschema@.outbox_history_default partition of @extschema@.outbox_history default;
+-- No key tells one row from another. Without an identity Postgres would refuse each delete while there is a publication
+-- FOR ALL TABLES; so it is with the other partitions, and with the audit.
+alter table @extschema@.outbox_history_default replica identity full;
 -- Rows come in nearly in order of both columns: BRIN costs next to nothing a row and finds a seq or a day.
 create index on @extschema@.outbox_history_default using brin (published_at, seq)
   with (pages_per_range = 16, autosummarize = on);
@@ -861,6 +864,7 @@ begin
       name := 'outbox_history_p' || to_char(starts, case step when 'hour' then 'YYYYMMDDHH24' else 'YYYYMMDD' end);
       if starts < ends and to_regclass(format('@extschema@.%I', name)) is null then
         execute format('create table @extschema@.%I (like @extschema@.outbox_history_default including all)', name);
+        execute format('alter table @extschema@.%I replica identity full', name);
         execute format('alter table @extschema@.outbox_history attach partition @extschema@.%I for values from (%L) to (%L)',
                        name, starts, ends);
         made := made + 1;
@@ -1174,6 +1178,7 @@ create table @extschema@.outbox_audit (
   client_addr      inet
 );
 create index on @extschema@.outbox_audit (at);
+alter table @extschema@.outbox_audit replica identity full; -- see outbox_history_default
 comment on table @extschema@.outbox_audit is
   'What was done by hand: who, when, what, to how many messages, and why. Written by the functions alone; kept for outbox.audit_retention.';
 comment on column @extschema@.outbox_audit.filter is

@@ -468,3 +468,40 @@ fn a_key_goes_on_when_the_dead_letter_that_held_it_up_is_purged() {
         "select pending = 0 from outbox_status",
     );
 }
+
+// ---- what else looks at the tables ----------------------------------------------------------------------------------
+
+/// Postgres refuses to update or delete what is published and has no identity.
+#[test]
+fn a_publication_for_all_tables_is_in_nobodys_way() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["wal_level = logical"]);
+    cluster.exec(DB, "create publication everything for all tables");
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', 'order', n::text) from generate_series(1, 5) n; select outbox_enqueue(99, 'k')",
+    );
+    wait_published(&cluster, 5);
+    wait_true(&cluster, "a dead letter", "select exists (select from outbox_dead)");
+    for sql in [
+        "select outbox_retry_where(seq_from => 1, dry_run => false)",
+        "select outbox_replay(seq_from => 1, dry_run => false)",
+        "select outbox_inbox_receive('c', 'm'), outbox_inbox_forget('c'), outbox_inbox_receive('c', 'm')",
+        "select outbox_make_partitions(86400)",
+        "insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination, key)
+         select 1, now(), now() + n * interval '1 hour', 1, 0, 'default', 'order:1' from generate_series(0, 3) n",
+        "select place, rows from outbox_purge('order', '1', dry_run => false)",
+        "select outbox_expire_dead(0, 10, 'tomorrow')",
+        "select outbox_trim(0, 100, 'tomorrow'), outbox_trim_audit(0, 100, 'tomorrow'), outbox_trim_inbox(0, 100, 'tomorrow'), outbox_trim_events(0, 0, 100, 'tomorrow')",
+        "select outbox_drop_partitions(0, 100, now() + interval '10 days')",
+        "select outbox_configure(partition_count => 4)",
+    ] {
+        cluster.exec(DB, sql);
+    }
+    assert_eq!(
+        cluster.query_one::<i64>(DB, "select count(*) from outbox_audit"),
+        1,
+        "the last one"
+    );
+}

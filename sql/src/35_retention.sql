@@ -9,6 +9,9 @@
 -- * only the default partition is a member, with its rows dumped as configuration.
 
 create table @extschema@.outbox_history_default partition of @extschema@.outbox_history default;
+-- No key tells one row from another. Without an identity Postgres would refuse each delete while there is a publication
+-- FOR ALL TABLES; so it is with the other partitions, and with the audit.
+alter table @extschema@.outbox_history_default replica identity full;
 -- Rows come in nearly in order of both columns: BRIN costs next to nothing a row and finds a seq or a day.
 create index on @extschema@.outbox_history_default using brin (published_at, seq)
   with (pages_per_range = 16, autosummarize = on);
@@ -64,6 +67,7 @@ begin
       name := 'outbox_history_p' || to_char(starts, case step when 'hour' then 'YYYYMMDDHH24' else 'YYYYMMDD' end);
       if starts < ends and to_regclass(format('@extschema@.%I', name)) is null then
         execute format('create table @extschema@.%I (like @extschema@.outbox_history_default including all)', name);
+        execute format('alter table @extschema@.%I replica identity full', name);
         execute format('alter table @extschema@.outbox_history attach partition @extschema@.%I for values from (%L) to (%L)',
                        name, starts, ends);
         made := made + 1;

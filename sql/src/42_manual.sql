@@ -13,6 +13,7 @@ create table @extschema@.outbox_audit (
   client_addr      inet
 );
 create index on @extschema@.outbox_audit (at);
+alter table @extschema@.outbox_audit replica identity full; -- see outbox_history_default
 comment on table @extschema@.outbox_audit is
   'What was done by hand: who, when, what, to how many messages, and why. Written by the functions alone; kept for outbox.audit_retention.';
 comment on column @extschema@.outbox_audit.filter is
