@@ -505,3 +505,21 @@ fn a_publication_for_all_tables_is_in_nobodys_way() {
         "the last one"
     );
 }
+
+/// With the partitions of before, a key would be in two of them.
+#[test]
+fn a_snapshot_from_before_a_change_of_partitions_brings_nothing_back() {
+    let cluster = quiet_cluster();
+    dead_letters(&cluster);
+    for call in ["outbox_retry_where", "outbox_replay"] {
+        let mut old = cluster.connect(DB);
+        old.batch_execute("begin isolation level repeatable read; select count(*) from pg_class")
+            .expect("a snapshot");
+        let partitions = if call == "outbox_replay" { 8 } else { 4 };
+        cluster.exec(DB, &format!("select outbox_configure(partition_count => {partitions})"));
+        let call = format!("select {call}(seq_from => 1, dry_run => false)");
+        assert_eq!(code(&mut old, &call), SqlState::T_R_SERIALIZATION_FAILURE, "{call}");
+        old.batch_execute("rollback").expect("rollback");
+    }
+    assert_eq!(seqs(&cluster, "outbox_dead").len(), 6);
+}

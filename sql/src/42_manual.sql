@@ -104,7 +104,7 @@ begin
   if coalesce(dry_run, true) then
     return (select count(*) from @extschema@.outbox_dead_matching(filter, max_rows));
   end if;
-  with risen as (
+  with risen as ( -- an older snapshot than outbox_configure() fails here: that has moved each dead letter
     delete from @extschema@.outbox_dead d using @extschema@.outbox_dead_matching(filter, max_rows) m
     where d.ctid = m.row_tid returning d.*
   ), hurried as (
