@@ -12,7 +12,7 @@ declare
   worker_role constant name := coalesce(nullif(pg_catalog.current_setting('outbox.worker_role', true), ''), 'outbox_worker');
   role_name name;
 begin
-  foreach role_name in array array[worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin',
+  foreach role_name in array array[worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin', 'outbox_consumer',
                                      'outbox_policy' -- has no rights: conditions on outbox_events run as it
                                     ]::name[] loop
     begin
@@ -34,10 +34,10 @@ begin
       using hint = pg_catalog.format('ALTER ROLE %I NOSUPERUSER;', worker_role);
   end if;
   execute pg_catalog.format('grant connect on database %I to %I', pg_catalog.current_database(), worker_role);
-  execute pg_catalog.format('grant usage on schema @extschema@ to %I, outbox_writer, outbox_monitor, outbox_admin',
+  execute pg_catalog.format('grant usage on schema @extschema@ to %I, outbox_writer, outbox_monitor, outbox_admin, outbox_consumer',
                             worker_role);
   execute pg_catalog.format('grant create on schema @extschema@ to %I', worker_role); -- partitions of the history
-  grant outbox_writer, outbox_monitor to outbox_admin;
+  grant outbox_writer, outbox_monitor, outbox_consumer to outbox_admin;
 end
 $roles$;
 
@@ -153,6 +153,7 @@ create table @extschema@.outbox (
   attempts     integer     not null default 0,
   partition    smallint    not null,
   crashes      smallint    not null default 0,
+  replayed     boolean     not null default false,
   destination  text collate "C" not null default 'default',
   key          text        check (pg_catalog.octet_length(key) <= 255),
   last_error   text,
@@ -172,6 +173,9 @@ comment on column @extschema@.outbox.claim_until is
 comment on column @extschema@.outbox.crashes is
   'Workers that ended without a word while they held the message. After a few it is tried alone, then given up.';
 
+comment on column @extschema@.outbox.replayed is
+  'It was published or discarded before and is sent again by outbox_replay(); the message says so in a header.';
+
 create table @extschema@.outbox_waiting (
   seq          bigint      not null,
   enqueued_at  timestamptz not null,
@@ -179,6 +183,7 @@ create table @extschema@.outbox_waiting (
   attempts     integer     not null default 0,
   partition    smallint    not null,
   crashes      smallint    not null default 0,
+  replayed     boolean     not null default false,
   state        "char"      not null check (state in ('s', 'b', 'g') and (state = 'g') = (due_at is null)),
   destination  text collate "C" not null,
   key          text        check (pg_catalog.octet_length(key) <= 255),
@@ -199,6 +204,7 @@ create table @extschema@.outbox_history (
   attempts     integer     not null,
   partition    smallint    not null,
   discarded    boolean     not null default false,
+  replayed     boolean     not null default false,
   destination  text collate "C" not null,
   key          text,
   last_error   text
@@ -212,6 +218,7 @@ create table @extschema@.outbox_dead (
   died_at      timestamptz not null default pg_catalog.clock_timestamp(),
   attempts     integer     not null,
   partition    smallint    not null,
+  replayed     boolean     not null default false,
   destination  text collate "C" not null,
   key          text,
   reason       text        not null,
@@ -310,6 +317,11 @@ returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uui
 comment on function @extschema@.outbox_uuid_v7() is
   'A new UUID of version 7, which sorts by time.';
 
+create function @extschema@.outbox_is_replaying()
+returns boolean language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_is_replaying_wrapper';
+comment on function @extschema@.outbox_is_replaying() is
+  'Internal: whether outbox.replaying is on in this session. Unlike current_setting() it never takes the word of a session that may not set it.';
+
 create function @extschema@.outbox_publish(
   type text, payload jsonb, aggregate_type text default null, aggregate_id text default null,
   operation text default null, previous_payload jsonb default null, metadata jsonb default null,
@@ -317,7 +329,7 @@ create function @extschema@.outbox_publish(
   destination text default null, available_at timestamptz default null, id uuid default null
 ) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_publish_wrapper';
 comment on function @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid) is
-  'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq. Its aggregate is the key: events of one aggregate are delivered in order.';
+  'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
 
 create function @extschema@.outbox_wake(more_waiting bigint, partitions smallint[], seqs bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
@@ -790,7 +802,7 @@ create type @extschema@.outbox_claimed as (
   tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, crashes integer, claim_token bigint,
   id text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
   metadata text, headers text, actor text, correlation_id text, created_at text, created_at_s bigint,
-  wal_position bigint, remark text
+  wal_position bigint, replayed boolean, remark text
 );
 comment on type @extschema@.outbox_claimed is
   'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not among these.';
@@ -800,7 +812,7 @@ create function @extschema@.outbox_remarks(seen bigint, wanted bigint, claimed b
 returns setof @extschema@.outbox_claimed language sql immutable as $$
   select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
          null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text,
-         null::text, null::text, null::text, null::bigint, null::bigint, r.remark
+         null::text, null::text, null::text, null::bigint, null::bigint, null::boolean, r.remark
   from (values ('cut', $1 operator(pg_catalog.>) $2), ('missed', $2 operator(pg_catalog.>) $3)) as r (remark, applies)
   where r.applies;
 $$;
@@ -833,7 +845,7 @@ begin
     -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
     cross join lateral (
       select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq, o.destination, o.partition,
-             o.key, o.attempts, o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
+             o.key, o.attempts, o.replayed, o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
              e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
              e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, coalesce(e.body_bytes, 0) as body_bytes
       from @extschema@.outbox o left join @extschema@.outbox_event_text e on e.seq = o.seq
@@ -850,7 +862,7 @@ begin
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
          c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
-         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, null::text
+         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, null::text
   from claimed c
   union all
   select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < bytes_max) as wanted,
@@ -892,16 +904,17 @@ begin
   ), gone as (
     delete from @extschema@.outbox_waiting w using pick
     where w.ctid = pick.row_tid and pick.bytes_before < bytes_max
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.destination, w.key, w.last_error
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error
   ), claimed as (
-    insert into @extschema@.outbox as o (seq, enqueued_at, claim_token, attempts, partition, crashes, destination, key, last_error)
-    select g.seq, g.enqueued_at, outbox_claim_waiting.epoch, g.attempts, g.partition, g.crashes, g.destination, g.key, g.last_error
+    insert into @extschema@.outbox as o
+      (seq, enqueued_at, claim_token, attempts, partition, crashes, replayed, destination, key, last_error)
+    select g.seq, g.enqueued_at, outbox_claim_waiting.epoch, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error
     from gone g
     returning o.ctid as row_tid, o.*
   )
   select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
          p.id, p.type, p.aggregate_type, p.aggregate_id, p.operation, p.payload, p.previous_payload, p.metadata, p.headers,
-         p.actor, p.correlation_id, p.created_at, p.created_at_s, p.wal_position, null::text
+         p.actor, p.correlation_id, p.created_at, p.created_at_s, p.wal_position, c.replayed, null::text
   from claimed c join pick p on p.wseq = c.seq
   union all
   select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < bytes_max) as wanted,
@@ -947,14 +960,14 @@ begin
     set claim_token = outbox_claim_unleased.token, claim_until = now() + make_interval(secs => claim_ttl_s),
         crashes = o.crashes + pick.crashed
     from pick where o.ctid = pick.row_tid and pick.bytes_before < bytes_max
-    returning o.ctid as row_tid, o.claim_token, o.destination, o.partition, o.key, o.attempts, o.crashes,
+    returning o.ctid as row_tid, o.claim_token, o.destination, o.partition, o.key, o.attempts, o.crashes, o.replayed,
       pick.seq, pick.id, pick.type, pick.aggregate_type, pick.aggregate_id, pick.operation, pick.payload,
       pick.previous_payload, pick.metadata, pick.headers, pick.actor, pick.correlation_id, pick.created_at,
       pick.created_at_s, pick.wal_position
   )
   select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
          c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
-         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, null::text
+         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, null::text
   from claimed c
   union all
   select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < bytes_max) as wanted,
@@ -985,10 +998,10 @@ begin
     order by w.due_at limit batch for update of w skip locked
   ), gone as (
     delete from @extschema@.outbox_waiting w using due where w.ctid = due.row_tid
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.destination, w.key, w.last_error
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error
   )
-  insert into @extschema@.outbox as o (seq, enqueued_at, attempts, partition, crashes, destination, key, last_error)
-  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.destination, g.key, g.last_error from gone g
+  insert into @extschema@.outbox as o (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error)
+  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error from gone g
   on conflict do nothing
   returning o.destination, o.partition, o.seq;
 end
@@ -1058,27 +1071,28 @@ begin
     delete from @extschema@.outbox o using ended u
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.claim_token = u.token
       and u.action <> 'f'
-    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.destination, o.key, o.last_error,
+    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.replayed, o.destination, o.key, o.last_error,
       u.action, u.delay_ms, u.reason
   ), published as (
-    insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, destination, key, last_error)
-    select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.destination, g.key, g.last_error
+    insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error)
+    select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.replayed, g.destination, g.key, g.last_error
     from gone g where g.action = 'p'
   ), dead as (
-    insert into @extschema@.outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason, blocks)
-    select g.seq, g.enqueued_at, g.attempts + 1, g.partition, g.destination, g.key, g.reason,
+    insert into @extschema@.outbox_dead (seq, enqueued_at, attempts, partition, replayed, destination, key, reason, blocks)
+    select g.seq, g.enqueued_at, g.attempts + 1, g.partition, g.replayed, g.destination, g.key, g.reason,
            g.action = 'D' and leased and g.key is not null
     from gone g where g.action in ('d', 'D')
     on conflict (destination, seq) do update
-    set died_at = excluded.died_at, attempts = excluded.attempts, reason = excluded.reason, blocks = excluded.blocks
+    set died_at = excluded.died_at, attempts = excluded.attempts, replayed = excluded.replayed, reason = excluded.reason,
+        blocks = excluded.blocks
   ), waiting as (
     -- r = try again after the delay, one attempt spent; w = behind an earlier one of its key, none spent
     insert into @extschema@.outbox_waiting
-      (seq, enqueued_at, due_at, attempts, partition, crashes, state, destination, key, last_error)
+      (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error)
     select g.seq, g.enqueued_at,
            case when g.action = 'r' then clock_timestamp() + g.delay_ms * interval '1 millisecond' end,
            g.attempts + case when g.action = 'r' then 1 else 0 end, g.partition,
-           g.crashes, case when g.action = 'r' then 'b' else 'g' end, g.destination, g.key,
+           g.crashes, g.replayed, case when g.action = 'r' then 'b' else 'g' end, g.destination, g.key,
            case when g.action = 'r' then g.reason else g.last_error end
     from gone g where g.action in ('r', 'w')
     on conflict do nothing
@@ -1120,6 +1134,9 @@ comment on function @extschema@.outbox_locate(bigint[], text[], smallint[]) is
 -- * only the default partition is a member, with its rows dumped as configuration.
 
 create table @extschema@.outbox_history_default partition of @extschema@.outbox_history default;
+-- No key tells one row from another. Without an identity Postgres would refuse each delete while there is a publication
+-- FOR ALL TABLES; so it is with the other partitions, and with the audit.
+alter table @extschema@.outbox_history_default replica identity full;
 -- Rows come in nearly in order of both columns: BRIN costs next to nothing a row and finds a seq or a day.
 create index on @extschema@.outbox_history_default using brin (published_at, seq)
   with (pages_per_range = 16, autosummarize = on);
@@ -1175,6 +1192,7 @@ begin
       name := 'outbox_history_p' || to_char(starts, case step when 'hour' then 'YYYYMMDDHH24' else 'YYYYMMDD' end);
       if starts < ends and to_regclass(format('@extschema@.%I', name)) is null then
         execute format('create table @extschema@.%I (like @extschema@.outbox_history_default including all)', name);
+        execute format('alter table @extschema@.%I replica identity full', name);
         execute format('alter table @extschema@.outbox_history attach partition @extschema@.%I for values from (%L) to (%L)',
                        name, starts, ends);
         made := made + 1;
@@ -1235,8 +1253,9 @@ returns bigint language sql volatile set search_path = pg_catalog, pg_temp set e
       for update skip locked))
     returning d.*
   ), written as (
-    insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, discarded, destination, key, last_error)
-    select e.seq, e.enqueued_at, clock_timestamp(), e.attempts, e.partition, true, e.destination, e.key,
+    insert into @extschema@.outbox_history
+      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
+    select e.seq, e.enqueued_at, clock_timestamp(), e.attempts, e.partition, true, e.replayed, e.destination, e.key,
            'dead for longer than outbox.dead_retention: ' || e.reason
     from expired e returning 1
   )
@@ -1246,8 +1265,8 @@ $$;
 comment on function @extschema@.outbox_expire_dead(integer, integer, timestamptz) is
   'Discards up to batch dead letters that are older than retention_s: they go to the history with a reason; returns how many.';
 
-create function @extschema@.outbox_unended(low bigint, high bigint)
-returns setof bigint language sql stable
+create function @extschema@.outbox_unended(low bigint, high bigint, out seq bigint, out destination text)
+returns setof record language sql stable
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   -- outbox is indexed by lane (destination, partition), then seq. The destinations are found by leaps over the index; a
   -- lane by itself each, which OFFSET 0 makes sure of: in one join the whole index would be read.
@@ -1257,17 +1276,17 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as 
     select (select o.destination from @extschema@.outbox o where o.destination > d.destination order by 1 limit 1)
     from d where d.destination is not null
   )
-  select waiting.seq from d cross join @extschema@.outbox_partitions p
+  select waiting.seq, d.destination from d cross join @extschema@.outbox_partitions p
   cross join lateral (select o.seq from @extschema@.outbox o
                       where o.destination = d.destination and o.partition = p.partition and o.seq between low and high
                       offset 0) waiting
   union all
-  select w.seq from @extschema@.outbox_waiting w where w.seq between low and high
+  select w.seq, w.destination from @extschema@.outbox_waiting w where w.seq between low and high
   union all
-  select x.seq from @extschema@.outbox_dead x where x.seq between low and high;
+  select x.seq, x.destination from @extschema@.outbox_dead x where x.seq between low and high;
 $$;
 comment on function @extschema@.outbox_unended(bigint, bigint) is
-  'Internal: the seqs from low to high of which a message waits or is dead. Their events must stay.';
+  'Internal: the messages with a seq from low to high that wait or are dead. Their events must stay.';
 
 create function @extschema@.outbox_trim_events(
   after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
@@ -1289,7 +1308,7 @@ begin
   reached := coalesce(old[cardinality(old)], after);
   more := seen = batch and reached > after;
   delete from @extschema@.outbox_events e
-  where e.seq = any (old) and e.seq not in (select * from @extschema@.outbox_unended(old[1], reached));
+  where e.seq = any (old) and e.seq not in (select u.seq from @extschema@.outbox_unended(old[1], reached) u);
   get diagnostics removed = row_count;
 end
 $$;
@@ -1317,6 +1336,7 @@ returns boolean language plpgsql volatile parallel unsafe security definer set s
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
   to_destination constant text := coalesce(outbox_retry.destination, 'default');
+  message constant jsonb := jsonb_build_object('seq', outbox_retry.seq, 'destination', to_destination);
   risen @extschema@.outbox_dead;
   ready smallint; -- the partition in which it can go already
 begin
@@ -1327,6 +1347,7 @@ begin
   where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
   if found then
     perform @extschema@.outbox_wake(0, '{}', '{}');
+    perform @extschema@.outbox_note('retry', message, 1, null);
     return true;
   end if;
   select o.partition into ready from @extschema@.outbox o
@@ -1335,16 +1356,20 @@ begin
     and not @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until);
   if found then
     perform @extschema@.outbox_wake(0, array[ready], array[outbox_retry.seq]);
+    if risen.seq is not null then
+      perform @extschema@.outbox_note('retry', message, 1, null);
+    end if;
     return true;
   end if;
   if risen.seq is null then
     return false;
   end if;
+  perform @extschema@.outbox_note('retry', message, 1, null);
   if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination and w.seq = outbox_retry.seq)
      and not exists (select from @extschema@.outbox o where o.destination = to_destination and o.seq = outbox_retry.seq
                      and o.partition = any (partitions)) then
-    insert into @extschema@.outbox (destination, partition, seq, key, enqueued_at, last_error)
-    values (risen.destination, risen.partition, risen.seq, risen.key, risen.enqueued_at, risen.reason);
+    insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
+    values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
     perform @extschema@.outbox_wake(1, array[risen.partition], array[risen.seq]);
   end if;
   return true;
@@ -1376,22 +1401,27 @@ begin
     delete from @extschema@.outbox o
     where o.seq = outbox_discard.seq and o.destination = to_destination
       and o.partition = any (partitions)
-    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.destination, o.key
+    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.replayed, o.destination, o.key
   ), waiting as (
     delete from @extschema@.outbox_waiting w where w.seq = outbox_discard.seq and w.destination = to_destination
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.destination, w.key
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.replayed, w.destination, w.key
   ), dead as (
     delete from @extschema@.outbox_dead d where d.seq = outbox_discard.seq and d.destination = to_destination
-    returning d.seq, d.enqueued_at, d.attempts, d.partition, d.destination, d.key
+    returning d.seq, d.enqueued_at, d.attempts, d.partition, d.replayed, d.destination, d.key
   ), written as (
-    insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, discarded, destination, key, last_error)
-    select x.seq, x.enqueued_at, clock_timestamp(), x.attempts, x.partition, true, x.destination, x.key,
+    insert into @extschema@.outbox_history
+      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
+    select x.seq, x.enqueued_at, clock_timestamp(), x.attempts, x.partition, true, x.replayed, x.destination, x.key,
            coalesce(outbox_discard.reason, 'discarded by ' || session_user)
     from (select * from ready union all select * from waiting union all select * from dead) x
     returning 1
   )
   select count(*), (select count(*) from ready) + (select count(*) from waiting) from written into ended, waited;
   perform @extschema@.outbox_wake(-waited, '{}', '{}');
+  if ended > 0 then
+    perform @extschema@.outbox_note('discard', jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1,
+                                    outbox_discard.reason);
+  end if;
   return ended > 0;
 end
 $$;
@@ -1531,10 +1561,508 @@ begin
   set partition = @extschema@.outbox_repartition(w.seq, w.key, w.partition, old, new);
   update @extschema@.outbox_dead d
   set partition = @extschema@.outbox_repartition(d.seq, d.key, d.partition, old, new);
+  perform @extschema@.outbox_note('configure', jsonb_build_object(
+    'partition_count', new.partition_count, 'leasing', new.leasing, 'partitioner', new.partitioner,
+    'partition_count_before', old.partition_count, 'leasing_before', old.leasing, 'partitioner_before', old.partitioner),
+    null, null);
 end
 $$;
 comment on function @extschema@.outbox_configure(integer, boolean, text) is
   'Changes how messages are shared among workers: the number of partitions, whether workers lease them (order per key) or claim rows (no order), and the function that gives the partition of a key (empty = CRC-32). NULL = as it is. Waits for open transactions that have enqueued; moves what waits. Nothing is lost, sent twice or reordered.';
+
+-- ---- sql/src/42_manual.sql
+
+-- Work by hand on many messages at once, and the audit: who brought back, gave up, replayed, erased or configured what.
+-- The row of the audit belongs to the transaction that did the work: a rollback undoes both.
+
+create table @extschema@.outbox_audit (
+  at               timestamptz not null default pg_catalog.clock_timestamp(),
+  actor            text        not null, -- session_user: who logged in
+  acted_as         text        not null, -- the role of SET ROLE, else the same
+  action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget')),
+  filter           jsonb       not null,
+  count            bigint,
+  reason           text,
+  application_name text,
+  client_addr      inet
+);
+create index on @extschema@.outbox_audit (at);
+alter table @extschema@.outbox_audit replica identity full; -- see outbox_history_default
+comment on table @extschema@.outbox_audit is
+  'What was done by hand: who, when, what, to how many messages, and why. Written by the functions alone; kept for outbox.audit_retention.';
+comment on column @extschema@.outbox_audit.filter is
+  'What the call asked for. Of a purge the CRC-32 of the key, not the key.';
+comment on column @extschema@.outbox_audit.count is
+  'How many messages were changed; NULL for configure.';
+select pg_catalog.pg_extension_config_dump('@extschema@.outbox_audit', '');
+
+create function @extschema@.outbox_note(action text, filter jsonb, count bigint, reason text)
+returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
+  -- current_user is the owner of the function here; the setting role still says what the caller had set.
+  insert into @extschema@.outbox_audit (actor, acted_as, action, filter, count, reason, application_name, client_addr)
+  values (session_user, coalesce(nullif(current_setting('role'), 'none'), session_user), $1, jsonb_strip_nulls($2), $3, $4,
+          current_setting('application_name'), inet_client_addr());
+$$;
+comment on function @extschema@.outbox_note(text, jsonb, bigint, text) is
+  'Internal: writes a row of the audit.';
+
+create function @extschema@.outbox_criteria(filter jsonb, max_rows integer)
+returns jsonb language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+  filter := jsonb_strip_nulls(filter);
+  if filter = '{}' then
+    raise exception 'no criterion is given: this would be every message'
+      using errcode = 'invalid_parameter_value', hint = 'Name what you mean; if it is all of them, say so by seq_from => 1.';
+  end if;
+  if max_rows < 1 then
+    raise exception 'max_rows is %', max_rows
+      using errcode = 'invalid_parameter_value', hint = 'Give a number above 0, or NULL for no limit.';
+  end if;
+  return filter;
+end
+$$;
+comment on function @extschema@.outbox_criteria(jsonb, integer) is
+  'Internal: the criteria that were given; refuses none at all.';
+
+create function @extschema@.outbox_dead_matching(filter jsonb, max_rows integer, out row_tid tid)
+returns setof tid language plpgsql stable rows 100
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+declare
+  f_destination constant text := filter->>'destination';
+  f_type constant text := filter->>'type';
+  f_aggregate_type constant text := filter->>'aggregate_type';
+  f_aggregate_id constant text := filter->>'aggregate_id';
+  f_key constant text := filter->>'key';
+  f_error_like constant text := filter->>'error_like';
+  f_after constant timestamptz := filter->>'died_after';
+  f_before constant timestamptz := filter->>'died_before';
+  f_from constant bigint := coalesce(filter->>'seq_from', '-9223372036854775808');
+  f_to constant bigint := coalesce(filter->>'seq_to', '9223372036854775807');
+begin
+  return query
+  select d.ctid from @extschema@.outbox_dead d left join @extschema@.outbox_events e on e.seq = d.seq
+  where d.seq between f_from and f_to
+    and (f_destination is null or d.destination = f_destination)
+    and (f_key is null or d.key = f_key)
+    and (f_error_like is null or d.reason like f_error_like)
+    and (f_after is null or d.died_at >= f_after)
+    and (f_before is null or d.died_at < f_before)
+    and (f_type is null or e.type = f_type)
+    and (f_aggregate_type is null or e.aggregate_type = f_aggregate_type)
+    and (f_aggregate_id is null or e.aggregate_id = f_aggregate_id)
+  order by d.seq limit max_rows;
+end
+$$;
+comment on function @extschema@.outbox_dead_matching(jsonb, integer) is
+  'Internal: where the dead letters lie that meet all criteria, the first max_rows by seq.';
+
+create function @extschema@.outbox_retry_where(
+  destination text default null, type text default null, aggregate_type text default null, aggregate_id text default null,
+  key text default null, error_like text default null, died_after timestamptz default null,
+  died_before timestamptz default null, seq_from bigint default null, seq_to bigint default null,
+  max_rows integer default 10000, reason text default null, dry_run boolean default true
+) returns bigint language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+#variable_conflict use_column
+declare
+  partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
+  filter constant jsonb := @extschema@.outbox_criteria(
+    jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id,
+      'key', key, 'error_like', error_like, 'died_after', died_after, 'died_before', died_before, 'seq_from', seq_from,
+      'seq_to', seq_to), max_rows);
+  retried bigint;
+  ready smallint[];
+  lows bigint[];
+  came bigint;
+begin
+  if coalesce(dry_run, true) then
+    return (select count(*) from @extschema@.outbox_dead_matching(filter, max_rows));
+  end if;
+  with risen as ( -- an older snapshot than outbox_configure() fails here: that has moved each dead letter
+    delete from @extschema@.outbox_dead d using @extschema@.outbox_dead_matching(filter, max_rows) m
+    where d.ctid = m.row_tid returning d.*
+  ), hurried as (
+    -- It may wait again already: it was enqueued anew while it was dead.
+    update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0
+    from risen r where w.seq = r.seq and w.destination = r.destination and w.state <> 'g'
+  ), back as (
+    insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error)
+    select r.destination, r.partition, r.seq, r.key, r.replayed, r.enqueued_at, r.reason from risen r
+    where (select true from @extschema@.outbox_waiting w where w.seq = r.seq and w.destination = r.destination) is null
+      -- A lane by itself each, which OFFSET 0 makes sure of: else a planner without statistics reads the whole destination.
+      and (select true from unnest(partitions) p (n)
+           cross join lateral (select from @extschema@.outbox x
+                               where x.destination = r.destination and x.partition = p.n and x.seq = r.seq offset 0) x
+           limit 1) is null
+    on conflict do nothing
+    returning o.partition, o.seq
+  ), lanes as (
+    select b.partition, min(b.seq) as low, count(*) as n from back b group by 1
+  )
+  select (select count(*) from risen), array_agg(l.partition), array_agg(l.low), coalesce(sum(l.n), 0)
+    into retried, ready, lows, came from lanes l;
+  if retried > 0 then
+    perform @extschema@.outbox_wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
+    perform @extschema@.outbox_note('retry', filter || jsonb_build_object('max_rows', max_rows), retried, outbox_retry_where.reason);
+  end if;
+  return retried;
+end
+$$;
+comment on function @extschema@.outbox_retry_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean) is
+  'Brings back the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only, unless dry_run is false.';
+
+create function @extschema@.outbox_discard_where(
+  destination text default null, type text default null, aggregate_type text default null, aggregate_id text default null,
+  key text default null, error_like text default null, died_after timestamptz default null,
+  died_before timestamptz default null, seq_from bigint default null, seq_to bigint default null,
+  max_rows integer default 10000, reason text default null, dry_run boolean default true
+) returns bigint language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+#variable_conflict use_column
+declare
+  filter constant jsonb := @extschema@.outbox_criteria(
+    jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id,
+      'key', key, 'error_like', error_like, 'died_after', died_after, 'died_before', died_before, 'seq_from', seq_from,
+      'seq_to', seq_to), max_rows);
+  discarded bigint;
+begin
+  if coalesce(dry_run, true) then
+    return (select count(*) from @extschema@.outbox_dead_matching(filter, max_rows));
+  end if;
+  with ended as (
+    delete from @extschema@.outbox_dead d using @extschema@.outbox_dead_matching(filter, max_rows) m
+    where d.ctid = m.row_tid returning d.*
+  ), written as (
+    insert into @extschema@.outbox_history
+      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
+    select e.seq, e.enqueued_at, clock_timestamp(), e.attempts, e.partition, true, e.replayed, e.destination, e.key,
+           coalesce(outbox_discard_where.reason, 'discarded by ' || session_user)
+    from ended e returning 1
+  )
+  select count(*) into discarded from written;
+  if discarded > 0 then
+    perform @extschema@.outbox_wake(0, '{}', '{}'); -- keys may go on
+    perform @extschema@.outbox_note('discard', filter || jsonb_build_object('max_rows', max_rows), discarded, outbox_discard_where.reason);
+  end if;
+  return discarded;
+end
+$$;
+comment on function @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean) is
+  'Gives up the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only, unless dry_run is false.';
+
+create function @extschema@.outbox_trim_audit(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
+returns bigint language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+  with old as (
+    delete from @extschema@.outbox_audit a
+    where a.ctid = any (array(
+      select x.ctid from @extschema@.outbox_audit x where x.at < moment - make_interval(secs => retention_s)
+      order by x.at limit batch))
+    returning 1)
+  select count(*) from old;
+$$;
+comment on function @extschema@.outbox_trim_audit(integer, integer, timestamptz) is
+  'Removes up to batch rows of the audit that are older than retention_s; returns how many.';
+
+-- ---- sql/src/43_replay.sql
+
+-- Replay: what has ended is sent again, from outbox_events, with the same seq and id, and says so in a header.
+-- A replayed message is a row of outbox like any other, so all rules of the delivery hold for it. It is enqueued by one call
+-- in pieces of a bounded size, in order of seq, and locks nothing that a producer waits for.
+
+create function @extschema@.outbox_destination_exists(destination text)
+returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
+  select $1 is null or exists (select from @extschema@.outbox_destinations() d where d.destination = $1);
+$$;
+comment on function @extschema@.outbox_destination_exists(text) is
+  'Internal: whether there is such a destination; NULL asks for none.';
+
+create function @extschema@.outbox_replayable(
+  seqs bigint[], key text, source_destination text, to_destination text,
+  out seq bigint, out destination text, out key_of text
+) returns setof record language plpgsql stable rows 1000
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off as $$
+#variable_conflict use_column
+begin
+  -- By the range, which the BRIN of each partition finds; then by the seqs themselves.
+  return query
+  select ended.* from (
+    select distinct on (h.seq, 2) h.seq, coalesce(outbox_replayable.to_destination, h.destination), h.key
+    from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
+    where h.seq between seqs[1] and seqs[cardinality(seqs)]
+      and (outbox_replayable.source_destination is null or (h.destination = outbox_replayable.source_destination and not h.discarded))
+      and (outbox_replayable.key is null or h.key = outbox_replayable.key)
+    order by h.seq, 2, h.published_at desc
+  ) as ended (seq, destination, key)
+  where @extschema@.outbox_destination_exists(ended.destination)
+    and not exists (select from @extschema@.outbox_unended(seqs[1], seqs[cardinality(seqs)]) u
+                    where u.seq = ended.seq and u.destination = ended.destination)
+  order by 1, 2;
+end
+$$;
+comment on function @extschema@.outbox_replayable(bigint[], text, text, text) is
+  'Internal: which of these events (in order) can be sent again, where to, and under what key: those that ended and do not wait there.';
+
+create function @extschema@.outbox_replay(
+  seq_from bigint default null, seq_to bigint default null, created_from timestamptz default null,
+  created_to timestamptz default null, type text default null, aggregate_type text default null,
+  aggregate_id text default null, key text default null, source_destination text default null,
+  destination text default null, max_rows integer default 10000, reason text default null, dry_run boolean default true
+) returns bigint language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off as $$
+#variable_conflict use_column
+declare
+  piece constant integer := 10000;
+  partition_count constant bigint := (select s.partition_count from @extschema@.outbox_settings s);
+  partitioner constant text := (select s.partitioner from @extschema@.outbox_settings s);
+  filter constant jsonb := @extschema@.outbox_criteria(
+    jsonb_build_object('seq_from', seq_from, 'seq_to', seq_to, 'created_from', created_from, 'created_to', created_to,
+      'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id, 'key', key,
+      'source_destination', source_destination), max_rows);
+  wanted constant bigint := coalesce(max_rows, 9223372036854775807);
+  reached bigint := coalesce(seq_from, 1) - 1;
+  replayed bigint := 0;
+  came bigint;
+  ready smallint[];
+  lows bigint[];
+  seqs bigint[];
+begin
+  if not @extschema@.outbox_destination_exists(outbox_replay.destination) then
+    raise exception 'destination "%" does not exist', outbox_replay.destination
+      using errcode = 'undefined_object', hint = 'Leave the destination out: then each message goes where it went.';
+  end if;
+  if partition_count is null then
+    raise exception 'outbox_configure() changed the partitions after this transaction began'
+      using errcode = 'serialization_failure', hint = 'Run the transaction again.';
+  end if;
+  loop
+    seqs := array(
+      select e.seq from @extschema@.outbox_events e
+      where e.seq > reached and e.seq <= coalesce(seq_to, 9223372036854775807)
+        and (created_from is null or e.created_at >= created_from)
+        and (created_to is null or e.created_at < created_to)
+        and (outbox_replay.type is null or e.type = outbox_replay.type)
+        and (outbox_replay.aggregate_type is null or e.aggregate_type = outbox_replay.aggregate_type)
+        and (outbox_replay.aggregate_id is null or e.aggregate_id = outbox_replay.aggregate_id)
+      order by e.seq limit piece);
+    exit when cardinality(seqs) = 0;
+    reached := seqs[cardinality(seqs)];
+    if coalesce(dry_run, true) then
+      select replayed + count(*) into replayed
+      from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination);
+    else
+      with picked as materialized (
+        -- Locked against outbox_trim_events(), which does not see the messages of this transaction.
+        select r.seq, r.destination, r.key_of
+        from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
+        join @extschema@.outbox_events e on e.seq = r.seq
+        order by r.seq, r.destination limit wanted - replayed for key share of e
+      ), back as (
+        insert into @extschema@.outbox as o (destination, partition, seq, key, replayed)
+        select p.destination, coalesce(@extschema@.outbox_partition_by(partitioner, p.key_of, partition_count::integer), p.seq % partition_count)::smallint, p.seq, p.key_of, true
+        from picked p
+        on conflict do nothing
+        returning o.partition, o.seq
+      ), lanes as (
+        select b.partition, min(b.seq) as low, count(*) as n from back b group by 1
+      )
+      select coalesce(sum(l.n), 0), coalesce(array_agg(l.partition), '{}'), coalesce(array_agg(l.low), '{}')
+        into came, ready, lows from lanes l;
+      perform @extschema@.outbox_wake(came, ready, lows);
+      replayed := replayed + came;
+    end if;
+    exit when cardinality(seqs) < piece or replayed >= wanted;
+  end loop;
+  replayed := least(replayed, wanted);
+  if replayed > 0 and not coalesce(dry_run, true) then
+    perform @extschema@.outbox_note('replay',
+      filter || jsonb_build_object('destination', outbox_replay.destination, 'max_rows', max_rows), replayed, outbox_replay.reason);
+  end if;
+  return replayed;
+end
+$$;
+comment on function @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean) is
+  'Sends events again that were published or discarded and meet all criteria, the first max_rows messages by seq; returns how many. They keep seq and id, and carry the header replayed. Counts them only, unless dry_run is false.';
+
+-- ---- sql/src/44_inbox.sql
+
+-- For consumers: which messages have been received already. Needs no worker and no preloaded library, so it serves a database
+-- that only consumes as well. The one index answers alone; that of the time is for the upkeep.
+
+create table @extschema@.outbox_inbox (
+  consumer    text collate "C" not null,
+  message_id  text collate "C" not null,
+  received_at timestamptz      not null default pg_catalog.now(),
+  primary key (consumer, message_id)
+);
+create index on @extschema@.outbox_inbox (received_at);
+comment on table @extschema@.outbox_inbox is
+  'Ids of messages that consumers have received. Kept for outbox.inbox_retention.';
+select pg_catalog.pg_extension_config_dump('@extschema@.outbox_inbox', '');
+
+create function @extschema@.outbox_inbox_receive(consumer text, message_id text)
+returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+  if outbox_inbox_receive.consumer is null or outbox_inbox_receive.message_id is null then
+    raise exception '% is NULL', case when outbox_inbox_receive.consumer is null then 'consumer' else 'message_id' end
+      using errcode = 'null_value_not_allowed', hint = 'Pass a name of the consumer and the message_id of the message.';
+  end if;
+  if greatest(octet_length(outbox_inbox_receive.consumer), octet_length(outbox_inbox_receive.message_id)) > 255 then
+    raise exception 'consumer or message_id is longer than 255 bytes'
+      using errcode = 'program_limit_exceeded', hint = 'A message_id of AMQP never is; shorten the name of the consumer.';
+  end if;
+  -- Where another transaction is receiving the same, this waits for its end: false if it commits, true if it does not.
+  insert into @extschema@.outbox_inbox (consumer, message_id)
+  values (outbox_inbox_receive.consumer, outbox_inbox_receive.message_id) on conflict do nothing;
+  return found;
+end
+$$;
+comment on function @extschema@.outbox_inbox_receive(text, text) is
+  'True if this consumer receives this message for the first time, false if it has received it before. Part of the caller''s transaction: a rollback forgets it.';
+
+create function @extschema@.outbox_inbox_forget(consumer text, message_id text default null)
+returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  forgotten bigint;
+begin
+  delete from @extschema@.outbox_inbox i
+  where i.consumer = outbox_inbox_forget.consumer
+    and (outbox_inbox_forget.message_id is null or i.message_id = outbox_inbox_forget.message_id);
+  get diagnostics forgotten = row_count;
+  if forgotten > 0 then
+    perform @extschema@.outbox_note('forget',
+      jsonb_build_object('consumer', outbox_inbox_forget.consumer, 'message_id', outbox_inbox_forget.message_id), forgotten, null);
+  end if;
+  return forgotten;
+end
+$$;
+comment on function @extschema@.outbox_inbox_forget(text, text) is
+  'Lets a consumer receive a message (NULL = all) as for the first time, for example before a replay; returns how many were forgotten.';
+
+create function @extschema@.outbox_trim_inbox(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
+returns bigint language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+  with old as (
+    delete from @extschema@.outbox_inbox i
+    where i.ctid = any (array(
+      select x.ctid from @extschema@.outbox_inbox x where x.received_at < moment - make_interval(secs => retention_s)
+      order by x.received_at limit batch for update skip locked))
+    returning 1)
+  select count(*) from old;
+$$;
+comment on function @extschema@.outbox_trim_inbox(integer, integer, timestamptz) is
+  'Forgets up to batch received messages that are older than retention_s; returns how many.';
+
+-- ---- sql/src/45_erase.sql
+
+-- Erasure: all that is stored of one aggregate (a person, say) goes, wherever its messages are.
+-- Lock order: events first, while nothing else is held, for it may wait for those who enqueue them anew. Then the
+-- messages, never waiting: a worker that waits for us while we wait for it would stand still.
+
+create function @extschema@.outbox_seqs_of(aggregate_type text, aggregate_id text)
+returns setof bigint language sql stable set search_path = pg_catalog, pg_temp as $$
+  select e.seq from @extschema@.outbox_events e
+  where e.aggregate_id = $2 and e.aggregate_type is not distinct from $1
+  union
+  -- The event is gone already, and the key still tells whose it was.
+  select m.seq from (
+    select o.seq, o.key from @extschema@.outbox o
+    union all select w.seq, w.key from @extschema@.outbox_waiting w
+    union all select d.seq, d.key from @extschema@.outbox_dead d
+    union all select h.seq, h.key from @extschema@.outbox_history h
+  ) m
+  where m.key = coalesce($1 || ':', '') || $2
+    and (select true from @extschema@.outbox_events e where e.seq = m.seq) is null;
+$$;
+comment on function @extschema@.outbox_seqs_of(text, text) is
+  'Internal: the seqs of an aggregate, by its events, and by the key of messages whose event is gone.';
+
+create function @extschema@.outbox_purge(
+  aggregate_type text, aggregate_id text, reason text default null, dry_run boolean default true
+) returns table (place text, rows bigint) language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp set enable_nestloop = off set jit = off as $$
+#variable_conflict use_column
+declare
+  kind constant text := outbox_purge.aggregate_type;
+  who constant text := outbox_purge.aggregate_id;
+  whole constant text := coalesce(kind || ':', '') || who;
+  crc constant bigint := @extschema@.outbox_crc32(whole);
+  n bigint[];
+  in_flight bigint;
+begin
+  if who is null then
+    raise exception 'aggregate_id is NULL' using errcode = 'null_value_not_allowed',
+      hint = 'Name the aggregate as its events do; its type may be NULL.';
+  end if;
+  perform from @extschema@.outbox_settings; -- first, as everywhere
+  if coalesce(dry_run, true) then
+    return query
+    with seqs as materialized (select s.seq from @extschema@.outbox_seqs_of(kind, who) s (seq))
+    select 'outbox_events', count(*) from @extschema@.outbox_events e
+      where e.aggregate_id = who and e.aggregate_type is not distinct from kind
+    union all select 'outbox', count(*) from @extschema@.outbox o join seqs on seqs.seq = o.seq
+    union all select 'outbox_waiting', count(*) from @extschema@.outbox_waiting w join seqs on seqs.seq = w.seq
+    union all select 'outbox_dead', count(*) from @extschema@.outbox_dead d join seqs on seqs.seq = d.seq
+    union all select 'outbox_history', count(*) from @extschema@.outbox_history h join seqs on seqs.seq = h.seq
+    union all select 'outbox_audit', count(*) from @extschema@.outbox_audit a
+      where (a.filter->>'aggregate_id' = who and coalesce(a.filter->>'aggregate_type', kind) is not distinct from kind)
+       or a.filter->>'key' = whole;
+    return;
+  end if;
+  perform count(*) from (
+    select from @extschema@.outbox_events e where e.aggregate_id = who and e.aggregate_type is not distinct from kind
+    order by e.seq for update) locked;
+  begin
+    -- In the order in which a message may move from one to the next.
+    perform count(*) from (select from @extschema@.outbox_dead d join @extschema@.outbox_seqs_of(kind, who) s (seq) on s.seq = d.seq
+                           for update of d nowait) locked;
+    perform count(*) from (select from @extschema@.outbox_waiting w join @extschema@.outbox_seqs_of(kind, who) s (seq) on s.seq = w.seq
+                           for update of w nowait) locked;
+    perform count(*) from (select from @extschema@.outbox o join @extschema@.outbox_seqs_of(kind, who) s (seq) on s.seq = o.seq
+                           for update of o nowait) locked;
+  exception when lock_not_available then
+    raise exception 'a message of this aggregate is being changed by somebody else'
+      using errcode = 'object_in_use', hint = 'Try again in a moment.';
+  end;
+  with seqs as materialized (select s.seq from @extschema@.outbox_seqs_of(kind, who) s (seq)),
+  events as (
+    delete from @extschema@.outbox_events e
+    where e.aggregate_id = who and e.aggregate_type is not distinct from kind returning 1
+  ), ready as (
+    delete from @extschema@.outbox o using seqs where o.seq = seqs.seq
+    returning o.seq, @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until) as is_live
+  ), waiting as (
+    delete from @extschema@.outbox_waiting w using seqs where w.seq = seqs.seq returning 1
+  ), dead as (
+    delete from @extschema@.outbox_dead d using seqs where d.seq = seqs.seq returning 1
+  ), history as (
+    delete from @extschema@.outbox_history h using seqs where h.seq = seqs.seq returning 1
+  ), audit as (
+    -- What was done by hand may have named it.
+    update @extschema@.outbox_audit a
+    set filter = a.filter - 'aggregate_id' - 'key' || jsonb_build_object('key_crc32', crc)
+    where (a.filter->>'aggregate_id' = who and coalesce(a.filter->>'aggregate_type', kind) is not distinct from kind)
+       or a.filter->>'key' = whole returning 1
+  )
+  select array[(select count(*) from events), (select count(*) from ready), (select count(*) from waiting),
+               (select count(*) from dead), (select count(*) from history), (select count(*) from audit)],
+         (select min(r.seq) from ready r where r.is_live)
+    into n, in_flight;
+  if in_flight is not null then
+    raise exception 'message % is on its way to the broker', in_flight
+      using errcode = 'object_in_use', hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
+  end if;
+  if 0 < any (n) then
+    perform @extschema@.outbox_wake(-n[2] - n[3], '{}', '{}'); -- keys may go on
+    perform @extschema@.outbox_note('purge', jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
+  end if;
+  return query
+  select t.place, n[t.i] from unnest('{outbox_events,outbox,outbox_waiting,outbox_dead,outbox_history,outbox_audit}'::text[])
+    with ordinality t (place, i);
+end
+$$;
+comment on function @extschema@.outbox_purge(text, text, text, boolean) is
+  'Erases the events of one aggregate and all of their messages, waiting, dead or ended; returns how many rows of each table. Counts them only, unless dry_run is false. What was sent was sent.';
 
 -- ---- sql/src/50_views.sql
 
@@ -1581,28 +2109,30 @@ with m as (
          case when @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until) then 'in flight'
               when o.attempts > 0 then 'retrying'
               else 'pending' end as status,
-         o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token, o.last_error
+         o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token, o.last_error,
+         o.replayed
   from @extschema@.outbox o
   union all
   select w.seq, w.destination, w.partition, w.key,
          case when w.state = 'b' and w.attempts > 0 then 'retrying'
               when w.due_at > pg_catalog.now() then 'scheduled'
               else 'pending' end,
-         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error
+         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed
   from @extschema@.outbox_waiting w
   union all
-  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason
+  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason, d.replayed
   from @extschema@.outbox_dead d
   union all
   select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
-         h.attempts, null, h.enqueued_at, case when not h.discarded then h.published_at end, null, h.last_error
+         h.attempts, null, h.enqueued_at, case when not h.discarded then h.published_at end, null, h.last_error,
+         h.replayed
   from @extschema@.outbox_history h
 )
 select m.seq, m.seq as global_sequence, m.status,
        case m.status when 'published' then 'PUBLISHED' when 'dead' then 'FAILED' when 'discarded' then 'FAILED'
                      else 'PENDING' end as reference_status,
        m.destination, @extschema@.outbox_partition_label(m.partition) as partition_key, m.key,
-       m.attempts, m.available_at, m.enqueued_at, m.published_at, m.claim_token, m.last_error,
+       m.attempts, m.available_at, m.enqueued_at, m.published_at, m.claim_token, m.last_error, m.replayed,
        e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
        e.actor, e.correlation_id, e.created_at,
        -- the names other systems give the same columns
@@ -1896,7 +2426,7 @@ grant execute on function
 grant select on
   @extschema@.outbox_status, @extschema@.outbox_worker_status, @extschema@.outbox_partition_status,
   @extschema@.outbox_health, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_history,
-  @extschema@.outbox_dead, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings,
+  @extschema@.outbox_dead, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings,
   @extschema@.outbox_destination_status, @extschema@.outbox_connections, @extschema@.outbox_paused,
   @extschema@.outbox_first_pending
   to outbox_monitor;
@@ -1909,11 +2439,29 @@ grant execute on function
 
 grant execute on function
   @extschema@.outbox_retry(bigint, text), @extschema@.outbox_discard(bigint, text, text),
+  @extschema@.outbox_retry_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean),
+  @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean),
+  @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean),
+  @extschema@.outbox_purge(text, text, text, boolean),
   @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text)
   to outbox_admin;
 grant usage on foreign data wrapper outbox_amqp to outbox_admin;
 grant usage on foreign data wrapper outbox_http to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads
+
+grant execute on function @extschema@.outbox_inbox_receive(text, text) to outbox_consumer;
+grant execute on function @extschema@.outbox_inbox_forget(text, text) to outbox_admin;
+
+-- A session that replays old data may be silent; who may say so may lose events. A superuser may too.
+do $grant$
+begin
+  if not pg_catalog.has_parameter_privilege('outbox_admin', 'outbox.replaying', 'set') then
+    -- The catalog belongs to the whole server, and another database may be granting at this moment.
+    lock table pg_catalog.pg_parameter_acl in share row exclusive mode;
+    grant set on parameter outbox.replaying to outbox_admin;
+  end if;
+end
+$grant$;
 
 insert into @extschema@.outbox_settings (partition_count, leasing)
 values (pg_catalog.current_setting('outbox.partition_count')::smallint, pg_catalog.current_setting('outbox.leasing')::boolean);

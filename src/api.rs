@@ -53,6 +53,9 @@ fn enqueue(
     available_at: Option<TimestampWithTimeZone>,
     partition_key: Option<&str>,
 ) -> i64 {
+    if config::replaying() {
+        return 0;
+    }
     let enqueued = check_enqueue(seqs, key).and_then(|()| {
         let destination = usable(destination)?;
         check_time(available_at)?;
@@ -195,13 +198,16 @@ fn outbox_uuid_v7() -> pgrx::Uuid {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_publish(fcinfo: pg_sys::FunctionCallInfo) -> i64 {
+fn outbox_publish(fcinfo: pg_sys::FunctionCallInfo) -> Option<i64> {
+    if config::replaying() {
+        return None;
+    }
     // SAFETY: the call's own fcinfo; the types are as sql/src/20_enqueue.sql declares them.
     let args = unsafe { Args::new(fcinfo) };
     match publish(fcinfo, &args) {
         Ok(seq) => {
             wake::enqueued(1);
-            seq
+            Some(seq)
         }
         Err(error) => error.raise(),
     }
@@ -292,11 +298,19 @@ fn outbox_captured(fcinfo: pg_sys::FunctionCallInfo) {
     fire(fcinfo, capture::captured);
 }
 
-/// Every trigger of ours comes through here: what silences them for a session belongs here.
+/// Every trigger of ours comes through here.
 fn fire(fcinfo: pg_sys::FunctionCallInfo, trigger: fn(trigger::Call) -> Result<(), UserError>) {
+    if config::replaying() {
+        return;
+    }
     if let Err(error) = trigger(fcinfo) {
         error.raise();
     }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_is_replaying() -> bool {
+    config::replaying()
 }
 
 #[pg_extern(sql = false)]

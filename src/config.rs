@@ -3,7 +3,7 @@
 //! SUSET settings can be set per database (ALTER DATABASE … SET); SIGHUP ones belong to the whole server; USERSET ones are
 //! what a session says of its events.
 
-use crate::pg::guc::{Refused, check_hook, reserve_prefix};
+use crate::pg::guc::{Refused, check_hook, define_session_flag, reserve_prefix};
 use outbox_core::envelope;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
@@ -49,6 +49,9 @@ static ON_DEAD: GucSetting<OnDead> = GucSetting::<OnDead>::new(OnDead::block);
 static RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 static EVENTS_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(AS_HISTORY);
 static DEAD_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(-1);
+static AUDIT_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(365 * 86_400);
+static INBOX_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(7 * 86_400);
+static REPLAYING: GucSetting<bool> = GucSetting::<bool>::new(false);
 static CONNECT_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static CONFIRM_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30_000);
 static WORKER_ROLE: Text = Text::new(Some(c"outbox_worker"));
@@ -254,6 +257,29 @@ pub fn define() {
         GucFlags::UNIT_S,
     );
     number(
+        c"outbox.audit_retention",
+        c"How long the audit of what was done by hand is kept; -1 = forever.",
+        &AUDIT_RETENTION,
+        -1..=i32::MAX,
+        Database,
+        GucFlags::UNIT_S,
+    );
+    number(
+        c"outbox.inbox_retention",
+        c"How long the ids of received messages are remembered; -1 = forever.",
+        &INBOX_RETENTION,
+        -1..=i32::MAX,
+        Database,
+        GucFlags::UNIT_S,
+    );
+    // Not for all: a whole server or database would lose its events in silence.
+    define_session_flag(
+        c"outbox.replaying",
+        c"This session replays old data: what it publishes and enqueues is left out.",
+        &REPLAYING,
+        Database,
+    );
+    number(
         c"outbox.connect_timeout",
         c"Longest wait for the broker to accept a connection and open it.",
         &CONNECT_TIMEOUT,
@@ -335,6 +361,8 @@ pub struct Retention {
     pub history: Option<i32>,
     pub events: Option<i32>,
     pub dead: Option<i32>,
+    pub audit: Option<i32>,
+    pub inbox: Option<i32>,
 }
 
 impl Settings {
@@ -365,6 +393,8 @@ impl Retention {
                 seconds => finite(seconds),
             },
             dead: finite(DEAD_RETENTION.get()),
+            audit: finite(AUDIT_RETENTION.get()),
+            inbox: finite(INBOX_RETENTION.get()),
         }
     }
 }
@@ -406,6 +436,11 @@ fn default_target() -> Target {
         connect_timeout: millis(&CONNECT_TIMEOUT),
         confirm_timeout: millis(&CONFIRM_TIMEOUT),
     }
+}
+
+/// This session publishes and enqueues nothing.
+pub fn replaying() -> bool {
+    REPLAYING.get()
 }
 
 /// The template of the routing key as it is set now.

@@ -55,18 +55,25 @@ impl Upkeep {
             });
             if let Some(kept_s) = retention.history {
                 attempt(worker, c"outbox: drop partitions", || {
-                    store.drop_partitions(kept_s, PARTITIONS)
+                    store.clear("outbox_drop_partitions", kept_s, PARTITIONS)
                 });
             }
         }
         let mut more = false;
-        if let Some(kept_s) = retention.history {
-            let trimmed = attempt(worker, c"outbox: trim history", || store.trim(kept_s, ROWS));
-            more |= trimmed == Some(ROWS.into());
+        let plain = [
+            (c"outbox: trim history", "outbox_trim", retention.history),
+            (c"outbox: trim the audit", "outbox_trim_audit", retention.audit),
+            (c"outbox: trim the inbox", "outbox_trim_inbox", retention.inbox),
+        ];
+        for (what, function, kept_s) in plain {
+            if let Some(kept_s) = kept_s {
+                let trimmed = attempt(worker, what, || store.clear(function, kept_s, ROWS));
+                more |= trimmed == Some(ROWS.into());
+            }
         }
         if let Some(kept_s) = retention.dead {
             let expired = attempt(worker, c"outbox: expire dead letters", || {
-                store.expire_dead(kept_s, ROWS)
+                store.clear("outbox_expire_dead", kept_s, ROWS)
             });
             if let Some(expired @ 1..) = expired {
                 pgrx::log!("outbox {worker}: discarded {expired} dead letters, older than outbox.dead_retention");

@@ -24,8 +24,10 @@ fn denied(cluster: &Cluster, role: &str, sql: &str) -> bool {
     }
 }
 
-const TABLES: [&str; 12] = [
+const TABLES: [&str; 14] = [
     "outbox",
+    "outbox_audit",
+    "outbox_inbox",
     "outbox_waiting",
     "outbox_history",
     "outbox_history_default",

@@ -10,7 +10,7 @@ select f.name, has_function_privilege('regress_nobody', p.oid, 'execute') as nob
        has_function_privilege('regress_writer', p.oid, 'execute') as writer,
        has_function_privilege('regress_monitor', p.oid, 'execute') as monitor,
        has_function_privilege('regress_admin', p.oid, 'execute') as admin
-from unnest('{publish,enqueue,enqueue_many,attach,detach,capture,uncapture,retry,discard,partition_of,partition_label,crc32,uuid_v7}'::text[]) with ordinality f (name, n)
+from unnest('{publish,enqueue,enqueue_many,attach,detach,capture,uncapture,retry,discard,retry_where,discard_where,replay,purge,inbox_receive,inbox_forget,partition_of,partition_label,crc32,uuid_v7}'::text[]) with ordinality f (name, n)
 join pg_proc p on p.proname = 'outbox_' || f.name order by f.n;
 -- the protocol of the workers is for nobody
 select count(distinct p.oid), bool_or(has_function_privilege(r, p.oid, 'execute')) as open

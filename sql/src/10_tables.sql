@@ -75,6 +75,7 @@ create table @extschema@.outbox (
   attempts     integer     not null default 0,
   partition    smallint    not null,
   crashes      smallint    not null default 0,
+  replayed     boolean     not null default false,
   destination  text collate "C" not null default 'default',
   key          text        check (pg_catalog.octet_length(key) <= 255),
   last_error   text,
@@ -94,6 +95,9 @@ comment on column @extschema@.outbox.claim_until is
 comment on column @extschema@.outbox.crashes is
   'Workers that ended without a word while they held the message. After a few it is tried alone, then given up.';
 
+comment on column @extschema@.outbox.replayed is
+  'It was published or discarded before and is sent again by outbox_replay(); the message says so in a header.';
+
 create table @extschema@.outbox_waiting (
   seq          bigint      not null,
   enqueued_at  timestamptz not null,
@@ -101,6 +105,7 @@ create table @extschema@.outbox_waiting (
   attempts     integer     not null default 0,
   partition    smallint    not null,
   crashes      smallint    not null default 0,
+  replayed     boolean     not null default false,
   state        "char"      not null check (state in ('s', 'b', 'g') and (state = 'g') = (due_at is null)),
   destination  text collate "C" not null,
   key          text        check (pg_catalog.octet_length(key) <= 255),
@@ -121,6 +126,7 @@ create table @extschema@.outbox_history (
   attempts     integer     not null,
   partition    smallint    not null,
   discarded    boolean     not null default false,
+  replayed     boolean     not null default false,
   destination  text collate "C" not null,
   key          text,
   last_error   text
@@ -134,6 +140,7 @@ create table @extschema@.outbox_dead (
   died_at      timestamptz not null default pg_catalog.clock_timestamp(),
   attempts     integer     not null,
   partition    smallint    not null,
+  replayed     boolean     not null default false,
   destination  text collate "C" not null,
   key          text,
   reason       text        not null,

@@ -54,6 +54,11 @@ returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uui
 comment on function @extschema@.outbox_uuid_v7() is
   'A new UUID of version 7, which sorts by time.';
 
+create function @extschema@.outbox_is_replaying()
+returns boolean language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_is_replaying_wrapper';
+comment on function @extschema@.outbox_is_replaying() is
+  'Internal: whether outbox.replaying is on in this session. Unlike current_setting() it never takes the word of a session that may not set it.';
+
 create function @extschema@.outbox_publish(
   type text, payload jsonb, aggregate_type text default null, aggregate_id text default null,
   operation text default null, previous_payload jsonb default null, metadata jsonb default null,
@@ -61,7 +66,7 @@ create function @extschema@.outbox_publish(
   destination text default null, available_at timestamptz default null, id uuid default null
 ) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_publish_wrapper';
 comment on function @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid) is
-  'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq. Its aggregate is the key: events of one aggregate are delivered in order.';
+  'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
 
 create function @extschema@.outbox_wake(more_waiting bigint, partitions smallint[], seqs bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';

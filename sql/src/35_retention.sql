@@ -9,6 +9,9 @@
 -- * only the default partition is a member, with its rows dumped as configuration.
 
 create table @extschema@.outbox_history_default partition of @extschema@.outbox_history default;
+-- No key tells one row from another. Without an identity Postgres would refuse each delete while there is a publication
+-- FOR ALL TABLES; so it is with the other partitions, and with the audit.
+alter table @extschema@.outbox_history_default replica identity full;
 -- Rows come in nearly in order of both columns: BRIN costs next to nothing a row and finds a seq or a day.
 create index on @extschema@.outbox_history_default using brin (published_at, seq)
   with (pages_per_range = 16, autosummarize = on);
@@ -64,6 +67,7 @@ begin
       name := 'outbox_history_p' || to_char(starts, case step when 'hour' then 'YYYYMMDDHH24' else 'YYYYMMDD' end);
       if starts < ends and to_regclass(format('@extschema@.%I', name)) is null then
         execute format('create table @extschema@.%I (like @extschema@.outbox_history_default including all)', name);
+        execute format('alter table @extschema@.%I replica identity full', name);
         execute format('alter table @extschema@.outbox_history attach partition @extschema@.%I for values from (%L) to (%L)',
                        name, starts, ends);
         made := made + 1;
@@ -124,8 +128,9 @@ returns bigint language sql volatile set search_path = pg_catalog, pg_temp set e
       for update skip locked))
     returning d.*
   ), written as (
-    insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, discarded, destination, key, last_error)
-    select e.seq, e.enqueued_at, clock_timestamp(), e.attempts, e.partition, true, e.destination, e.key,
+    insert into @extschema@.outbox_history
+      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
+    select e.seq, e.enqueued_at, clock_timestamp(), e.attempts, e.partition, true, e.replayed, e.destination, e.key,
            'dead for longer than outbox.dead_retention: ' || e.reason
     from expired e returning 1
   )
@@ -135,8 +140,8 @@ $$;
 comment on function @extschema@.outbox_expire_dead(integer, integer, timestamptz) is
   'Discards up to batch dead letters that are older than retention_s: they go to the history with a reason; returns how many.';
 
-create function @extschema@.outbox_unended(low bigint, high bigint)
-returns setof bigint language sql stable
+create function @extschema@.outbox_unended(low bigint, high bigint, out seq bigint, out destination text)
+returns setof record language sql stable
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   -- outbox is indexed by lane (destination, partition), then seq. The destinations are found by leaps over the index; a
   -- lane by itself each, which OFFSET 0 makes sure of: in one join the whole index would be read.
@@ -146,17 +151,17 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as 
     select (select o.destination from @extschema@.outbox o where o.destination > d.destination order by 1 limit 1)
     from d where d.destination is not null
   )
-  select waiting.seq from d cross join @extschema@.outbox_partitions p
+  select waiting.seq, d.destination from d cross join @extschema@.outbox_partitions p
   cross join lateral (select o.seq from @extschema@.outbox o
                       where o.destination = d.destination and o.partition = p.partition and o.seq between low and high
                       offset 0) waiting
   union all
-  select w.seq from @extschema@.outbox_waiting w where w.seq between low and high
+  select w.seq, w.destination from @extschema@.outbox_waiting w where w.seq between low and high
   union all
-  select x.seq from @extschema@.outbox_dead x where x.seq between low and high;
+  select x.seq, x.destination from @extschema@.outbox_dead x where x.seq between low and high;
 $$;
 comment on function @extschema@.outbox_unended(bigint, bigint) is
-  'Internal: the seqs from low to high of which a message waits or is dead. Their events must stay.';
+  'Internal: the messages with a seq from low to high that wait or are dead. Their events must stay.';
 
 create function @extschema@.outbox_trim_events(
   after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
@@ -178,7 +183,7 @@ begin
   reached := coalesce(old[cardinality(old)], after);
   more := seen = batch and reached > after;
   delete from @extschema@.outbox_events e
-  where e.seq = any (old) and e.seq not in (select * from @extschema@.outbox_unended(old[1], reached));
+  where e.seq = any (old) and e.seq not in (select u.seq from @extschema@.outbox_unended(old[1], reached) u);
   get diagnostics removed = row_count;
 end
 $$;

@@ -17,6 +17,7 @@ returns boolean language plpgsql volatile parallel unsafe security definer set s
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
   to_destination constant text := coalesce(outbox_retry.destination, 'default');
+  message constant jsonb := jsonb_build_object('seq', outbox_retry.seq, 'destination', to_destination);
   risen @extschema@.outbox_dead;
   ready smallint; -- the partition in which it can go already
 begin
@@ -27,6 +28,7 @@ begin
   where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
   if found then
     perform @extschema@.outbox_wake(0, '{}', '{}');
+    perform @extschema@.outbox_note('retry', message, 1, null);
     return true;
   end if;
   select o.partition into ready from @extschema@.outbox o
@@ -35,16 +37,20 @@ begin
     and not @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until);
   if found then
     perform @extschema@.outbox_wake(0, array[ready], array[outbox_retry.seq]);
+    if risen.seq is not null then
+      perform @extschema@.outbox_note('retry', message, 1, null);
+    end if;
     return true;
   end if;
   if risen.seq is null then
     return false;
   end if;
+  perform @extschema@.outbox_note('retry', message, 1, null);
   if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination and w.seq = outbox_retry.seq)
      and not exists (select from @extschema@.outbox o where o.destination = to_destination and o.seq = outbox_retry.seq
                      and o.partition = any (partitions)) then
-    insert into @extschema@.outbox (destination, partition, seq, key, enqueued_at, last_error)
-    values (risen.destination, risen.partition, risen.seq, risen.key, risen.enqueued_at, risen.reason);
+    insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
+    values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
     perform @extschema@.outbox_wake(1, array[risen.partition], array[risen.seq]);
   end if;
   return true;
@@ -76,22 +82,27 @@ begin
     delete from @extschema@.outbox o
     where o.seq = outbox_discard.seq and o.destination = to_destination
       and o.partition = any (partitions)
-    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.destination, o.key
+    returning o.seq, o.enqueued_at, o.attempts, o.partition, o.replayed, o.destination, o.key
   ), waiting as (
     delete from @extschema@.outbox_waiting w where w.seq = outbox_discard.seq and w.destination = to_destination
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.destination, w.key
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.replayed, w.destination, w.key
   ), dead as (
     delete from @extschema@.outbox_dead d where d.seq = outbox_discard.seq and d.destination = to_destination
-    returning d.seq, d.enqueued_at, d.attempts, d.partition, d.destination, d.key
+    returning d.seq, d.enqueued_at, d.attempts, d.partition, d.replayed, d.destination, d.key
   ), written as (
-    insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, discarded, destination, key, last_error)
-    select x.seq, x.enqueued_at, clock_timestamp(), x.attempts, x.partition, true, x.destination, x.key,
+    insert into @extschema@.outbox_history
+      (seq, enqueued_at, published_at, attempts, partition, discarded, replayed, destination, key, last_error)
+    select x.seq, x.enqueued_at, clock_timestamp(), x.attempts, x.partition, true, x.replayed, x.destination, x.key,
            coalesce(outbox_discard.reason, 'discarded by ' || session_user)
     from (select * from ready union all select * from waiting union all select * from dead) x
     returning 1
   )
   select count(*), (select count(*) from ready) + (select count(*) from waiting) from written into ended, waited;
   perform @extschema@.outbox_wake(-waited, '{}', '{}');
+  if ended > 0 then
+    perform @extschema@.outbox_note('discard', jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1,
+                                    outbox_discard.reason);
+  end if;
   return ended > 0;
 end
 $$;
@@ -231,6 +242,10 @@ begin
   set partition = @extschema@.outbox_repartition(w.seq, w.key, w.partition, old, new);
   update @extschema@.outbox_dead d
   set partition = @extschema@.outbox_repartition(d.seq, d.key, d.partition, old, new);
+  perform @extschema@.outbox_note('configure', jsonb_build_object(
+    'partition_count', new.partition_count, 'leasing', new.leasing, 'partitioner', new.partitioner,
+    'partition_count_before', old.partition_count, 'leasing_before', old.leasing, 'partitioner_before', old.partitioner),
+    null, null);
 end
 $$;
 comment on function @extschema@.outbox_configure(integer, boolean, text) is

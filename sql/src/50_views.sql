@@ -41,28 +41,30 @@ with m as (
          case when @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until) then 'in flight'
               when o.attempts > 0 then 'retrying'
               else 'pending' end as status,
-         o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token, o.last_error
+         o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token, o.last_error,
+         o.replayed
   from @extschema@.outbox o
   union all
   select w.seq, w.destination, w.partition, w.key,
          case when w.state = 'b' and w.attempts > 0 then 'retrying'
               when w.due_at > pg_catalog.now() then 'scheduled'
               else 'pending' end,
-         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error
+         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed
   from @extschema@.outbox_waiting w
   union all
-  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason
+  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason, d.replayed
   from @extschema@.outbox_dead d
   union all
   select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
-         h.attempts, null, h.enqueued_at, case when not h.discarded then h.published_at end, null, h.last_error
+         h.attempts, null, h.enqueued_at, case when not h.discarded then h.published_at end, null, h.last_error,
+         h.replayed
   from @extschema@.outbox_history h
 )
 select m.seq, m.seq as global_sequence, m.status,
        case m.status when 'published' then 'PUBLISHED' when 'dead' then 'FAILED' when 'discarded' then 'FAILED'
                      else 'PENDING' end as reference_status,
        m.destination, @extschema@.outbox_partition_label(m.partition) as partition_key, m.key,
-       m.attempts, m.available_at, m.enqueued_at, m.published_at, m.claim_token, m.last_error,
+       m.attempts, m.available_at, m.enqueued_at, m.published_at, m.claim_token, m.last_error, m.replayed,
        e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
        e.actor, e.correlation_id, e.created_at,
        -- the names other systems give the same columns

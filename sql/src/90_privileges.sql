@@ -45,7 +45,7 @@ grant execute on function
 grant select on
   @extschema@.outbox_status, @extschema@.outbox_worker_status, @extschema@.outbox_partition_status,
   @extschema@.outbox_health, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_history,
-  @extschema@.outbox_dead, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings,
+  @extschema@.outbox_dead, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings,
   @extschema@.outbox_destination_status, @extschema@.outbox_connections, @extschema@.outbox_paused,
   @extschema@.outbox_first_pending
   to outbox_monitor;
@@ -58,11 +58,29 @@ grant execute on function
 
 grant execute on function
   @extschema@.outbox_retry(bigint, text), @extschema@.outbox_discard(bigint, text, text),
+  @extschema@.outbox_retry_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean),
+  @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean),
+  @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean),
+  @extschema@.outbox_purge(text, text, text, boolean),
   @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text)
   to outbox_admin;
 grant usage on foreign data wrapper outbox_amqp to outbox_admin;
 grant usage on foreign data wrapper outbox_http to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads
+
+grant execute on function @extschema@.outbox_inbox_receive(text, text) to outbox_consumer;
+grant execute on function @extschema@.outbox_inbox_forget(text, text) to outbox_admin;
+
+-- A session that replays old data may be silent; who may say so may lose events. A superuser may too.
+do $grant$
+begin
+  if not pg_catalog.has_parameter_privilege('outbox_admin', 'outbox.replaying', 'set') then
+    -- The catalog belongs to the whole server, and another database may be granting at this moment.
+    lock table pg_catalog.pg_parameter_acl in share row exclusive mode;
+    grant set on parameter outbox.replaying to outbox_admin;
+  end if;
+end
+$grant$;
 
 insert into @extschema@.outbox_settings (partition_count, leasing)
 values (pg_catalog.current_setting('outbox.partition_count')::smallint, pg_catalog.current_setting('outbox.leasing')::boolean);

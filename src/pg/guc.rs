@@ -1,7 +1,7 @@
 //! Settings of the server: refusing a bad value in our own words, and changing one for the length of a statement.
 
-use pgrx::pg_sys;
-use std::ffi::{CStr, CString, c_char};
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, pg_sys};
+use std::ffi::{CStr, CString, c_char, c_void};
 
 /// Why a value is refused, and what to write instead.
 pub struct Refused {
@@ -39,14 +39,67 @@ pub unsafe fn check(value: *mut *mut c_char, check: fn(&str) -> Result<(), Refus
     match check(&text) {
         Ok(()) => true,
         Err(refused) => {
-            // SAFETY: the strings are copied into the context core reads them from.
-            unsafe {
-                pg_sys::GUC_check_errmsg_string = in_error_context(&refused.message);
-                pg_sys::GUC_check_errhint_string = in_error_context(&refused.hint);
-            }
+            // SAFETY: we are in a check hook.
+            unsafe { explain(&refused.message, &refused.hint) };
             false
         }
     }
+}
+
+/// # Safety
+/// In a check hook.
+unsafe fn explain(message: &str, hint: &str) {
+    // SAFETY: the strings are copied into the context core reads them from.
+    unsafe {
+        pg_sys::GUC_check_errmsg_string = in_error_context(message);
+        pg_sys::GUC_check_errhint_string = in_error_context(hint);
+    }
+}
+
+/// Defines a flag that a session, a client or a role may switch on, but no file and no database. GUC_DISALLOW_IN_FILE
+/// would stop ALTER SYSTEM and leave postgresql.conf open.
+pub fn define_session_flag(
+    name: &'static CStr,
+    about: &'static CStr,
+    setting: &'static GucSetting<bool>,
+    context: GucContext,
+) {
+    // SAFETY: the hook is guarded and looks at its arguments alone.
+    unsafe {
+        GucRegistry::define_bool_guc_with_hooks(
+            name,
+            about,
+            c"",
+            setting,
+            context,
+            GucFlags::empty(),
+            Some(of_a_session),
+            None,
+            None,
+        );
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn of_a_session(
+    value: *mut bool,
+    _extra: *mut *mut c_void,
+    source: pg_sys::GucSource::Type,
+) -> bool {
+    // SAFETY: core passes the value.
+    let on = unsafe { *value };
+    let for_all = source > pg_sys::GucSource::PGC_S_DEFAULT && source < pg_sys::GucSource::PGC_S_USER;
+    if on && for_all {
+        // SAFETY: we are in a check hook.
+        unsafe {
+            explain(
+                "this setting is for a session, not for a server or a database",
+                "Use SET LOCAL in the transaction that needs it, or ALTER ROLE … SET for a role that does nothing else.",
+            );
+        }
+        return false;
+    }
+    true
 }
 
 unsafe fn in_error_context(text: &str) -> *mut c_char {

@@ -316,7 +316,7 @@ impl Store {
                     let sql = format!(
                         "select tid::text, seq, destination, partition, key, attempts, crashes, claim_token, id, type,
                          aggregate_type, aggregate_id, operation, payload, previous_payload, metadata, headers, actor,
-                         correlation_id, created_at, created_at_s, wal_position, remark from {}.{call}",
+                         correlation_id, created_at, created_at_s, wal_position, replayed, remark from {}.{call}",
                         self.schema
                     );
                     let types: Vec<PgOid> = types.iter().map(|oid| PgOid::from(*oid)).collect();
@@ -327,7 +327,7 @@ impl Store {
             let mut batch = Batch::default();
             let mut wal_position = 0_u64;
             for row in client.update(statement, None, args)? {
-                if let Some(remark) = row.get::<String>(23)? {
+                if let Some(remark) = row.get::<String>(24)? {
                     match remark.as_str() {
                         "cut" => batch.cut = true,
                         _ => batch.missed = true,
@@ -509,20 +509,8 @@ impl Store {
         Ok(Spi::get_one_with_args(&sql, &[retention_s.into()])?.unwrap_or_default())
     }
 
-    pub fn drop_partitions(&self, retention_s: i32, batch: i32) -> SpiResult<i64> {
-        self.clear("outbox_drop_partitions", retention_s, batch)
-    }
-
-    pub fn trim(&self, retention_s: i32, batch: i32) -> SpiResult<i64> {
-        self.clear("outbox_trim", retention_s, batch)
-    }
-
-    pub fn expire_dead(&self, retention_s: i32, batch: i32) -> SpiResult<i64> {
-        self.clear("outbox_expire_dead", retention_s, batch)
-    }
-
     /// Calls a function that removes what is older, `batch` at most, and returns how many.
-    fn clear(&self, function: &str, retention_s: i32, batch: i32) -> SpiResult<i64> {
+    pub fn clear(&self, function: &str, retention_s: i32, batch: i32) -> SpiResult<i64> {
         let sql = format!("select {}.{function}($1, $2)::bigint", self.schema);
         Ok(Spi::get_one_with_args(&sql, &[retention_s.into(), batch.into()])?.unwrap_or_default())
     }
@@ -554,6 +542,7 @@ fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<String>> {
         attempts: row.get(6)?.unwrap_or_default(),
         crashes: row.get(7)?.unwrap_or_default(),
         lease_epoch: row.get(8)?.unwrap_or_default(),
+        replayed: row.get(23)?.unwrap_or_default(),
     };
     let id: Option<String> = row.get(9)?;
     let event = match id {

@@ -10,8 +10,10 @@ use crate::{payload, publish};
 
 const RETENTION_S: i32 = 30 * 86_400;
 
-const TABLES: [&str; 5] = [
+const TABLES: [&str; 7] = [
     "outbox",
+    "outbox_audit",
+    "outbox_inbox",
     "outbox_history",
     "outbox_dead",
     "outbox_events",
@@ -40,7 +42,8 @@ fn shop(cluster: &Cluster) {
     (4..=8).for_each(|n| _ = publish(cluster, "shop", n));
     cluster.exec(
         "shop",
-        "select outbox_publish('T', '9', available_at => '2999-01-01'); select outbox_discard(8)",
+        "select outbox_publish('T', '9', available_at => '2999-01-01'); select outbox_discard(8);
+         select outbox_inbox_receive('reader', 'm')",
     );
     for days in [9, 1, 0] {
         let sql = format!(

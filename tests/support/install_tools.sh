@@ -27,6 +27,11 @@ if [ "${1:-build}" = servers ]; then
   # Some tests check messages with libraries of PyPI, in environments of their own below target/.
   python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing="$missing python3-venv"
   need postgresql-client-15 "$("$pg_config" --bindir 2>/dev/null || echo /usr/lib/postgresql/15/bin)/pg_dump"
+  need pgbouncer /usr/sbin/pgbouncer
+  # The examples of consumers; their packages come from PyPI and npm, see example_packages.sh.
+  python3 -c 'import ensurepip' >/dev/null 2>&1 || missing="$missing python3-venv"
+  need nodejs node
+  need npm npm
 fi
 [ -n "$missing" ] || exit 0
 
@@ -57,5 +62,11 @@ case "$missing" in
   *rabbitmq-server*)
     if [ -d /run/systemd/system ]; then
       $sudo systemctl disable --now --quiet rabbitmq-server.service epmd.service epmd.socket || true
+    fi ;;
+esac
+case "$missing" in
+  *pgbouncer*)
+    if [ -d /run/systemd/system ]; then
+      $sudo systemctl disable --now --quiet pgbouncer.service || true
     fi ;;
 esac

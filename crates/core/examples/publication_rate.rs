@@ -43,6 +43,7 @@ fn rate(event: &Event, route: &Route<'_>) -> f64 {
         attempts: 0,
         crashes: 0,
         lease_epoch: 1 << 40,
+        replayed: false,
     };
     let mut best = f64::MAX;
     for _ in 0..ROUNDS {

@@ -359,6 +359,27 @@ mod tests {
     }
 
     #[test]
+    fn a_replayed_message_says_so_and_is_the_same_otherwise() {
+        let first = published(&pointer(), &event()).unwrap();
+        let again = Pointer {
+            replayed: true,
+            ..pointer()
+        };
+        let mut again = published(&again, &event()).unwrap();
+        assert!(
+            !first
+                .properties
+                .headers
+                .iter()
+                .any(|(name, _)| name.as_str() == "replayed")
+        );
+        let marked = (Text::Static("replayed"), HeaderValue::Bool(true));
+        let place = (again.properties.headers.iter()).position(|header| *header == marked);
+        again.properties.headers.remove(place.expect("the header"));
+        assert_eq!(again, first);
+    }
+
+    #[test]
     fn properties_and_headers_name_the_event() {
         let publication = published(&pointer(), &event()).unwrap();
         assert_eq!((publication.handle, publication.exchange.as_str()), (9, "events"));

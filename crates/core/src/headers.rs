@@ -30,8 +30,8 @@ pub const SYSTEM_HEADERS_RESERVED: usize = 4 * 1024;
 pub const HTTP_HEADERS_MAX: usize = 16 * 1024;
 
 /// Headers that the outbox sets with AMQP. A user's header of such a name is dropped, also where the outbox has no value
-/// to set: a consumer may trust these names. (All but the epoch and the attempt are the event's.)
-pub const SYSTEM_HEADERS: [&str; 7] = [
+/// to set: a consumer may trust these names. (All but the epoch, the attempt and replayed are the event's.)
+pub const SYSTEM_HEADERS: [&str; 8] = [
     "id",
     "aggregate_type",
     "aggregate_id",
@@ -39,6 +39,7 @@ pub const SYSTEM_HEADERS: [&str; 7] = [
     "partition_key",
     "lease_epoch",
     "attempt",
+    "replayed",
 ];
 
 /// Likewise, of [`Format::Payload`] with AMQP: what the envelope has in its body.
@@ -156,6 +157,9 @@ fn push_amqp(headers: &mut Vec<Header>, pointer: &Pointer, event: &Event, format
     push_int(headers, "seq", event.seq);
     push_int(headers, "lease_epoch", pointer.lease_epoch);
     push_int(headers, "attempt", i64::from(pointer.attempts) + 1);
+    if pointer.replayed {
+        headers.push((Text::Static("replayed"), HeaderValue::Bool(true)));
+    }
 }
 
 /// HTTP has no properties beside its headers, so those of AMQP are here too.
@@ -178,6 +182,9 @@ fn push_http(headers: &mut Vec<Header>, pointer: &Pointer, event: &Event, route:
     push_int(headers, "outbox-seq", event.seq);
     push_int(headers, "outbox-lease-epoch", pointer.lease_epoch);
     push_int(headers, "outbox-attempt", i64::from(pointer.attempts) + 1);
+    if pointer.replayed {
+        headers.push((Text::Static("outbox-replayed"), HeaderValue::Bool(true)));
+    }
 }
 
 fn push_text(headers: &mut Vec<Header>, name: &'static str, value: Option<&str>, form: impl Fn(&str) -> Text) {

@@ -115,6 +115,8 @@ pub struct Pointer {
     pub crashes: i32,
     /// Epoch of the lease under which the row was claimed; fences the settlement.
     pub lease_epoch: i64,
+    /// It had ended before and is sent again because a person asked for it.
+    pub replayed: bool,
 }
 
 /// The event as the source stores it. JSON columns are their text, untouched: it reaches the body byte for byte.

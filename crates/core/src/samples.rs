@@ -16,6 +16,7 @@ pub(crate) fn pointer() -> Pointer {
         attempts: 2,
         crashes: 0,
         lease_epoch: 5,
+        replayed: false,
     }
 }
 

@@ -41,6 +41,7 @@ fn made(transport: TransportKind, format: Format) -> Publication {
         attempts: 0,
         crashes: 0,
         lease_epoch: 7,
+        replayed: false,
     };
     let mut statics = Statics {
         source: Template::fixed("/outbox/shop"),

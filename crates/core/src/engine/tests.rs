@@ -37,6 +37,7 @@ fn batch(seqs: &[i64]) -> Batch<()> {
             attempts: 0,
             crashes: 0,
             lease_epoch: 1,
+            replayed: false,
         },
         event: Some(Event::default()),
     });

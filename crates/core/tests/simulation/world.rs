@@ -100,6 +100,7 @@ fn claimed((seq, partition, row): &Claim, epoch: i64) -> Claimed<u64> {
             attempts: row.attempts,
             crashes: row.crashes,
             lease_epoch: epoch,
+            replayed: false,
         },
         event: Some(Event {
             seq: *seq,

@@ -1,0 +1,117 @@
+-- Replay: what has ended is sent again, from outbox_events, with the same seq and id, and says so in a header.
+-- A replayed message is a row of outbox like any other, so all rules of the delivery hold for it. It is enqueued by one call
+-- in pieces of a bounded size, in order of seq, and locks nothing that a producer waits for.
+
+create function @extschema@.outbox_destination_exists(destination text)
+returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
+  select $1 is null or exists (select from @extschema@.outbox_destinations() d where d.destination = $1);
+$$;
+comment on function @extschema@.outbox_destination_exists(text) is
+  'Internal: whether there is such a destination; NULL asks for none.';
+
+create function @extschema@.outbox_replayable(
+  seqs bigint[], key text, source_destination text, to_destination text,
+  out seq bigint, out destination text, out key_of text
+) returns setof record language plpgsql stable rows 1000
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off as $$
+#variable_conflict use_column
+begin
+  -- By the range, which the BRIN of each partition finds; then by the seqs themselves.
+  return query
+  select ended.* from (
+    select distinct on (h.seq, 2) h.seq, coalesce(outbox_replayable.to_destination, h.destination), h.key
+    from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
+    where h.seq between seqs[1] and seqs[cardinality(seqs)]
+      and (outbox_replayable.source_destination is null or (h.destination = outbox_replayable.source_destination and not h.discarded))
+      and (outbox_replayable.key is null or h.key = outbox_replayable.key)
+    order by h.seq, 2, h.published_at desc
+  ) as ended (seq, destination, key)
+  where @extschema@.outbox_destination_exists(ended.destination)
+    and not exists (select from @extschema@.outbox_unended(seqs[1], seqs[cardinality(seqs)]) u
+                    where u.seq = ended.seq and u.destination = ended.destination)
+  order by 1, 2;
+end
+$$;
+comment on function @extschema@.outbox_replayable(bigint[], text, text, text) is
+  'Internal: which of these events (in order) can be sent again, where to, and under what key: those that ended and do not wait there.';
+
+create function @extschema@.outbox_replay(
+  seq_from bigint default null, seq_to bigint default null, created_from timestamptz default null,
+  created_to timestamptz default null, type text default null, aggregate_type text default null,
+  aggregate_id text default null, key text default null, source_destination text default null,
+  destination text default null, max_rows integer default 10000, reason text default null, dry_run boolean default true
+) returns bigint language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off as $$
+#variable_conflict use_column
+declare
+  piece constant integer := 10000;
+  partition_count constant bigint := (select s.partition_count from @extschema@.outbox_settings s);
+  partitioner constant text := (select s.partitioner from @extschema@.outbox_settings s);
+  filter constant jsonb := @extschema@.outbox_criteria(
+    jsonb_build_object('seq_from', seq_from, 'seq_to', seq_to, 'created_from', created_from, 'created_to', created_to,
+      'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id, 'key', key,
+      'source_destination', source_destination), max_rows);
+  wanted constant bigint := coalesce(max_rows, 9223372036854775807);
+  reached bigint := coalesce(seq_from, 1) - 1;
+  replayed bigint := 0;
+  came bigint;
+  ready smallint[];
+  lows bigint[];
+  seqs bigint[];
+begin
+  if not @extschema@.outbox_destination_exists(outbox_replay.destination) then
+    raise exception 'destination "%" does not exist', outbox_replay.destination
+      using errcode = 'undefined_object', hint = 'Leave the destination out: then each message goes where it went.';
+  end if;
+  if partition_count is null then
+    raise exception 'outbox_configure() changed the partitions after this transaction began'
+      using errcode = 'serialization_failure', hint = 'Run the transaction again.';
+  end if;
+  loop
+    seqs := array(
+      select e.seq from @extschema@.outbox_events e
+      where e.seq > reached and e.seq <= coalesce(seq_to, 9223372036854775807)
+        and (created_from is null or e.created_at >= created_from)
+        and (created_to is null or e.created_at < created_to)
+        and (outbox_replay.type is null or e.type = outbox_replay.type)
+        and (outbox_replay.aggregate_type is null or e.aggregate_type = outbox_replay.aggregate_type)
+        and (outbox_replay.aggregate_id is null or e.aggregate_id = outbox_replay.aggregate_id)
+      order by e.seq limit piece);
+    exit when cardinality(seqs) = 0;
+    reached := seqs[cardinality(seqs)];
+    if coalesce(dry_run, true) then
+      select replayed + count(*) into replayed
+      from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination);
+    else
+      with picked as materialized (
+        -- Locked against outbox_trim_events(), which does not see the messages of this transaction.
+        select r.seq, r.destination, r.key_of
+        from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
+        join @extschema@.outbox_events e on e.seq = r.seq
+        order by r.seq, r.destination limit wanted - replayed for key share of e
+      ), back as (
+        insert into @extschema@.outbox as o (destination, partition, seq, key, replayed)
+        select p.destination, coalesce(@extschema@.outbox_partition_by(partitioner, p.key_of, partition_count::integer), p.seq % partition_count)::smallint, p.seq, p.key_of, true
+        from picked p
+        on conflict do nothing
+        returning o.partition, o.seq
+      ), lanes as (
+        select b.partition, min(b.seq) as low, count(*) as n from back b group by 1
+      )
+      select coalesce(sum(l.n), 0), coalesce(array_agg(l.partition), '{}'), coalesce(array_agg(l.low), '{}')
+        into came, ready, lows from lanes l;
+      perform @extschema@.outbox_wake(came, ready, lows);
+      replayed := replayed + came;
+    end if;
+    exit when cardinality(seqs) < piece or replayed >= wanted;
+  end loop;
+  replayed := least(replayed, wanted);
+  if replayed > 0 and not coalesce(dry_run, true) then
+    perform @extschema@.outbox_note('replay',
+      filter || jsonb_build_object('destination', outbox_replay.destination, 'max_rows', max_rows), replayed, outbox_replay.reason);
+  end if;
+  return replayed;
+end
+$$;
+comment on function @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean) is
+  'Sends events again that were published or discarded and meet all criteria, the first max_rows messages by seq; returns how many. They keep seq and id, and carry the header replayed. Counts them only, unless dry_run is false.';

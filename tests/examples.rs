@@ -1,0 +1,267 @@
+//! Do the consumers of examples/ what their first lines say: on a real RabbitMQ and a real Postgres, with every message
+//! delivered more than once, old ones after new ones, and the consumer killed in between?
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+
+use amqprs::{BasicProperties, FieldTable, FieldValue};
+use common::{DB, LONG, all_of, exchange_and_queue, outbox_cluster, wait_published};
+use serde_json::Value;
+use support::{Broker, Cluster, Delivery, process, wait_until};
+
+const AGGREGATES: usize = 10;
+const VERSIONS: usize = 6;
+
+/// The packages that the examples import, installed once below target/.
+fn packages() -> &'static Path {
+    static PACKAGES: OnceLock<PathBuf> = OnceLock::new();
+    PACKAGES.get_or_init(|| {
+        let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let installed = Command::new(tests.join("support/example_packages.sh")).status();
+        assert!(
+            installed.expect("run example_packages.sh").success(),
+            "the packages of the examples"
+        );
+        tests.join("../target/examples")
+    })
+}
+
+/// A program of examples/ and where it finds its servers.
+struct Example<'a> {
+    file: &'a str,
+    env: Vec<(&'a str, String)>,
+}
+
+impl Example<'_> {
+    fn command(&self, arguments: &[&str]) -> Command {
+        let interpreter = match self.file.rsplit('.').next() {
+            Some("py") => packages().join("python/bin/python3"),
+            _ => PathBuf::from("node"),
+        };
+        let mut command = Command::new(interpreter);
+        command
+            .arg(
+                Path::new(env!("CARGO_MANIFEST_DIR"))
+                    .join("../examples")
+                    .join(self.file),
+            )
+            .args(arguments)
+            .env("NODE_PATH", packages().join("node/node_modules"))
+            .envs(self.env.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    fn start(&self) -> Running {
+        let mut command = self.command(&["run"]);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        Running(process::spawn_bound(command, libc::SIGKILL).expect("start an example"))
+    }
+
+    fn search(&self, words: &str) -> Vec<String> {
+        let output = self.command(&["search", words]).output().expect("run an example");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout)
+            .lines()
+            .map(str::to_owned)
+            .collect()
+    }
+}
+
+/// Killed when it is dropped, without a word.
+struct Running(Child);
+
+impl Running {
+    fn is_alive(&mut self) -> bool {
+        self.0.try_wait().expect("a child of ours").is_none()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        process::kill(&mut self.0);
+    }
+}
+
+/// A worker, an exchange, the queue of the example, and one that gets a copy of each message.
+struct Stage {
+    broker: &'static Broker,
+    cluster: Cluster,
+    exchange: String,
+    queue: String,
+    copies: String,
+}
+
+fn stage() -> Stage {
+    let broker = Broker::shared();
+    let (exchange, copies) = exchange_and_queue(broker);
+    let queue = format!("{copies}.example");
+    broker.declare_queue(&queue, Value::Null);
+    broker.bind(&queue, &exchange, "#");
+    let cluster = outbox_cluster(broker, &exchange);
+    Stage {
+        broker,
+        cluster,
+        exchange,
+        queue,
+        copies,
+    }
+}
+
+impl Stage {
+    fn example<'a>(&self, file: &'a str, more: &[(&'a str, String)]) -> Example<'a> {
+        let mut env = vec![
+            ("AMQP_URL", self.broker.url()),
+            ("EXCHANGE", self.exchange.clone()),
+            ("QUEUE", self.queue.clone()),
+        ];
+        env.extend_from_slice(more);
+        Example { file, env }
+    }
+
+    fn database(&self, user: &str) -> (&'static str, String) {
+        (
+            "DATABASE",
+            format!("postgresql://{user}@127.0.0.1:{}/{DB}", self.cluster.port()),
+        )
+    }
+
+    /// Each page is written VERSIONS times, the last time as final; the last page is deleted then.
+    fn publish(&self) {
+        self.cluster.exec(
+            DB,
+            &format!(
+                "select outbox_publish('PageSaved', jsonb_build_object('title', 'page ' || page, 'version', version,
+                            'state', case version when {VERSIONS} then 'final' else 'draft' end), 'page', page::text,
+                            case when page = {AGGREGATES} and version = {VERSIONS} then 'deleted' else 'saved' end)
+                 from generate_series(1, {VERSIONS}) version, generate_series(1, {AGGREGATES}) page"
+            ),
+        );
+        wait_published(&self.cluster, AGGREGATES * VERSIONS);
+    }
+
+    /// All of it once more by a replay, the first thirty twice more as they are, and what is no message of ours. Then the last.
+    fn repeat(&self) {
+        let first = all_of(self.broker, &self.copies);
+        assert_eq!(first.len(), AGGREGATES * VERSIONS);
+        self.cluster
+            .exec(DB, "select outbox_replay(seq_from => 1, dry_run => false)");
+        wait_published(&self.cluster, 2 * AGGREGATES * VERSIONS);
+        self.broker.publish("", &self.queue, b"no JSON");
+        self.broker.publish("", &self.queue, b"{\"seq\": 1}");
+        for delivery in first[..30].iter().chain(&first[..30]) {
+            self.publish_again(delivery);
+        }
+        self.cluster.exec(
+            DB,
+            "select outbox_publish('PageSaved', '{\"title\": \"theend\"}', 'page', 'last', 'saved')",
+        );
+    }
+
+    fn publish_again(&self, delivery: &Delivery) {
+        let mut headers = FieldTable::new();
+        for name in ["aggregate_type", "aggregate_id"] {
+            let value = delivery.headers[name].as_str().expect("a text").to_owned();
+            headers.insert(
+                name.try_into().expect("short"),
+                FieldValue::S(value.try_into().expect("a text")),
+            );
+        }
+        let properties = BasicProperties::default()
+            .with_message_id(delivery.message_id.as_deref().expect("an id"))
+            .with_headers(headers)
+            .finish();
+        self.broker.publish_with("", &self.queue, properties, &delivery.body);
+    }
+}
+
+fn the_index_is_right(file: &str, more: impl Fn(&Stage) -> Vec<(&'static str, String)>) {
+    let stage = stage();
+    let example = stage.example(file, &more(&stage));
+    let mut indexer = example.start();
+    stage.publish();
+    wait_until("something in the index", LONG, || {
+        assert!(indexer.is_alive(), "{file} ended");
+        !example.search("page").is_empty()
+    });
+    drop(indexer); // in the middle of it, or not
+    stage.repeat();
+    let mut indexer = example.start();
+    wait_until("the last message in the index", LONG, || {
+        assert!(indexer.is_alive(), "{file} ended");
+        example.search("theend") == ["page:last"]
+    });
+    let mut expected: Vec<String> = (1..AGGREGATES).map(|page| format!("page:{page}")).collect();
+    expected.sort();
+    assert_eq!(
+        example.search("final"),
+        expected,
+        "the newest state, and not what was deleted"
+    );
+    assert_eq!(example.search("draft"), [""; 0], "no older state came back");
+    assert_eq!(example.search("page"), expected);
+}
+
+fn the_generations_are_right(file: &str) {
+    let stage = stage();
+    stage.cluster.exec(
+        DB,
+        "create role webcache login in role outbox_consumer;
+         create table page_cache (key text primary key, page text not null);
+         create table page_generation (key text primary key, generation bigint not null);
+         grant select, insert, update, delete on page_cache, page_generation to webcache;
+         insert into page_cache select 'page:' || n, 'old' from generate_series(1, 12) n",
+    );
+    let example = stage.example(file, &[stage.database("webcache")]);
+    let mut invalidator = example.start();
+    stage.publish();
+    wait_until("a generation", LONG, || {
+        assert!(invalidator.is_alive(), "{file} ended");
+        stage
+            .cluster
+            .query_one(DB, "select exists (select from page_generation)")
+    });
+    drop(invalidator); // in the middle of it, or not
+    stage.repeat();
+    let mut invalidator = example.start();
+    wait_until("the last message", LONG, || {
+        assert!(invalidator.is_alive(), "{file} ended");
+        let last = "select exists (select from page_generation where key = 'page:last')";
+        stage.cluster.query_one(DB, last)
+    });
+    let wrong = format!(
+        "select coalesce(string_agg(key || ' ' || generation, ', '), '') from page_generation
+         where generation <> case key when 'page:last' then 1 else {VERSIONS} end"
+    );
+    assert_eq!(stage.cluster.query_one::<String>(DB, &wrong), "");
+    let keys = "select count(*) from page_generation";
+    assert_eq!(stage.cluster.query_one::<i64>(DB, keys), AGGREGATES as i64 + 1);
+    let left = "select array_agg(key order by key) from page_cache";
+    assert_eq!(stage.cluster.query_one::<Vec<String>>(DB, left), ["page:11", "page:12"]);
+}
+
+#[test]
+fn the_search_indexer_in_python_holds_the_newest_state_of_each_page() {
+    // Beside the queue's name, which no other test uses.
+    the_index_is_right("python/search_indexer.py", |stage| {
+        let file = packages().join(format!("{}.sqlite", stage.queue));
+        vec![("INDEX", file.display().to_string())]
+    });
+}
+
+#[test]
+fn the_search_indexer_in_node_holds_the_newest_state_of_each_page() {
+    the_index_is_right("node/search_indexer.js", |stage| vec![stage.database("postgres")]);
+}
+
+#[test]
+fn the_cache_invalidator_in_python_counts_each_change_once() {
+    the_generations_are_right("python/cache_invalidator.py");
+}
+
+#[test]
+fn the_cache_invalidator_in_node_counts_each_change_once() {
+    the_generations_are_right("node/cache_invalidator.js");
+}

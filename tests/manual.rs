@@ -1,0 +1,525 @@
+//! What a person does by hand to many messages: by filter, with a trial run first, and written down. On a real Postgres; where
+//! messages go again, on a real RabbitMQ.
+
+mod common;
+
+use common::{
+    DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, unconnected_cluster, wait_drained,
+    wait_published, wait_true,
+};
+use postgres::Client;
+use postgres::error::SqlState;
+use serde_json::{Value, json};
+use support::{Broker, Cluster, fresh_names};
+
+/// A server with the extension and no worker.
+fn quiet_cluster() -> Cluster {
+    unconnected_cluster("", "x", &["outbox.workers = 0"])
+}
+
+/// Dead letters 1 to 6: of types A and B in turn, each of an order of its own, the first three unroutable.
+fn dead_letters(cluster: &Cluster) {
+    cluster.exec(
+        DB,
+        "select outbox_publish(case n % 2 when 1 then 'A' else 'B' end, '{}', 'order', n::text) from generate_series(1, 6) n;
+         insert into outbox_dead (seq, enqueued_at, died_at, attempts, partition, destination, key, reason)
+         select seq, enqueued_at, '2030-01-01Z'::timestamptz + seq * interval '1 day', 15, partition, destination, key,
+                case when seq <= 3 then 'unroutable: 312 NO_ROUTE' else 'refused' end
+         from outbox;
+         delete from outbox",
+    );
+}
+
+/// Calls a function with these arguments; returns how many it says.
+fn count(cluster: &Cluster, call: &str) -> i64 {
+    cluster.query_one(DB, &format!("select {call}"))
+}
+
+fn seqs(cluster: &Cluster, table: &str) -> Vec<i64> {
+    let sql = format!("select coalesce(array_agg(seq order by seq), '{{}}') from {table}");
+    cluster.query_one(DB, &sql)
+}
+
+/// The audit, oldest first: action, filter, count, reason.
+fn audit(cluster: &Cluster) -> Vec<Value> {
+    let sql = "select coalesce(jsonb_agg(jsonb_build_array(action, filter, count, reason) order by at), '[]') from outbox_audit";
+    let all: Value = cluster.query_one(DB, sql);
+    all.as_array().expect("an array").clone()
+}
+
+fn code(client: &mut Client, sql: &str) -> SqlState {
+    let error = client.batch_execute(sql).expect_err(sql);
+    error.code().unwrap_or_else(|| panic!("{sql}: {error:?}")).clone()
+}
+
+#[test]
+fn each_criterion_picks_what_meets_it_and_a_trial_run_changes_nothing() {
+    let cluster = quiet_cluster();
+    dead_letters(&cluster);
+    for (criteria, wanted) in [
+        ("type => 'A'", 3),
+        ("aggregate_type => 'order'", 6),
+        ("aggregate_type => 'order', aggregate_id => '2'", 1),
+        ("key => 'order:5'", 1),
+        ("error_like => 'unroutable%'", 3),
+        ("error_like => 'unroutable%', type => 'B'", 1),
+        ("died_after => '2030-01-03Z'", 5),
+        ("died_before => '2030-01-03Z'", 1),
+        ("seq_from => 5", 2),
+        ("seq_to => 4", 4),
+        ("seq_from => 1", 6),
+        ("destination => 'default'", 6),
+        ("destination => 'elsewhere'", 0),
+        ("seq_from => 1, max_rows => 4", 4),
+        ("seq_from => 1, max_rows => null, dry_run => null", 6),
+    ] {
+        for function in ["outbox_retry_where", "outbox_discard_where"] {
+            let call = format!("{function}({criteria})");
+            assert_eq!(count(&cluster, &call), wanted, "{call}");
+        }
+    }
+    assert_eq!(seqs(&cluster, "outbox_dead"), [1, 2, 3, 4, 5, 6]);
+    assert!(audit(&cluster).is_empty(), "nothing was done");
+}
+
+#[test]
+fn no_criterion_at_all_is_refused() {
+    let cluster = quiet_cluster();
+    dead_letters(&cluster);
+    let mut client = cluster.connect(DB);
+    for function in ["outbox_retry_where", "outbox_discard_where"] {
+        for arguments in [
+            "dry_run => false",
+            "max_rows => 5, reason => 'r'",
+            "seq_from => 1, max_rows => 0",
+        ] {
+            let call = format!("select {function}({arguments})");
+            assert_eq!(code(&mut client, &call), SqlState::INVALID_PARAMETER_VALUE, "{call}");
+        }
+    }
+    assert_eq!(seqs(&cluster, "outbox_dead").len(), 6);
+}
+
+#[test]
+fn what_is_retried_or_discarded_moves_the_first_by_seq_first_and_is_written_down() {
+    let cluster = quiet_cluster();
+    dead_letters(&cluster);
+    let retry = "outbox_retry_where(type => 'A', max_rows => 2, reason => 'queue is back', dry_run => false)";
+    assert_eq!(count(&cluster, retry), 2);
+    assert_eq!(seqs(&cluster, "outbox"), [1, 3]);
+    let discard = "outbox_discard_where(seq_from => 4, dry_run => false, reason => 'withdrawn')";
+    assert_eq!(count(&cluster, discard), 3);
+    assert_eq!(seqs(&cluster, "outbox_dead"), [2]);
+    assert_eq!(
+        seqs(&cluster, "outbox_history where discarded and last_error = 'withdrawn'"),
+        [4, 5, 6]
+    );
+    assert_eq!(count(&cluster, discard), 0, "there are none any more");
+    assert_eq!(
+        audit(&cluster),
+        [
+            json!(["retry", {"type": "A", "max_rows": 2}, 2, "queue is back"]),
+            json!(["discard", {"seq_from": 4, "max_rows": 10000}, 3, "withdrawn"]),
+        ]
+    );
+}
+
+#[test]
+fn what_was_enqueued_anew_while_it_was_dead_waits_once() {
+    let cluster = quiet_cluster();
+    dead_letters(&cluster);
+    cluster.exec(
+        DB,
+        "select outbox_enqueue(1), outbox_enqueue(2, 'another'), outbox_enqueue(3, available_at => '2999-01-01');
+         insert into outbox_waiting (seq, enqueued_at, partition, state, destination, key) values (4, now(), 3, 'g', 'default', 'order:4')",
+    );
+    assert_eq!(
+        count(&cluster, "outbox_retry_where(seq_from => 1, dry_run => false)"),
+        6
+    );
+    assert_eq!(seqs(&cluster, "outbox"), [1, 2, 5, 6]);
+    assert_eq!(seqs(&cluster, "outbox_waiting"), [3, 4]);
+    assert_eq!(
+        seqs(&cluster, "outbox_waiting where due_at <= now()"),
+        [3],
+        "it goes at once"
+    );
+}
+
+#[test]
+fn dead_letters_that_are_retried_by_filter_are_delivered_before_those_behind_them() {
+    let broker = Broker::shared();
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, Value::Null);
+    let cluster = outbox_cluster(broker, &exchange);
+    cluster.exec(DB, "alter database postgres set outbox.max_attempts = 1");
+    wait_true(
+        &cluster,
+        "the setting",
+        "select exists (select from outbox_worker_status where state = 'connected' and started_at > (select pg_postmaster_start_time()))",
+    );
+    // Two of each of twenty keys, in this order: the second waits behind the first.
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', n::text::jsonb, 'item', (n % 20)::text, 'made') from generate_series(1, 40) n",
+    );
+    wait_true(
+        &cluster,
+        "twenty dead letters, twenty behind",
+        "select (select count(*) from outbox_dead where blocks) = 20 and (select count(*) from outbox_waiting) = 20",
+    );
+    broker.bind(&queue, &exchange, "item.made");
+    assert_eq!(
+        count(
+            &cluster,
+            "outbox_retry_where(error_like => 'unroutable%', dry_run => false)"
+        ),
+        20
+    );
+    wait_drained(&cluster);
+    wait_published(&cluster, 40);
+    let mut arrived: Vec<(i64, i64)> = all_of(broker, &queue)
+        .iter()
+        .map(|delivery| delivery.json()["payload"].as_i64().expect("a number"))
+        .map(|n| (n % 20, n))
+        .collect();
+    arrived.sort_by_key(|(key, _)| *key); // stable: within a key as they came
+    let expected: Vec<(i64, i64)> = (0..20)
+        .flat_map(|key| [if key == 0 { 20 } else { key }, if key == 0 { 40 } else { key + 20 }].map(|n| (key, n)))
+        .collect();
+    assert_eq!(arrived, expected);
+}
+
+#[test]
+fn dead_letters_that_are_discarded_by_filter_let_their_keys_go_on() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    cluster.exec(
+        DB,
+        // An event that does not exist can never be sent.
+        "select outbox_enqueue(999, 'item:1'); select outbox_enqueue(998, 'item:2')",
+    );
+    wait_true(
+        &cluster,
+        "two dead letters",
+        "select count(*) = 2 from outbox_dead where blocks",
+    );
+    cluster.exec(
+        DB,
+        "insert into outbox_events (seq, id, type, payload, aggregate_type, aggregate_id)
+         select n, gen_random_uuid(), 'T', '{}', 'item', (n % 2 + 1)::text from generate_series(1000, 1003) n;
+         select outbox_enqueue_many('{1000,1001,1002,1003}')",
+    );
+    wait_true(
+        &cluster,
+        "all to wait",
+        "select count(*) = 4 from outbox_waiting where state = 'g'",
+    );
+    assert_eq!(
+        count(&cluster, "outbox_discard_where(key => 'item:1', dry_run => false)"),
+        1
+    );
+    wait_published(&cluster, 2);
+    assert_eq!(
+        seqs(&cluster, "outbox_waiting"),
+        [1001, 1003],
+        "the other key still waits"
+    );
+    assert_eq!(
+        count(&cluster, "outbox_discard_where(seq_from => 1, dry_run => false)"),
+        1
+    );
+    wait_drained(&cluster);
+    assert_eq!(all_of(broker, &queue).len(), 4);
+}
+
+#[test]
+fn the_audit_names_who_did_what_from_where_and_forgets_what_was_rolled_back() {
+    let cluster = quiet_cluster();
+    dead_letters(&cluster);
+    cluster.exec(
+        DB,
+        "create role kim login; grant outbox_admin to kim; create role night in role outbox_admin; grant night to kim",
+    );
+    let login = cluster
+        .conn_string(DB)
+        .replace("user=postgres", "user=kim application_name=console");
+    let mut kim = Client::connect(&login, postgres::NoTls).expect("connect as kim");
+    for statement in [
+        "select outbox_retry(1), outbox_retry(77)",
+        "set role night",
+        "select outbox_discard(2, reason => 'mistaken')",
+        "begin; select outbox_discard_where(seq_from => 1, dry_run => false); rollback",
+        "select outbox_configure(leasing => false)",
+        "select outbox_configure(leasing => false)", // it is so already
+    ] {
+        kim.batch_execute(statement)
+            .unwrap_or_else(|error| panic!("{statement}: {error:?}"));
+    }
+    let sql = "select jsonb_agg(jsonb_build_array(actor, acted_as, action, filter, count, reason, application_name, host(client_addr)) order by at)
+               from outbox_audit where at between now() - interval '1 minute' and clock_timestamp()";
+    let rows: Value = cluster.query_one(DB, sql);
+    let configured =
+        json!({"leasing": false, "partition_count": 16, "leasing_before": true, "partition_count_before": 16});
+    assert_eq!(
+        rows,
+        json!([
+            ["kim", "kim", "retry", {"seq": 1, "destination": "default"}, 1, null, "console", "127.0.0.1"],
+            ["kim", "night", "discard", {"seq": 2, "destination": "default"}, 1, "mistaken", "console", "127.0.0.1"],
+            ["kim", "night", "configure", configured, null, null, "console", "127.0.0.1"],
+        ])
+    );
+    // Nobody writes it by hand, and monitors read it.
+    for sql in [
+        "insert into outbox_audit (actor, acted_as, action, filter) values ('x', 'x', 'retry', '{}')",
+        "delete from outbox_audit",
+        "update outbox_audit set actor = 'x'",
+        "select outbox_note('retry', '{}', 1, '')",
+        "select outbox_trim_audit(0, 10)",
+    ] {
+        assert_eq!(code(&mut kim, sql), SqlState::INSUFFICIENT_PRIVILEGE, "{sql}");
+    }
+    cluster.exec(
+        DB,
+        "create role watch in role outbox_monitor; set role watch; select * from outbox_audit",
+    );
+}
+
+#[test]
+fn the_audit_is_kept_as_long_as_its_setting_says() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    cluster.exec(
+        DB,
+        "insert into outbox_audit (at, actor, acted_as, action, filter)
+         select now() - n * interval '100 days', 'kim', 'kim', 'retry', '{}' from generate_series(0, 6) n",
+    );
+    assert_eq!(
+        cluster.query_one::<i64>(DB, "select outbox_trim_audit(500 * 86400 + 3600, 1)"),
+        1,
+        "a batch"
+    );
+    // With the default of a year the worker leaves those of 0 to 300 days. A new setting lets its upkeep begin anew.
+    cluster.exec(DB, "alter database postgres set outbox.batch_size = 10");
+    wait_true(&cluster, "the old ones to go", "select count(*) = 4 from outbox_audit");
+    cluster.exec(DB, "alter database postgres set outbox.audit_retention = '150 d'");
+    wait_true(&cluster, "more to go", "select count(*) = 2 from outbox_audit");
+}
+
+// ---- erasure --------------------------------------------------------------------------------------------------------
+
+/// What a function says, as "place rows".
+fn purge(cluster: &Cluster, arguments: &str) -> Vec<String> {
+    let sql = format!("select place || ' ' || rows from outbox_purge({arguments})");
+    let rows = cluster.connect(DB).query(sql.as_str(), &[]).expect("outbox_purge");
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+/// Of two customers each: published, pending, scheduled, dead, behind the dead one; published with an event that is gone.
+fn two_customers(cluster: &Cluster) {
+    for customer in ["mallory", "bob"] {
+        cluster.exec(
+            DB,
+            &format!(
+                "create temp table s as
+                 select n, outbox_publish('T', '{{\"name\": \"{customer}\"}}', 'customer', '{customer}') as seq from generate_series(1, 5) n;
+                 insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination, key)
+                 select seq, now(), now() - interval '10 days', 1, partition, destination, key from outbox join s using (seq) where n in (1, 5);
+                 insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason, blocks)
+                 select seq, now(), 1, partition, destination, key, 'refused {customer}', true from outbox join s using (seq) where n = 2;
+                 insert into outbox_waiting (seq, enqueued_at, partition, state, destination, key)
+                 select seq, now(), partition, 'g', destination, key from outbox join s using (seq) where n = 3;
+                 delete from outbox_events where seq = (select seq from s where n = 5);
+                 delete from outbox where seq in (select seq from s where n <> 4);
+                 select outbox_publish('T', '{{}}', 'customer', '{customer}', available_at => '2999-01-01');
+                 select outbox_retry_where(aggregate_id => '{customer}', error_like => 'x%', dry_run => false),
+                        outbox_discard_where(key => 'customer:{customer}', dry_run => false, max_rows => 1);
+                 insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason, blocks)
+                 select seq, now(), 1, partition, destination, key, 'refused {customer}', true from outbox_history where seq = (select seq from s where n = 2);
+                 drop table s"
+            ),
+        );
+    }
+}
+
+/// Rows in which a word stands, over all tables.
+fn rows_that_say(cluster: &Cluster, word: &str) -> i64 {
+    let tables = [
+        "outbox_events",
+        "outbox",
+        "outbox_waiting",
+        "outbox_dead",
+        "outbox_history",
+        "outbox_audit",
+    ];
+    let counts = tables.map(|table| format!("(select count(*) from {table} t where t::text like '%{word}%')"));
+    cluster.query_one(DB, &format!("select {}", counts.join(" + ")))
+}
+
+#[test]
+fn a_purge_leaves_no_word_of_an_aggregate_anywhere_and_every_word_of_another() {
+    let cluster = quiet_cluster();
+    two_customers(&cluster);
+    let (mallory, bob) = (rows_that_say(&cluster, "mallory"), rows_that_say(&cluster, "bob"));
+    assert_eq!(mallory, bob);
+    let all = [
+        "outbox_events 5",
+        "outbox 1",
+        "outbox_waiting 2",
+        "outbox_dead 1",
+        "outbox_history 3",
+        "outbox_audit 1",
+    ];
+    assert_eq!(purge(&cluster, "'customer', 'mallory'"), all, "a trial run");
+    assert_eq!(rows_that_say(&cluster, "mallory"), mallory, "a trial run");
+    assert_eq!(
+        purge(&cluster, "'customer', 'mallory', 'request 17', dry_run => false"),
+        all
+    );
+    assert_eq!(rows_that_say(&cluster, "mallory"), 0);
+    assert_eq!(rows_that_say(&cluster, "bob"), bob);
+    let written: Value = cluster.query_one(
+        DB,
+        "select jsonb_agg(jsonb_build_array(action, count, reason) order by at) from outbox_audit
+         where (filter->>'key_crc32')::bigint = outbox_crc32('customer:mallory')",
+    );
+    assert_eq!(written, json!([["discard", 1, null], ["purge", 5, "request 17"]]));
+    let nothing = all.map(|line| format!("{} 0", line.split(' ').next().expect("a place")));
+    assert_eq!(purge(&cluster, "'customer', 'mallory', dry_run => false"), nothing);
+    assert_eq!(purge(&cluster, "null, 'bob'"), nothing, "another type");
+    assert_eq!(
+        code(&mut cluster.connect(DB), "select outbox_purge('customer', null)"),
+        SqlState::NULL_VALUE_NOT_ALLOWED
+    );
+}
+
+#[test]
+fn what_is_on_its_way_or_locked_is_not_purged_and_nothing_is_half_gone() {
+    let cluster = quiet_cluster();
+    two_customers(&cluster);
+    let before = rows_that_say(&cluster, "mallory");
+    let purge = "select outbox_purge('customer', 'mallory', dry_run => false)";
+    let mut other = cluster.connect(DB);
+    for table in ["outbox", "outbox_waiting", "outbox_dead"] {
+        other
+            .batch_execute(&format!(
+                "begin; select from {table} where key = 'customer:mallory' for update"
+            ))
+            .expect("lock");
+        assert_eq!(
+            code(&mut cluster.connect(DB), purge),
+            SqlState::OBJECT_IN_USE,
+            "{table}"
+        );
+        other.batch_execute("rollback").expect("rollback");
+    }
+    cluster.exec(
+        DB,
+        "select count(*) from outbox_claim_unleased('default', -1, 3600, 100, 1000000)",
+    );
+    assert_eq!(
+        code(&mut cluster.connect(DB), purge),
+        SqlState::OBJECT_IN_USE,
+        "in flight"
+    );
+    assert_eq!(rows_that_say(&cluster, "mallory"), before);
+    cluster.exec(DB, "update outbox set claim_until = now() - interval '1 second'");
+    cluster.exec(DB, purge);
+    assert_eq!(rows_that_say(&cluster, "mallory"), 0);
+}
+
+#[test]
+fn a_key_goes_on_when_the_dead_letter_that_held_it_up_is_purged() {
+    let broker = Broker::shared();
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, Value::Null);
+    broker.bind(&queue, &exchange, "customer.good");
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_attempts = 1"]);
+    for (customer, operation) in [("1", "bad"), ("2", "good"), ("1", "bad"), ("3", "good")] {
+        cluster.exec(
+            DB,
+            &format!(
+                "with e as (insert into outbox_events (id, type, payload, aggregate_type, aggregate_id, operation)
+                            values (gen_random_uuid(), 'T', '{customer}', 'customer', '{customer}', '{operation}') returning seq)
+                 select outbox_enqueue(seq, 'team:1') from e"
+            ),
+        );
+        wait_true(
+            &cluster,
+            "a dead letter",
+            "select exists (select from outbox_dead where blocks)",
+        );
+    }
+    wait_true(&cluster, "three behind it", "select count(*) = 3 from outbox_waiting");
+    purge(&cluster, "'customer', '1', dry_run => false");
+    wait_drained(&cluster);
+    let arrived: Vec<Value> = all_of(broker, &queue)
+        .iter()
+        .map(|delivery| delivery.json()["payload"].clone())
+        .collect();
+    assert_eq!(arrived, [json!(2), json!(3)]);
+    wait_true(
+        &cluster,
+        "the count of what waits",
+        "select pending = 0 from outbox_status",
+    );
+}
+
+// ---- what else looks at the tables ----------------------------------------------------------------------------------
+
+/// Postgres refuses to update or delete what is published and has no identity.
+#[test]
+fn a_publication_for_all_tables_is_in_nobodys_way() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["wal_level = logical"]);
+    cluster.exec(DB, "create publication everything for all tables");
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', 'order', n::text) from generate_series(1, 5) n; select outbox_enqueue(99, 'k')",
+    );
+    wait_published(&cluster, 5);
+    wait_true(&cluster, "a dead letter", "select exists (select from outbox_dead)");
+    for sql in [
+        "select outbox_retry_where(seq_from => 1, dry_run => false)",
+        "select outbox_replay(seq_from => 1, dry_run => false)",
+        "select outbox_inbox_receive('c', 'm'), outbox_inbox_forget('c'), outbox_inbox_receive('c', 'm')",
+        "select outbox_make_partitions(86400)",
+        "insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination, key)
+         select 1, now(), now() + n * interval '1 hour', 1, 0, 'default', 'order:1' from generate_series(0, 3) n",
+        "select place, rows from outbox_purge('order', '1', dry_run => false)",
+        "select outbox_expire_dead(0, 10, 'tomorrow')",
+        "select outbox_trim(0, 100, 'tomorrow'), outbox_trim_audit(0, 100, 'tomorrow'), outbox_trim_inbox(0, 100, 'tomorrow'), outbox_trim_events(0, 0, 100, 'tomorrow')",
+        "select outbox_drop_partitions(0, 100, now() + interval '10 days')",
+        "select outbox_configure(partition_count => 4)",
+    ] {
+        cluster.exec(DB, sql);
+    }
+    assert_eq!(
+        cluster.query_one::<i64>(DB, "select count(*) from outbox_audit"),
+        1,
+        "the last one"
+    );
+}
+
+/// With the partitions of before, a key would be in two of them.
+#[test]
+fn a_snapshot_from_before_a_change_of_partitions_brings_nothing_back() {
+    let cluster = quiet_cluster();
+    dead_letters(&cluster);
+    for call in ["outbox_retry_where", "outbox_replay"] {
+        let mut old = cluster.connect(DB);
+        old.batch_execute("begin isolation level repeatable read; select count(*) from pg_class")
+            .expect("a snapshot");
+        let partitions = if call == "outbox_replay" { 8 } else { 4 };
+        cluster.exec(DB, &format!("select outbox_configure(partition_count => {partitions})"));
+        let call = format!("select {call}(seq_from => 1, dry_run => false)");
+        assert_eq!(code(&mut old, &call), SqlState::T_R_SERIALIZATION_FAILURE, "{call}");
+        old.batch_execute("rollback").expect("rollback");
+    }
+    assert_eq!(seqs(&cluster, "outbox_dead").len(), 6);
+}

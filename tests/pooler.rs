@@ -1,0 +1,147 @@
+//! Does it work behind a pooler that gives each transaction another session? On a real pgbouncer in transaction mode, with
+//! fewer sessions than clients.
+
+mod common;
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::sync::Barrier;
+use std::thread;
+
+use common::{DB, LONG, all_of, exchange_and_queue, outbox_cluster, wait_drained, wait_published};
+use postgres::{Client, NoTls, SimpleQueryMessage};
+use support::{Broker, Cluster, port, process, wait_for, workdir};
+
+/// A pgbouncer before a cluster, with two sessions for all clients. Killed when it is dropped.
+struct Pooler {
+    child: Child,
+    port: u16,
+    dir: workdir::ServerDir,
+}
+
+impl Pooler {
+    fn start(cluster: &Cluster) -> Self {
+        let (dir, port) = (workdir::ServerDir::create("pgbouncer"), port::free_port());
+        let ini = dir.path().join("pgbouncer.ini");
+        let lines = format!(
+            "[databases]\n{DB} = host=127.0.0.1 port={} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
+             unix_socket_dir =\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 2\nmax_client_conn = 100\n",
+            cluster.port()
+        );
+        fs::write(&ini, lines).expect("write pgbouncer.ini");
+        let log = || {
+            fs::File::options()
+                .create(true)
+                .append(true)
+                .open(dir.log_file())
+                .expect("the log")
+        };
+        let mut command = Command::new("/usr/sbin/pgbouncer");
+        command.arg(&ini).stdin(Stdio::null()).stdout(log()).stderr(log());
+        process::run_as(&mut command, process::postgres_account()); // it refuses to run as root
+        let child = process::spawn_bound(command, libc::SIGKILL).expect("start pgbouncer: Debian has it as pgbouncer");
+        let pooler = Self { child, port, dir };
+        drop(wait_for("pgbouncer to take connections", LONG, || {
+            pooler.try_connect().ok()
+        }));
+        pooler
+    }
+
+    fn try_connect(&self) -> Result<Client, postgres::Error> {
+        Client::connect(
+            &format!("host=127.0.0.1 port={} user=app dbname={DB}", self.port),
+            NoTls,
+        )
+    }
+
+    fn connect(&self) -> Client {
+        self.try_connect().expect("connect to pgbouncer")
+    }
+}
+
+impl Drop for Pooler {
+    fn drop(&mut self) {
+        process::kill(&mut self.child);
+        self.dir.finish();
+    }
+}
+
+/// The first value that a statement gives. In the simple protocol: pgbouncer 1.18 knows no prepared statements.
+fn ask(client: &mut Client, sql: &str) -> Option<String> {
+    let answer = client
+        .simple_query(sql)
+        .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    answer.iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+        _ => None,
+    })
+}
+
+#[test]
+fn many_clients_on_two_sessions_publish_what_they_commit_and_nothing_else() {
+    const CLIENTS: usize = 12;
+    const EACH: usize = 20;
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let pooler = Pooler::start(&cluster);
+    // All have done a transaction before any does its second: nobody keeps a session.
+    let round = Barrier::new(CLIENTS);
+    thread::scope(|scope| {
+        for number in 0..CLIENTS {
+            let (mut client, round) = (pooler.connect(), &round);
+            scope.spawn(move || {
+                for n in 0..EACH {
+                    let end = if n % 4 == 3 { "rollback" } else { "commit" };
+                    // Statement by statement, so that others come between the transactions.
+                    ask(&mut client, "begin");
+                    let publish = format!("select outbox_publish('T', '\"{end}\"', 'client', '{number}')");
+                    assert!(ask(&mut client, &publish).is_some());
+                    ask(&mut client, end);
+                    if n == 0 {
+                        round.wait();
+                    }
+                }
+            });
+        }
+    });
+    wait_drained(&cluster);
+    wait_published(&cluster, CLIENTS * EACH * 3 / 4);
+    let arrived = all_of(broker, &queue);
+    assert!(arrived.iter().all(|delivery| delivery.json()["payload"] == "commit"));
+    let sessions = "select count(distinct pid) from pg_stat_activity where backend_type = 'client backend'";
+    assert!(
+        cluster.query_one::<i64>(DB, sessions) <= 3,
+        "two, and the one that asks"
+    );
+}
+
+#[test]
+fn what_is_set_for_a_transaction_ends_with_it() {
+    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
+    cluster.exec(DB, "create extension outbox");
+    let pooler = Pooler::start(&cluster);
+    let mut client = pooler.connect();
+    ask(&mut client, "begin");
+    ask(&mut client, "set local outbox.replaying = on");
+    assert_eq!(ask(&mut client, "select outbox_publish('T', '{}')"), None);
+    ask(&mut client, "commit");
+    for seq in 1..=5 {
+        let published = ask(&mut pooler.connect(), "select outbox_publish('T', '{}')");
+        assert_eq!(published, Some(seq.to_string()));
+    }
+    ask(&mut client, "begin");
+    assert_eq!(
+        ask(&mut client, "select outbox_inbox_receive('c', 'm')").as_deref(),
+        Some("t")
+    );
+    ask(&mut client, "rollback");
+    assert_eq!(
+        ask(&mut pooler.connect(), "select outbox_inbox_receive('c', 'm')").as_deref(),
+        Some("t")
+    );
+    assert_eq!(
+        ask(&mut client, "select outbox_inbox_receive('c', 'm')").as_deref(),
+        Some("f")
+    );
+}

@@ -1,0 +1,377 @@
+//! What has ended is sent again: which messages, in what order, with what mark, and that nobody is held up by it. On a real
+//! Postgres; where messages go out, on a real RabbitMQ.
+
+mod common;
+
+use common::{
+    DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, pause, unconnected_cluster, wait_drained,
+    wait_published, wait_true,
+};
+use postgres::error::SqlState;
+use serde_json::{Value, json};
+use support::{Broker, Cluster, Delivery, fresh_names};
+
+/// A server with the extension and no worker.
+fn quiet_cluster() -> Cluster {
+    unconnected_cluster("", "x", &["outbox.workers = 0"])
+}
+
+/// Publishes messages 1 to n without a worker: they go straight into the history.
+fn published(cluster: &Cluster, n: i32) {
+    cluster.exec(
+        DB,
+        &format!(
+            "select outbox_publish(case i % 2 when 1 then 'A' else 'B' end, i::text::jsonb, 'order', (i % 5)::text) from generate_series(1, {n}) i;
+             insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination, key)
+             select seq, enqueued_at, now() + seq * interval '1 ms', 1, partition, destination, key from outbox order by seq;
+             delete from outbox"
+        ),
+    );
+}
+
+fn replay(cluster: &Cluster, arguments: &str) -> i64 {
+    cluster.query_one(DB, &format!("select outbox_replay({arguments})"))
+}
+
+fn seqs(cluster: &Cluster, table: &str) -> Vec<i64> {
+    let sql = format!("select coalesce(array_agg(seq order by seq), '{{}}') from {table}");
+    cluster.query_one(DB, &sql)
+}
+
+fn code(cluster: &Cluster, sql: &str) -> SqlState {
+    let error = cluster.connect(DB).batch_execute(sql).expect_err(sql);
+    error.code().unwrap_or_else(|| panic!("{sql}: {error:?}")).clone()
+}
+
+fn payload(delivery: &Delivery) -> i64 {
+    delivery.json()["payload"].as_i64().expect("a number")
+}
+
+fn is_replayed(delivery: &Delivery) -> bool {
+    delivery.headers.get("replayed") == Some(&json!(true))
+}
+
+#[test]
+fn what_is_replayed_arrives_again_in_order_with_its_id_and_a_mark() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', i::text::jsonb, 'order', '1', headers => '{\"replayed\": \"forged\"}') from generate_series(1, 30) i",
+    );
+    wait_published(&cluster, 30);
+    let first = all_of(broker, &queue);
+    assert!(first.iter().all(|delivery| !delivery.headers.contains_key("replayed")));
+
+    assert_eq!(
+        replay(
+            &cluster,
+            "seq_from => 11, seq_to => 20, dry_run => false, reason => 'index lost'"
+        ),
+        10
+    );
+    wait_published(&cluster, 40);
+    let again = all_of(broker, &queue);
+    assert_eq!(
+        again.iter().map(payload).collect::<Vec<_>>(),
+        (11..=20).collect::<Vec<_>>()
+    );
+    for (again, first) in again.iter().zip(&first[10..20]) {
+        assert!(is_replayed(again), "{again:?}");
+        assert_eq!((&again.message_id, &again.body), (&first.message_id, &first.body));
+        assert_eq!(again.headers["seq"], first.headers["seq"]);
+    }
+    assert_eq!(
+        seqs(&cluster, "outbox_history where replayed"),
+        (11..=20).collect::<Vec<_>>()
+    );
+    assert_eq!(
+        seqs(&cluster, "outbox_messages where replayed"),
+        (11..=20).collect::<Vec<_>>()
+    );
+    let audit: Value = cluster.query_one(
+        DB,
+        "select jsonb_build_array(action, filter, count, reason) from outbox_audit",
+    );
+    assert_eq!(
+        audit,
+        json!(["replay", {"seq_from": 11, "seq_to": 20, "max_rows": 10000}, 10, "index lost"])
+    );
+}
+
+#[test]
+fn each_criterion_picks_what_meets_it_and_a_trial_run_changes_nothing() {
+    let cluster = quiet_cluster();
+    published(&cluster, 10);
+    cluster.exec(
+        DB,
+        "update outbox_events set created_at = '2030-01-01Z'::timestamptz + seq * interval '1 day';
+         update outbox_history set discarded = true where seq = 10",
+    );
+    for (criteria, wanted) in [
+        ("seq_from => 1", 10),
+        ("seq_from => 4, seq_to => 6", 3),
+        ("created_from => '2030-01-04Z'", 8),
+        ("created_to => '2030-01-04Z'", 2),
+        ("type => 'A'", 5),
+        ("aggregate_type => 'order', aggregate_id => '3'", 2),
+        ("aggregate_type => 'else'", 0),
+        ("key => 'order:0'", 2),
+        ("key => 'order:0', type => 'A'", 1),
+        ("source_destination => 'default'", 9), // not the discarded one
+        ("source_destination => 'elsewhere'", 0),
+        ("type => 'A', destination => 'default'", 5),
+        ("seq_from => 1, max_rows => 7", 7),
+        ("seq_from => 1, max_rows => null, dry_run => null", 10),
+    ] {
+        assert_eq!(replay(&cluster, criteria), wanted, "{criteria}");
+    }
+    assert!(seqs(&cluster, "outbox").is_empty());
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_audit"), 0);
+    assert_eq!(replay(&cluster, "seq_from => 2, max_rows => 3, dry_run => false"), 3);
+    assert_eq!(seqs(&cluster, "outbox where replayed"), [2, 3, 4]);
+    assert_eq!(
+        code(
+            &cluster,
+            "select outbox_replay(destination => 'default', dry_run => false)"
+        ),
+        SqlState::INVALID_PARAMETER_VALUE,
+        "where to is no criterion"
+    );
+    let elsewhere = "select outbox_replay(seq_from => 1, destination => 'elsewhere')";
+    assert_eq!(code(&cluster, elsewhere), SqlState::UNDEFINED_OBJECT);
+}
+
+#[test]
+fn what_waits_or_is_dead_is_not_doubled() {
+    let cluster = quiet_cluster();
+    published(&cluster, 6);
+    cluster.exec(
+        DB,
+        "select outbox_enqueue(1), outbox_enqueue(2, 'another'), outbox_enqueue(3, available_at => '2999-01-01');
+         insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, reason) values (4, now(), 1, 0, 'default', 'no');
+         insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination, key)
+         values (5, now(), now() + interval '1 hour', 1, 0, 'default', 'the last key')",
+    );
+    assert_eq!(replay(&cluster, "seq_from => 1, dry_run => false"), 2);
+    assert_eq!(replay(&cluster, "seq_from => 1, dry_run => false"), 0, "they wait now");
+    assert_eq!(seqs(&cluster, "outbox where replayed"), [5, 6]);
+    assert_eq!(
+        seqs(&cluster, "outbox where key = 'the last key'"),
+        [5],
+        "ended twice, replayed once"
+    );
+    assert_eq!(seqs(&cluster, "outbox"), [1, 2, 5, 6]);
+}
+
+#[test]
+fn the_mark_lasts_through_a_failure_a_wait_a_death_and_a_retry() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let conf = ["outbox.retry_backoff = '50ms'", "outbox.max_attempts = 2"];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', i::text::jsonb, 'order', '1') from generate_series(1, 3) i",
+    );
+    wait_published(&cluster, 3);
+    all_of(broker, &queue);
+    broker.unbind(&queue, &exchange, "#");
+    assert_eq!(replay(&cluster, "seq_from => 1, dry_run => false"), 3);
+    wait_true(
+        &cluster,
+        "one dead, two behind",
+        "select (select count(*) from outbox_dead where blocks and replayed and attempts = 2) = 1
+            and (select count(*) from outbox_waiting where state = 'g' and replayed) = 2",
+    );
+    broker.bind(&queue, &exchange, "#");
+    cluster.exec(DB, "select outbox_retry_where(seq_from => 1, dry_run => false)");
+    wait_published(&cluster, 6);
+    let arrived = all_of(broker, &queue);
+    assert_eq!(arrived.iter().map(payload).collect::<Vec<_>>(), [1, 2, 3]);
+    assert!(arrived.iter().all(is_replayed));
+    // And with leasing off.
+    cluster.exec(DB, "select outbox_configure(leasing => false)");
+    cluster.exec(DB, "select outbox_replay(seq_from => 2, dry_run => false)");
+    wait_published(&cluster, 8);
+    assert!(all_of(broker, &queue).iter().all(is_replayed));
+}
+
+#[test]
+fn a_replay_of_a_blocked_key_waits_behind_its_dead_letter() {
+    let broker = Broker::shared();
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, Value::Null);
+    broker.bind(&queue, &exchange, "order.good");
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_attempts = 1"]);
+    for (n, operation) in [(1, "good"), (2, "good"), (3, "bad")] {
+        cluster.exec(
+            DB,
+            &format!("select outbox_publish('T', '{n}', 'order', '1', '{operation}')"),
+        );
+    }
+    wait_true(
+        &cluster,
+        "a dead letter",
+        "select exists (select from outbox_dead where seq = 3 and blocks)",
+    );
+    assert_eq!(replay(&cluster, "seq_from => 1, dry_run => false"), 2);
+    wait_true(
+        &cluster,
+        "both to wait",
+        "select count(*) = 2 from outbox_waiting where state = 'g'",
+    );
+    cluster.exec(DB, "select outbox_discard(3)");
+    wait_drained(&cluster);
+    let arrived: Vec<i64> = all_of(broker, &queue).iter().map(payload).collect();
+    assert_eq!(arrived, [1, 2, 1, 2]);
+}
+
+/// More than one piece, from the history of before a change of the partitions; and an open replay is in nobody's way.
+#[test]
+fn a_large_replay_keeps_the_order_of_each_key_and_holds_up_no_producer() {
+    const N: i64 = 25_000;
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    pause(&cluster);
+    published(&cluster, N as i32);
+    cluster.exec(DB, "select outbox_configure(partition_count => 7)");
+    let mut replayer = cluster.connect(DB);
+    replayer
+        .batch_execute("begin; select outbox_replay(seq_from => 1, max_rows => 24000, dry_run => false)")
+        .expect("replay");
+    cluster.set_conf("outbox.enabled", "on");
+    cluster.exec(DB, "set lock_timeout = '2s'; select outbox_publish('T', (-i)::text::jsonb, 'order', (i % 5)::text) from generate_series(1, 10) i");
+    wait_true(
+        &cluster,
+        "ten new ones to pass the open replay",
+        &format!("select count(*) = 10 from outbox_history where seq > {N}"),
+    );
+    replayer.batch_execute("commit").expect("commit");
+    wait_drained(&cluster);
+    let misplaced = "select count(*) from outbox_history where replayed and outbox_partition_label(partition) <> outbox_partition_of(key)";
+    assert_eq!(cluster.query_one::<i64>(DB, misplaced), 0, "in the partitions of today");
+    let arrived = all_of(broker, &queue);
+    assert_eq!(arrived.len(), 24_010);
+    for key in 0..5 {
+        let found: Vec<i64> = arrived.iter().map(payload).filter(|n| *n > 0 && n % 5 == key).collect();
+        let expected: Vec<i64> = (1..=24_000).filter(|n| n % 5 == key).collect();
+        assert!(found == expected, "key {key} is out of order");
+    }
+}
+
+#[test]
+fn an_event_that_is_being_replayed_is_not_removed() {
+    let cluster = quiet_cluster();
+    published(&cluster, 2);
+    let mut replayer = cluster.connect(DB);
+    replayer
+        .batch_execute("begin; select outbox_replay(seq_from => 1, max_rows => 1, dry_run => false)")
+        .expect("replay");
+    cluster.exec(DB, "set lock_timeout = '2s'; select outbox_trim_events(0, 0, 100)");
+    assert_eq!(seqs(&cluster, "outbox_events"), [1]);
+    replayer.batch_execute("commit").expect("commit");
+    cluster.exec(DB, "select outbox_trim_events(0, 0, 100)");
+    assert_eq!(seqs(&cluster, "outbox_events"), [1], "its message waits");
+}
+
+// ---- silence --------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_session_that_replays_publishes_nothing_and_the_others_do() {
+    let cluster = quiet_cluster();
+    cluster.exec(DB, "create role rebuilder in role outbox_admin");
+    let mut silent = cluster.connect(DB);
+    silent
+        .batch_execute("set role rebuilder; begin; set local outbox.replaying = on")
+        .expect("an admin may");
+    let said = silent
+        .query_one(
+            "select outbox_publish('T', '{}', 'order', '1'), outbox_publish(null, null), outbox_enqueue(1), outbox_enqueue(2, 'k', available_at => '2999-01-01'),
+                    outbox_enqueue_many('{1,2,3}')",
+            &[],
+        )
+        .expect("nothing is an error");
+    assert_eq!((said.get(0), said.get(1)), (None::<i64>, None::<i64>));
+    assert_eq!((said.get(2), said.get(3), said.get(4)), (false, false, 0_i64));
+    let open = "select count(*) from outbox_open_transactions()";
+    assert_eq!(cluster.query_one::<i64>(DB, open), 0, "it holds up nobody");
+    cluster.exec(DB, "select outbox_publish('T', '{}', 'order', '1')");
+    silent
+        .batch_execute("commit; select outbox_publish('T', '{}', 'order', '1')")
+        .expect("the setting was for the transaction");
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 2);
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_events"), 2);
+}
+
+#[test]
+fn only_an_admin_may_be_silent_and_never_a_whole_server_or_database() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "create role app in role outbox_writer, outbox_monitor; create role boss in role outbox_admin",
+    );
+    let set = "set outbox.replaying = on";
+    assert_eq!(
+        code(&cluster, &format!("set role app; {set}")),
+        SqlState::INSUFFICIENT_PRIVILEGE
+    );
+    cluster.exec(DB, &format!("set role boss; {set}"));
+    assert_eq!(
+        code(&cluster, "alter system set outbox.replaying = on"),
+        SqlState::INVALID_PARAMETER_VALUE
+    );
+    let shown = "show outbox.replaying";
+    cluster.set_conf("outbox.replaying", "on");
+    cluster.exec(DB, "alter database postgres set outbox.replaying = on");
+    assert_eq!(cluster.query_one::<String>(DB, shown), "off", "after a reload");
+    cluster.restart();
+    assert_eq!(cluster.query_one::<String>(DB, shown), "off", "after a restart");
+    cluster.exec(DB, "alter role postgres set outbox.replaying = on");
+    assert_eq!(
+        cluster.query_one::<String>(DB, shown),
+        "on",
+        "a role may be made for it"
+    );
+    cluster.exec(DB, "alter role postgres reset outbox.replaying");
+    // It comes with each CREATE EXTENSION, and goes with the role.
+    cluster.exec(DB, "create database other");
+    cluster.exec(
+        "other",
+        "create extension outbox; drop extension outbox; create extension outbox",
+    );
+    cluster.exec(
+        "other",
+        "drop extension outbox; drop owned by outbox_worker, outbox_writer, outbox_monitor, outbox_admin, outbox_consumer",
+    );
+    cluster.exec(
+        DB,
+        "drop role app, boss; drop extension outbox; drop owned by outbox_worker, outbox_writer, outbox_monitor, outbox_admin, outbox_consumer;
+         drop role outbox_worker, outbox_writer, outbox_monitor, outbox_admin, outbox_consumer; create extension outbox; create role boss in role outbox_admin",
+    );
+    cluster.exec(DB, &format!("set role boss; {set}"));
+}
+
+/// Without preload any session may write what it likes under the name of a setting, until the library is loaded.
+#[test]
+fn a_session_cannot_be_silent_by_a_setting_made_before_the_library_was_loaded() {
+    let cluster = Cluster::builder().preload(false).start();
+    cluster.exec(
+        DB,
+        "create extension outbox; create role app in role outbox_writer; create role boss in role outbox_admin",
+    );
+    for (role, events) in [("app", 1), ("boss", 0)] {
+        let mut client = cluster.connect(DB);
+        let publish = "select outbox_publish('T', '{}')";
+        client
+            .batch_execute(&format!("set role {role}; set outbox.replaying = on"))
+            .expect("nobody knows the name yet");
+        client.batch_execute(publish).expect("publish");
+        client.batch_execute(publish).expect("publish");
+        let stored = "with gone as (delete from outbox_events returning 1) select count(*) from gone";
+        assert_eq!(cluster.query_one::<i64>(DB, stored), 2 * events, "{role}");
+    }
+}
