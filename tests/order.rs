@@ -771,3 +771,32 @@ fn a_claim_never_walks_what_was_settled_before_however_old_a_snapshot_is_held() 
     );
     assert!(from_the_mark < 200, "{from_the_mark} blocks for ten rows");
 }
+
+#[test]
+fn one_message_is_found_by_its_seq_whatever_the_planner_thinks_of_the_outbox() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "autovacuum = off"]);
+    for known in ["select", "truncate outbox; vacuum analyze outbox"] {
+        find_one_message(&cluster, known);
+    }
+}
+
+fn find_one_message(cluster: &Cluster, known: &str) {
+    let mut client = cluster.connect(DB);
+    for statement in known.split(';') {
+        client.batch_execute(statement).expect(statement);
+    }
+    client
+        .batch_execute("select outbox_enqueue(n, n::text) from generate_series(1, 5000) n")
+        .expect("a backlog");
+    let mut client = cluster.connect(DB); // it plans now
+    for (calls, what) in [
+        (100, "select outbox_enqueue(n, n::text) from generate_series(1, 100) n"),
+        (100, "select outbox_retry(n) from generate_series(101, 200) n"),
+        (100, "select outbox_discard(n) from generate_series(201, 300) n"),
+    ] {
+        let before = entries_read(&mut client);
+        client.batch_execute(what).expect(what);
+        let each = (entries_read(&mut client) - before) / calls;
+        assert!(each < 100, "{known}: {each} entries of the index read each: {what}");
+    }
+}
