@@ -199,6 +199,45 @@ fn bad_options_are_refused_when_they_are_written() {
 }
 
 #[test]
+fn triggers_send_to_the_destinations_that_their_maker_may_use() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let audit = destination(&cluster, broker, "audit", "");
+    let search = destination(&cluster, broker, "search", "");
+    cluster.exec(
+        DB,
+        "create role maker; create role writer; grant usage on foreign server search to maker;
+         grant create on schema public to maker;
+         set role maker; create table thing (id integer primary key, name text); grant insert on thing to writer; reset role;
+         grant outbox_writer to maker",
+    );
+    let said = refused(
+        &cluster,
+        "set role maker; select outbox_capture('thing', destination => 'audit')",
+    );
+    assert_eq!(said.code(), &SqlState::INSUFFICIENT_PRIVILEGE);
+    cluster.exec(
+        DB,
+        "set role maker; select outbox_capture('thing', destination => 'search')",
+    );
+    // Each event store's policy sends to one destination more.
+    cluster.exec(
+        DB,
+        "select outbox_attach('outbox_events', $$type like 'Thing%'$$, destination => 'audit')",
+    );
+    cluster.exec(DB, "set role writer; insert into thing values (1, 'one')"); // who need not know of destinations
+    publish(&cluster, "null", "k", "main");
+    wait_published(&cluster, 3);
+    assert_eq!(labels(&all_of(broker, &queue)), ["main"]);
+    for queue in [&search, &audit] {
+        let events = all_of(broker, queue);
+        assert_eq!(events.len(), 1);
+        assert_eq!(events[0].json()["payload"]["name"], "one");
+    }
+}
+
+#[test]
 fn format_headers_and_properties_are_the_destinations_own() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
