@@ -136,6 +136,16 @@ pub fn check_destination(name: &str) -> Result<(), UserError> {
     }
 }
 
+/// What makes the routing key of messages of a destination; empty where there is none.
+pub fn routing_template(destination: &str) -> Template {
+    let server = catalog::foreign_server(destination);
+    let described = server.and_then(|server| Some((Kind::of_wrapper(&server.wrapper)?, server.options)));
+    match described {
+        Some((kind, options)) => target::routing_template(kind, &options).unwrap_or_else(config::routing_template),
+        None => config::routing_template(),
+    }
+}
+
 /// The OID of the server that a destination is.
 fn server_of(name: &str) -> Result<u32, UserError> {
     let server = catalog::foreign_server(name).filter(|server| Kind::of_wrapper(&server.wrapper).is_some());
@@ -239,7 +249,7 @@ fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<i64, UserErr
     };
     let destination = usable(named.as_deref())?;
     check_time(available_at)?;
-    let key = check_event(&event, &config::routing_template())?;
+    let key = check_event(&event, &routing_template(destination))?;
     let request = Publish {
         id: args.uuid(12),
         kind: &event.kind,

@@ -6,7 +6,7 @@
 //! the writer; for him the expressions run as a role that has no rights.
 
 use crate::api::{self, DEFAULT_DESTINATION};
-use crate::config::{self, Context};
+use crate::config::Context;
 use crate::error::{UserError, invalid};
 use crate::pg::trigger::{self, Call, Fired, Operation};
 use crate::pg::{catalog, guc, security, xact};
@@ -250,7 +250,7 @@ fn write(fired: &Fired, captured: &Captured, context: &Context, changes: Vec<Cha
     }
     let destination = captured.destination.as_deref().unwrap_or(DEFAULT_DESTINATION);
     api::check_destination(destination)?;
-    let template = config::routing_template();
+    let template = api::routing_template(destination);
     let metadata_bytes = context.metadata.as_ref().map_or(0, String::len);
     let mut keys = Vec::with_capacity(changes.len());
     for change in &changes {

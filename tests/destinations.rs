@@ -177,6 +177,18 @@ fn bad_options_are_refused_when_they_are_written() {
             "{options}: {said:?}"
         );
     }
+    // What the routing key of this destination cannot carry, the call says.
+    cluster.exec(
+        DB,
+        &format!("{server} (exchange 'x', routing_key '{{aggregate_id}}.{{type}}')"),
+    );
+    let publish = |destination: &str| {
+        format!("select outbox_publish('T', '{{}}', aggregate_id => repeat('x', 254), destination => {destination})")
+    };
+    let said = refused(&cluster, &publish("'s'"));
+    assert_eq!(said.code(), &SqlState::PROGRAM_LIMIT_EXCEEDED, "{said:?}");
+    cluster.exec(DB, &publish("null"));
+    cluster.exec(DB, "drop server s");
     // A password belongs into the user mapping: the options of a server can be read by all.
     let said = refused(&cluster, &format!("{server} (password 'hunter2')"));
     assert_eq!(said.code().code(), "HV00D");

@@ -227,6 +227,7 @@ pub struct Server {
     pub oid: u32,
     /// The name of its foreign data wrapper.
     pub wrapper: String,
+    pub options: Vec<(String, String)>,
 }
 
 /// The foreign server of this name. Inside a transaction.
@@ -239,9 +240,15 @@ pub fn foreign_server(name: &str) -> Option<Server> {
             return None;
         }
         let wrapper = pg_sys::GetForeignDataWrapper((*server).fdwid);
+        let text = |text: *const std::ffi::c_char| CStr::from_ptr(text).to_string_lossy().into_owned();
+        let options = pgrx::PgList::<pg_sys::DefElem>::from_pg((*server).options);
+        let options = options
+            .iter_ptr()
+            .map(|option| (text((*option).defname), text(pg_sys::defGetString(option))));
         Some(Server {
+            options: options.collect(),
             oid: (*server).serverid.to_u32(),
-            wrapper: CStr::from_ptr((*wrapper).fdwname).to_string_lossy().into_owned(),
+            wrapper: text((*wrapper).fdwname),
         })
     }
 }

@@ -333,6 +333,17 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
     Ok(target)
 }
 
+/// The template of the routing key that these options of a server ask for; None: that of the settings.
+pub fn routing_template(kind: Kind, server: &Options) -> Option<Template> {
+    match kind {
+        Kind::Amqp => {
+            let option = server.iter().find(|(name, _)| name == "routing_key");
+            option.and_then(|(_, text)| Template::parse(text).ok())
+        }
+        Kind::Http => Template::parse("").ok(), // the URL says it all
+    }
+}
+
 impl Target {
     /// What nothing describes.
     pub fn plain() -> Self {
