@@ -25,6 +25,7 @@ const PAUSE_AFTER_FAILURE_MS: u32 = 500;
 /// through within 2 s, whatever the broker does.
 const LAST_OUTCOMES: Duration = Duration::from_millis(700);
 const LAST_TRANSACTION_MS: i32 = 300;
+const LAST_SETTLES: Duration = Duration::from_millis(300);
 const LAST_WORDS_TO_BROKER: Duration = Duration::from_millis(200);
 /// How long the connection of a destination that is gone may take to close; the others wait for it.
 const STOP_GONE: Duration = Duration::from_millis(200);
@@ -400,8 +401,12 @@ impl Worker {
             let left = deadline.saturating_duration_since(Instant::now());
             destination.stop(&self.common, left, "the worker ended");
         }
+        let deadline = Instant::now() + LAST_SETTLES;
         for destination in &mut self.destinations {
-            ended = ended.and(destination.settle(&self.common, LAST_TRANSACTION_MS));
+            // What is not settled in time goes again.
+            if Instant::now() < deadline {
+                ended = ended.and(destination.settle(&self.common, LAST_TRANSACTION_MS));
+            }
         }
         let ended = ended.and_then(|()| {
             held_transaction(c"outbox: leave", LAST_TRANSACTION_MS, Durability::Relaxed, || {

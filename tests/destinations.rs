@@ -4,6 +4,7 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use common::load::{Load, Plan};
 use common::oracle::{Arrived, judge};
@@ -13,7 +14,7 @@ use common::{
 };
 use postgres::error::{DbError, SqlState};
 use serde_json::Value;
-use support::{Broker, Cluster, Consumer, Delivery, fresh_names};
+use support::{Broker, Cluster, Consumer, Delivery, Mode, Proxy, StopMode, fresh_names};
 
 /// A port of loopback where nobody listens.
 fn dead_port() -> u16 {
@@ -247,6 +248,34 @@ fn triggers_send_to_the_destinations_that_their_maker_may_use() {
         assert_eq!(events.len(), 1);
         assert_eq!(events[0].json()["payload"]["name"], "one");
     }
+}
+
+#[test]
+fn a_fast_stop_is_fast_with_many_destinations_that_do_not_answer() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let proxy = Proxy::start(broker.port());
+    for n in 1..=8 {
+        destination(
+            &cluster,
+            broker,
+            &format!("d{n}"),
+            &format!("url 'amqp://127.0.0.1:{}'", proxy.port()),
+        );
+        wait_for_state(&cluster, &format!("d{n}"), "connected");
+    }
+    proxy.mode(Mode::Blackhole);
+    for n in 1..=8 {
+        publish(&cluster, &format!("'d{n}'"), "k", "one");
+    }
+    wait_true(
+        &cluster,
+        "every message to be claimed",
+        "select count(*) = 8 from outbox where claim_token is not null",
+    );
+    let took = cluster.stop(StopMode::Fast);
+    assert!(took <= Duration::from_secs(2), "the stop took {took:?}");
 }
 
 #[test]
