@@ -39,7 +39,7 @@ pub fn send_workers_away(database: u32) -> bool {
     }
     let deadline = Instant::now() + PATIENCE;
     while shmem::has_workers(database) && Instant::now() < deadline {
-        latch::wait(None, LOOK_AGAIN_MS);
+        latch::wait(LOOK_AGAIN_MS);
         signals::check_for_interrupts();
     }
     !shmem::has_workers(database)

@@ -55,7 +55,7 @@ pub fn main() {
     };
     loop {
         let wait = launcher.pass();
-        latch::wait(None, wait.as_millis() as i64);
+        latch::wait(wait.as_millis() as i64);
         signals::check_for_interrupts();
         if signals::reload_if_asked() {
             launcher.scanned = None;

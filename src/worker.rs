@@ -6,8 +6,9 @@ use crate::broker::DEADLINE;
 use crate::config::Settings;
 use crate::destination::{Common, Destination};
 use crate::pg::bgworker;
+use crate::pg::latch::WaitSet;
 use crate::pg::txn::{self, Durability, Failure};
-use crate::pg::{catalog, latch, signals};
+use crate::pg::{catalog, signals};
 use crate::ports::{Shared, held_transaction, in_transaction, remember_table};
 use crate::store::{Described, Store};
 use crate::upkeep::Upkeep;
@@ -54,7 +55,7 @@ pub fn main(argument: u64) -> ! {
     loop {
         let wait_ms = worker.pass();
         if !signals::asked_to_end() {
-            latch::wait(Some(worker.common.bell.fd()), i64::from(wait_ms));
+            worker.waits.wait(i64::from(wait_ms));
         }
         if signals::asked_to_end() {
             worker.finish();
@@ -74,6 +75,7 @@ pub fn id_of(number: u32) -> String {
 
 struct Worker {
     common: Common,
+    waits: WaitSet,
     destinations: Vec<Destination>,
     /// What the catalogs said of them last.
     described: Vec<Described>,
@@ -137,6 +139,7 @@ impl Worker {
             began: now,
         };
         let mut worker = Self {
+            waits: WaitSet::new(common.bell.fd()),
             common,
             destinations: Vec::new(),
             described: Vec::new(),
@@ -386,7 +389,7 @@ impl Worker {
             if left.is_zero() {
                 break;
             }
-            latch::wait(Some(self.common.bell.fd()), left.as_millis() as i64);
+            self.waits.wait(left.as_millis() as i64);
             self.common.bell.silence();
             for destination in &mut self.destinations {
                 destination.take_outcomes(&self.common, Instant::now());

@@ -26,22 +26,57 @@ pub fn set(proc_number: i32) {
     }
 }
 
-/// Waits until the latch is set, `fd` is readable or `timeout_ms` have passed, whichever is first, and resets the latch.
-/// Ends the process if the postmaster is gone. The caller looks for interrupts afterwards.
-pub fn wait(fd: Option<RawFd>, timeout_ms: i64) {
-    let mut events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
-    if fd.is_some() {
-        events |= pg_sys::WL_SOCKET_READABLE;
-    }
+/// Waits until the latch is set or `timeout_ms` have passed, and resets the latch. Ends the process if the postmaster is
+/// gone. The caller looks for interrupts afterwards.
+pub fn wait(timeout_ms: i64) {
+    let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
     // SAFETY: MyLatch is this process' own. Waiting on anything else would let a ProcSignalBarrier wait for us forever.
     unsafe {
-        pg_sys::WaitLatchOrSocket(
+        pg_sys::WaitLatch(
             pg_sys::MyLatch,
             events as i32,
-            fd.unwrap_or(-1),
             timeout_ms as _,
             pg_sys::PG_WAIT_EXTENSION,
         );
         pg_sys::ResetLatch(pg_sys::MyLatch);
+    }
+}
+
+/// The latch and a file descriptor to wait for, made once: the server's own function for both makes an epoll set, and
+/// throws it away, at each wait.
+pub struct WaitSet(*mut pg_sys::WaitEventSet);
+
+impl WaitSet {
+    /// `fd` must stay open while the process lives.
+    pub fn new(fd: RawFd) -> Self {
+        // SAFETY: in a connected process, whose latch stays the one in shared memory; the set lives as long as it.
+        unsafe {
+            #[cfg(any(feature = "pg15", feature = "pg16"))]
+            let set = pg_sys::CreateWaitEventSet(pg_sys::TopMemoryContext, 3);
+            #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+            let set = pg_sys::CreateWaitEventSet(std::ptr::null_mut(), 3);
+            let nothing = std::ptr::null_mut();
+            pg_sys::AddWaitEventToSet(
+                set,
+                pg_sys::WL_LATCH_SET,
+                pg_sys::PGINVALID_SOCKET,
+                pg_sys::MyLatch,
+                nothing,
+            );
+            let death = pg_sys::WL_EXIT_ON_PM_DEATH;
+            pg_sys::AddWaitEventToSet(set, death, pg_sys::PGINVALID_SOCKET, std::ptr::null_mut(), nothing);
+            pg_sys::AddWaitEventToSet(set, pg_sys::WL_SOCKET_READABLE, fd, std::ptr::null_mut(), nothing);
+            Self(set)
+        }
+    }
+
+    /// As `wait`, also until the file descriptor is readable.
+    pub fn wait(&self, timeout_ms: i64) {
+        // SAFETY: the set lives; what happened does not matter, so one event is enough.
+        unsafe {
+            let mut event: pg_sys::WaitEvent = std::mem::zeroed();
+            pg_sys::WaitEventSetWait(self.0, timeout_ms as _, &mut event, 1, pg_sys::PG_WAIT_EXTENSION);
+            pg_sys::ResetLatch(pg_sys::MyLatch);
+        }
     }
 }
