@@ -15,6 +15,7 @@ mod request;
 mod request_thread;
 
 pub use config::{HttpAuth, HttpConfig};
+pub(crate) use request::check_credentials;
 
 use crate::amqp::Fault;
 use crate::publisher::{ConnectionState, DownReason, Handed};

@@ -4,7 +4,7 @@
 //! No error repeats a value: it may be a secret that was written into the wrong option.
 
 use crate::config::{ExchangeType, Secret};
-use crate::http::HttpAuth;
+use crate::http::{HttpAuth, check_credentials};
 use crate::ssrf::AllowList;
 use crate::url::{AmqpAddress, HttpAddress, parse_http_url, parse_url};
 use outbox_core::envelope::Refusal;
@@ -229,9 +229,12 @@ pub fn check(kind: Kind, level: Level, options: &Options) -> Result<(), Refused>
 /// The first option with a bad value.
 pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Options) -> Result<Target, Refused> {
     let mut target = default.clone();
-    if kind == Kind::Http {
-        target.transport = Transport::Http(Http::plain());
-        target.certificates = Certificates::default();
+    match kind {
+        Kind::Amqp => target.http_allow = AllowList::default(), // says nothing here, so its change must not disconnect
+        Kind::Http => {
+            target.transport = Transport::Http(Http::plain());
+            target.certificates = Certificates::default();
+        }
     }
     for (name, value) in server {
         let value = value.as_str();
@@ -329,6 +332,20 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
     if kind == Kind::Http && (given("user") != given("password") || (given("user") && given("bearer_token"))) {
         let hint = "Give user and password, or bearer_token.";
         return Err(bad("user", "it does not fit the other options", hint));
+    }
+    if let Transport::Http(http) = &target.transport {
+        if given("signing_secret") && http.signing_secrets.is_empty() {
+            return Err(bad("signing_secret", "it is empty", "Leave it out instead."));
+        }
+        check_credentials(&http.auth(), &http.signing_secrets).map_err(|(name, why)| {
+            let hint = match name {
+                "signing_secret" => {
+                    "whsec_ and the base64 of 24 to 64 bytes; while it is rotated the new one, a space, the old one."
+                }
+                _ => "See docs/destinations.md.",
+            };
+            bad(name, why, hint)
+        })?;
     }
     Ok(target)
 }
@@ -576,6 +593,17 @@ mod tests {
     }
 
     #[test]
+    fn what_http_may_reach_is_no_matter_of_a_broker() {
+        let allowed = Target {
+            http_allow: AllowList::parse("10.0.0.0/8").unwrap(),
+            ..default()
+        };
+        let of = |kind| described(kind, &allowed, &[], &[]).unwrap();
+        assert_eq!(of(Kind::Amqp), default());
+        assert_eq!(of(Kind::Http).http_allow, allowed.http_allow);
+    }
+
+    #[test]
     fn the_password_of_the_default_goes_to_no_other_address() {
         let other = described(Kind::Amqp, &default(), &options(&[("url", "amqp://elsewhere")]), &[]).unwrap();
         assert_eq!(amqp(&other).password, Password::Default);
@@ -687,7 +715,13 @@ mod tests {
         assert_eq!(target.rules, default().rules);
         assert_eq!(target.certificates, Certificates::default());
         assert_eq!(target.confirm_timeout, Duration::from_secs(2));
-        let mapping = options(&[("signing_secret", "whsec_bmV3 whsec_b2xk"), ("bearer_token", "t")]);
+        let mapping = options(&[
+            (
+                "signing_secret",
+                "whsec_bmV3bmV3bmV3bmV3bmV3bmV3bmV3bmV3 whsec_b2xkb2xkb2xkb2xkb2xkb2xkb2xkb2xk",
+            ),
+            ("bearer_token", "t"),
+        ]);
         let Transport::Http(http) = described(Kind::Http, &default(), &server, &mapping).unwrap().transport else {
             panic!("HTTP")
         };
@@ -697,8 +731,22 @@ mod tests {
             &[("user", "u")][..],
             &[("password", "p")],
             &[("user", "u"), ("password", "p"), ("bearer_token", "t")],
+            &[("user", "hunter2:x"), ("password", "hunter2")],
+            &[("bearer_token", "hunter2 x")],
+            &[("signing_secret", "hunter2")],
+            &[("signing_secret", "whsec_aHVudGVyMg==")],
+            &[("signing_secret", "whsec_bmV3bmV3bmV3bmV3bmV3bmV3bmV3bmV3 hunter2")],
+            &[("signing_secret", " ")],
         ] {
-            assert!(check(Kind::Http, Level::UserMapping, &options(bad)).is_err(), "{bad:?}");
+            let refused = check(Kind::Http, Level::UserMapping, &options(bad)).expect_err(bad[0].1);
+            assert!(
+                refused.message.contains(bad[0].0) || bad[0].0 == "password",
+                "{refused:?}"
+            );
+            assert!(
+                !refused.hint.is_empty() && !format!("{refused:?}").contains("hunter2"),
+                "{refused:?}"
+            );
         }
         for bad in [
             ("url", "amqp://h"),

@@ -4,7 +4,7 @@
 use super::answer;
 use super::config::{HttpAuth, HttpConfig};
 use crate::signature::Signer;
-use crate::{HeaderValue as Value, Publication};
+use crate::{HeaderValue as Value, Publication, Secret};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ureq::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue, USER_AGENT};
@@ -206,6 +206,17 @@ fn credentials(auth: &HttpAuth) -> Result<Option<(String, Vec<String>)>, String>
             )))
         }
     }
+}
+
+/// Refuses what could never be sent, and names the option at fault. No text repeats a secret.
+pub(crate) fn check_credentials(auth: &HttpAuth, signing_secrets: &[Secret]) -> Result<(), (&'static str, String)> {
+    let name = match auth {
+        HttpAuth::Basic { .. } => "user",
+        _ => "bearer_token",
+    };
+    credentials(auth).map_err(|why| (name, why))?;
+    Signer::new(signing_secrets).map_err(|why| ("signing_secret", why))?;
+    Ok(())
 }
 
 fn user_agent(connection_name: &str) -> HeaderValue {
