@@ -2236,7 +2236,9 @@ with worker as (
          pg_catalog.current_setting('outbox.worker_role') as worker_role,
          pg_catalog.current_setting('outbox.workers')::integer as workers
 ), sick as (
-  select c.named, c.destination, c.reason, c.detail from connection c
+  select c.named, c.destination, c.reason, c.detail,
+         case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer
+  from connection c left join @extschema@.outbox_destinations() d on d.destination = c.destination
   where c.state in ('down', 'connecting') and c.reason is not null order by c.destination = 'default' desc, 2 limit 1
 )
 select 'preload' as "check", s.preloaded as ok,
@@ -2309,27 +2311,27 @@ select 'broker', p.problem is null, p.problem, p.remedy
 from (select) one left join sick on true
 cross join lateral (select
   sick.named || case sick.reason
-    when 'auth_refused' then 'the broker refuses the user or password: '
+    when 'auth_refused' then sick.peer || ' refuses the ' || case sick.peer when 'the broker' then 'user or password: ' else 'credentials: ' end
     when 'vhost_refused' then 'the broker refuses the virtual host: '
     when 'exchange_missing' then 'the exchange does not exist: '
     when 'exchange_mismatch' then 'the exchange exists with other properties: '
-    when 'unreachable' then 'the broker cannot be reached: '
-    when 'timeout' then 'the broker does not answer: '
-    when 'tls_failed' then 'TLS failed: '
+    when 'unreachable' then sick.peer || ' cannot be reached: '
+    when 'timeout' then sick.peer || ' does not answer: '
+    when 'tls_failed' then 'TLS with ' || sick.peer || ' failed: '
     when 'address_refused' then 'the address is not public: '
     when 'endpoint_refused' then 'the URL takes no messages: '
-    when 'throttled' then 'it asks for fewer requests: '
-    when 'unavailable' then 'it says that it is not available: '
-    else case when sick.reason is not null then 'the connection to the broker failed: ' end
+    when 'throttled' then 'the receiver asks for fewer requests: '
+    when 'unavailable' then 'the receiver says that it is not available: '
+    else case when sick.reason is not null then 'the connection to ' || sick.peer || ' failed: ' end
   end || coalesce(sick.detail, '') as problem,
-  case when sick.destination <> 'default' then
+  case when sick.destination <> 'default' or sick.peer = 'the receiver' then
     case sick.reason
-      when 'auth_refused' then pg_catalog.format('check user and password: ALTER USER MAPPING FOR %I SERVER %I',
+      when 'auth_refused' then pg_catalog.format('check the credentials: ALTER USER MAPPING FOR %I SERVER %I',
                                                  pg_catalog.current_setting('outbox.worker_role'), sick.destination)
       when 'exchange_missing' then 'declare the exchange, or give the server the option exchange_type so that the worker declares it'
       when 'exchange_mismatch' then 'make the option exchange_type fit the exchange, or empty it to only check'
       when 'address_refused' then 'name the host or its network in outbox.http_allow, if it is meant'
-      when 'throttled' then 'nothing: it goes on when the peer allows it'
+      when 'throttled' then 'nothing: it goes on when the receiver allows it'
       else pg_catalog.format('check the options of the server (\des+ %I) and the peer', sick.destination)
     end
   else case sick.reason

@@ -8,10 +8,10 @@ use crate::ports::{STATEMENT_TIMEOUT_MS, Shared, Tables, in_transaction};
 use crate::shmem;
 use crate::store::{Described, Settlement, Store, now_us};
 use outbox_core::engine::{Engine, Held, Sharing};
-use outbox_core::message::Text;
+use outbox_core::message::{Outcome, Text};
 use outbox_core::partition::Partition;
-use outbox_core::route::{Route, Template};
-use outbox_core::settle::{Disposition, Rules};
+use outbox_core::route::{Route, Template, TransportKind};
+use outbox_core::settle::{Disposition, Ordering, Rules};
 use outbox_core::tick::{self, TickState};
 use outbox_transport::Bell;
 use outbox_transport::target::{Target, Transport, described};
@@ -57,6 +57,9 @@ pub struct Destination {
     /// Until then the lanes are claimed one by one, for rows of some were locked.
     locked_until: Option<Instant>,
     reported: Option<Status>,
+    /// Since it was down last the peer has answered a message, or there was none to try it with. A connection to a broker
+    /// says so itself; by HTTP "connected" means only that the pause is over.
+    proven: bool,
     /// Where a message goes that goes to no exchange.
     nothing: (Text, Template),
 }
@@ -80,6 +83,7 @@ impl Destination {
             paused: description.paused,
             locked_until: None,
             reported: None,
+            proven: true,
             nothing: (Text::default(), Template::parse("").expect("an empty template")),
         }
     }
@@ -135,6 +139,10 @@ impl Destination {
     fn conclude_all(&mut self, common: &Common, outcomes: Outcomes) {
         let (now_ms, rules) = (common.now_ms(), self.rules(common));
         for (handle, outcome) in outcomes {
+            self.proven |= matches!(
+                outcome,
+                Outcome::Confirmed | Outcome::Failed { .. } | Outcome::Refused { .. }
+            );
             self.engine.conclude(handle, &outcome, &rules, now_ms, now_us() as u64);
         }
     }
@@ -186,9 +194,14 @@ impl Destination {
                 detail: None,
             },
         };
-        // Between two failed attempts to connect the reason is worth more than the word "connecting".
-        let reconnecting = status.state == "connecting" && self.reported.as_ref().is_some_and(|r| r.state == "down");
-        if reconnecting || self.reported.as_ref() == Some(&status) {
+        if self.broker.status.state == "down" {
+            self.proven = matches!(&self.target, Ok(target) if target.transport.kind() == TransportKind::Amqp);
+        }
+        // Between two failed attempts the reason is worth more than the word "connecting", or "connected" while nobody
+        // has answered.
+        let trying = status.state == "connecting" || (status.state == "connected" && !self.proven);
+        let trying_again = trying && self.reported.as_ref().is_some_and(|r| r.state == "down");
+        if trying_again || self.reported.as_ref() == Some(&status) {
             return Ok(());
         }
         in_transaction(c"outbox: report", Durability::Relaxed, || {
@@ -234,8 +247,12 @@ impl Destination {
             limit,
             &target.rules,
             |handle, pointer, event| {
-                outbox_core::envelope::publication(handle, pointer, event, &route)
-                    .map_err(|refusal| refusal.to_string())
+                let mut publication = outbox_core::envelope::publication(handle, pointer, event, &route)
+                    .map_err(|refusal| refusal.to_string())?;
+                if target.rules.ordering == Ordering::None {
+                    publication.key = None; // else requests of a key would wait for one another
+                }
+                Ok(publication)
             },
         );
         // What a crash could still undo must not be sent: a commit with synchronous_commit off is visible before it is on
@@ -250,6 +267,7 @@ impl Destination {
         }
         let claimed = claimed?;
         self.hand_over();
+        self.proven |= claimed == 0 && self.engine.outstanding() == 0;
         let due_ms = self.engine.due_at_ms().saturating_sub(now_ms).max(1) as u32;
         Ok((claimed, tick::next(&self.tick(common)).wait_ms.min(due_ms)))
     }
