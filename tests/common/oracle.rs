@@ -33,7 +33,11 @@ pub struct Arrived {
 impl Arrived {
     /// Reads a message of which the payload holds its label.
     pub fn new(delivery: &Delivery) -> Self {
-        let body = delivery.json();
+        Self::of(&delivery.json())
+    }
+
+    /// Of an envelope.
+    pub fn of(body: &Value) -> Self {
         Self {
             label: text(&body["payload"]["label"]),
             key: text(&body["key"]),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use support::{Broker, Cluster, Consumer, Mode, PrivateBroker, Proxy, StopMode, wait_until};
+use support::{Broker, Cluster, Consumer, Mode, PrivateBroker, Proxy, Receiver, Reply, StopMode, wait_until};
 
 use crate::common::load::{Load, Plan};
 use crate::common::oracle::{Arrived, judge};
@@ -136,6 +136,29 @@ fn a_fast_stop_keeps_its_promise_when_the_broker_never_answers() {
     publish(&cluster, DB, 1);
     wait_until("an attempt to connect", LONG, || proxy.accepted() > 0);
     assert_stops_fast(&cluster);
+}
+
+#[test]
+fn a_fast_stop_keeps_its_promise_while_receivers_of_http_hang() {
+    let first = std::sync::atomic::AtomicBool::new(true);
+    let receiver = Receiver::start(move |_| match first.swap(false, std::sync::atomic::Ordering::AcqRel) {
+        true => Reply::status(200), // until somebody answers one message goes alone
+        false => Reply::Hang,
+    });
+    let cluster = unconnected_cluster("", "x", &["outbox.http_allow = '127.0.0.1'"]);
+    let url = receiver.url("/");
+    cluster.exec(
+        DB,
+        &format!(
+            "create server hook foreign data wrapper outbox_http options (url '{url}', concurrency '8');
+             select outbox_publish('T', '{{}}', 'thing', n::text, destination => 'hook') from generate_series(1, 1000) n"
+        ),
+    );
+    wait_until("eight requests without an answer", LONG, || {
+        receiver.requests().len() == 9
+    });
+    assert_stops_fast(&cluster);
+    assert_eq!(receiver.requests().len(), 9);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Private servers for the tests and the demo: a Postgres, a RabbitMQ, a consumer, a proxy between them. Every call
-//! blocks, and panics with what it was waiting for when it fails: a test reads as a list of sentences.
+//! Private servers for the tests and the demo: a Postgres, a RabbitMQ, a consumer, a proxy between them, a receiver of
+//! webhooks. Every call blocks, and panics with what it was waiting for when it fails: a test reads as a list of sentences.
 //!
 //! Invariants: everything listens on loopback; no file is left outside the work directory (see [`workdir`]); no server
 //! outlives the process that started it, however that process ends (see [`process`]); only [`wait`] sleeps.
@@ -14,6 +14,7 @@ pub mod port;
 pub mod private_broker;
 pub mod process;
 pub mod proxy;
+pub mod receiver;
 mod template;
 pub mod wait;
 pub mod workdir;
@@ -25,4 +26,5 @@ pub use consumer::{Consumer, Delivery};
 pub use install::Installation;
 pub use private_broker::PrivateBroker;
 pub use proxy::{Mode, Proxy};
+pub use receiver::{Receiver, Reply, Request};
 pub use wait::{wait_for, wait_until};

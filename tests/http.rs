@@ -1,0 +1,90 @@
+//! Destinations by HTTP: does a message reach its receiver as it should, signed and in order, and what do its answers
+//! mean? On a real Postgres and receivers that answer what a test says. How the transport deals with a hostile peer is in
+//! crates/transport/tests.
+
+mod common;
+
+#[path = "http/answers.rs"]
+mod answers;
+#[path = "http/posted.rs"]
+mod posted;
+#[path = "http/secrets.rs"]
+mod secrets;
+
+use common::{DB, LONG, unconnected_cluster, wait_true};
+use postgres::error::DbError;
+use support::{Cluster, Receiver, Reply, Request, wait_until};
+
+/// A server that delivers nowhere but to what a test makes, and may post to loopback.
+pub fn http_cluster(conf: &[&str]) -> Cluster {
+    let allow = ["outbox.http_allow = '127.0.0.1'"];
+    unconnected_cluster("", "nowhere", &[&allow[..], conf].concat())
+}
+
+/// Takes everything.
+pub fn willing() -> Receiver {
+    Receiver::start(|_| Reply::status(200))
+}
+
+pub fn destination(cluster: &Cluster, name: &str, url: &str, options: &str) {
+    let comma = if options.is_empty() { "" } else { ", " };
+    cluster.exec(
+        DB,
+        &format!("create server {name} foreign data wrapper outbox_http options (url '{url}'{comma}{options})"),
+    );
+}
+
+/// Publishes messages 1 to `n` of a key, in one transaction.
+pub fn publish(cluster: &Cluster, destination: &str, key: &str, n: usize) {
+    cluster.exec(
+        DB,
+        &format!(
+            "select outbox_publish('T', jsonb_build_object('n', n), 'a', '{key}', 'x', destination => '{destination}')
+             from generate_series(1, {n}) n"
+        ),
+    );
+}
+
+/// Key and number of a message in an envelope.
+pub fn label(request: &Request) -> String {
+    let body = request.json();
+    format!(
+        "{} {}",
+        body["aggregate_id"].as_str().unwrap_or_default(),
+        body["payload"]["n"]
+    )
+}
+
+pub fn labels(receiver: &Receiver) -> Vec<String> {
+    receiver.requests().iter().map(label).collect()
+}
+
+pub fn wait_for_requests(receiver: &Receiver, n: usize) {
+    wait_until(&format!("{n} requests"), LONG, || receiver.requests().len() >= n);
+}
+
+/// Waits until `destination` is down for this reason, and returns its detail.
+pub fn wait_for_reason(cluster: &Cluster, destination: &str, reason: &str) -> String {
+    let is_so = format!("destination = '{destination}' and state = 'down' and reason = '{reason}'");
+    wait_true(
+        cluster,
+        &format!("{destination} to be down: {reason}"),
+        &format!("select exists (select from outbox_destination_status where {is_so})"),
+    );
+    cluster.query_one(
+        DB,
+        &format!("select detail from outbox_destination_status where destination = '{destination}'"),
+    )
+}
+
+pub fn refused(cluster: &Cluster, sql: &str) -> DbError {
+    let error = cluster.connect(DB).batch_execute(sql).expect_err(sql);
+    let said = error.as_db_error();
+    said.unwrap_or_else(|| panic!("{sql}: {error:?}")).clone()
+}
+
+/// What health says a person should do.
+pub fn remedy(cluster: &Cluster, check: &str) -> String {
+    let sql = format!(r#"select coalesce(remedy, '') from outbox_health where "check" = '{check}'"#);
+    cluster.query_one(DB, &sql)
+}

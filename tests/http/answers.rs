@@ -1,0 +1,244 @@
+//! What an answer means: for its message, its key, its destination, and what a person reads of it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use support::{Receiver, Reply, wait_until};
+
+use crate::common::*;
+use crate::*;
+
+/// A port of loopback where nobody listens.
+fn dead_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+fn answer(status: u16, headers: &str, body: &str) -> Reply {
+    Reply::Answer {
+        status,
+        headers: headers.to_owned(),
+        body: body.to_owned(),
+    }
+}
+
+#[test]
+fn a_refused_message_is_a_dead_letter_at_once_and_on_dead_says_what_becomes_of_its_key() {
+    let receiver = Receiver::start(|request| match label(request).as_str() {
+        "k 1" => answer(400, "", "no such order"),
+        _ => Reply::status(204),
+    });
+    let cluster = http_cluster(&[]);
+    destination(&cluster, "strict", &receiver.url("/strict"), "");
+    destination(&cluster, "skipping", &receiver.url("/skipping"), "on_dead 'skip'");
+    for name in ["strict", "skipping"] {
+        publish(&cluster, name, "k", 3);
+        publish(&cluster, name, "free", 1);
+    }
+    wait_published(&cluster, 4);
+    let mut client = cluster.connect(DB);
+    let dead = client
+        .query(
+            "select destination, attempts, reason, blocks from outbox_dead order by destination",
+            &[],
+        )
+        .expect("dead letters");
+    let dead: Vec<(&str, i32, &str, bool)> =
+        (dead.iter().map(|row| (row.get(0), row.get(1), row.get(2), row.get(3)))).collect();
+    let reason = "refused: HTTP 400 Bad Request: no such order";
+    assert_eq!(dead, [("skipping", 1, reason, false), ("strict", 1, reason, true)]);
+    let to = |path: &str| -> Vec<String> {
+        let requests = receiver.requests();
+        requests
+            .iter()
+            .filter(|request| request.path == path)
+            .map(label)
+            .collect()
+    };
+    assert_eq!(
+        to("/skipping").iter().filter(|label| label.starts_with("k ")).count(),
+        3
+    );
+    assert!(!to("/strict").contains(&"k 2".to_owned()), "{:?}", to("/strict"));
+    client
+        .batch_execute("select outbox_discard(seq, destination) from outbox_dead where blocks")
+        .expect("discard");
+    wait_published(&cluster, 6);
+    let strict: Vec<String> = to("/strict")
+        .into_iter()
+        .filter(|label| label.starts_with("k "))
+        .collect();
+    assert_eq!(strict, ["k 1", "k 2", "k 3"]);
+}
+
+#[test]
+fn a_failed_message_is_charged_and_tried_again_while_other_keys_go_on() {
+    let mended = Arc::new(AtomicBool::new(false));
+    let is_mended = Arc::clone(&mended);
+    let receiver = Receiver::start(move |request| match label(request).as_str() {
+        "k 1" if !is_mended.load(Ordering::Acquire) => answer(500, "", "out of order"),
+        _ => Reply::status(200),
+    });
+    let cluster = http_cluster(&[]);
+    let often = "retry_backoff '20ms', retry_backoff_max '50ms', max_attempts '1000'";
+    destination(&cluster, "hook", &receiver.url("/"), often);
+    publish(&cluster, "hook", "k", 3);
+    publish(&cluster, "hook", "free", 2);
+    wait_published(&cluster, 2);
+    let error = "HTTP 500 Internal Server Error: out of order";
+    wait_true(
+        &cluster,
+        "the second attempt to be charged",
+        &format!("select exists (select from outbox_messages where attempts >= 2 and last_error = '{error}')"),
+    );
+    // Its own trouble is not the destination's.
+    assert!(health(&cluster, "broker").0, "{:?}", health(&cluster, "broker"));
+    mended.store(true, Ordering::Release);
+    wait_published(&cluster, 5);
+    let of_key: Vec<String> = labels(&receiver)
+        .into_iter()
+        .filter(|label| label.starts_with("k "))
+        .collect();
+    let tries = of_key.iter().take_while(|label| *label == "k 1").count();
+    assert!(tries >= 3, "{of_key:?}");
+    assert_eq!(of_key[tries..], ["k 2", "k 3"]);
+    let attempts: String = cluster.query_one(
+        DB,
+        "select string_agg((attempts > 1)::text, ',' order by seq) from outbox_history",
+    );
+    assert_eq!(
+        attempts, "true,false,false,false,false",
+        "attempts are those of the message alone"
+    );
+}
+
+#[test]
+fn who_asks_for_time_gets_it_and_no_other_destination_waits() {
+    let (busy, other) = (Receiver::start(|_| answer(503, "retry-after: 3600\r\n", "")), willing());
+    let cluster = http_cluster(&[]);
+    destination(&cluster, "busy", &busy.url("/"), "");
+    destination(&cluster, "other", &other.url("/"), "");
+    publish(&cluster, "busy", "k", 3);
+    let detail = wait_for_reason(&cluster, "busy", "unavailable");
+    assert_eq!(detail, "HTTP 503 Service Unavailable");
+    let problem = wait_for_problem(&cluster, "broker");
+    assert_eq!(
+        problem,
+        "destination busy: the receiver says that it is not available: HTTP 503 Service Unavailable"
+    );
+    publish(&cluster, "other", "k", 20);
+    wait_published(&cluster, 20);
+    assert_eq!(busy.requests().len(), 1, "it asked for an hour");
+    // All are back in the outbox, and none is charged.
+    wait_true(
+        &cluster,
+        "the messages of busy to wait",
+        "select count(*) = 3 and max(attempts) = 0 and bool_and(claim_token is null) from outbox where destination = 'busy'",
+    );
+    // Another address owes it no pause.
+    cluster.exec(
+        DB,
+        &format!("alter server busy options (set url '{}')", other.url("/moved")),
+    );
+    wait_published(&cluster, 23);
+    wait_healthy(&cluster, "broker");
+    assert_eq!(
+        cluster.query_one::<i64>(DB, "select count(*) from outbox_history where attempts <> 1"),
+        0
+    );
+}
+
+#[test]
+fn after_the_time_that_it_asked_for_the_destination_goes_on_by_itself() {
+    let first = AtomicBool::new(true);
+    let receiver = Receiver::start(move |_| match first.swap(false, Ordering::AcqRel) {
+        true => answer(429, "retry-after: 2\r\n", ""),
+        false => Reply::status(200),
+    });
+    let cluster = http_cluster(&[]);
+    destination(&cluster, "hook", &receiver.url("/"), "");
+    publish(&cluster, "hook", "k", 3);
+    wait_for_reason(&cluster, "hook", "throttled");
+    wait_published(&cluster, 3);
+    let requests = receiver.requests();
+    let pause = requests[1].at - requests[0].at;
+    assert!(pause >= Duration::from_millis(1900), "it came back after {pause:?}");
+    assert_eq!(labels(&receiver), ["k 1", "k 1", "k 2", "k 3"]);
+    wait_healthy(&cluster, "broker");
+}
+
+#[test]
+fn trouble_of_a_destination_has_a_name_and_is_charged_to_no_message() {
+    let receiver = Receiver::start(|request| match request.path.as_str() {
+        "/close" => Reply::Close,
+        "/hang" => Reply::Hang,
+        "/302" => answer(302, "location: /200\r\n", ""),
+        path => Reply::status(path[1..].parse().expect("a status")),
+    });
+    let cluster = http_cluster(&[]);
+    let dead = format!("http://127.0.0.1:{}/", dead_port());
+    let wanted = [
+        ("s401", receiver.url("/401"), "auth_refused"),
+        ("s403", receiver.url("/403"), "auth_refused"),
+        ("s302", receiver.url("/302"), "endpoint_refused"),
+        ("s404", receiver.url("/404"), "endpoint_refused"),
+        ("s429", receiver.url("/429"), "throttled"),
+        ("s502", receiver.url("/502"), "unavailable"),
+        ("closes", receiver.url("/close"), "closed"),
+        ("hangs", receiver.url("/hang"), "timeout"),
+        ("dead", dead, "unreachable"),
+    ];
+    for (name, url, _) in &wanted {
+        destination(&cluster, name, url, "timeout '300ms'");
+        publish(&cluster, name, "k", 1);
+    }
+    for (name, _, reason) in &wanted {
+        wait_for_reason(&cluster, name, reason);
+    }
+    // A redirect is not followed.
+    assert!(receiver.requests().iter().all(|request| request.path != "/200"));
+    let charged = "select count(*) from outbox_messages where attempts > 1 or status not in ('pending', 'in flight')";
+    assert_eq!(cluster.query_one::<i64>(DB, charged), 0);
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_messages"), 9);
+}
+
+/// Each pause is over after a while, and then it counts as connected, though nobody has answered yet.
+#[test]
+fn a_receiver_that_never_answers_stays_down_in_every_view_until_it_does() {
+    let mended = Arc::new(Mutex::new(false));
+    let is_mended = Arc::clone(&mended);
+    let receiver = Receiver::start(move |_| match *is_mended.lock().expect("no panic") {
+        true => Reply::status(200),
+        false => Reply::Hang,
+    });
+    let cluster = http_cluster(&[]);
+    destination(&cluster, "hook", &receiver.url("/"), "timeout '200ms'");
+    publish(&cluster, "hook", "k", 1);
+    wait_for_reason(&cluster, "hook", "timeout");
+    let from = cluster.log_offset();
+    let so_far = receiver.requests().len();
+    wait_for_requests(&receiver, so_far + 3);
+    assert!(
+        !cluster.log()[from..].contains("broker connected"),
+        "it says that all is well"
+    );
+    *mended.lock().expect("no panic") = true;
+    wait_published(&cluster, 1);
+    wait_healthy(&cluster, "broker");
+    cluster.wait_for_log("broker connected", from);
+}
+
+#[test]
+fn a_destination_that_nothing_waits_for_any_more_is_well_again() {
+    let receiver = Receiver::start(|_| Reply::status(503));
+    let cluster = http_cluster(&[]);
+    destination(&cluster, "hook", &receiver.url("/"), "");
+    publish(&cluster, "hook", "k", 1);
+    wait_for_reason(&cluster, "hook", "unavailable");
+    wait_until("the message to be given up", LONG, || {
+        let discarded = "select coalesce(bool_or(outbox_discard(seq, destination)), false) from outbox";
+        cluster.query_one::<bool>(DB, discarded)
+    });
+    wait_healthy(&cluster, "broker");
+}

@@ -1,0 +1,275 @@
+//! What is posted: formats, headers, order, and to whom over TLS.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use support::wait::pass_time_until;
+use support::{Authority, Receiver, Reply, wait_until};
+
+use crate::common::load::{Load, Plan};
+use crate::common::oracle::{Arrived, judge};
+use crate::common::*;
+use crate::*;
+
+#[test]
+fn an_event_is_posted_in_the_format_of_its_destination() {
+    let receiver = willing();
+    let cluster = http_cluster(&[]);
+    let url = |path| receiver.url(path);
+    let tenant = r#"headers '{"tenant": "{header:tenant|nobody}-{aggregate_id}"}'"#;
+    destination(&cluster, "whole", &url("/whole?a=b"), tenant);
+    destination(
+        &cluster,
+        "bare",
+        &url("/bare"),
+        "format 'payload', content_type 'text/plain'",
+    );
+    destination(
+        &cluster,
+        "events",
+        &url("/events"),
+        "format 'cloudevents', source '/shop'",
+    );
+    destination(
+        &cluster,
+        "headed",
+        &url("/headed"),
+        "format 'cloudevents_binary', source '/shop'",
+    );
+    cluster.exec(
+        DB,
+        r#"select outbox_enqueue(seq, 'Order:A-42', destination)
+           from outbox_publish('OrderPlaced', '{"order":  "A-42"}', 'Order', 'A-42', 'Placed', actor => 'Änne',
+                               headers => '{"x-request": "r1"}', destination => 'whole') seq,
+                unnest('{bare,events,headed}'::text[]) destination"#,
+    );
+    wait_published(&cluster, 4);
+    let id: String = cluster.query_one(DB, "select id::text from outbox_events");
+    let requests = receiver.requests();
+    let posted = |path: &str| {
+        let found = requests.iter().find(|request| request.path == path);
+        found.unwrap_or_else(|| panic!("nothing came to {path}"))
+    };
+    for request in &requests {
+        assert_eq!(request.header("idempotency-key"), id, "{request:?}");
+        assert_eq!(request.header("webhook-id"), id);
+        assert_eq!(request.header("outbox-id"), id);
+        assert_eq!(request.header("outbox-type"), "OrderPlaced");
+        assert_eq!(request.header("outbox-key"), "Order:A-42");
+        assert_eq!(request.header("x-request"), "r1");
+        assert!(request.header("user-agent").starts_with("outbox/"), "{request:?}");
+        // Nobody asked for it.
+        assert_eq!(request.header("authorization"), "");
+        assert_eq!(request.header("webhook-signature"), "");
+    }
+    let whole = posted("/whole?a=b");
+    assert_eq!(whole.header("content-type"), "application/json");
+    assert_eq!(whole.header("tenant"), "nobody-A-42");
+    assert_eq!(
+        (&whole.json()["id"], &whole.json()["key"]),
+        (&id.clone().into(), &"Order:A-42".into())
+    );
+    assert_eq!(whole.json()["payload"]["order"], "A-42");
+    let bare = posted("/bare");
+    assert_eq!(bare.header("content-type"), "text/plain");
+    assert_eq!(bare.body, br#"{"order": "A-42"}"#);
+    assert_eq!(bare.header("outbox-operation"), "Placed");
+    assert_eq!(bare.header("outbox-actor"), "%C3%84nne");
+    let event = posted("/events");
+    assert_eq!(event.header("content-type"), "application/cloudevents+json");
+    assert_eq!(event.json()["source"], "/shop");
+    assert_eq!(event.json()["data"]["order"], "A-42");
+    let headed = posted("/headed");
+    assert_eq!(headed.header("content-type"), "application/json");
+    assert_eq!(
+        (headed.header("ce-id"), headed.header("ce-source")),
+        (id.as_str(), "/shop")
+    );
+    assert_eq!(headed.body, br#"{"order": "A-42"}"#);
+}
+
+#[test]
+fn keys_stay_in_order_and_nothing_is_lost_whatever_the_receiver_does() {
+    /// What the receiver keeps of its work.
+    #[derive(Default)]
+    struct Desk {
+        taken: Mutex<Vec<Arrived>>,
+        /// Keys of requests that are not answered yet, and the most of them at a time.
+        open: Mutex<BTreeSet<String>>,
+        open_max: AtomicUsize,
+        overlaps: AtomicUsize,
+        failures: AtomicUsize,
+        dice: AtomicU64,
+    }
+    let desk = Arc::new(Desk::default());
+    let receivers = Arc::clone(&desk);
+    let receiver = Receiver::start(move |request| {
+        let desk = &*receivers;
+        let message = Arrived::of(&request.json());
+        let mut open = desk.open.lock().expect("no panic");
+        if !open.insert(message.key.clone()) {
+            desk.overlaps.fetch_add(1, Ordering::Relaxed);
+        }
+        desk.open_max.fetch_max(open.len(), Ordering::Relaxed);
+        drop(open);
+        // Weyl's sequence: every part of a hundred comes up as often as it should.
+        let roll = desk.dice.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed) >> 32;
+        let roll = roll.wrapping_mul(2_654_435_761) >> 7;
+        let takes = |desk: &Desk| desk.taken.lock().expect("no panic").push(message.clone());
+        let reply = match roll % 100 {
+            0..8 => Reply::status(500),
+            8..10 => Reply::status(503),
+            10..13 => Reply::Close,
+            13..15 => {
+                takes(desk); // and the answer is lost
+                Reply::Close
+            }
+            15..30 => {
+                pass_time_until(Instant::now() + Duration::from_millis(30));
+                takes(desk);
+                Reply::status(202)
+            }
+            _ => {
+                takes(desk);
+                Reply::status(200)
+            }
+        };
+        if !matches!(reply, Reply::Answer { status: 200..=299, .. }) {
+            desk.failures.fetch_add(1, Ordering::Relaxed);
+        }
+        desk.open.lock().expect("no panic").remove(&message.key);
+        reply
+    });
+    let conf = [
+        "outbox.retry_backoff = '20ms'",
+        "outbox.retry_backoff_max = '200ms'",
+        "outbox.max_attempts = 1000",
+    ];
+    let cluster = http_cluster(&conf);
+    destination(&cluster, "\"default\"", &receiver.url("/"), "concurrency '8'");
+    let plan = Plan {
+        keys: 50,
+        mixed: true,
+        ..Plan::default()
+    };
+    let load = Load::start(&cluster, &plan);
+    load.wait_for_more(1500);
+    let sent = load.stop();
+    wait_drained(&cluster);
+    let taken = desk.taken.lock().expect("no panic");
+    let verdict = judge(&sent, &taken);
+    let failures = desk.failures.load(Ordering::Relaxed);
+    // Each failure may cost what was on its way at that moment.
+    verdict.assert_nothing_lost(failures * 8);
+    assert_eq!(verdict.reordered, Vec::<String>::new());
+    assert!(failures > 50, "only {failures} failures");
+    assert_eq!(
+        desk.overlaps.load(Ordering::Relaxed),
+        0,
+        "two requests of a key at a time"
+    );
+    let open_max = desk.open_max.load(Ordering::Relaxed);
+    assert!((2..=8).contains(&open_max), "{open_max} requests at a time");
+}
+
+#[test]
+fn without_order_the_messages_of_a_key_do_not_wait_for_one_another() {
+    // The first one is never answered, the second never well.
+    let receiver = Receiver::start(|request| match label(request).as_str() {
+        "k 1" => Reply::Hang,
+        "k 2" => Reply::status(500),
+        _ => Reply::status(200),
+    });
+    let cluster = http_cluster(&[]);
+    // Nobody has answered at first, so one message goes alone: it must not be the one that hangs.
+    destination(
+        &cluster,
+        "loose",
+        &receiver.url("/"),
+        "ordering 'none', max_attempts '1'",
+    );
+    publish(&cluster, "loose", "other", 1);
+    wait_published(&cluster, 1);
+    publish(&cluster, "loose", "k", 5);
+    wait_published(&cluster, 4);
+    wait_true(
+        &cluster,
+        "one dead letter that blocks nothing",
+        "select count(*) = 1 and not bool_or(blocks) from outbox_dead",
+    );
+    assert_eq!(
+        cluster.query_one::<i64>(DB, "select count(*) from outbox"),
+        1,
+        "the one that hangs"
+    );
+}
+
+#[test]
+fn over_tls_only_the_receiver_that_is_meant_gets_messages() {
+    let (authority, stranger, clients) = (Authority::new("CA"), Authority::new("other"), Authority::new("clients"));
+    let receiver = Receiver::start_tls(&authority.issue("127.0.0.1"), Some(&clients), |_| Reply::status(200));
+    let cluster = http_cluster(&[]);
+    destination(
+        &cluster,
+        "hook",
+        &receiver.url("/"),
+        &format!("tls_ca '{}'", stranger.cert_pem),
+    );
+    publish(&cluster, "hook", "k", 2);
+    let detail = wait_for_reason(&cluster, "hook", "tls_failed");
+    let problem = wait_for_problem(&cluster, "broker");
+    assert!(
+        problem.contains("destination hook: TLS with the receiver failed: "),
+        "{problem}, {detail}"
+    );
+    // Trusted, but it asks who we are.
+    cluster.exec(
+        DB,
+        &format!("alter server hook options (set tls_ca '{}')", authority.cert_pem),
+    );
+    wait_until("an answer to a client without a certificate", LONG, || {
+        health(&cluster, "broker").1 != problem
+    });
+    assert!(
+        receiver.requests().is_empty(),
+        "a message went to a peer that was not to be trusted"
+    );
+    let client = clients.issue("relay");
+    let (cert, key) = (client.cert_pem, client.key_pem);
+    cluster.exec(
+        DB,
+        &format!("create user mapping for outbox_worker server hook options (tls_cert '{cert}', tls_key '{key}')"),
+    );
+    wait_published(&cluster, 2);
+    wait_healthy(&cluster, "broker");
+    assert_eq!(labels(&receiver), ["k 1", "k 2"]);
+    assert_eq!(
+        cluster.query_one::<i64>(DB, "select count(*) from outbox_history where attempts <> 1"),
+        0
+    );
+}
+
+#[test]
+fn an_address_that_is_not_public_is_named_and_a_setting_allows_it() {
+    let receiver = willing();
+    let cluster = unconnected_cluster("", "nowhere", &[]);
+    destination(&cluster, "hook", &receiver.url("/"), "");
+    publish(&cluster, "hook", "k", 1);
+    let detail = wait_for_reason(&cluster, "hook", "address_refused");
+    assert!(detail.contains("127.0.0.1"), "{detail}");
+    let (ok, problem) = health(&cluster, "broker");
+    assert!(
+        !ok && problem.contains("destination hook: the address is not public"),
+        "{problem}"
+    );
+    assert!(remedy(&cluster, "broker").contains("outbox.http_allow"));
+    assert!(receiver.requests().is_empty());
+    cluster.set_conf("outbox.http_allow", "hooks.internal, 127.0.0.0/8");
+    wait_published(&cluster, 1);
+    wait_healthy(&cluster, "broker");
+    let said = refused(&cluster, "alter system set outbox.http_allow = '10.0.0.0/99'");
+    assert_eq!(said.code(), &postgres::error::SqlState::INVALID_PARAMETER_VALUE);
+    assert!(said.hint().is_some_and(|hint| hint.contains("10.1.0.0/16")), "{said:?}");
+}

@@ -1,0 +1,244 @@
+//! Who says it is us: signatures and credentials, which nobody else may see; and options that are refused.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use hmac::{Hmac, KeyInit, Mac};
+use postgres::error::SqlState;
+use sha2::Sha256;
+use support::{Receiver, Reply, Request, wait_for, wait_until};
+
+use crate::common::*;
+use crate::*;
+
+const OLD: &str = "whsec_b2xkIGhvcnNlIG9sZCBob3JzZSBvbGQgaG9yc2U=";
+const NEW: &str = "whsec_bmV3IGJhdHRlcnkgbmV3IGJhdHRlcnkgbmV3IQ==";
+
+/// As standardwebhooks.com says, by another hand than the extension's.
+fn signature(secret: &str, request: &Request) -> String {
+    let key = STANDARD.decode(&secret["whsec_".len()..]).expect("base64");
+    let mut mac = Hmac::<Sha256>::new_from_slice(&key).expect("a key");
+    mac.update(
+        format!(
+            "{}.{}.",
+            request.header("webhook-id"),
+            request.header("webhook-timestamp")
+        )
+        .as_bytes(),
+    );
+    mac.update(&request.body);
+    format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes()))
+}
+
+#[test]
+fn each_message_is_signed_and_a_secret_is_rotated_without_a_gap() {
+    let receiver = willing();
+    let cluster = http_cluster(&[]);
+    let mapping = "user mapping for outbox_worker server hook options";
+    // In one transaction, so that nothing goes out before it is signed.
+    cluster.exec(
+        DB,
+        &format!(
+            "create server hook foreign data wrapper outbox_http options (url '{url}');
+             create {mapping} (signing_secret '{OLD}')",
+            url = receiver.url("/")
+        ),
+    );
+    for (secrets, n) in [(vec![OLD], 1), (vec![NEW, OLD], 2), (vec![NEW], 3)] {
+        if n > 1 {
+            let text = secrets.join(" ");
+            cluster.exec(DB, &format!("alter {mapping} (set signing_secret '{text}')"));
+        }
+        wait_for(&format!("a message signed by {n}"), LONG, || {
+            let before = receiver.requests().len();
+            publish(&cluster, "hook", "k", 1);
+            wait_for_requests(&receiver, before + 1);
+            let last = receiver.requests().pop().expect("a request");
+            let wanted: Vec<String> = secrets.iter().map(|secret| signature(secret, &last)).collect();
+            (last.header("webhook-signature") == wanted.join(" ")).then_some(())
+        });
+    }
+    // Whoever knows one of the two could verify each, and what is signed is of now.
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .expect("after 1970")
+        .as_secs();
+    for request in receiver.requests() {
+        let given = request.header("webhook-signature").to_owned();
+        assert!(
+            [OLD, NEW]
+                .iter()
+                .any(|secret| given.contains(&signature(secret, &request))),
+            "{request:?}"
+        );
+        let at: u64 = request.header("webhook-timestamp").parse().expect("seconds");
+        assert!(at <= now && now - at < 300, "{at}, now {now}");
+    }
+}
+
+#[test]
+fn refused_credentials_are_named_and_new_ones_mend_it() {
+    let receiver = Receiver::start(|request| {
+        let good = ["Bearer right-token", "Basic Y291cmllcjpyaWdodCBwYXNz"]; // courier:right pass
+        Reply::status(if good.contains(&request.header("authorization")) {
+            200
+        } else {
+            401
+        })
+    });
+    let cluster = http_cluster(&[]);
+    destination(&cluster, "hook", &receiver.url("/"), "");
+    publish(&cluster, "hook", "k", 1);
+    let problem = wait_for_problem(&cluster, "broker");
+    assert_eq!(
+        problem,
+        "destination hook: the receiver refuses the credentials: HTTP 401 Unauthorized"
+    );
+    assert!(remedy(&cluster, "broker").contains("ALTER USER MAPPING FOR outbox_worker SERVER hook"));
+    let mapping = "user mapping for outbox_worker server hook options";
+    cluster.exec(DB, &format!("create {mapping} (bearer_token 'wrong-token')"));
+    wait_until("the wrong token to be sent", LONG, || {
+        receiver
+            .requests()
+            .iter()
+            .any(|request| request.header("authorization") == "Bearer wrong-token")
+    });
+    assert!(!health(&cluster, "broker").0);
+    cluster.exec(DB, &format!("alter {mapping} (set bearer_token 'right-token')"));
+    wait_published(&cluster, 1);
+    wait_healthy(&cluster, "broker");
+    cluster.exec(
+        DB,
+        &format!("alter {mapping} (drop bearer_token, add user 'courier', add password 'right pass')"),
+    );
+    wait_until("basic authentication", LONG, || {
+        let before = receiver.requests().len();
+        publish(&cluster, "hook", "k", 1);
+        wait_for_requests(&receiver, before + 1);
+        receiver
+            .requests()
+            .iter()
+            .any(|request| request.header("authorization").starts_with("Basic "))
+    });
+    wait_drained(&cluster);
+    assert_eq!(
+        cluster.query_one::<i64>(DB, "select count(*) from outbox_history where attempts <> 1"),
+        0
+    );
+}
+
+#[test]
+fn no_secret_is_in_a_view_a_table_or_the_log_though_the_receiver_sends_it_back() {
+    let canary = OLD.trim_start_matches("whsec_");
+    let answer = |request: &Request| Reply::Answer {
+        status: if request.path == "/" { 422 } else { 401 },
+        headers: String::new(),
+        body: format!("{} {OLD} {}", request.header("authorization"), request.path),
+    };
+    let receiver = Receiver::start(answer);
+    let cluster = http_cluster(&["log_min_messages = debug1"]);
+    for (name, path, options) in [("down", "/path-with-a-token", ""), ("dead", "/", ", on_dead 'skip'")] {
+        // In one transaction: the receiver is to know only what is a secret here.
+        cluster.exec(
+            DB,
+            &format!(
+                "create server {name} foreign data wrapper outbox_http options (url '{url}'{options});
+                 create user mapping for outbox_worker server {name}
+                 options (bearer_token 'hunter2-token', signing_secret '{OLD}')",
+                url = receiver.url(path)
+            ),
+        );
+        publish(&cluster, name, "k", 2);
+    }
+    wait_for_reason(&cluster, "down", "auth_refused");
+    wait_true(&cluster, "dead letters", "select count(*) = 2 from outbox_dead");
+    // As one whose rights go as far as they go without being a superuser.
+    let mut reader = cluster.connect(DB);
+    reader
+        .batch_execute("create role reader in role outbox_admin, outbox_monitor; set role reader")
+        .expect("set role");
+    let relations = reader
+        .query(
+            "select oid::regclass::text from pg_class where relname like 'outbox%' and relkind in ('r', 'v', 'p')
+                and has_table_privilege(oid, 'select')
+             union select 'pg_user_mappings' union select 'pg_stat_activity'",
+            &[],
+        )
+        .expect("relations");
+    assert!(relations.len() > 10, "{} relations", relations.len());
+    let mut seen = cluster.log();
+    for relation in &relations {
+        let relation: &str = relation.get(0);
+        let rows = reader.query(&format!("select x::text from {relation} x"), &[]);
+        for row in rows.unwrap_or_else(|error| panic!("{relation}: {error:?}")) {
+            seen.push_str(row.get::<_, Option<&str>>(0).unwrap_or_default());
+        }
+    }
+    assert!(
+        seen.contains("HTTP 422 Unprocessable Entity: Bearer …"),
+        "the answers are shown at all"
+    );
+    for secret in ["hunter2", canary, "path-with-a-token"] {
+        let around = seen.find(secret).map(|at| seen[at.saturating_sub(200)..at].to_owned());
+        assert_eq!(around, None, "{secret} can be seen");
+    }
+}
+
+#[test]
+fn bad_options_are_refused_when_they_are_written() {
+    let cluster = http_cluster(&[]);
+    let server = "create server s foreign data wrapper outbox_http options";
+    for options in [
+        "url 'amqp://h'",
+        "url 'https://u:hunter2@h'",
+        "url 'nonsense'",
+        "concurrency '0'",
+        "concurrency '65'",
+        "concurrency 'hunter2'",
+        "timeout '1ms'",
+        "format 'xml'",
+        "content_type 'text/plain'",
+        r#"headers '{"authorization": "hunter2"}'"#,
+        "ordering 'hunter2'",
+        "tls_ca 'hunter2'",
+    ] {
+        let said = refused(&cluster, &format!("{server} ({options})"));
+        assert_eq!(said.code(), &SqlState::INVALID_PARAMETER_VALUE, "{options}: {said:?}");
+        assert!(
+            said.hint().is_some() && !format!("{said:?}").contains("hunter2"),
+            "{options}: {said:?}"
+        );
+    }
+    // Secrets are no options of a server, which all can read; and what is AMQP's is none of HTTP's.
+    for option in ["bearer_token", "signing_secret", "password", "exchange", "routing_key"] {
+        let said = refused(&cluster, &format!("{server} ({option} 'x')"));
+        assert_eq!(said.code().code(), "HV00D", "{option}: {said:?}");
+        assert!(said.hint().is_some_and(|hint| hint.contains("concurrency")), "{said:?}");
+    }
+    cluster.exec(DB, &format!("{server} (url 'https://h/hook')"));
+    let mapping = "create user mapping for outbox_worker server s options";
+    for options in [
+        "user 'hunter2'",
+        "user 'u', password 'p', bearer_token 'hunter2'",
+        "bearer_token 'hunter2 '",
+        "signing_secret 'hunter2'",
+        "signing_secret 'whsec_aHVudGVyMg=='",
+        "signing_secret ' '",
+        "tls_key 'hunter2'",
+    ] {
+        let said = refused(&cluster, &format!("{mapping} ({options})"));
+        assert_eq!(said.code(), &SqlState::INVALID_PARAMETER_VALUE, "{options}: {said:?}");
+        assert!(
+            said.hint().is_some() && !format!("{said:?}").contains("hunter2"),
+            "{options}: {said:?}"
+        );
+    }
+    let said = refused(&cluster, &format!("{mapping} (url 'https://h')"));
+    assert_eq!(said.code().code(), "HV00D");
+    // What is only missing is named where it is missed.
+    cluster.exec(DB, "create server nowhere foreign data wrapper outbox_http");
+    wait_until("the missing url to be named", LONG, || {
+        health(&cluster, "destination")
+            .1
+            .contains("destination nowhere: the option url is missing")
+    });
+}

@@ -1,0 +1,206 @@
+//! Who takes what is posted? An HTTP server on loopback that answers each request as a test says, also not at all. Plain
+//! or over TLS. Called by tests of HTTP destinations; it shares no code with the client under test.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+
+use crate::certificate::{Authority, Certificate};
+
+/// No connection of a test is idle for longer.
+const IDLE_MAX: Duration = Duration::from_secs(120);
+
+/// A request as it came.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub at: Instant,
+    /// What is asked for, as in `POST /hook HTTP/1.1`.
+    pub path: String,
+    /// Names in lower case.
+    pub headers: BTreeMap<String, String>,
+    pub body: Vec<u8>,
+}
+
+impl Request {
+    /// Empty if there is none.
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", String::as_str)
+    }
+
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("a body that is no JSON: {error}"))
+    }
+}
+
+/// What becomes of a request.
+pub enum Reply {
+    Answer {
+        status: u16,
+        /// Lines, each with its line break.
+        headers: String,
+        body: String,
+    },
+    /// The connection ends without an answer.
+    Close,
+    /// Nothing, until the peer gives up.
+    Hang,
+}
+
+impl Reply {
+    pub fn status(status: u16) -> Self {
+        Self::Answer {
+            status,
+            headers: String::new(),
+            body: String::new(),
+        }
+    }
+}
+
+/// A receiver. Dropping it ends its listener; connections end with their peers.
+pub struct Receiver {
+    port: u16,
+    tls: bool,
+    seen: Arc<Mutex<Vec<Request>>>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Receiver {
+    pub fn start(answer: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
+        Self::listen(None, answer)
+    }
+
+    /// With this certificate; `clients`: who must have issued the one that it asks for.
+    pub fn start_tls(
+        certificate: &Certificate,
+        clients: Option<&Authority>,
+        answer: impl Fn(&Request) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        Self::listen(Some(Arc::new(server_config(certificate, clients))), answer)
+    }
+
+    fn listen(tls: Option<Arc<ServerConfig>>, answer: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let receiver = Self {
+            port: listener.local_addr().expect("an address").port(),
+            tls: tls.is_some(),
+            seen: Arc::default(),
+            ended: Arc::default(),
+        };
+        let (seen, ended, answer) = (receiver.seen.clone(), receiver.ended.clone(), Arc::new(answer));
+        std::thread::spawn(move || {
+            while let Ok((stream, _)) = listener.accept() {
+                if ended.load(Ordering::Acquire) {
+                    return;
+                }
+                let (seen, answer, tls) = (seen.clone(), answer.clone(), tls.clone());
+                // How a connection ends is the peer's affair.
+                std::thread::spawn(move || {
+                    stream.set_read_timeout(Some(IDLE_MAX))?;
+                    stream.set_nodelay(true)?;
+                    match tls {
+                        None => serve(stream, &seen, &*answer),
+                        Some(config) => {
+                            let session = ServerConnection::new(config).map_err(io::Error::other)?;
+                            serve(StreamOwned::new(session, stream), &seen, &*answer)
+                        }
+                    }
+                });
+            }
+        });
+        receiver
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        let scheme = if self.tls { "https" } else { "http" };
+        format!("{scheme}://127.0.0.1:{}{path}", self.port)
+    }
+
+    /// All that came so far, whatever was answered.
+    pub fn requests(&self) -> Vec<Request> {
+        self.seen.lock().expect("no panic").clone()
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Release);
+        let _ = TcpStream::connect(("127.0.0.1", self.port)); // wakes the listener
+    }
+}
+
+fn serve(stream: impl Read + Write, seen: &Mutex<Vec<Request>>, answer: &impl Fn(&Request) -> Reply) -> io::Result<()> {
+    let mut stream = BufReader::new(stream);
+    loop {
+        let request = read_request(&mut stream)?;
+        seen.lock().expect("no panic").push(request.clone());
+        match answer(&request) {
+            Reply::Answer { status, headers, body } => {
+                let length = body.len();
+                let kind = if body.is_empty() {
+                    ""
+                } else {
+                    "content-type: text/plain\r\n"
+                };
+                let text = format!("HTTP/1.1 {status} x\r\n{headers}{kind}content-length: {length}\r\n\r\n{body}");
+                stream.get_mut().write_all(text.as_bytes())?;
+                stream.get_mut().flush()?;
+            }
+            Reply::Close => return Ok(()),
+            Reply::Hang => return io::copy(&mut stream, &mut io::sink()).map(drop),
+        }
+    }
+}
+
+fn read_request(stream: &mut impl BufRead) -> io::Result<Request> {
+    let mut line = String::new();
+    if stream.read_line(&mut line)? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let path = line.split(' ').nth(1).unwrap_or_default().to_owned();
+    let mut headers = BTreeMap::new();
+    loop {
+        let mut line = String::new();
+        stream.read_line(&mut line)?;
+        let Some((name, value)) = line.split_once(':') else {
+            break;
+        };
+        headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
+    }
+    let length = headers.get("content-length").and_then(|text| text.parse().ok());
+    let mut body = vec![0; length.unwrap_or(0)];
+    stream.read_exact(&mut body)?;
+    Ok(Request {
+        at: Instant::now(),
+        path,
+        headers,
+        body,
+    })
+}
+
+fn server_config(certificate: &Certificate, clients: Option<&Authority>) -> ServerConfig {
+    let chain = vec![CertificateDer::from_pem_slice(certificate.cert_pem.as_bytes()).expect("a certificate")];
+    let key = PrivateKeyDer::from_pem_slice(certificate.key_pem.as_bytes()).expect("a key");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .expect("TLS 1.2 and 1.3");
+    let builder = match clients {
+        None => builder.with_no_client_auth(),
+        Some(clients) => {
+            let mut roots = RootCertStore::empty();
+            let root = CertificateDer::from_pem_slice(clients.cert_pem.as_bytes()).expect("a certificate");
+            roots.add(root).expect("an authority");
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+            builder.with_client_cert_verifier(verifier.build().expect("a verifier"))
+        }
+    };
+    builder.with_single_cert(chain, key).expect("a certificate and its key")
+}
