@@ -87,6 +87,9 @@ fn bad_values(setting: &Setting) -> Vec<String> {
             "{type:upper}".into(),
             long(256),
         ],
+        (_, "outbox.http_allow") => ["10.0.0.0/33", "10.1", "a host!", "hooks.internal, /8"]
+            .map(Into::into)
+            .into(),
         (_, "outbox.worker_role") => vec![String::new(), long(64)],
         (_, "outbox.on_dead") => ["", "stop"].map(Into::into).into(),
         (_, "outbox.databases") => Vec::new(), // any text may be the name of a database
@@ -395,6 +398,7 @@ outbox.exchange = outbox superuser
 outbox.exchange_type = '' superuser
 outbox.headers = '' user
 outbox.heartbeat_ttl = 20 s (2..3600) superuser
+outbox.http_allow = '' superuser
 outbox.idle_backoff = 1000 ms (10..1000) superuser
 outbox.inbox_retention = 604800 s (-1..2147483647) superuser
 outbox.lease_renew = 6 s (1..1800) superuser

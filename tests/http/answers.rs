@@ -127,8 +127,13 @@ fn who_asks_for_time_gets_it_and_no_other_destination_waits() {
         problem,
         "destination busy: the receiver says that it is not available: HTTP 503 Service Unavailable"
     );
+    // One that asks for nothing is asked again and again, with pauses that grow.
+    let asks_nothing = Receiver::start(|_| Reply::status(503));
+    destination(&cluster, "impatient", &asks_nothing.url("/"), "");
+    publish(&cluster, "impatient", "k", 1);
     publish(&cluster, "other", "k", 20);
     wait_published(&cluster, 20);
+    wait_for_requests(&asks_nothing, 4);
     assert_eq!(busy.requests().len(), 1, "it asked for an hour");
     // All are back in the outbox, and none is charged.
     wait_true(
@@ -142,7 +147,11 @@ fn who_asks_for_time_gets_it_and_no_other_destination_waits() {
         &format!("alter server busy options (set url '{}')", other.url("/moved")),
     );
     wait_published(&cluster, 23);
-    wait_healthy(&cluster, "broker");
+    wait_true(
+        &cluster,
+        "busy to be well",
+        "select state = 'connected' from outbox_destination_status where destination = 'busy'",
+    );
     assert_eq!(
         cluster.query_one::<i64>(DB, "select count(*) from outbox_history where attempts <> 1"),
         0
