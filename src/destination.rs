@@ -126,6 +126,10 @@ impl Destination {
         }
     }
 
+    fn is_http(&self) -> bool {
+        matches!(&self.target, Ok(target) if target.transport.kind() == TransportKind::Http)
+    }
+
     // ---- outcomes and settle ----------------------------------------------------------------------------------------
 
     pub fn take_outcomes(&mut self, common: &Common, now: Instant) {
@@ -195,7 +199,7 @@ impl Destination {
             },
         };
         if self.broker.status.state == "down" {
-            self.proven = matches!(&self.target, Ok(target) if target.transport.kind() == TransportKind::Amqp);
+            self.proven = !self.is_http();
         }
         // Between two failed attempts the reason is worth more than the word "connecting", or "connected" while nobody
         // has answered.
@@ -216,7 +220,8 @@ impl Destination {
             .as_ref()
             .is_none_or(|r| (r.state, r.reason) != (status.state, status.reason))
         {
-            common.log(&self.name, format_args!("broker {}", words.join(" ")));
+            let peer = if self.is_http() { "receiver" } else { "broker" };
+            common.log(&self.name, format_args!("{peer} {}", words.join(" ")));
         }
         self.reported = Some(status);
         Ok(())

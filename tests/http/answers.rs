@@ -229,13 +229,13 @@ fn a_receiver_that_never_answers_stays_down_in_every_view_until_it_does() {
     let so_far = receiver.requests().len();
     wait_for_requests(&receiver, so_far + 3);
     assert!(
-        !cluster.log()[from..].contains("broker connected"),
+        !cluster.log()[from..].contains("receiver connected"),
         "it says that all is well"
     );
     *mended.lock().expect("no panic") = true;
     wait_published(&cluster, 1);
     wait_healthy(&cluster, "broker");
-    cluster.wait_for_log("broker connected", from);
+    cluster.wait_for_log("receiver connected", from);
 }
 
 #[test]
