@@ -118,6 +118,7 @@ fn events() -> impl Iterator<Item = (Pointer, Event)> {
             attempts: 0,
             crashes: 0,
             lease_epoch: 1,
+            replayed: false,
         };
         (pointer, event)
     })

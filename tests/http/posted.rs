@@ -91,6 +91,32 @@ fn an_event_is_posted_in_the_format_of_its_destination() {
 }
 
 #[test]
+fn the_example_of_the_docs_makes_a_destination_that_works() {
+    let docs = include_str!("../../docs/destinations.md");
+    let (_, section) = docs.split_once("## By HTTP").expect("the section");
+    let mut blocks = section
+        .split("```sql\n")
+        .skip(1)
+        .map(|rest| rest.split("```").next().unwrap_or_default());
+    let (make, publish) = (blocks.next().expect("a destination"), blocks.next().expect("a message"));
+    let receiver = willing();
+    let cluster = http_cluster(&[]);
+    assert!(make.contains("'https://hooks.example/orders'"), "{make}");
+    cluster.exec(DB, "create role shop");
+    cluster.exec(
+        DB,
+        &make.replace("https://hooks.example/orders", &receiver.url("/orders")),
+    );
+    cluster.exec(DB, publish);
+    wait_published(&cluster, 1);
+    let requests = receiver.requests();
+    assert_eq!((requests.len(), requests[0].path.as_str()), (1, "/orders"));
+    assert_eq!(requests[0].json()["payload"]["order"], 42);
+    assert_eq!(requests[0].header("authorization"), "Bearer the-token");
+    assert!(requests[0].header("webhook-signature").starts_with("v1,"));
+}
+
+#[test]
 fn keys_stay_in_order_and_nothing_is_lost_whatever_the_receiver_does() {
     /// What the receiver keeps of its work.
     #[derive(Default)]
