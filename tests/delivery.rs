@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use common::load::{Load, Plan};
 use common::oracle::{Arrived, Fate, Sent, Verdict, judge};
 use common::{
-    DB, LONG, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, unconnected_cluster, wait_connected,
-    wait_drained, wait_published, wait_true,
+    DB, LONG, all_of, as_survived, exchange_and_queue, outbox_cluster, outbox_cluster_with, unconnected_cluster,
+    wait_connected, wait_drained, wait_published, wait_true,
 };
 use postgres::Client;
 use postgres::error::SqlState;
@@ -700,24 +700,7 @@ fn no_message_is_sent_that_a_crash_could_still_undo() {
         "the crash undid nothing, so the test showed nothing"
     );
 
-    let survived: BTreeMap<String, Value> = cluster
-        .connect(DB)
-        .query("select payload from outbox_events", &[])
-        .expect("read the events")
-        .iter()
-        .map(|row| row.get::<_, Value>(0))
-        .map(|payload| (payload["label"].as_str().unwrap_or_default().to_owned(), payload))
-        .collect();
-    let truth: Vec<Sent> = sent
-        .into_iter()
-        .map(|sent| Sent {
-            fate: match survived.contains_key(&sent.label) {
-                true => Fate::Committed,
-                false => Fate::RolledBack,
-            },
-            ..sent
-        })
-        .collect();
+    let truth = as_survived(&cluster, &sent);
     judge(&truth, &arrived(&all_of(broker, &queue))).assert_nothing_lost(2_000);
 }
 

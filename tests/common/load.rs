@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use postgres::error::SqlState;
-use postgres::{Client, NoTls};
+use postgres::{Client, NoTls, Statement};
 use serde_json::json;
 use support::wait::{pass_time_until, try_wait_for};
 use support::{Cluster, wait_until};
@@ -31,6 +31,8 @@ pub struct Plan {
     pub database: &'static str,
     /// A session lasts one transaction, so that a statement which needs the database for itself finds it empty at times.
     pub reconnects: bool,
+    /// Each event goes to these destinations, too.
+    pub also_to: &'static [&'static str],
 }
 
 impl Default for Plan {
@@ -45,6 +47,7 @@ impl Default for Plan {
             synchronous_commit: true,
             database: DB,
             reconnects: false,
+            also_to: &[],
         }
     }
 }
@@ -52,6 +55,7 @@ impl Default for Plan {
 /// Running producers.
 pub struct Load {
     stop: Arc<AtomicBool>,
+    paused: Arc<AtomicBool>,
     committed: Arc<AtomicUsize>,
     writers: Vec<JoinHandle<Vec<Sent>>>,
 }
@@ -59,6 +63,7 @@ pub struct Load {
 impl Load {
     pub fn start(cluster: &Cluster, plan: &Plan) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
+        let paused = Arc::new(AtomicBool::new(false));
         let committed = Arc::new(AtomicUsize::new(0));
         let writers = (0..plan.writers).map(|number| {
             let writer = Writer {
@@ -66,8 +71,9 @@ impl Load {
                 plan: plan.clone(),
                 conn_string: cluster.conn_string(plan.database),
                 stop: Arc::clone(&stop),
+                paused: Arc::clone(&paused),
                 committed: Arc::clone(&committed),
-                client: None,
+                session: None,
                 events: 0,
                 random: 0x9e37_79b9_7f4a_7c15 ^ (number as u64 + 1),
                 sent: Vec::new(),
@@ -77,6 +83,7 @@ impl Load {
         let writers = writers.collect();
         Self {
             stop,
+            paused,
             committed,
             writers,
         }
@@ -91,6 +98,11 @@ impl Load {
     pub fn wait_for_more(&self, events: usize) {
         let goal = self.committed() + events;
         wait_until(&format!("{events} more commits"), LONG, || self.committed() >= goal);
+    }
+
+    /// From now on no transaction begins, or again they do.
+    pub fn pause(&self, paused: bool) {
+        self.paused.store(paused, Ordering::Release);
     }
 
     /// Lets each writer finish its transaction, and returns their account.
@@ -119,13 +131,20 @@ impl Drop for Load {
     }
 }
 
+/// A connection with the statement that is asked most: parsed anew each time, it would halve what producers can do.
+struct Session {
+    client: Client,
+    publish: Statement,
+}
+
 struct Writer {
     number: usize,
     plan: Plan,
     conn_string: String,
     stop: Arc<AtomicBool>,
+    paused: Arc<AtomicBool>,
     committed: Arc<AtomicUsize>,
-    client: Option<Client>,
+    session: Option<Session>,
     events: usize,
     random: u64,
     sent: Vec<Sent>,
@@ -139,30 +158,39 @@ impl Writer {
                 due = Instant::now().max(due + Duration::from_secs(1) / rate);
                 pass_time_until(due);
             }
-            self.transaction();
+            match self.paused.load(Ordering::Acquire) {
+                true => _ = try_wait_for(LONG, || self.may_go_on().then_some(())),
+                false => self.transaction(),
+            }
         }
         self.sent
     }
 
+    fn may_go_on(&self) -> bool {
+        self.stop.load(Ordering::Acquire) || !self.paused.load(Ordering::Acquire)
+    }
+
     fn transaction(&mut self) {
-        let Some(mut client) = self.client.take().or_else(|| self.connect()) else {
+        let Some(mut session) = self.session.take().or_else(|| self.connect()) else {
             return;
         };
         let first = self.sent.len();
         let rolls_back = self.plan.mixed && self.chance(10);
-        let written = self.write(&mut client);
+        let written = self.write(&mut session);
         let ended = written.and_then(|()| {
             let fate = if rolls_back { Fate::RolledBack } else { Fate::Unknown };
             self.judge(first, fate);
-            client.batch_execute(if rolls_back { "rollback" } else { "commit" })
+            session
+                .client
+                .batch_execute(if rolls_back { "rollback" } else { "commit" })
         });
         match ended {
             Ok(()) if !rolls_back => {
                 let committed = self.judge(first, Fate::Committed);
                 self.committed.fetch_add(committed, Ordering::AcqRel);
-                self.client = Some(client).filter(|_| !self.plan.reconnects);
+                self.session = Some(session).filter(|_| !self.plan.reconnects);
             }
-            Ok(()) => self.client = Some(client).filter(|_| !self.plan.reconnects),
+            Ok(()) => self.session = Some(session).filter(|_| !self.plan.reconnects),
             // The server goes or is gone. What was sent before COMMIT was is rolled back already in the account.
             Err(error) => assert!(is_end_of_session(&error), "writer {}: {error:?}", self.number),
         }
@@ -177,44 +205,49 @@ impl Writer {
     }
 
     /// The statements of one transaction, without its end.
-    fn write(&mut self, client: &mut Client) -> Result<(), postgres::Error> {
-        client.batch_execute("begin")?;
+    fn write(&mut self, session: &mut Session) -> Result<(), postgres::Error> {
+        session.client.batch_execute("begin")?;
         let key = self.next_random() as usize % (self.plan.keys / self.plan.writers).max(1);
         let events = if self.plan.mixed && self.chance(30) { 3 } else { 1 };
         for _ in 0..events {
-            self.event(client, key, None)?;
+            self.event(session, key, None)?;
         }
         if self.plan.mixed && self.chance(20) {
-            client.batch_execute("savepoint s")?;
-            self.event(client, key, Some("rolled back"))?;
-            client.batch_execute("rollback to s")?;
-            self.event(client, key, None)?;
-            client.batch_execute("release s")?;
+            session.client.batch_execute("savepoint s")?;
+            self.event(session, key, Some("rolled back"))?;
+            session.client.batch_execute("rollback to s")?;
+            self.event(session, key, None)?;
+            session.client.batch_execute("release s")?;
         }
         Ok(())
     }
 
-    fn event(&mut self, client: &mut Client, key: usize, savepoint: Option<&str>) -> Result<(), postgres::Error> {
+    fn event(&mut self, session: &mut Session, key: usize, savepoint: Option<&str>) -> Result<(), postgres::Error> {
         self.events += 1;
         let label = format!("w{}-e{}", self.number, self.events);
         let payload =
             json!({"label": label, "savepoint": savepoint, "noise": self.next_random(), "text": "Ünï \u{1}\""});
-        let aggregate = format!("w{}-k{key}", self.number);
+        // In words of a topic, for tests that route by it.
+        let aggregate = format!("w{}.k{key}", self.number);
         // An intent is in the account before the server hears of it.
         self.sent.push(Sent {
             label,
             payload: payload.clone(),
             fate: Fate::RolledBack,
         });
-        client.execute(
-            "select outbox_publish('Loaded', $1::jsonb, 'load', $2::text, 'written')",
-            &[&payload, &aggregate],
-        )?;
+        let Session { client, publish } = session;
+        let row = client.query_one(&*publish, &[&payload, &aggregate])?;
+        for destination in self.plan.also_to {
+            client.execute(
+                "select outbox_enqueue($1, destination => $2::text)",
+                &[&row.get::<_, i64>(0), destination],
+            )?;
+        }
         Ok(())
     }
 
     /// None when the test has ended.
-    fn connect(&self) -> Option<Client> {
+    fn connect(&self) -> Option<Session> {
         let asynchronous = if self.plan.synchronous_commit { "on" } else { "off" };
         let found = try_wait_for(LONG, || {
             if self.stop.load(Ordering::Acquire) {
@@ -222,7 +255,12 @@ impl Writer {
             }
             let mut client = Client::connect(&self.conn_string, NoTls).ok()?;
             let set = client.batch_execute(&format!("set synchronous_commit = {asynchronous}"));
-            set.ok().map(|()| Some(client))
+            set.ok()?;
+            let publish = client.prepare("select outbox_publish('Loaded', $1::jsonb, 'load', $2::text, 'written')");
+            Some(Some(Session {
+                publish: publish.ok()?,
+                client,
+            }))
         });
         found.unwrap_or_else(|| panic!("writer {}: no connection", self.number))
     }

@@ -5,11 +5,13 @@
 pub mod load;
 pub mod oracle;
 
+use std::collections::BTreeSet;
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use oracle::{Fate, Sent};
 use serde_json::Value;
 use support::{Broker, Cluster, Consumer, Delivery, fresh_names, process, wait_for, wait_until};
 
@@ -164,4 +166,21 @@ pub fn all_of(broker: &Broker, queue: &str) -> Vec<Delivery> {
         0 => Vec::new(),
         _ => Consumer::new(broker, queue).recv_n(count, LONG),
     }
+}
+
+/// The account of producers whose commits a crash could undo: committed is what the tables hold.
+pub fn as_survived(cluster: &Cluster, sent: &[Sent]) -> Vec<Sent> {
+    let rows = cluster
+        .connect(DB)
+        .query("select payload->>'label' from outbox_events", &[]);
+    let survived: BTreeSet<String> = rows.expect("the events").iter().map(|row| row.get(0)).collect();
+    let fate = |label: &str| match survived.contains(label) {
+        true => Fate::Committed,
+        false => Fate::RolledBack,
+    };
+    let judged = sent.iter().map(|sent| Sent {
+        fate: fate(&sent.label),
+        ..sent.clone()
+    });
+    judged.collect()
 }

@@ -129,3 +129,22 @@ pub fn judge(sent: &[Sent], arrived: &[Arrived]) -> Verdict {
     verdict.lost = lost.map(|sent| sent.label.clone()).collect();
     verdict
 }
+
+/// Messages whose last arrival came before that of an earlier one of their key. What the broker took behind a refused one
+/// comes again behind it, so the last arrivals are in order where the first need not be.
+pub fn last_arrivals_out_of_order(arrived: &[Arrived]) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    let mut next_seq: BTreeMap<&str, i64> = BTreeMap::new();
+    let mut found = Vec::new();
+    for message in arrived
+        .iter()
+        .rev()
+        .filter(|message| seen.insert(message.label.as_str()))
+    {
+        let next = next_seq.insert(&message.key, message.seq).unwrap_or(i64::MAX);
+        if message.seq > next {
+            found.push(message.label.clone());
+        }
+    }
+    found
+}

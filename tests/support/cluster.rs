@@ -237,6 +237,8 @@ impl Cluster {
     pub fn kill_postmaster(&self) {
         let mut server = self.server();
         let mut child = server.take().expect("the server runs");
+        // A child that it starts between the look and the kill would not be waited for, and keep the next one from starting.
+        process::suspend(child.id());
         let children = process::children_of(child.id());
         process::kill(&mut child);
         process::wait_until_ended("the children of a killed postmaster to end", &children, STOP_TIMEOUT);

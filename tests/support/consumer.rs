@@ -132,10 +132,14 @@ impl Consumer {
     pub fn drain_quiet(&self, quiet: Duration) -> Vec<Delivery> {
         std::iter::from_fn(|| self.recv(quiet)).collect()
     }
-}
 
-impl Drop for Consumer {
-    fn drop(&mut self) {
+    /// Ends it and returns what it took and nobody has read, also if its connection is gone.
+    pub fn finish(mut self) -> Vec<Delivery> {
+        self.stop_and_wait();
+        self.deliveries.try_iter().collect()
+    }
+
+    fn stop_and_wait(&mut self) {
         if let Some(stop) = self.stop.take() {
             // An error means that the thread has ended already.
             let _ = stop.send(());
@@ -143,6 +147,12 @@ impl Drop for Consumer {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+impl Drop for Consumer {
+    fn drop(&mut self) {
+        self.stop_and_wait();
     }
 }
 

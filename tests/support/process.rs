@@ -113,6 +113,14 @@ pub fn signal(pid: u32, signal: i32) {
     unsafe { libc::kill(pid, signal) };
 }
 
+/// Stops a process in its tracks and waits until it stands: from then on it starts no other.
+pub fn suspend(pid: u32) {
+    signal(pid, libc::SIGSTOP);
+    wait_until("a process to stand still", Duration::from_secs(60), || {
+        state_and_parent(pid).is_none_or(|(state, _)| state != "R" && state != "S" && state != "D")
+    });
+}
+
 /// Lets a Ctrl-C pass this process by.
 pub fn ignore_interrupts() {
     // SAFETY: to ignore a signal installs no handler.
