@@ -9,7 +9,7 @@ use common::{
     DB, LONG, all_of, exchange_and_queue, health, outbox_cluster, outbox_cluster_with, supply_exchange,
     unconnected_cluster, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_true,
 };
-use support::{Broker, Cluster, Delivery, Mode, Proxy, fresh_names, process, wait_until};
+use support::{Broker, Cluster, Delivery, Mode, Proxy, fresh_names, wait_until};
 
 /// What a worker has in flight at most: the bound of duplicates by one fault.
 const WINDOW: usize = 2000;
@@ -171,26 +171,6 @@ fn a_worker_that_is_ended_under_load_comes_back_and_loses_nothing() {
     );
     assert!(!cluster.log().contains("terminating any other active server processes"));
     assert_nothing_was_charged(&cluster);
-}
-
-#[test]
-fn the_kill_of_a_worker_and_of_the_postmaster_lose_nothing() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
-    let load = Load::start(&cluster, &Plan::default());
-    load.wait_for_more(100);
-    let pid = worker_pids(&cluster)[0];
-    let offset = cluster.log_offset();
-    process::signal(pid as u32, libc::SIGKILL); // restarts the server: Postgres' rule
-    cluster.wait_for_log("all server processes terminated", offset);
-    load.wait_for_more(100);
-    cluster.kill_postmaster();
-    cluster.start_again();
-    load.wait_for_more(100);
-    let sent = load.stop();
-    wait_drained(&cluster);
-    judge(&sent, &arrived(&all_of(broker, &queue))).assert_nothing_lost(2 * WINDOW);
 }
 
 #[test]
