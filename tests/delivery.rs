@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use common::load::{Load, Plan};
-use common::oracle::{Arrived, Fate, Sent, Verdict, judge};
+use common::oracle::{Arrived, Fate, Sent, Verdict, judge, last_arrivals_out_of_order};
 use common::{
     DB, LONG, all_of, as_survived, exchange_and_queue, outbox_cluster, outbox_cluster_with, unconnected_cluster,
     wait_connected, wait_drained, wait_published, wait_true,
@@ -747,6 +747,14 @@ fn the_oracle_sees_a_dropped_message() {
         ..Verdict::default()
     };
     assert_eq!(judge(&sent, &arrived), expected);
+}
+
+#[test]
+fn the_oracle_judges_the_last_arrivals_of_a_key() {
+    let (_, arrived) = three_events();
+    let found = |order: [usize; 4]| last_arrivals_out_of_order(&order.map(|n| arrived[n].clone()));
+    assert_eq!(found([1, 0, 1, 2]), Vec::<String>::new());
+    assert_eq!(found([0, 1, 2, 1]), ["c"]);
 }
 
 #[test]
