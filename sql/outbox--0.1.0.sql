@@ -115,7 +115,7 @@ create table @extschema@.outbox_connections (
   destination text collate "C",
   since       timestamptz not null default pg_catalog.clock_timestamp(),
   state       text        not null
-    check (state in ('starting', 'paused', 'unconfigured', 'connecting', 'connected', 'blocked', 'down')),
+    check (state in ('starting', 'paused', 'not adopted', 'unconfigured', 'connecting', 'connected', 'blocked', 'down')),
   reason      text, -- why it is down: unreachable, auth_refused, exchange_missing …
   detail      text,
   primary key (worker_id, destination)
@@ -258,6 +258,93 @@ select pg_catalog.pg_extension_config_dump('@extschema@.outbox_events_seq_seq', 
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox', '');
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_waiting', '');
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_dead', '');
+
+-- ---- sql/src/12_identity.sql
+
+-- Is this the database that is to deliver, or a copy of it? A copy carries the messages that wait in the original, and would send
+-- them a second time. So the database keeps where it was adopted: system identifier of the server, OID of the database,
+-- outbox.identity. A standby that is promoted is still the same.
+
+create function @extschema@.outbox_system_identifier()
+returns bigint language c stable as 'MODULE_PATHNAME', 'outbox_system_identifier_wrapper';
+comment on function @extschema@.outbox_system_identifier() is
+  'Internal: the number that initdb gave this server; its standbys and physical copies have the same.';
+
+create table @extschema@.outbox_identity (
+  singleton         boolean     primary key default true check (singleton),
+  system_identifier bigint      not null default @extschema@.outbox_system_identifier(),
+  database          oid         not null,
+  identity          text        not null,
+  restored          boolean     not null default false,
+  adopted_at        timestamptz not null default pg_catalog.clock_timestamp()
+);
+comment on table @extschema@.outbox_identity is
+  'One row: where this database was adopted. Where that is not here, nothing is delivered until outbox_adopt(). Written at CREATE EXTENSION.';
+comment on column @extschema@.outbox_identity.restored is
+  'The row, or the extension itself, came with a dump.';
+
+create function @extschema@.outbox_identity_replace() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  -- A dump brings a row of its own. It may come after the messages, so what a dump restores is silent from CREATE EXTENSION
+  -- on: pg_dump's scripts and pg_restore begin with SET row_security = off, which hardly anybody else says.
+  delete from @extschema@.outbox_identity;
+  new.restored := found or current_setting('row_security') = 'off';
+  return new;
+end
+$$;
+comment on function @extschema@.outbox_identity_replace() is
+  'Internal: keeps outbox_identity at one row and notices a dump that is restored.';
+create trigger outbox_identity_replace before insert on @extschema@.outbox_identity
+  for each row execute function @extschema@.outbox_identity_replace();
+comment on trigger outbox_identity_replace on @extschema@.outbox_identity is
+  'Internal: keeps outbox_identity at one row and notices a dump that is restored.';
+
+create function @extschema@.outbox_here(out database oid, out identity text)
+language sql stable set search_path = pg_catalog, pg_temp as $$
+  select d.oid, coalesce(current_setting('outbox.identity', true), '') from pg_database d where d.datname = current_database();
+$$;
+comment on function @extschema@.outbox_here() is
+  'Internal: which database this is, and outbox.identity.';
+
+create function @extschema@.outbox_not_adopted()
+returns text language sql stable set search_path = pg_catalog, pg_temp as $$
+  select case
+    when i.singleton is null then 'outbox_identity is empty'
+    when i.restored then 'it was restored from a dump'
+    when i.system_identifier <> @extschema@.outbox_system_identifier() then 'it comes from another server, by a copy or by pg_upgrade'
+    when i.database <> here.database then 'it is a copy of another database'
+    when i.identity <> here.identity then format('outbox.identity is %L, but it was adopted as %L', here.identity, i.identity)
+  end
+  from @extschema@.outbox_here() here left join @extschema@.outbox_identity i on true;
+$$;
+comment on function @extschema@.outbox_not_adopted() is
+  'Why nothing is delivered until outbox_adopt(), in words; NULL if this database is adopted.';
+
+create function @extschema@.outbox_adopt(reason text default null)
+returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  why constant text := @extschema@.outbox_not_adopted();
+begin
+  if why is null then
+    return false;
+  end if;
+  insert into @extschema@.outbox_identity (database, identity)
+  select here.database, here.identity from @extschema@.outbox_here() here
+  where not exists (select from @extschema@.outbox_identity);
+  update @extschema@.outbox_identity
+  set system_identifier = @extschema@.outbox_system_identifier(), database = here.database, identity = here.identity,
+      restored = false, adopted_at = clock_timestamp()
+  from @extschema@.outbox_here() here;
+  perform @extschema@.outbox_wake(0, '{}', '{}');
+  perform @extschema@.outbox_note('adopt', jsonb_build_object('why', why), null, reason);
+  return true;
+end
+$$;
+comment on function @extschema@.outbox_adopt(text) is
+  'Lets a copy deliver: a restored dump, a copied database or server, one after pg_upgrade. Within about a second. False if it is adopted already.';
+
+select pg_catalog.pg_extension_config_dump('@extschema@.outbox_identity', '');
 
 -- ---- sql/src/20_enqueue.sql
 
@@ -1579,7 +1666,7 @@ create table @extschema@.outbox_audit (
   at               timestamptz not null default pg_catalog.clock_timestamp(),
   actor            text        not null, -- session_user: who logged in
   acted_as         text        not null, -- the role of SET ROLE, else the same
-  action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget')),
+  action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget', 'adopt')),
   filter           jsonb       not null,
   count            bigint,
   reason           text,
@@ -1593,7 +1680,7 @@ comment on table @extschema@.outbox_audit is
 comment on column @extschema@.outbox_audit.filter is
   'What the call asked for. Of a purge the CRC-32 of the key, not the key.';
 comment on column @extschema@.outbox_audit.count is
-  'How many messages were changed; NULL for configure.';
+  'How many messages were changed; NULL for configure and adopt.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_audit', '');
 
 create function @extschema@.outbox_note(action text, filter jsonb, count bigint, reason text)
@@ -2180,7 +2267,7 @@ select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason, c.d
 from @extschema@.outbox_workers w
 left join lateral (
   select x.state, x.reason, x.detail from @extschema@.outbox_connections x where x.worker_id = w.worker_id
-  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[], x.state),
+  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,paused}'::text[], x.state),
            x.destination = 'default' desc, x.destination limit 1) c on true;
 comment on view @extschema@.outbox_worker_status is
   'One row a worker: whether it lives, the worst of its connections, how many partitions it owns.';
@@ -2204,7 +2291,7 @@ full join pending p on p.destination = d.destination
 left join @extschema@.outbox_paused z on z.destination = d.destination
 left join lateral (
   select l.state, l.since, l.reason, l.detail from live l where l.destination = d.destination
-  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[], l.state), l.since
+  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,paused}'::text[], l.state), l.since
   limit 1) c on true
 order by 1;
 comment on view @extschema@.outbox_destination_status is
@@ -2250,6 +2337,10 @@ select 'enabled', pg_catalog.current_setting('outbox.enabled')::boolean,
        case when not pg_catalog.current_setting('outbox.enabled')::boolean then 'outbox.enabled is off: messages wait' end,
        case when not pg_catalog.current_setting('outbox.enabled')::boolean
             then 'set outbox.enabled = on (ALTER SYSTEM or ALTER DATABASE)' end
+union all
+select 'identity', a.why is null, 'nothing is delivered from this database until it is adopted: ' || a.why,
+       case when a.why is not null then 'select outbox_adopt(), if it and not the original is to deliver what waits here' end
+from @extschema@.outbox_not_adopted() a (why)
 union all
 select 'role', p.problem is null, p.problem, p.remedy
 from server s left join pg_catalog.pg_roles r on r.rolname = s.worker_role
@@ -2429,14 +2520,15 @@ grant select on
   @extschema@.outbox_status, @extschema@.outbox_worker_status, @extschema@.outbox_partition_status,
   @extschema@.outbox_health, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_history,
   @extschema@.outbox_dead, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings,
-  @extschema@.outbox_destination_status, @extschema@.outbox_connections, @extschema@.outbox_paused,
+  @extschema@.outbox_identity, @extschema@.outbox_destination_status, @extschema@.outbox_connections, @extschema@.outbox_paused,
   @extschema@.outbox_first_pending
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded(), @extschema@.outbox_counters(), @extschema@.outbox_server_state(), @extschema@.outbox_registry(),
   @extschema@.outbox_server_workers(), @extschema@.outbox_has_ended(text),
   @extschema@.outbox_open_transactions(), @extschema@.outbox_missing_slots(),
-  @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations()
+  @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations(),
+  @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted()
   to outbox_monitor;
 
 grant execute on function
@@ -2445,7 +2537,8 @@ grant execute on function
   @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean),
   @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean),
   @extschema@.outbox_purge(text, text, text, boolean),
-  @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text)
+  @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text),
+  @extschema@.outbox_adopt(text)
   to outbox_admin;
 grant usage on foreign data wrapper outbox_amqp to outbox_admin;
 grant usage on foreign data wrapper outbox_http to outbox_admin;
@@ -2467,6 +2560,9 @@ $grant$;
 
 insert into @extschema@.outbox_settings (partition_count, leasing)
 values (pg_catalog.current_setting('outbox.partition_count')::smallint, pg_catalog.current_setting('outbox.leasing')::boolean);
+
+insert into @extschema@.outbox_identity (database, identity)
+select here.database, here.identity from @extschema@.outbox_here() here;
 
 -- The launcher looks for new databases when this commits.
 create function @extschema@.outbox_installed()

@@ -345,6 +345,11 @@ fn outbox_commit_position(xid: txn::Xid) -> i64 {
 }
 
 #[pg_extern(sql = false)]
+fn outbox_system_identifier() -> i64 {
+    catalog::system_identifier() as i64
+}
+
+#[pg_extern(sql = false)]
 fn outbox_registry() -> Vec<i64> {
     registry::flat()
 }

@@ -55,6 +55,7 @@ static REPLAYING: GucSetting<bool> = GucSetting::<bool>::new(false);
 static CONNECT_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static CONFIRM_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30_000);
 static WORKER_ROLE: Text = Text::new(Some(c"outbox_worker"));
+static IDENTITY: Text = Text::new(Some(c""));
 static DATABASES: Text = Text::new(Some(c""));
 static ACTOR: Text = Text::new(Some(c""));
 static CORRELATION_ID: Text = Text::new(Some(c""));
@@ -306,6 +307,13 @@ pub fn define() {
         c"outbox.databases",
         c"Databases to serve, separated by commas. Empty = all that have the extension.",
         &DATABASES,
+        Server,
+        None,
+    );
+    text(
+        c"outbox.identity",
+        c"Name of this server; where it is not the one a database was adopted under, nothing is delivered.",
+        &IDENTITY,
         Server,
         None,
     );

@@ -28,6 +28,8 @@ pub struct Common {
     pub store: Store,
     pub shared: Shared,
     pub settings: Settings,
+    /// Why nothing is delivered from this database; None = it is adopted.
+    pub not_adopted: Option<String>,
     /// With leasing off: the token of this process' claims, negative.
     pub row_token: i64,
     pub bell: Bell,
@@ -119,6 +121,10 @@ impl Destination {
         self.engine.release_all(reason);
     }
 
+    fn may_deliver(&self, common: &Common) -> bool {
+        common.settings.enabled && !self.paused && common.not_adopted.is_none()
+    }
+
     fn rules(&self, common: &Common) -> Rules {
         match &self.target {
             Ok(target) => target.rules,
@@ -190,12 +196,12 @@ impl Destination {
 
     /// Writes the state of the connection where outbox_health reads it, when it changed.
     pub fn report(&mut self, common: &Common) -> Result<(), Failure> {
-        let status = match common.settings.enabled && !self.paused {
+        let status = match self.may_deliver(common) {
             true => self.broker.status.clone(),
             false => Status {
-                state: "paused",
+                state: common.not_adopted.as_ref().map_or("paused", |_| "not adopted"),
                 reason: None,
-                detail: None,
+                detail: common.not_adopted.clone(),
             },
         };
         if self.broker.status.state == "down" {
@@ -279,7 +285,7 @@ impl Destination {
 
     fn tick(&self, common: &Common) -> TickState {
         TickState {
-            enabled: common.settings.enabled && !self.paused,
+            enabled: self.may_deliver(common),
             connected: self.broker.is_connected(),
             blocked: false, // blocked is a state of its own, in which it is not connected
             owned_partitions: self.engine.claimable(),

@@ -112,11 +112,12 @@ impl Worker {
                 // One may have been committed before it was found, while another worker read already.
                 shmem::reopen_all(catalog::my_database(), 1);
             }
-            Ok((store, sharing, session_defaults, described))
+            let not_adopted = store.not_adopted()?;
+            Ok((store, sharing, session_defaults, described, not_adopted))
         });
         let opened = (opened.map_err(|failure| failure.message))
             .and_then(|opened| Ok((opened, Bell::new().map_err(|error| error.to_string())?)));
-        let ((store, sharing, session_defaults, described), bell) = match opened {
+        let ((store, sharing, session_defaults, described, not_adopted), bell) = match opened {
             Ok(opened) => opened,
             Err(why) => {
                 pgrx::warning!("outbox {id}: cannot start: {why}");
@@ -135,6 +136,7 @@ impl Worker {
             store,
             shared: Shared::new(shmem::my_database(), slot),
             settings: Settings::snapshot(),
+            not_adopted,
             bell,
             began: now,
         };
@@ -319,6 +321,7 @@ impl Worker {
         let described = std::mem::take(&mut self.described);
         self.describe(described);
         self.leases_due = Instant::now();
+        self.config_check_due = Instant::now(); // outbox.identity may be another
     }
 
     /// What needs no haste: changed settings and destinations, the count of what waits, what is old.
@@ -326,9 +329,11 @@ impl Worker {
         let store = &self.common.store;
         if now >= self.config_check_due {
             self.config_check_due = now + CONFIG_CHECK_EVERY;
-            let (defaults, described) = in_transaction(c"outbox: look at settings", Durability::Relaxed, || {
-                Ok((store.session_defaults()?, store.destinations()?))
-            })?;
+            let looked = in_transaction(c"outbox: look at settings", Durability::Relaxed, || {
+                Ok((store.session_defaults()?, store.destinations()?, store.not_adopted()?))
+            });
+            let (defaults, described, not_adopted) = looked?;
+            self.common.not_adopted = not_adopted;
             if defaults != self.session_defaults {
                 pgrx::log!(
                     "outbox {}: settings of the database or role changed, starts anew",

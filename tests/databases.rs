@@ -211,6 +211,7 @@ fn a_database_is_copied_under_load_and_the_copy_gets_its_own_worker() {
     shop.wait_for_more(20);
     run(&mut admin(cluster), "create database copy template shop");
     wait_workers(cluster, &["copy", "postgres", "shop"]);
+    run(&mut cluster.connect("copy"), "select outbox_adopt()");
     // The copy delivers to the exchange of the server; a setting of a database is not copied.
     publish(cluster, "copy", "of the copy");
     let consumer = Consumer::new(served.broker, &served.queue);
@@ -261,30 +262,35 @@ fn a_database_that_was_made_just_now_is_free_for_every_statement() {
 // ---- copies ---------------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_copy_delivers_what_it_copied_unless_switched_off_before_it_opens() {
+fn a_copy_is_silent_until_it_is_adopted_whatever_its_name() {
     let served = Served::start();
     let cluster = &served.cluster;
     cluster.exec(DB, "alter database shop set outbox.enabled = off");
-    let paused = "select exists (select from outbox_worker_status where alive and state = 'paused')";
-    wait_until("shop to pause", SOON, || cluster.query_one("shop", paused));
+    wait_until("shop to pause", SOON, || cluster.query_one("shop", &states("paused")));
     publish(cluster, "shop", "copied");
 
     let mut client = admin(cluster);
-    run(
-        &mut client,
-        "create database quiet template shop allow_connections false",
-    );
-    run(&mut client, "alter database quiet set outbox.enabled = off");
-    run(&mut client, "alter database quiet allow_connections true");
-    wait_until("the quiet copy to pause", SOON, || cluster.query_one("quiet", paused));
-    assert!(cluster.query_one::<bool>("quiet", "select exists (select from outbox)"));
-
-    run(&mut client, "create database loud template shop");
+    run(&mut client, "create database copy template shop");
+    run(&mut client, "drop database shop");
+    run(&mut client, "create database shop template copy");
+    for database in ["copy", "shop"] {
+        wait_until(&format!("{database} to be silent"), SOON, || {
+            cluster.query_one(database, &states("not adopted"))
+        });
+        let waits = "select exists (select from outbox where claim_token is null)";
+        assert!(cluster.query_one::<bool>(database, waits), "{database}");
+    }
+    assert_eq!(served.broker.queue_len(&served.queue), 0);
     let consumer = Consumer::new(served.broker, &served.queue);
-    assert_eq!(payload(&consumer), "copied");
-    assert!(cluster.query_one::<bool>("quiet", "select exists (select from outbox)"));
-    run(&mut client, "alter database quiet reset outbox.enabled");
-    assert_eq!(payload(&consumer), "copied");
+    for database in ["copy", "shop"] {
+        assert!(cluster.query_one::<bool>(database, "select outbox_adopt()"));
+        assert_eq!(payload(&consumer), "copied", "{database}");
+    }
+}
+
+/// Whether there is a worker, and all it knows of its destinations is this state.
+fn states(state: &str) -> String {
+    format!("select coalesce(bool_and(alive and state = '{state}'), false) from outbox_worker_status")
 }
 
 #[test]

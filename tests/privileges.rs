@@ -24,8 +24,9 @@ fn denied(cluster: &Cluster, role: &str, sql: &str) -> bool {
     }
 }
 
-const TABLES: [&str; 14] = [
+const TABLES: [&str; 15] = [
     "outbox",
+    "outbox_identity",
     "outbox_audit",
     "outbox_inbox",
     "outbox_waiting",

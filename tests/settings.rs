@@ -93,6 +93,7 @@ fn bad_values(setting: &Setting) -> Vec<String> {
         (_, "outbox.worker_role") => vec![String::new(), long(64)],
         (_, "outbox.on_dead") => ["", "stop"].map(Into::into).into(),
         (_, "outbox.databases") => Vec::new(), // any text may be the name of a database
+        (_, "outbox.identity") => Vec::new(),  // of a server
         (_, "outbox.actor") => Vec::new(),     // or of a person
         (_, "outbox.correlation_id") => vec![long(256)],
         (_, "outbox.metadata") => ["x", "[]", "1", "null", "{", r#"{"a": "\u0000"}"#]
@@ -399,6 +400,7 @@ outbox.exchange_type = '' superuser
 outbox.headers = '' user
 outbox.heartbeat_ttl = 20 s (2..3600) superuser
 outbox.http_allow = '' superuser
+outbox.identity = '' sighup
 outbox.idle_backoff = 1000 ms (10..1000) superuser
 outbox.inbox_retention = 604800 s (-1..2147483647) superuser
 outbox.lease_renew = 6 s (1..1800) superuser

@@ -112,7 +112,7 @@ select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason, c.d
 from @extschema@.outbox_workers w
 left join lateral (
   select x.state, x.reason, x.detail from @extschema@.outbox_connections x where x.worker_id = w.worker_id
-  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[], x.state),
+  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,paused}'::text[], x.state),
            x.destination = 'default' desc, x.destination limit 1) c on true;
 comment on view @extschema@.outbox_worker_status is
   'One row a worker: whether it lives, the worst of its connections, how many partitions it owns.';
@@ -136,7 +136,7 @@ full join pending p on p.destination = d.destination
 left join @extschema@.outbox_paused z on z.destination = d.destination
 left join lateral (
   select l.state, l.since, l.reason, l.detail from live l where l.destination = d.destination
-  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[], l.state), l.since
+  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,paused}'::text[], l.state), l.since
   limit 1) c on true
 order by 1;
 comment on view @extschema@.outbox_destination_status is
@@ -182,6 +182,10 @@ select 'enabled', pg_catalog.current_setting('outbox.enabled')::boolean,
        case when not pg_catalog.current_setting('outbox.enabled')::boolean then 'outbox.enabled is off: messages wait' end,
        case when not pg_catalog.current_setting('outbox.enabled')::boolean
             then 'set outbox.enabled = on (ALTER SYSTEM or ALTER DATABASE)' end
+union all
+select 'identity', a.why is null, 'nothing is delivered from this database until it is adopted: ' || a.why,
+       case when a.why is not null then 'select outbox_adopt(), if it and not the original is to deliver what waits here' end
+from @extschema@.outbox_not_adopted() a (why)
 union all
 select 'role', p.problem is null, p.problem, p.remedy
 from server s left join pg_catalog.pg_roles r on r.rolname = s.worker_role

@@ -46,14 +46,15 @@ grant select on
   @extschema@.outbox_status, @extschema@.outbox_worker_status, @extschema@.outbox_partition_status,
   @extschema@.outbox_health, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_history,
   @extschema@.outbox_dead, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings,
-  @extschema@.outbox_destination_status, @extschema@.outbox_connections, @extschema@.outbox_paused,
+  @extschema@.outbox_identity, @extschema@.outbox_destination_status, @extschema@.outbox_connections, @extschema@.outbox_paused,
   @extschema@.outbox_first_pending
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded(), @extschema@.outbox_counters(), @extschema@.outbox_server_state(), @extschema@.outbox_registry(),
   @extschema@.outbox_server_workers(), @extschema@.outbox_has_ended(text),
   @extschema@.outbox_open_transactions(), @extschema@.outbox_missing_slots(),
-  @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations()
+  @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations(),
+  @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted()
   to outbox_monitor;
 
 grant execute on function
@@ -62,7 +63,8 @@ grant execute on function
   @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean),
   @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean),
   @extschema@.outbox_purge(text, text, text, boolean),
-  @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text)
+  @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text),
+  @extschema@.outbox_adopt(text)
   to outbox_admin;
 grant usage on foreign data wrapper outbox_amqp to outbox_admin;
 grant usage on foreign data wrapper outbox_http to outbox_admin;
@@ -84,6 +86,9 @@ $grant$;
 
 insert into @extschema@.outbox_settings (partition_count, leasing)
 values (pg_catalog.current_setting('outbox.partition_count')::smallint, pg_catalog.current_setting('outbox.leasing')::boolean);
+
+insert into @extschema@.outbox_identity (database, identity)
+select here.database, here.identity from @extschema@.outbox_here() here;
 
 -- The launcher looks for new databases when this commits.
 create function @extschema@.outbox_installed()

@@ -15,6 +15,12 @@ pub fn my_database() -> u32 {
     unsafe { pg_sys::MyDatabaseId.to_u32() }
 }
 
+/// The number that initdb gave this server.
+pub fn system_identifier() -> u64 {
+    // SAFETY: reads the control file's copy in shared memory.
+    unsafe { pg_sys::GetSystemIdentifier() }
+}
+
 /// Every database that takes connections and is no template. Inside a transaction; works without a database, as
 /// pg_database is shared.
 pub fn databases() -> Vec<Database> {

@@ -90,6 +90,11 @@ impl Store {
         Ok(text.unwrap_or_default())
     }
 
+    /// Why nothing is to be delivered from here; None = this database is adopted.
+    pub fn not_adopted(&self) -> SpiResult<Option<String>> {
+        Spi::get_one(&format!("select {}.outbox_not_adopted()", self.schema))
+    }
+
     /// Tells that this worker lives; returns the ids of all that do.
     pub fn heartbeat(&self, pid: i32, ttl_s: i32) -> SpiResult<Vec<String>> {
         Spi::connect_mut(|client| {

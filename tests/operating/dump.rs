@@ -145,6 +145,7 @@ fn a_dump_restores_every_row_and_the_sequence() {
     let consumer = Consumer::new(broker, &queue);
     consumer.recv_n(3, LONG);
     cluster.exec(DB, "alter database restored set outbox.enabled = on");
+    cluster.exec("restored", "select outbox_adopt()");
     let mut again: Vec<i64> = consumer
         .recv_n(5, LONG)
         .iter()
@@ -199,5 +200,6 @@ fn what_was_in_flight_at_a_dump_is_delivered_after_the_restore() {
         &["-q", "-1", "-v", "ON_ERROR_STOP=1"],
         &dump,
     );
+    cluster.exec("restored", "select outbox_adopt()");
     assert_eq!(payload(&Consumer::new(broker, &queue)), 1);
 }

@@ -121,6 +121,29 @@ impl Cluster {
         }
     }
 
+    /// A physical copy of this running server, with further lines of postgresql.conf: a standby that follows it, or a server
+    /// that goes its own way.
+    pub fn copy(&self, standby: bool, conf: &[&str]) -> Self {
+        let copy = Self {
+            installation: Installation::from_env(),
+            dir: ServerDir::create("copy"),
+            port: free_port(),
+            server: Mutex::new(None),
+        };
+        template::copy_server(
+            &copy.installation,
+            &copy.data_dir(),
+            &self.conn_string("postgres"),
+            standby,
+        );
+        append(&copy.config_file(), &format!("port = {}\n", copy.port));
+        for line in conf {
+            append(&copy.config_file(), &format!("{line}\n"));
+        }
+        copy.start_again();
+        copy
+    }
+
     pub fn installation(&self) -> &Installation {
         &self.installation
     }

@@ -2,7 +2,7 @@
 //! initdb runs once per work directory, version and user.
 
 use std::fs;
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -39,11 +39,31 @@ fn template(installation: &Installation) -> PathBuf {
     template
 }
 
-fn initdb(installation: &Installation, account: Option<Account>, data_dir: &Path) {
-    workdir::create_open_dir(data_dir);
-    if let Some(Account { uid, gid }) = account {
-        chown(data_dir, Some(uid), Some(gid)).expect("give the template to user postgres");
+/// Makes `data_dir` a physical copy of the server that `connection` leads to, to follow it as a standby or not.
+pub(crate) fn copy_server(installation: &Installation, data_dir: &Path, connection: &str, standby: bool) {
+    let account = process::postgres_account();
+    create_owned_dir(data_dir, account);
+    let mut backup = Command::new(installation.bin("pg_basebackup"));
+    backup.args(["--no-sync", "--checkpoint=fast", "-d", connection, "-D"]);
+    backup.arg(data_dir);
+    if standby {
+        backup.arg("--write-recovery-conf");
     }
+    process::run_as(&mut backup, account);
+    run(backup.current_dir(data_dir));
+}
+
+fn create_owned_dir(path: &Path, account: Option<Account>) {
+    workdir::create_open_dir(path);
+    // The server refuses one that others may read.
+    fs::set_permissions(path, fs::Permissions::from_mode(0o700)).expect("chmod");
+    if let Some(Account { uid, gid }) = account {
+        chown(path, Some(uid), Some(gid)).expect("give a directory to user postgres");
+    }
+}
+
+fn initdb(installation: &Installation, account: Option<Account>, data_dir: &Path) {
+    create_owned_dir(data_dir, account);
     let mut initdb = Command::new(installation.bin("initdb"));
     initdb
         .args([
