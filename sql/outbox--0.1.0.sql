@@ -2151,6 +2151,56 @@ $$;
 comment on function @extschema@.outbox_purge(text, text, text, boolean) is
   'Erases the events of one aggregate and all of their messages, waiting, dead or ended; returns how many rows of each table. Counts them only, unless dry_run is false. What was sent was sent.';
 
+-- ---- sql/src/46_drain.sql
+
+-- Before maintenance: waits until all is delivered that can be. It only reads; the workers do the work.
+
+create function @extschema@.outbox_could_go()
+returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
+  with closed as materialized (
+    select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'b' and w.due_at > clock_timestamp()
+    union
+    select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
+  )
+  select (select count(*) from @extschema@.outbox)
+       + (select count(*) from @extschema@.outbox_waiting w where w.due_at <= clock_timestamp())
+       + (select count(*) from @extschema@.outbox_waiting w where w.state = 'g' and not exists (
+            select from closed c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
+$$;
+comment on function @extschema@.outbox_could_go() is
+  'Internal: how many messages wait or are in flight that nothing holds up: not scheduled, backing off, or behind such a one or a dead letter.';
+
+create function @extschema@.outbox_drain(timeout interval default '1 minute')
+returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  deadline constant timestamptz := clock_timestamp() + coalesce(timeout, '1 minute');
+  began timestamptz;
+begin
+  if pg_current_xact_id_if_assigned() is not null then
+    raise exception 'outbox_drain() in a transaction that has written'
+      using errcode = 'active_sql_transaction',
+            detail = 'No worker sees what it has enqueued before it commits.', hint = 'Call it by itself, after COMMIT.';
+  end if;
+  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+    raise exception 'outbox_drain() in a transaction that is %', current_setting('transaction_isolation')
+      using errcode = 'active_sql_transaction',
+            detail = 'It does not see what workers do meanwhile.', hint = 'Call it in a READ COMMITTED transaction.';
+  end if;
+  loop
+    began := clock_timestamp(); -- each statement below takes a new snapshot
+    if not exists (select from @extschema@.outbox_first_pending) and @extschema@.outbox_could_go() = 0 then
+      return 0;
+    end if;
+    exit when clock_timestamp() >= deadline;
+    -- A look that takes long, at what stands behind dead letters, is not to take all of the time.
+    perform pg_sleep(greatest(0.1, extract(epoch from clock_timestamp() - began)));
+  end loop;
+  return @extschema@.outbox_could_go();
+end
+$$;
+comment on function @extschema@.outbox_drain(interval) is
+  'Waits until no message waits or is in flight that could go now: not scheduled, backing off, or behind such a one or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';
+
 -- ---- sql/src/50_views.sql
 
 -- What a person reads. None of it is used by the delivery.
@@ -2538,7 +2588,7 @@ grant execute on function
   @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean),
   @extschema@.outbox_purge(text, text, text, boolean),
   @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text),
-  @extschema@.outbox_adopt(text)
+  @extschema@.outbox_adopt(text), @extschema@.outbox_drain(interval)
   to outbox_admin;
 grant usage on foreign data wrapper outbox_amqp to outbox_admin;
 grant usage on foreign data wrapper outbox_http to outbox_admin;

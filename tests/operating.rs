@@ -1,9 +1,11 @@
 //! What does the person meet who runs the server? One room a question: what health says, how a stop goes, CREATE and
-//! DROP EXTENSION, settings changed while it runs, what status counts, dumps. Delivery itself is in delivery.rs, what
-//! goes wrong on the way in faults.rs.
+//! DROP EXTENSION, settings changed while it runs, what status counts, drain, dumps. Delivery itself is in delivery.rs,
+//! what goes wrong on the way in faults.rs.
 
 mod common;
 
+#[path = "operating/drain.rs"]
+mod drain;
 #[path = "operating/dump.rs"]
 mod dump;
 #[path = "operating/extension.rs"]

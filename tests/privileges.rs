@@ -100,6 +100,10 @@ fn the_groups_may_what_their_names_say() {
             "{payloads}"
         );
     }
+    for call in ["outbox_adopt()", "outbox_drain('0 s')"] {
+        assert!(denied(&cluster, "monitor", &format!("select {call}")), "{call}");
+        assert!(!denied(&cluster, "boss", &format!("select {call}")), "{call}");
+    }
     assert!(denied(&cluster, "monitor", "select outbox_retry(1)"));
     assert!(!denied(&cluster, "boss", "select outbox_retry(1)"));
     assert!(!denied(

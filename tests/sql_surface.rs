@@ -32,6 +32,7 @@ fn the_documented_calls_work_with_untyped_parameters() {
         "select outbox_discard_where(seq_from => $1, max_rows => $2, reason => $3)",
         "select outbox_inbox_receive($1, $2)",
         "select outbox_adopt($1)",
+        "select outbox_drain($1)",
         "select * from outbox_purge($1, $2, $3, dry_run => $4)",
         "select outbox_replay(seq_from => $1, seq_to => $2, type => $3, dry_run => $4)",
     ] {
@@ -52,6 +53,7 @@ fn the_documented_calls_work_with_untyped_parameters() {
         "select outbox_uncapture('a')",
         "select outbox_retry_where(type => 'T', died_before => '2030-01-01', seq_to => '7', dry_run => 'false')",
         "select outbox_adopt('why')",
+        "select outbox_drain('0 s')",
         "select outbox_discard_where(key => 'k', max_rows => '10')",
         "select outbox_replay(created_from => '2030-01-01', source_destination => 'default', dry_run => 'false')",
     ] {

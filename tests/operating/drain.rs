@@ -1,0 +1,88 @@
+//! Does outbox_drain() wait for what can go, and for nothing else?
+
+use postgres::error::SqlState;
+use serde_json::Value;
+use support::{Broker, fresh_names};
+
+use crate::common::*;
+
+#[test]
+fn drain_waits_for_what_can_go_and_leaves_what_cannot() {
+    let broker = Broker::shared();
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, Value::Null);
+    broker.bind(&queue, &exchange, "routable.#");
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.retry_backoff = '1h'"]);
+    let mut client = cluster.connect(DB);
+    client
+        .batch_execute(
+            "select outbox_publish('Later', '{}', 'routable', '1', available_at => '2999-01-01');
+             select outbox_publish('Backs off', '{}', 'nowhere', '1');
+             select outbox_enqueue(4711, 'dead'), outbox_enqueue_many('{4712,4713}', 'dead')",
+        )
+        .expect("what cannot go");
+    wait_true(
+        &cluster,
+        "one that backs off, and one that is dead",
+        "select exists (select from outbox_waiting where state = 'b') and exists (select from outbox_dead)",
+    );
+    client
+        .batch_execute(
+            "select outbox_publish('Behind', '{}', 'nowhere', '1');
+             select outbox_publish('T', '{}', 'routable', n::text) from generate_series(1, 5000) n",
+        )
+        .expect("what can go");
+    let left: i64 = client
+        .query_one("select outbox_drain('1 min')", &[])
+        .expect("drain")
+        .get(0);
+    assert_eq!(left, 0);
+    assert_eq!(broker.queue_len(&queue), 5000);
+    let waiting = "select string_agg(state::text || coalesce(key, '-'), ' ' order by seq) from outbox_waiting";
+    assert_eq!(
+        cluster.query_one::<String>(DB, waiting),
+        "sroutable:1 bnowhere:1 gnowhere:1 gdead gdead"
+    );
+}
+
+#[test]
+fn drain_says_how_many_are_left_and_can_be_cancelled() {
+    let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &[]);
+    let mut client = cluster.connect(DB);
+    client
+        .batch_execute("select outbox_publish('T', '{}') from generate_series(1, 3)")
+        .expect("messages");
+    let left: i64 = client
+        .query_one("select outbox_drain('200 ms')", &[])
+        .expect("drain")
+        .get(0);
+    assert_eq!(left, 3);
+    client
+        .batch_execute("set statement_timeout = '300ms'")
+        .expect("a timeout");
+    let cancelled = client
+        .batch_execute("select outbox_drain('1 hour')")
+        .expect_err("no end");
+    assert_eq!(cancelled.code(), Some(&SqlState::QUERY_CANCELED), "{cancelled:?}");
+}
+
+/// It would wait for its own transaction.
+#[test]
+fn drain_is_refused_where_it_would_never_see_an_end() {
+    let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &[]);
+    let mut client = cluster.connect(DB);
+    client
+        .batch_execute("set statement_timeout = '20s'")
+        .expect("a timeout");
+    for begin in [
+        "begin; select outbox_publish('T', '{}')",
+        "begin isolation level repeatable read",
+    ] {
+        client.batch_execute(begin).expect("a transaction");
+        let refused = client.batch_execute("select outbox_drain('1 hour')").expect_err(begin);
+        assert_eq!(refused.code(), Some(&SqlState::ACTIVE_SQL_TRANSACTION), "{refused:?}");
+        assert!(refused.as_db_error().is_some_and(|error| error.hint().is_some()));
+        client.batch_execute("rollback").expect("rollback");
+    }
+}
