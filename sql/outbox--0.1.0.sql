@@ -118,6 +118,7 @@ create table @extschema@.outbox_connections (
     check (state in ('starting', 'paused', 'not adopted', 'unconfigured', 'connecting', 'connected', 'blocked', 'down')),
   reason      text, -- why it is down: unreachable, auth_refused, exchange_missing …
   detail      text,
+  looked_at   timestamptz, -- when it last looked because a session asked: see outbox_check()
   primary key (worker_id, destination)
 );
 comment on table @extschema@.outbox_connections is
@@ -750,7 +751,9 @@ $$;
 comment on function @extschema@.outbox_heartbeat(text, integer, integer) is
   'Worker protocol: I live for ttl_s more seconds. Returns the ids of all live workers.';
 
-create function @extschema@.outbox_report(worker text, destination text, state text, reason text, detail text)
+create function @extschema@.outbox_report(
+  worker text, destination text, state text, reason text, detail text, looked_at timestamptz
+)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   if state is null then
@@ -758,16 +761,18 @@ begin
     where c.worker_id = worker and c.destination = outbox_report.destination;
     return;
   end if;
-  insert into @extschema@.outbox_connections as c (worker_id, destination, state, reason, detail)
-  select w.worker_id, outbox_report.destination, outbox_report.state, outbox_report.reason, outbox_report.detail
+  insert into @extschema@.outbox_connections as c (worker_id, destination, state, reason, detail, looked_at)
+  select w.worker_id, outbox_report.destination, outbox_report.state, outbox_report.reason, outbox_report.detail,
+         outbox_report.looked_at
   from @extschema@.outbox_workers w where w.worker_id = worker
   on conflict on constraint outbox_connections_pkey do update
   set since = case when c.state = excluded.state then c.since else excluded.since end,
-      state = excluded.state, reason = excluded.reason, detail = excluded.detail;
+      state = excluded.state, reason = excluded.reason, detail = excluded.detail,
+      looked_at = coalesce(excluded.looked_at, c.looked_at);
 end
 $$;
-comment on function @extschema@.outbox_report(text, text, text, text, text) is
-  'Worker protocol: what this worker knows of a destination (state NULL = it serves it no more); outbox_health shows it.';
+comment on function @extschema@.outbox_report(text, text, text, text, text, timestamptz) is
+  'Worker protocol: what this worker knows of a destination (state NULL = it serves it no more), and when it looked if a session asked it to; outbox_health shows it.';
 
 create function @extschema@.outbox_destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
@@ -889,7 +894,7 @@ create type @extschema@.outbox_claimed as (
   tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, crashes integer, claim_token bigint,
   id text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
   metadata text, headers text, actor text, correlation_id text, created_at text, created_at_s bigint,
-  wal_position bigint, replayed boolean, remark text
+  wal_position bigint, replayed boolean, enqueued_at timestamptz, remark text
 );
 comment on type @extschema@.outbox_claimed is
   'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not among these.';
@@ -899,7 +904,7 @@ create function @extschema@.outbox_remarks(seen bigint, wanted bigint, claimed b
 returns setof @extschema@.outbox_claimed language sql immutable as $$
   select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
          null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text,
-         null::text, null::text, null::text, null::bigint, null::bigint, null::boolean, r.remark
+         null::text, null::text, null::text, null::bigint, null::bigint, null::boolean, null::timestamptz, r.remark
   from (values ('cut', $1 operator(pg_catalog.>) $2), ('missed', $2 operator(pg_catalog.>) $3)) as r (remark, applies)
   where r.applies;
 $$;
@@ -932,7 +937,7 @@ begin
     -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
     cross join lateral (
       select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq, o.destination, o.partition,
-             o.key, o.attempts, o.replayed, o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
+             o.key, o.attempts, o.replayed, o.enqueued_at, o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
              e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
              e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, coalesce(e.body_bytes, 0) as body_bytes
       from @extschema@.outbox o left join @extschema@.outbox_event_text e on e.seq = o.seq
@@ -949,7 +954,7 @@ begin
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
          c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
-         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, null::text
+         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, c.enqueued_at, null::text
   from claimed c
   union all
   select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < bytes_max) as wanted,
@@ -1001,7 +1006,7 @@ begin
   )
   select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
          p.id, p.type, p.aggregate_type, p.aggregate_id, p.operation, p.payload, p.previous_payload, p.metadata, p.headers,
-         p.actor, p.correlation_id, p.created_at, p.created_at_s, p.wal_position, c.replayed, null::text
+         p.actor, p.correlation_id, p.created_at, p.created_at_s, p.wal_position, c.replayed, c.enqueued_at, null::text
   from claimed c join pick p on p.wseq = c.seq
   union all
   select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < bytes_max) as wanted,
@@ -1047,14 +1052,14 @@ begin
     set claim_token = outbox_claim_unleased.token, claim_until = now() + make_interval(secs => claim_ttl_s),
         crashes = o.crashes + pick.crashed
     from pick where o.ctid = pick.row_tid and pick.bytes_before < bytes_max
-    returning o.ctid as row_tid, o.claim_token, o.destination, o.partition, o.key, o.attempts, o.crashes, o.replayed,
+    returning o.ctid as row_tid, o.claim_token, o.destination, o.partition, o.key, o.attempts, o.crashes, o.replayed, o.enqueued_at,
       pick.seq, pick.id, pick.type, pick.aggregate_type, pick.aggregate_id, pick.operation, pick.payload,
       pick.previous_payload, pick.metadata, pick.headers, pick.actor, pick.correlation_id, pick.created_at,
       pick.created_at_s, pick.wal_position
   )
   select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
          c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
-         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, null::text
+         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, c.enqueued_at, null::text
   from claimed c
   union all
   select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < bytes_max) as wanted,
@@ -2215,6 +2220,11 @@ returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_counters_wrap
 comment on function @extschema@.outbox_counters() is
   'Internal: counters of this database from shared memory, read by outbox_status; NULL when not preloaded.';
 
+create function @extschema@.outbox_destination_figures(destination text)
+returns double precision[] language c volatile strict as 'MODULE_PATHNAME', 'outbox_destination_figures_wrapper';
+comment on function @extschema@.outbox_destination_figures(text) is
+  'Internal: figures of a destination from shared memory, read by outbox_destination_status; NULL where no worker counts.';
+
 create function @extschema@.outbox_missing_slots()
 returns integer language c stable as 'MODULE_PATHNAME', 'outbox_missing_slots_wrapper';
 comment on function @extschema@.outbox_missing_slots() is
@@ -2335,7 +2345,13 @@ select coalesce(d.destination, p.destination) as destination,
        coalesce(z.since, c.since) as since,
        case when d.paused then null else c.reason end as reason,
        case when d.paused then pg_catalog.concat_ws(': ', 'paused by ' || z.paused_by, z.reason) else c.detail end as detail,
-       pg_catalog.date_trunc('milliseconds', pg_catalog.clock_timestamp() - p.oldest) as oldest_pending_age
+       pg_catalog.date_trunc('milliseconds', pg_catalog.clock_timestamp() - p.oldest) as oldest_pending_age,
+       f.n[1]::bigint as in_flight, f.n[2]::bigint as published_total, f.n[3]::bigint as failed_total,
+       f.n[4]::bigint as dead_total, f.n[5]::bigint as released_total,
+       pg_catalog.round((f.n[6] / 60)::numeric, 1) as published_per_s,
+       pg_catalog.round(f.n[8]::numeric, 2) as p50_ms, pg_catalog.round(f.n[9]::numeric, 2) as p95_ms,
+       pg_catalog.round(f.n[10]::numeric, 2) as p99_ms,
+       pg_catalog.to_timestamp(f.n[7] / 1e6) as stats_reset
 from @extschema@.outbox_destinations() d
 full join pending p on p.destination = d.destination
 left join @extschema@.outbox_paused z on z.destination = d.destination
@@ -2343,9 +2359,10 @@ left join lateral (
   select l.state, l.since, l.reason, l.detail from live l where l.destination = d.destination
   order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,paused}'::text[], l.state), l.since
   limit 1) c on true
+left join lateral (select @extschema@.outbox_destination_figures(d.destination) as n) f on true
 order by 1;
 comment on view @extschema@.outbox_destination_status is
-  'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message has waited that could go there. missing = messages wait for a server that there is no more.';
+  'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message has waited that could go there; totals and times from enqueue to confirm since stats_reset, NULL where no worker counts. missing = messages wait for a server that there is no more.';
 
 create view @extschema@.outbox_partition_status as
 select @extschema@.outbox_partition_label(p.partition) as partition_key,
@@ -2520,6 +2537,137 @@ from @extschema@.outbox_status s;
 comment on view @extschema@.outbox_health is
   'One row a check: ok or not, what is wrong, what to do.';
 
+-- ---- sql/src/52_check.sql
+
+-- Whether a destination can be used, in words. A session opens no socket: it asks the workers to look, through shared memory,
+-- and reads what they found in outbox_connections.
+
+create function @extschema@.outbox_ask_for_a_look(destination text)
+returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_ask_for_a_look_wrapper';
+comment on function @extschema@.outbox_ask_for_a_look(text) is
+  'Internal: asks the workers that serve a destination to look at it anew; false if none can hear it.';
+
+create function @extschema@.outbox_check(
+  destination text default 'default', out step text, out ok boolean, out detail text
+) returns setof record language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+declare
+  asked_at constant timestamptz := clock_timestamp();
+  patience constant interval := '5 seconds';
+  worker_role constant name := current_setting('outbox.worker_role');
+  described record;
+  pause record;
+  workers bigint;
+  answers bigint;
+  is_asked boolean := false;
+  seen record;
+  stale text := '';
+begin
+  destination := coalesce(destination, 'default');
+  select d.*, d.destination = 'default' and d.server is null as by_settings into described
+  from @extschema@.outbox_destinations() d where d.destination = outbox_check.destination;
+  step := 'exists';
+  ok := described.destination is not null;
+  if not ok then
+    detail := format('there is no destination "%s": CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp or outbox_http', destination);
+    return next;
+    return;
+  end if;
+  detail := case when described.by_settings then 'described by the settings outbox.url and so on'
+                 else format('a server of %s', described.wrapper) end;
+  return next;
+
+  step := 'right';
+  ok := described.destination = 'default' or has_server_privilege(described.server, 'USAGE');
+  detail := case when described.destination = 'default' then 'everybody who may enqueue may use it'
+                 when ok then format('role %I may use it', current_user)
+                 else format('role %I may not use it: GRANT USAGE ON FOREIGN SERVER %I TO %1$I', current_user, destination) end;
+  return next;
+
+  step := 'mapping';
+  ok := true;
+  detail := case
+    when described.by_settings then 'needs none: user and password are in the settings'
+    when exists (select from pg_user_mappings m where m.srvid = described.server and m.usename = worker_role)
+      then format('there is a user mapping for %I', worker_role)
+    when exists (select from pg_user_mappings m where m.srvid = described.server and m.umuser = 0)
+      then 'there is a user mapping for PUBLIC'
+    else format('there is no user mapping for %I: it goes without a user or a secret of its own', worker_role) end;
+  return next;
+
+  -- Workers see only what is committed, and so does this session see only what they committed.
+  loop
+    select count(*), count(*) filter (where c.looked_at >= asked_at) into workers, answers
+    from @extschema@.outbox_workers w
+    left join @extschema@.outbox_connections c on c.worker_id = w.worker_id and c.destination = outbox_check.destination
+    where w.heartbeat_until > clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id);
+    exit when workers = answers or current_setting('transaction_isolation') <> 'read committed'
+      or clock_timestamp() > asked_at + patience;
+    is_asked := is_asked or @extschema@.outbox_ask_for_a_look(destination);
+    exit when not is_asked and clock_timestamp() > asked_at + interval '2 seconds'; -- a new one is known by then
+    perform pg_sleep(0.01);
+  end loop;
+  if answers < workers then
+    stale := format(' (as of an earlier look: %s of %s workers gave no answer within %s s)', workers - answers, workers,
+                    extract(epoch from date_trunc('milliseconds', clock_timestamp() - asked_at))::numeric(9, 1));
+  end if;
+
+  select p.* into pause from @extschema@.outbox_paused p where p.destination = outbox_check.destination;
+  step := 'delivery';
+  ok := pause.destination is null and current_setting('outbox.enabled')::boolean;
+  detail := case
+    when pause.destination is not null
+      then format('paused by %s%s: messages wait for outbox_resume(%L)', pause.paused_by, ', ' || pause.reason, destination)
+    when not ok then 'outbox.enabled is off: messages wait'
+    else 'neither paused nor switched off' end;
+  return next;
+
+  select count(*) as workers,
+         (array_agg(c.state order by c.rank))[1] as state, (array_agg(c.reason order by c.rank))[1] as reason,
+         (array_agg(c.detail order by c.rank))[1] as detail, (array_agg(c.since order by c.rank))[1] as since
+  into seen
+  from (select x.*, array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[], x.state) as rank
+        from @extschema@.outbox_connections x join @extschema@.outbox_workers w on w.worker_id = x.worker_id
+        where x.destination = outbox_check.destination and w.heartbeat_until > clock_timestamp()
+          and not @extschema@.outbox_has_ended(w.worker_id)) c;
+  step := 'worker';
+  ok := seen.workers > 0;
+  detail := case when ok then format('%s of %s workers serve it', seen.workers, greatest(workers, seen.workers))
+                 when workers > 0 then 'no worker serves it yet: they see a new server within a second of its commit'
+                 else 'no worker is alive: see outbox_health' end;
+  return next;
+
+  step := 'options';
+  ok := case seen.state when 'unconfigured' then false when 'paused' then null else seen.state <> 'starting' end;
+  detail := case when seen.state = 'unconfigured' then seen.detail || stale
+                 when ok then 'a worker can make use of them' || stale
+                 else 'not known: no worker has looked' end;
+  return next;
+
+  step := 'connection';
+  ok := case when seen.state = 'connected' then true when seen.state in ('down', 'blocked') then false end;
+  detail := case
+    when ok and described.wrapper = 'outbox_http'
+      then 'nothing is known against it: the URL is asked when a message goes there'
+    when ok then format('connected since %s', date_trunc('seconds', seen.since)) || stale
+    when seen.state in ('down', 'blocked') then concat_ws(': ', seen.state, seen.reason, seen.detail) || stale
+    when seen.state = 'connecting' then 'a worker is connecting' || stale
+    when seen.state = 'paused' then 'not looked at while nothing is delivered'
+    else 'not known' end;
+  return next;
+
+  if described.wrapper is distinct from 'outbox_http' then
+    step := 'exchange';
+    ok := case when seen.state = 'connected' then true when seen.reason like 'exchange\_%' then false end;
+    detail := case when ok then 'it is there' || stale
+                   when seen.reason like 'exchange\_%' then seen.detail || stale
+                   else 'not known without a connection' end;
+    return next;
+  end if;
+end
+$$;
+comment on function @extschema@.outbox_check(text) is
+  'Whether a destination can be used, step by step: ok is NULL where nobody knows. Workers try at once to connect where they are not; it waits for their answer, 5 s at most.';
+
 -- ---- sql/src/90_privileges.sql
 
 -- Who owns and who may. Everything belongs to the worker role, so that neither the workers nor the definer functions
@@ -2578,7 +2726,8 @@ grant execute on function
   @extschema@.outbox_server_workers(), @extschema@.outbox_has_ended(text),
   @extschema@.outbox_open_transactions(), @extschema@.outbox_missing_slots(),
   @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations(),
-  @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted()
+  @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted(),
+  @extschema@.outbox_destination_figures(text), @extschema@.outbox_ask_for_a_look(text), @extschema@.outbox_check(text)
   to outbox_monitor;
 
 grant execute on function

@@ -7,7 +7,7 @@ use crate::pg::catalog::{self, Oid, OptionsOf};
 use crate::pg::{security, trigger, txn};
 use crate::shmem::Class;
 use crate::store::{self, Enqueue, Keys, Publish};
-use crate::{capture, config, hooks, registry, shmem, wake, worker};
+use crate::{capture, config, figures, hooks, registry, shmem, wake, worker};
 use outbox_core::envelope;
 use outbox_core::message::Event;
 use outbox_core::partition::{Partition, crc32};
@@ -373,6 +373,16 @@ fn outbox_is_preloaded() -> bool {
 #[pg_extern(sql = false)]
 fn outbox_counters() -> Option<Vec<i64>> {
     shmem::my_database().map(|database| database.counters(store::now_us()).to_vec())
+}
+
+#[pg_extern(sql = false)]
+fn outbox_destination_figures(destination: &str) -> Option<Vec<Option<f64>>> {
+    figures::of(destination)
+}
+
+#[pg_extern(sql = false)]
+fn outbox_ask_for_a_look(destination: &str) -> bool {
+    figures::ask_for_a_look(destination)
 }
 
 #[pg_extern(sql = false)]

@@ -71,6 +71,12 @@ impl Broker {
         Some(self.stop(Duration::from_millis(500)))
     }
 
+    /// Does not wait for the next attempt to connect: `ensure` makes one now. Returns the last outcomes.
+    pub fn try_at_once(&mut self, limit: Duration) -> Outcomes {
+        self.next_start = Instant::now();
+        self.stop(limit)
+    }
+
     /// Starts the publisher if there is none and there can be one.
     pub fn ensure(&mut self, now: Instant) {
         if self.publisher.is_some() || now < self.next_start {

@@ -3,6 +3,7 @@
 
 use crate::broker::{Broker, Outcomes, Status};
 use crate::config::Settings;
+use crate::figures::Figures;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::ports::{STATEMENT_TIMEOUT_MS, Shared, Tables, in_transaction};
 use crate::shmem;
@@ -21,6 +22,8 @@ use std::time::{Duration, Instant};
 /// Messages claimed and not settled, at most: one batch on the wire while the next is claimed.
 const WINDOW: usize = 2000;
 const LANE_BY_LANE: Duration = Duration::from_secs(5);
+/// How long a publisher without a connection may take to end; other destinations wait for it.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// What the destinations of one worker have in common.
 pub struct Common {
@@ -62,6 +65,11 @@ pub struct Destination {
     /// Since it was down last the peer has answered a message, or there was none to try it with. A connection to a broker
     /// says so itself; by HTTP "connected" means only that the pause is over.
     proven: bool,
+    figures: Figures,
+    /// A session wants a fresh look at the connection,
+    wants_look: bool,
+    /// and waits for what is known then, however little of it is new. When this worker heard of it, in µs since 1970.
+    asked_at_us: Option<i64>,
     /// Where a message goes that goes to no exchange.
     nothing: (Text, Template),
 }
@@ -86,6 +94,9 @@ impl Destination {
             locked_until: None,
             reported: None,
             proven: true,
+            figures: Figures::of(&description.name),
+            wants_look: false,
+            asked_at_us: None,
             nothing: (Text::default(), Template::parse("").expect("an empty template")),
         }
     }
@@ -112,6 +123,40 @@ impl Destination {
 
     pub fn set_leases(&mut self, held: &[Held], leaving: &HashSet<Partition>) {
         self.engine.set_leases(held.to_vec(), leaving.clone());
+    }
+
+    /// Whether a session has asked for a fresh look.
+    pub fn take_question(&mut self) -> bool {
+        let is_new = self.figures.take_look();
+        if is_new {
+            self.wants_look = true;
+            self.asked_at_us = Some(now_us());
+        }
+        is_new
+    }
+
+    /// If a session wants to know whether this can be used: what cannot be connected to is tried at once. What works is
+    /// left alone, and so is a peer that said when to come again.
+    pub fn look_afresh(&mut self, common: &Common) {
+        if !std::mem::take(&mut self.wants_look) {
+            return;
+        }
+        let is_amqp = (self.target.as_ref()).is_ok_and(|target| matches!(target.transport, Transport::Amqp(_)));
+        match self.broker.status.state {
+            "down" if is_amqp => {
+                let last = self.broker.try_at_once(LAST_WORDS);
+                self.conclude_all(common, last);
+                self.engine.release_all("the connection is made anew");
+            }
+            "unconfigured" => _ = self.broker.try_at_once(LAST_WORDS),
+            _ => return,
+        }
+        self.broker.ensure(Instant::now());
+    }
+
+    /// Tells how much is in flight.
+    pub fn note_in_flight(&self) {
+        self.figures.set_in_flight(self.outstanding());
     }
 
     /// Gives up the connection; what it has not answered by then goes back.
@@ -153,6 +198,11 @@ impl Destination {
                 outcome,
                 Outcome::Confirmed | Outcome::Failed { .. } | Outcome::Refused { .. }
             );
+            if outcome == Outcome::Confirmed
+                && let Some(pointer) = self.engine.pointer(handle)
+            {
+                self.figures.confirmed(pointer.enqueued_at_us, now_us());
+            }
             self.engine.conclude(handle, &outcome, &rules, now_ms, now_us() as u64);
         }
     }
@@ -177,9 +227,10 @@ impl Destination {
     pub fn settle(&mut self, common: &Common, timeout_ms: i32) -> Result<(), Failure> {
         let rules = self.rules(common);
         let mut tables = Tables::new(common, &self.name, &rules, timeout_ms);
-        let name = &self.name;
+        let (name, figures) = (&self.name, &self.figures);
         let settled = self.engine.settle(&mut tables, common.now_ms(), |batch| {
             count_settled(batch);
+            figures.settled(batch, now_us());
             for failed in batch {
                 if let Disposition::Dead { reason } = &failed.disposition {
                     let seq = failed.pointer.seq;
@@ -211,14 +262,18 @@ impl Destination {
         // has answered.
         let trying = status.state == "connecting" || (status.state == "connected" && !self.proven);
         let trying_again = trying && self.reported.as_ref().is_some_and(|r| r.state == "down");
-        if trying_again || self.reported.as_ref() == Some(&status) {
+        let is_known = !["starting", "connecting"].contains(&status.state);
+        let asked_at_us = self.asked_at_us.filter(|_| is_known);
+        if trying_again || (self.reported.as_ref() == Some(&status) && asked_at_us.is_none()) {
             return Ok(());
         }
         in_transaction(c"outbox: report", Durability::Relaxed, || {
+            let (state, detail) = (Some(status.state), status.detail.as_deref());
             common
                 .store
-                .report(&self.name, Some(status.state), status.reason, status.detail.as_deref())
+                .report(&self.name, state, status.reason, detail, asked_at_us)
         })?;
+        self.asked_at_us = self.asked_at_us.filter(|_| !is_known);
         let words = [Some(status.state), status.reason, status.detail.as_deref()];
         let words: Vec<&str> = words.into_iter().flatten().collect();
         if self

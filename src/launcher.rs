@@ -4,6 +4,7 @@
 //! alone until there is news (`hooks`).
 
 use crate::config::ServerSettings;
+use crate::figures;
 use crate::pg::bgworker::{self, Handle, Spec};
 use crate::pg::catalog::{self, Role};
 use crate::pg::txn::{self, Durability};
@@ -139,6 +140,7 @@ impl Launcher {
             !served.gone || served.workers.iter().any(|place| place.running.is_some())
         });
         shmem::forget_databases_but(&oids);
+        figures::forget_databases_but(&oids);
         for database in found {
             shmem::add_database(database.oid, now_us());
             let served = self.databases.entry(database.oid).or_insert_with(|| Served {

@@ -7,6 +7,7 @@ mod capture;
 mod config;
 mod destination;
 mod error;
+mod figures;
 mod hooks;
 mod launcher;
 mod pg;

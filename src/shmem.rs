@@ -3,7 +3,7 @@
 
 use crate::pg::shmem::{Shareable, Shared, request};
 use crate::pg::{bgworker, catalog, latch};
-use crate::registry;
+use crate::{figures, registry};
 use outbox_core::partition::{Partition, crc32};
 use std::sync::atomic::{
     AtomicI32, AtomicI64, AtomicU32, AtomicU64,
@@ -131,8 +131,9 @@ pub fn init() {
     fn attach() {
         STATE.attach(c"outbox");
         registry::attach();
+        figures::attach();
     }
-    request(|| size_of::<State>() + registry::bytes(), attach);
+    request(|| size_of::<State>() + registry::bytes() + figures::bytes(), attach);
 }
 
 pub fn is_preloaded() -> bool {
@@ -250,6 +251,7 @@ pub fn workers_here() -> Option<Vec<u32>> {
 }
 
 unsafe extern "C-unwind" fn worker_ends(_code: i32, _arg: pgrx::pg_sys::Datum) {
+    figures::worker_ends();
     let Some(state) = STATE.get() else { return };
     let me = latch::my_proc_number() + 1;
     for worker in state

@@ -12,7 +12,7 @@ use crate::pg::{catalog, signals};
 use crate::ports::{Shared, held_transaction, in_transaction, remember_table};
 use crate::store::{Described, Store};
 use crate::upkeep::Upkeep;
-use crate::{launcher, registry, shmem};
+use crate::{figures, launcher, registry, shmem};
 use outbox_core::engine::{Held, Sharing};
 use outbox_core::lease;
 use outbox_core::partition::Partition;
@@ -170,9 +170,17 @@ impl Worker {
             destination.broker.ensure(now);
             destination.take_outcomes(&self.common, now);
         }
+        for destination in &mut self.destinations {
+            if destination.take_question() {
+                self.config_check_due = now; // what was changed just now counts
+            }
+        }
         // The first heartbeat makes the row that the reports belong to.
         if let Err(failure) = self.tend_leases(now).and_then(|()| self.look_around(now)) {
             return self.failed(&failure);
+        }
+        for destination in &mut self.destinations {
+            destination.look_afresh(&self.common);
         }
         let (mut wait_ms, mut claimed) = (self.common.settings.idle_backoff_ms, 0);
         for index in 0..self.destinations.len() {
@@ -185,6 +193,7 @@ impl Worker {
         self.common
             .shared
             .set_in_flight(self.destinations.iter().map(Destination::outstanding).sum());
+        self.destinations.iter().for_each(Destination::note_in_flight);
         wait_ms
     }
 
@@ -226,7 +235,7 @@ impl Worker {
             destination.stop(&self.common, STOP_GONE, "the destination is gone");
             let ended = destination.settle(&self.common, LAST_TRANSACTION_MS).and_then(|()| {
                 in_transaction(c"outbox: report", Durability::Relaxed, || {
-                    self.common.store.report(&destination.name, None, None, None)
+                    self.common.store.report(&destination.name, None, None, None, None)
                 })
             });
             if let Err(failure) = ended {
@@ -234,6 +243,8 @@ impl Worker {
                 pgrx::warning!("outbox {}: {}", self.common.id, failure.message);
             }
         }
+        let names: Vec<&str> = described.iter().map(|described| described.name.as_str()).collect();
+        figures::forget_but(&names);
         let names = self.destinations.iter().map(|destination| destination.name.clone());
         self.common.shared.serve(names.collect());
         self.described = described;

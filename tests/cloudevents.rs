@@ -119,6 +119,7 @@ fn events() -> impl Iterator<Item = (Pointer, Event)> {
             crashes: 0,
             lease_epoch: 1,
             replayed: false,
+            enqueued_at_us: 0,
         };
         (pointer, event)
     })

@@ -40,6 +40,7 @@ create table @extschema@.outbox_connections (
     check (state in ('starting', 'paused', 'not adopted', 'unconfigured', 'connecting', 'connected', 'blocked', 'down')),
   reason      text, -- why it is down: unreachable, auth_refused, exchange_missing …
   detail      text,
+  looked_at   timestamptz, -- when it last looked because a session asked: see outbox_check()
   primary key (worker_id, destination)
 );
 comment on table @extschema@.outbox_connections is

@@ -10,6 +10,11 @@ returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_counters_wrap
 comment on function @extschema@.outbox_counters() is
   'Internal: counters of this database from shared memory, read by outbox_status; NULL when not preloaded.';
 
+create function @extschema@.outbox_destination_figures(destination text)
+returns double precision[] language c volatile strict as 'MODULE_PATHNAME', 'outbox_destination_figures_wrapper';
+comment on function @extschema@.outbox_destination_figures(text) is
+  'Internal: figures of a destination from shared memory, read by outbox_destination_status; NULL where no worker counts.';
+
 create function @extschema@.outbox_missing_slots()
 returns integer language c stable as 'MODULE_PATHNAME', 'outbox_missing_slots_wrapper';
 comment on function @extschema@.outbox_missing_slots() is
@@ -130,7 +135,13 @@ select coalesce(d.destination, p.destination) as destination,
        coalesce(z.since, c.since) as since,
        case when d.paused then null else c.reason end as reason,
        case when d.paused then pg_catalog.concat_ws(': ', 'paused by ' || z.paused_by, z.reason) else c.detail end as detail,
-       pg_catalog.date_trunc('milliseconds', pg_catalog.clock_timestamp() - p.oldest) as oldest_pending_age
+       pg_catalog.date_trunc('milliseconds', pg_catalog.clock_timestamp() - p.oldest) as oldest_pending_age,
+       f.n[1]::bigint as in_flight, f.n[2]::bigint as published_total, f.n[3]::bigint as failed_total,
+       f.n[4]::bigint as dead_total, f.n[5]::bigint as released_total,
+       pg_catalog.round((f.n[6] / 60)::numeric, 1) as published_per_s,
+       pg_catalog.round(f.n[8]::numeric, 2) as p50_ms, pg_catalog.round(f.n[9]::numeric, 2) as p95_ms,
+       pg_catalog.round(f.n[10]::numeric, 2) as p99_ms,
+       pg_catalog.to_timestamp(f.n[7] / 1e6) as stats_reset
 from @extschema@.outbox_destinations() d
 full join pending p on p.destination = d.destination
 left join @extschema@.outbox_paused z on z.destination = d.destination
@@ -138,9 +149,10 @@ left join lateral (
   select l.state, l.since, l.reason, l.detail from live l where l.destination = d.destination
   order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,paused}'::text[], l.state), l.since
   limit 1) c on true
+left join lateral (select @extschema@.outbox_destination_figures(d.destination) as n) f on true
 order by 1;
 comment on view @extschema@.outbox_destination_status is
-  'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message has waited that could go there. missing = messages wait for a server that there is no more.';
+  'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message has waited that could go there; totals and times from enqueue to confirm since stats_reset, NULL where no worker counts. missing = messages wait for a server that there is no more.';
 
 create view @extschema@.outbox_partition_status as
 select @extschema@.outbox_partition_label(p.partition) as partition_key,

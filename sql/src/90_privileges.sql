@@ -54,7 +54,8 @@ grant execute on function
   @extschema@.outbox_server_workers(), @extschema@.outbox_has_ended(text),
   @extschema@.outbox_open_transactions(), @extschema@.outbox_missing_slots(),
   @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations(),
-  @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted()
+  @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted(),
+  @extschema@.outbox_destination_figures(text), @extschema@.outbox_ask_for_a_look(text), @extschema@.outbox_check(text)
   to outbox_monitor;
 
 grant execute on function

@@ -108,21 +108,27 @@ impl Store {
         })
     }
 
-    /// What this worker knows of a destination; without a state it serves it no more.
+    /// What this worker knows of a destination; without a state it serves it no more. `looked_at_us`: a session had asked
+    /// for it then, in µs since 1970.
     pub fn report(
         &self,
         destination: &str,
         state: Option<&str>,
         reason: Option<&str>,
         detail: Option<&str>,
+        looked_at_us: Option<i64>,
     ) -> SpiResult<()> {
-        let sql = format!("select {}.outbox_report($1, $2, $3, $4, $5)", self.schema);
+        let sql = format!(
+            "select {}.outbox_report($1, $2, $3, $4, $5, to_timestamp(0) + $6 * interval '1 microsecond')",
+            self.schema
+        );
         let args = [
             self.worker.as_str().into(),
             destination.into(),
             state.into(),
             reason.into(),
             detail.into(),
+            looked_at_us.into(),
         ];
         Spi::run_with_args(&sql, &args)
     }
@@ -321,7 +327,7 @@ impl Store {
                     let sql = format!(
                         "select tid::text, seq, destination, partition, key, attempts, crashes, claim_token, id, type,
                          aggregate_type, aggregate_id, operation, payload, previous_payload, metadata, headers, actor,
-                         correlation_id, created_at, created_at_s, wal_position, replayed, remark from {}.{call}",
+                         correlation_id, created_at, created_at_s, wal_position, replayed, enqueued_at, remark from {}.{call}",
                         self.schema
                     );
                     let types: Vec<PgOid> = types.iter().map(|oid| PgOid::from(*oid)).collect();
@@ -332,7 +338,7 @@ impl Store {
             let mut batch = Batch::default();
             let mut wal_position = 0_u64;
             for row in client.update(statement, None, args)? {
-                if let Some(remark) = row.get::<String>(24)? {
+                if let Some(remark) = row.get::<String>(25)? {
                     match remark.as_str() {
                         "cut" => batch.cut = true,
                         _ => batch.missed = true,
@@ -548,6 +554,7 @@ fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<String>> {
         crashes: row.get(7)?.unwrap_or_default(),
         lease_epoch: row.get(8)?.unwrap_or_default(),
         replayed: row.get(23)?.unwrap_or_default(),
+        enqueued_at_us: row.get::<TimestampWithTimeZone>(24)?.map_or(0, us_since_1970),
     };
     let id: Option<String> = row.get(9)?;
     let event = match id {
@@ -574,6 +581,11 @@ fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<String>> {
         pointer,
         event,
     })
+}
+
+fn us_since_1970(time: TimestampWithTimeZone) -> i64 {
+    const YEAR_2000_US: i64 = 946_684_800_000_000; // where Postgres begins
+    i64::from(time).saturating_add(YEAR_2000_US)
 }
 
 /// A partition number out of our own table, where a CHECK keeps it in range. (A panic here becomes an ERROR.)

@@ -51,6 +51,7 @@ impl Maker {
             crashes: 0,
             lease_epoch: 1 << 40,
             replayed: false,
+            enqueued_at_us: 0,
         };
         let event = Event {
             id: id.to_owned(),

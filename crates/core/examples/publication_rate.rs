@@ -44,6 +44,7 @@ fn rate(event: &Event, route: &Route<'_>) -> f64 {
         crashes: 0,
         lease_epoch: 1 << 40,
         replayed: false,
+        enqueued_at_us: 0,
     };
     let mut best = f64::MAX;
     for _ in 0..ROUNDS {

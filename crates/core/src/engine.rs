@@ -263,6 +263,11 @@ impl<P: Clone> Engine<P> {
         self.messages.len() + self.unsettled.len()
     }
 
+    /// A message that is claimed and has no outcome yet.
+    pub fn pointer(&self, handle: Handle) -> Option<&Pointer> {
+        self.messages.get(&handle).map(|message| &message.pointer)
+    }
+
     /// Messages that may go and wait for room with the publisher.
     pub fn is_ready_empty(&self) -> bool {
         self.ready.is_empty()
@@ -331,8 +336,7 @@ impl<P: Clone> Engine<P> {
 
     /// What is held now, and what of it another worker shall have. A lease with a new epoch starts anew.
     pub fn set_leases(&mut self, held: Vec<Held>, leaving: HashSet<Partition>) {
-        let kept: HashSet<Partition> = held
-            .iter()
+        let kept: HashSet<Partition> = (held.iter())
             .filter(|lease| self.leases.contains(lease))
             .map(|(partition, _)| *partition)
             .collect();
@@ -391,9 +395,7 @@ impl<P: Clone> Engine<P> {
             return;
         }
         self.with_publisher = self.with_publisher.saturating_sub(1);
-        if self.alone == Some(handle) {
-            self.alone = None;
-        }
+        self.alone = self.alone.filter(|alone| *alone != handle);
         self.end(handle, outcome, rules, seed);
     }
 

@@ -23,6 +23,7 @@
 //! - [`text`]: text that many messages share.
 //! - [`settle`]: what becomes of a message, given what the broker said.
 //! - [`backoff`]: how long a failed message waits.
+//! - [`latency`]: how long messages took, counted in buckets.
 
 pub mod backoff;
 pub mod budget;
@@ -33,6 +34,7 @@ pub mod envelope;
 pub mod gate;
 pub mod headers;
 pub mod hold;
+pub mod latency;
 pub mod lease;
 pub mod message;
 pub mod partition;

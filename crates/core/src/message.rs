@@ -117,6 +117,8 @@ pub struct Pointer {
     pub lease_epoch: i64,
     /// It had ended before and is sent again because a person asked for it.
     pub replayed: bool,
+    /// When it was enqueued, in µs since 1970.
+    pub enqueued_at_us: i64,
 }
 
 /// The event as the source stores it. JSON columns are their text, untouched: it reaches the body byte for byte.

@@ -17,6 +17,7 @@ pub(crate) fn pointer() -> Pointer {
         crashes: 0,
         lease_epoch: 5,
         replayed: false,
+        enqueued_at_us: 0,
     }
 }
 

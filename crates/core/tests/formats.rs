@@ -42,6 +42,7 @@ fn made(transport: TransportKind, format: Format) -> Publication {
         crashes: 0,
         lease_epoch: 7,
         replayed: false,
+        enqueued_at_us: 0,
     };
     let mut statics = Statics {
         source: Template::fixed("/outbox/shop"),

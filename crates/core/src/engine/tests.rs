@@ -38,6 +38,7 @@ fn batch(seqs: &[i64]) -> Batch<()> {
             crashes: 0,
             lease_epoch: 1,
             replayed: false,
+            enqueued_at_us: 0,
         },
         event: Some(Event::default()),
     });

@@ -101,6 +101,7 @@ fn claimed((seq, partition, row): &Claim, epoch: i64) -> Claimed<u64> {
             crashes: row.crashes,
             lease_epoch: epoch,
             replayed: false,
+            enqueued_at_us: 0,
         },
         event: Some(Event {
             seq: *seq,

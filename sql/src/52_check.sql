@@ -1,0 +1,128 @@
+-- Whether a destination can be used, in words. A session opens no socket: it asks the workers to look, through shared memory,
+-- and reads what they found in outbox_connections.
+
+create function @extschema@.outbox_ask_for_a_look(destination text)
+returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_ask_for_a_look_wrapper';
+comment on function @extschema@.outbox_ask_for_a_look(text) is
+  'Internal: asks the workers that serve a destination to look at it anew; false if none can hear it.';
+
+create function @extschema@.outbox_check(
+  destination text default 'default', out step text, out ok boolean, out detail text
+) returns setof record language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+declare
+  asked_at constant timestamptz := clock_timestamp();
+  patience constant interval := '5 seconds';
+  worker_role constant name := current_setting('outbox.worker_role');
+  described record;
+  pause record;
+  workers bigint;
+  answers bigint;
+  is_asked boolean := false;
+  seen record;
+  stale text := '';
+begin
+  destination := coalesce(destination, 'default');
+  select d.*, d.destination = 'default' and d.server is null as by_settings into described
+  from @extschema@.outbox_destinations() d where d.destination = outbox_check.destination;
+  step := 'exists';
+  ok := described.destination is not null;
+  if not ok then
+    detail := format('there is no destination "%s": CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp or outbox_http', destination);
+    return next;
+    return;
+  end if;
+  detail := case when described.by_settings then 'described by the settings outbox.url and so on'
+                 else format('a server of %s', described.wrapper) end;
+  return next;
+
+  step := 'right';
+  ok := described.destination = 'default' or has_server_privilege(described.server, 'USAGE');
+  detail := case when described.destination = 'default' then 'everybody who may enqueue may use it'
+                 when ok then format('role %I may use it', current_user)
+                 else format('role %I may not use it: GRANT USAGE ON FOREIGN SERVER %I TO %1$I', current_user, destination) end;
+  return next;
+
+  step := 'mapping';
+  ok := true;
+  detail := case
+    when described.by_settings then 'needs none: user and password are in the settings'
+    when exists (select from pg_user_mappings m where m.srvid = described.server and m.usename = worker_role)
+      then format('there is a user mapping for %I', worker_role)
+    when exists (select from pg_user_mappings m where m.srvid = described.server and m.umuser = 0)
+      then 'there is a user mapping for PUBLIC'
+    else format('there is no user mapping for %I: it goes without a user or a secret of its own', worker_role) end;
+  return next;
+
+  -- Workers see only what is committed, and so does this session see only what they committed.
+  loop
+    select count(*), count(*) filter (where c.looked_at >= asked_at) into workers, answers
+    from @extschema@.outbox_workers w
+    left join @extschema@.outbox_connections c on c.worker_id = w.worker_id and c.destination = outbox_check.destination
+    where w.heartbeat_until > clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id);
+    exit when workers = answers or current_setting('transaction_isolation') <> 'read committed'
+      or clock_timestamp() > asked_at + patience;
+    is_asked := is_asked or @extschema@.outbox_ask_for_a_look(destination);
+    exit when not is_asked and clock_timestamp() > asked_at + interval '2 seconds'; -- a new one is known by then
+    perform pg_sleep(0.01);
+  end loop;
+  if answers < workers then
+    stale := format(' (as of an earlier look: %s of %s workers gave no answer within %s s)', workers - answers, workers,
+                    extract(epoch from date_trunc('milliseconds', clock_timestamp() - asked_at))::numeric(9, 1));
+  end if;
+
+  select p.* into pause from @extschema@.outbox_paused p where p.destination = outbox_check.destination;
+  step := 'delivery';
+  ok := pause.destination is null and current_setting('outbox.enabled')::boolean;
+  detail := case
+    when pause.destination is not null
+      then format('paused by %s%s: messages wait for outbox_resume(%L)', pause.paused_by, ', ' || pause.reason, destination)
+    when not ok then 'outbox.enabled is off: messages wait'
+    else 'neither paused nor switched off' end;
+  return next;
+
+  select count(*) as workers,
+         (array_agg(c.state order by c.rank))[1] as state, (array_agg(c.reason order by c.rank))[1] as reason,
+         (array_agg(c.detail order by c.rank))[1] as detail, (array_agg(c.since order by c.rank))[1] as since
+  into seen
+  from (select x.*, array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[], x.state) as rank
+        from @extschema@.outbox_connections x join @extschema@.outbox_workers w on w.worker_id = x.worker_id
+        where x.destination = outbox_check.destination and w.heartbeat_until > clock_timestamp()
+          and not @extschema@.outbox_has_ended(w.worker_id)) c;
+  step := 'worker';
+  ok := seen.workers > 0;
+  detail := case when ok then format('%s of %s workers serve it', seen.workers, greatest(workers, seen.workers))
+                 when workers > 0 then 'no worker serves it yet: they see a new server within a second of its commit'
+                 else 'no worker is alive: see outbox_health' end;
+  return next;
+
+  step := 'options';
+  ok := case seen.state when 'unconfigured' then false when 'paused' then null else seen.state <> 'starting' end;
+  detail := case when seen.state = 'unconfigured' then seen.detail || stale
+                 when ok then 'a worker can make use of them' || stale
+                 else 'not known: no worker has looked' end;
+  return next;
+
+  step := 'connection';
+  ok := case when seen.state = 'connected' then true when seen.state in ('down', 'blocked') then false end;
+  detail := case
+    when ok and described.wrapper = 'outbox_http'
+      then 'nothing is known against it: the URL is asked when a message goes there'
+    when ok then format('connected since %s', date_trunc('seconds', seen.since)) || stale
+    when seen.state in ('down', 'blocked') then concat_ws(': ', seen.state, seen.reason, seen.detail) || stale
+    when seen.state = 'connecting' then 'a worker is connecting' || stale
+    when seen.state = 'paused' then 'not looked at while nothing is delivered'
+    else 'not known' end;
+  return next;
+
+  if described.wrapper is distinct from 'outbox_http' then
+    step := 'exchange';
+    ok := case when seen.state = 'connected' then true when seen.reason like 'exchange\_%' then false end;
+    detail := case when ok then 'it is there' || stale
+                   when seen.reason like 'exchange\_%' then seen.detail || stale
+                   else 'not known without a connection' end;
+    return next;
+  end if;
+end
+$$;
+comment on function @extschema@.outbox_check(text) is
+  'Whether a destination can be used, step by step: ok is NULL where nobody knows. Workers try at once to connect where they are not; it waits for their answer, 5 s at most.';

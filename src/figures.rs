@@ -1,0 +1,312 @@
+//! Figures of each destination in shared memory: totals, what is in flight, how long messages took; and the wish of a
+//! session that the workers look at it anew. Counted by the workers that serve it, read by outbox_destination_status. As in
+//! `shmem`, nothing here is an authority: with all places taken a destination has no figures, and is delivered to as any.
+
+use crate::pg::catalog;
+use crate::pg::shmem::{Shareable, Shared};
+use crate::shmem;
+use crate::store::{Settlement, now_us};
+use outbox_core::latency::{self, BUCKETS};
+use outbox_core::settle::Disposition;
+use std::cell::RefCell;
+use std::hash::{Hash, Hasher};
+use std::sync::atomic::{
+    AtomicI32, AtomicI64, AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
+};
+
+/// Of all databases together.
+const MAX_DESTINATIONS: usize = 256;
+const SECONDS: usize = 64;
+
+#[repr(C)]
+struct Table {
+    /// 1 = somebody takes or frees a place.
+    changing: AtomicU32,
+    places: [Place; MAX_DESTINATIONS],
+}
+
+/// One destination of one database.
+#[repr(C)]
+struct Place {
+    /// 0 = free. This and `name` are written by who holds `changing`.
+    database: AtomicU32,
+    name: AtomicU64,
+    /// How many workers serve it. Written by them, holding `changing`.
+    workers: AtomicI32,
+    /// 1 = the destination was dropped: free when no worker serves it. Written by workers, holding `changing`.
+    gone: AtomicU32,
+    /// Grows when a session wants a fresh look. Written by the session.
+    looks: AtomicU32,
+    /// Claimed and not settled. Each worker adds what changed, and takes what is left when it ends.
+    in_flight: AtomicI64,
+    /// Since `since_us`. Written by workers.
+    published: AtomicU64,
+    failed: AtomicU64,
+    dead: AtomicU64,
+    released: AtomicU64,
+    since_us: AtomicI64,
+    took: [AtomicU64; BUCKETS],
+    seconds: [Second; SECONDS],
+}
+
+/// One second of the last minute. Written by workers.
+#[repr(C)]
+struct Second {
+    second: AtomicI64,
+    published: AtomicU64,
+}
+
+// SAFETY: only atomics and arrays of them; zero is a valid value of each.
+unsafe impl Shareable for Table {}
+
+static TABLE: Shared<Table> = Shared::new();
+
+thread_local! {
+    /// What this worker serves, and what it has in flight there.
+    static SERVED: RefCell<Vec<(&'static Place, i64)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Shared memory that is needed, in bytes.
+pub fn bytes() -> usize {
+    size_of::<Table>()
+}
+
+/// In the startup hook.
+pub fn attach() {
+    TABLE.attach(c"outbox figures");
+}
+
+fn table() -> Option<&'static Table> {
+    TABLE.get()
+}
+
+/// The same name under the same build is the same number.
+fn number_of(name: &str) -> u64 {
+    // Without a random seed, so that all processes agree.
+    let mut hasher = std::hash::DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
+}
+
+impl Table {
+    /// Alone with the table. `body` must neither raise nor wait: who else wants it turns in circles meanwhile.
+    fn alone<T>(&self, body: impl FnOnce() -> T) -> T {
+        while self.changing.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
+            std::thread::yield_now();
+        }
+        let result = body();
+        self.changing.store(0, Release);
+        result
+    }
+
+    fn find(&self, database: u32, name: u64) -> Option<&Place> {
+        let is_it = |place: &&Place| place.database.load(SeqCst) == database && place.name.load(SeqCst) == name;
+        self.places.iter().find(is_it)
+    }
+}
+
+impl Place {
+    fn forget(&self) {
+        let totals = [&self.published, &self.failed, &self.dead, &self.released];
+        for count in totals.into_iter().chain(&self.took) {
+            count.store(0, Relaxed);
+        }
+        for second in &self.seconds {
+            second.published.store(0, Relaxed);
+        }
+        self.in_flight.store(0, Relaxed);
+        self.workers.store(0, Relaxed);
+        self.gone.store(0, Relaxed);
+        self.since_us.store(now_us(), Relaxed);
+    }
+
+    fn free_if_over(&self) {
+        if self.gone.load(Relaxed) == 1 && self.workers.load(Relaxed) <= 0 {
+            self.database.store(0, SeqCst);
+        }
+    }
+}
+
+// ---- a worker -------------------------------------------------------------------------------------------------------
+
+/// A destination that this worker serves, until it is dropped or the process ends.
+pub struct Figures {
+    place: Option<&'static Place>,
+    /// As of the last fresh look.
+    looks: u32,
+}
+
+impl Figures {
+    pub fn of(name: &str) -> Self {
+        let (database, name) = (catalog::my_database(), number_of(name));
+        let place = table().and_then(|table| {
+            table.alone(|| {
+                let place = table.find(database, name).or_else(|| {
+                    let free = table.places.iter().find(|place| place.database.load(Relaxed) == 0)?;
+                    free.forget();
+                    free.name.store(name, SeqCst);
+                    free.database.store(database, SeqCst);
+                    Some(free)
+                })?;
+                place.workers.fetch_add(1, Relaxed);
+                place.gone.store(0, Relaxed);
+                Some(place)
+            })
+        });
+        if let Some(place) = place {
+            SERVED.with_borrow_mut(|served| served.push((place, 0)));
+        }
+        Self {
+            place,
+            // One less: a session may have asked before this worker knew of the destination.
+            looks: place.map_or(0, |place| place.looks.load(SeqCst).wrapping_sub(1)),
+        }
+    }
+
+    /// Whether a session has asked for a fresh look since the last call.
+    pub fn take_look(&mut self) -> bool {
+        let looks = self.place.map_or(0, |place| place.looks.load(SeqCst));
+        std::mem::replace(&mut self.looks, looks) != looks
+    }
+
+    pub fn set_in_flight(&self, count: usize) {
+        let Some(place) = self.place else { return };
+        SERVED.with_borrow_mut(|served| {
+            if let Some((_, before)) = served.iter_mut().find(|(known, _)| std::ptr::eq(*known, place)) {
+                let difference = count as i64 - *before;
+                *before = count as i64;
+                place.in_flight.fetch_add(difference, Relaxed);
+            }
+        });
+    }
+
+    /// The broker has confirmed a message that was enqueued then, in µs since 1970.
+    pub fn confirmed(&self, enqueued_at_us: i64, now_us: i64) {
+        if let Some(place) = self.place {
+            let bucket = latency::bucket(now_us.saturating_sub(enqueued_at_us));
+            place.took[bucket].fetch_add(1, Relaxed);
+        }
+    }
+
+    pub fn settled(&self, batch: &[Settlement], now_us: i64) {
+        let Some(place) = self.place else { return };
+        let mut published = 0;
+        for settlement in batch {
+            match settlement.disposition {
+                Disposition::Publish => published += 1,
+                Disposition::Retry { .. } => _ = place.failed.fetch_add(1, Relaxed),
+                Disposition::Dead { .. } => {
+                    place.failed.fetch_add(1, Relaxed);
+                    place.dead.fetch_add(1, Relaxed);
+                }
+                Disposition::Release { .. } => _ = place.released.fetch_add(1, Relaxed),
+                Disposition::Wait => {}
+            }
+        }
+        place.published.fetch_add(published, Relaxed);
+        let now_s = now_us.div_euclid(1_000_000);
+        let second = &place.seconds[now_s.rem_euclid(SECONDS as i64) as usize];
+        if second.second.swap(now_s, Relaxed) != now_s {
+            second.published.store(0, Relaxed);
+        }
+        second.published.fetch_add(published, Relaxed);
+    }
+}
+
+impl Drop for Figures {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            leave(|served| std::ptr::eq(served, place));
+        }
+    }
+}
+
+fn leave(which: impl Fn(&Place) -> bool) {
+    let Some(table) = table() else { return };
+    // Not borrowed but by code above, none of which raises.
+    _ = SERVED.try_with(|served| {
+        for (place, in_flight) in served.borrow_mut().extract_if(.., |(place, _)| which(place)) {
+            place.in_flight.fetch_sub(in_flight, Relaxed);
+            table.alone(|| {
+                place.workers.fetch_sub(1, Relaxed);
+                place.free_if_over();
+            });
+        }
+    });
+}
+
+/// However the worker ends, what it had in flight is so no more. In the exit callback.
+pub fn worker_ends() {
+    leave(|_| true);
+}
+
+/// These destinations are there in this database and no others: places of others are free once no worker serves them. By
+/// each worker that notices.
+pub fn forget_but(names: &[&str]) {
+    let Some(table) = table() else { return };
+    let (database, alive) = (catalog::my_database(), names.iter().map(|name| number_of(name)));
+    let alive: Vec<u64> = alive.collect();
+    table.alone(|| {
+        for place in table
+            .places
+            .iter()
+            .filter(|place| place.database.load(Relaxed) == database)
+        {
+            if !alive.contains(&place.name.load(Relaxed)) {
+                place.gone.store(1, Relaxed);
+                place.free_if_over();
+            }
+        }
+    });
+}
+
+/// Frees the places of databases that are gone. Launcher only.
+pub fn forget_databases_but(alive: &[u32]) {
+    let Some(table) = table() else { return };
+    table.alone(|| {
+        for place in &table.places {
+            if !alive.contains(&place.database.load(Relaxed)) {
+                place.database.store(0, SeqCst);
+            }
+        }
+    });
+}
+
+// ---- a session ------------------------------------------------------------------------------------------------------
+
+/// [in flight, published, failed, dead, released, published in the last 60 s, reset at in µs, percentiles 50, 95, 99 in ms]
+/// of a destination of this database; None if nobody counts.
+pub fn of(destination: &str) -> Option<Vec<Option<f64>>> {
+    let place = table()?.find(catalog::my_database(), number_of(destination))?;
+    let now_s = now_us().div_euclid(1_000_000);
+    let of_last_minute = |second: &&Second| (now_s - 60..now_s).contains(&second.second.load(Relaxed));
+    let last_minute = place.seconds.iter().filter(of_last_minute);
+    let published_60s: u64 = last_minute.map(|second| second.published.load(Relaxed)).sum();
+    let mut took = [0; BUCKETS];
+    for (count, counted) in took.iter_mut().zip(&place.took) {
+        *count = counted.load(Relaxed);
+    }
+    let total = |count: &AtomicU64| Some(count.load(Relaxed) as f64);
+    Some(vec![
+        Some(place.in_flight.load(Relaxed) as f64),
+        total(&place.published),
+        total(&place.failed),
+        total(&place.dead),
+        total(&place.released),
+        Some(published_60s as f64),
+        Some(place.since_us.load(Relaxed) as f64),
+        latency::percentile_ms(&took, 0.5),
+        latency::percentile_ms(&took, 0.95),
+        latency::percentile_ms(&took, 0.99),
+    ])
+}
+
+/// Asks the workers that serve a destination of this database to look at it anew, and wakes them. False if none can hear it.
+pub fn ask_for_a_look(destination: &str) -> bool {
+    let place = table().and_then(|table| table.find(catalog::my_database(), number_of(destination)));
+    let Some(place) = place else { return false };
+    place.looks.fetch_add(1, SeqCst);
+    shmem::wake_workers();
+    true
+}

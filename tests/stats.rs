@@ -1,0 +1,400 @@
+//! Do the figures of a destination say what happened, and does outbox_check say what is wrong with it? On a real Postgres
+//! and a real RabbitMQ.
+
+mod common;
+
+use common::{
+    DB, exchange_and_queue, outbox_cluster, outbox_cluster_with, unconnected_cluster, wait_drained, wait_published,
+    wait_true,
+};
+use postgres::Row;
+use serde_json::Value;
+use std::time::Instant;
+use support::{Broker, Cluster, Mode, Proxy, fresh_names};
+
+/// A port of loopback where nobody listens.
+fn dead_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+/// A destination whose exchange hands on what has the type "Good".
+fn picky_destination(cluster: &Cluster, broker: &Broker, name: &str, options: &str) {
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, Value::Null);
+    broker.bind(&queue, &exchange, "Good");
+    cluster.exec(
+        DB,
+        &format!(
+            "create server {name} foreign data wrapper outbox_amqp
+             options (exchange '{exchange}', routing_key '{{type}}'{options})"
+        ),
+    );
+    wait_for_state(cluster, name, "connected");
+}
+
+fn wait_for_state(cluster: &Cluster, destination: &str, state: &str) {
+    wait_figures(cluster, destination, &format!("state = '{state}'"));
+}
+
+fn publish(cluster: &Cluster, destination: &str, kind: &str, count: usize) {
+    cluster.exec(
+        DB,
+        &format!(
+            "select outbox_publish('{kind}', '{{}}', destination => '{destination}') from generate_series(1, {count})"
+        ),
+    );
+}
+
+fn wait_figures(cluster: &Cluster, destination: &str, condition: &str) {
+    wait_true(
+        cluster,
+        &format!("{destination}: {condition}"),
+        &format!("select {condition} from outbox_destination_status where destination = '{destination}'"),
+    );
+}
+
+/// [published, failed, dead, released, in flight]
+fn totals(cluster: &Cluster, destination: &str) -> [i64; 5] {
+    cluster
+        .query_one::<Vec<i64>>(
+            DB,
+            &format!(
+                "select array[published_total, failed_total, dead_total, released_total, in_flight]
+                 from outbox_destination_status where destination = '{destination}'"
+            ),
+        )
+        .try_into()
+        .expect("five figures")
+}
+
+// ---- figures --------------------------------------------------------------------------------------------------------
+
+#[test]
+fn each_destination_counts_what_was_delivered_what_failed_and_what_died() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(
+        broker,
+        &exchange,
+        &["outbox.retry_backoff = '10ms'", "outbox.workers = 2"],
+    );
+    picky_destination(&cluster, broker, "orders", ", max_attempts '3'");
+    picky_destination(&cluster, broker, "audit", ", max_attempts '1'");
+    assert_eq!(totals(&cluster, "orders"), [0; 5]);
+    publish(&cluster, "orders", "Good", 7);
+    publish(&cluster, "orders", "Bad", 2);
+    publish(&cluster, "audit", "Good", 4);
+    publish(&cluster, "audit", "Bad", 5);
+    publish(&cluster, "default", "Any", 3);
+    wait_drained(&cluster);
+    wait_published(&cluster, 14);
+    for name in ["orders", "audit", "default"] {
+        wait_figures(&cluster, name, "in_flight = 0");
+    }
+    assert_eq!(totals(&cluster, "orders"), [7, 6, 2, 0, 0]); // each bad one was tried three times
+    assert_eq!(totals(&cluster, "audit"), [4, 5, 5, 0, 0]);
+    assert_eq!(totals(&cluster, "default"), [3, 0, 0, 0, 0]);
+    wait_figures(&cluster, "orders", "published_per_s = 0.1"); // 7 in a minute
+    assert_eq!(
+        cluster.query_one::<i64>(DB, "select published_total from outbox_status"),
+        14
+    );
+}
+
+#[test]
+fn what_a_lost_connection_gives_back_is_released_and_no_failure() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let proxy = Proxy::start(broker.port());
+    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &[]);
+    wait_for_state(&cluster, "default", "connected");
+    proxy.mode(Mode::DropReplies);
+    publish(&cluster, "default", "T", 5);
+    wait_figures(&cluster, "default", "in_flight = 5");
+    proxy.mode(Mode::Pass);
+    proxy.reset_all();
+    wait_published(&cluster, 5);
+    wait_figures(&cluster, "default", "in_flight = 0");
+    assert_eq!(totals(&cluster, "default"), [5, 0, 0, 5, 0]);
+}
+
+#[test]
+fn what_a_killed_worker_had_in_flight_is_so_no_more() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let proxy = Proxy::start(broker.port());
+    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &[]);
+    wait_for_state(&cluster, "default", "connected");
+    proxy.mode(Mode::DropReplies);
+    publish(&cluster, "default", "T", 5);
+    wait_figures(&cluster, "default", "in_flight = 5");
+    let pid: i32 = cluster.query_one(DB, "select pid from outbox_worker_status");
+    proxy.mode(Mode::Refuse);
+    cluster.exec(DB, &format!("select pg_terminate_backend({pid})"));
+    wait_true(
+        &cluster,
+        "another worker",
+        &format!("select exists (select from outbox_worker_status where alive and pid <> {pid})"),
+    );
+    wait_figures(&cluster, "default", "in_flight = 0 and published_total = 0");
+    proxy.mode(Mode::Pass);
+    wait_published(&cluster, 5);
+    wait_figures(&cluster, "default", "in_flight = 0 and published_total = 5");
+}
+
+#[test]
+fn percentiles_tell_how_long_messages_took() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let quiet = "select p50_ms is null and p99_ms is null and in_flight = 0
+                 from outbox_destination_status where destination = 'default'";
+    assert!(cluster.query_one::<bool>(DB, quiet));
+    cluster.exec(DB, "select outbox_pause()");
+    wait_true(
+        &cluster,
+        "the worker to pause",
+        "select state = 'paused' from outbox_connections",
+    );
+    let before = Instant::now();
+    publish(&cluster, "default", "T", 1);
+    let after = Instant::now();
+    wait_true(
+        &cluster,
+        "the message to wait",
+        "select oldest_pending_age > interval '700 ms' from outbox_status",
+    );
+    let at_least = after.elapsed().as_secs_f64() * 1e3;
+    cluster.exec(DB, "select outbox_resume()");
+    wait_published(&cluster, 1);
+    let at_most = before.elapsed().as_secs_f64() * 1e3;
+    let percentile = |name: &str| -> f64 {
+        cluster.query_one(
+            DB,
+            &format!("select {name}::float8 from outbox_destination_status where destination = 'default'"),
+        )
+    };
+    for name in ["p50_ms", "p95_ms", "p99_ms"] {
+        let found = percentile(name);
+        assert!(
+            found > at_least / 1.26 && found < at_most * 1.26,
+            "{name} is {found}, the message took {at_least} to {at_most}"
+        );
+    }
+    let began = Instant::now();
+    publish(&cluster, "default", "T", 30);
+    wait_published(&cluster, 31);
+    let (at_most, median) = (began.elapsed().as_secs_f64() * 1e3, percentile("p50_ms"));
+    assert!(median > 0.0 && median < at_most * 1.26, "{median}, not above {at_most}");
+    assert!(percentile("p99_ms") > at_least / 1.26, "the slow one is among them");
+}
+
+#[test]
+fn a_server_that_was_dropped_leaves_no_figures_behind() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
+    picky_destination(&cluster, broker, "brief", "");
+    publish(&cluster, "brief", "Good", 2);
+    wait_figures(&cluster, "brief", "published_total = 2");
+    cluster.exec(DB, "drop server brief");
+    wait_true(
+        &cluster,
+        "its place to be free",
+        "select outbox_destination_figures('brief') is null",
+    );
+    picky_destination(&cluster, broker, "brief", "");
+    assert_eq!(totals(&cluster, "brief"), [0; 5]);
+}
+
+// ---- outbox_check ---------------------------------------------------------------------------------------------------
+
+fn steps(rows: &[Row]) -> Vec<(String, Option<bool>, String)> {
+    rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect()
+}
+
+/// What outbox_check finds: the steps that are not well, `?` before those of which nothing is known.
+fn check(cluster: &Cluster, destination: &str) -> Vec<(String, String)> {
+    let rows = cluster
+        .connect(DB)
+        .query("select step, ok, detail from outbox_check($1)", &[&destination])
+        .expect("outbox_check");
+    let unwell = steps(&rows).into_iter().filter(|(_, ok, _)| *ok != Some(true));
+    unwell
+        .map(|(step, ok, detail)| (if ok.is_none() { format!("?{step}") } else { step }, detail))
+        .collect()
+}
+
+fn names(found: &[(String, String)]) -> Vec<&str> {
+    found.iter().map(|(step, _)| step.as_str()).collect()
+}
+
+#[test]
+fn a_check_of_what_works_finds_nothing_and_disturbs_no_connection() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
+    let since = "select string_agg(since::text, ' ' order by worker_id) from outbox_connections";
+    let before: String = cluster.query_one(DB, since);
+    for _ in 0..3 {
+        assert_eq!(check(&cluster, "default"), []);
+    }
+    assert_eq!(cluster.query_one::<String>(DB, since), before);
+    // One that was made just now is known, too.
+    let (other, _) = exchange_and_queue(broker);
+    cluster.exec(
+        DB,
+        &format!("create server fresh foreign data wrapper outbox_amqp options (exchange '{other}')"),
+    );
+    assert_eq!(check(&cluster, "fresh"), []);
+    let heard =
+        "select count(*) filter (where looked_at is not null) from outbox_connections where destination = 'fresh'";
+    assert_eq!(cluster.query_one::<i64>(DB, heard), 2, "a worker gave no answer");
+}
+
+#[test]
+fn a_check_of_a_url_does_not_claim_to_have_asked_it() {
+    let cluster = unconnected_cluster("", "nowhere", &[]);
+    let url = format!("http://127.0.0.1:{}/in", dead_port());
+    cluster.exec(
+        DB,
+        &format!("create server hook foreign data wrapper outbox_http options (url '{url}')"),
+    );
+    wait_for_state(&cluster, "hook", "connected");
+    let mut client = cluster.connect(DB);
+    let rows = client.query("select step, ok, detail from outbox_check('hook')", &[]);
+    let found = steps(&rows.expect("outbox_check"));
+    let (step, _, detail) = found.last().expect("steps");
+    assert_eq!(step, "connection");
+    assert!(
+        detail.contains("the URL is asked when a message goes there"),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn a_check_names_what_is_missing_before_a_worker_is_asked() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let found = check(&cluster, "nowhere");
+    assert_eq!(names(&found), ["exists"]);
+    assert!(found[0].1.contains("CREATE SERVER nowhere"), "{found:?}");
+    let (other, _) = exchange_and_queue(broker);
+    cluster.exec(
+        DB,
+        &format!(
+            "create server audit foreign data wrapper outbox_amqp options (exchange '{other}');
+             create role watcher in role outbox_monitor"
+        ),
+    );
+    let mut watcher = cluster.connect(DB);
+    watcher.batch_execute("set role watcher").expect("set role");
+    let rows = watcher.query("select step, ok, detail from outbox_check('audit')", &[]);
+    let found = steps(&rows.expect("a monitor may check"));
+    let unwell: Vec<_> = found.iter().filter(|(_, ok, _)| *ok != Some(true)).collect();
+    assert_eq!(unwell.len(), 1, "{found:?}");
+    assert!(
+        unwell[0].2.contains("GRANT USAGE ON FOREIGN SERVER audit TO watcher"),
+        "{unwell:?}"
+    );
+    cluster.exec(DB, "create role stranger");
+    let mut stranger = cluster.connect(DB);
+    stranger.batch_execute("set role stranger").expect("set role");
+    let refused = stranger.query("select outbox_check()", &[]).expect_err("not for all");
+    assert_eq!(refused.code().map(|code| code.code()), Some("42501"));
+}
+
+#[test]
+fn a_check_tells_a_closed_port_from_a_missing_exchange_and_sees_it_mended_at_once() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let (missing, _) = fresh_names();
+    cluster.exec(
+        DB,
+        &format!(
+            "create server closed foreign data wrapper outbox_amqp options (url 'amqp://127.0.0.1:{}');
+             create server bare foreign data wrapper outbox_amqp options (exchange '{missing}')",
+            dead_port()
+        ),
+    );
+    let found = check(&cluster, "closed");
+    assert_eq!(names(&found), ["connection", "?exchange"]);
+    assert!(found[0].1.starts_with("down: unreachable"), "{found:?}");
+    let found = check(&cluster, "bare");
+    assert_eq!(names(&found), ["connection", "exchange"]);
+    assert!(
+        found[0].1.contains("exchange_missing") && found[1].1.contains(&missing),
+        "{found:?}"
+    );
+    // The next attempt would be seconds away; a check does not wait for it.
+    wait_true(
+        &cluster,
+        "a few attempts to have failed",
+        "select bool_and(clock_timestamp() > since + interval '3 s') from outbox_connections where state = 'down'",
+    );
+    broker.declare_exchange(&missing, "topic", true);
+    let began = Instant::now();
+    assert_eq!(check(&cluster, "bare"), []);
+    assert!(
+        began.elapsed().as_millis() < 5000,
+        "it waited for an answer and got none"
+    );
+    assert_eq!(names(&check(&cluster, "closed")), ["connection", "?exchange"]);
+}
+
+#[test]
+fn a_check_sees_a_wrong_password_and_the_right_one_as_soon_as_it_is_set() {
+    let broker = Broker::start();
+    broker.add_user("courier", "correct-horse");
+    let (exchange, _) = exchange_and_queue(&broker);
+    let cluster = unconnected_cluster(&broker.url(), &exchange, &[]);
+    cluster.exec(
+        DB,
+        "create server audit foreign data wrapper outbox_amqp;
+         create user mapping for outbox_worker server audit options (user 'courier', password 'wrong-battery')",
+    );
+    wait_for_state(&cluster, "audit", "down");
+    let found = check(&cluster, "audit");
+    assert_eq!(names(&found), ["connection", "?exchange"]);
+    assert!(found[0].1.contains("auth_refused"), "{found:?}");
+    assert!(!format!("{found:?}").contains("wrong-battery"));
+    cluster.exec(
+        DB,
+        "alter user mapping for outbox_worker server audit options (set password 'correct-horse')",
+    );
+    assert_eq!(check(&cluster, "audit"), []);
+    cluster.exec(DB, "alter server audit options (add url 'amqp://127.0.0.1:1')");
+    let found = check(&cluster, "audit");
+    assert!(found[0].1.starts_with("down: unreachable"), "{found:?}");
+}
+
+#[test]
+fn a_check_says_when_nothing_is_delivered_and_when_nobody_is_there() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    cluster.exec(DB, "select outbox_pause(reason => 'the broker moves')");
+    let found = check(&cluster, "default");
+    assert_eq!(names(&found), ["delivery", "?options", "?connection", "?exchange"]);
+    assert!(
+        found[0].1.contains("the broker moves") && found[0].1.contains("outbox_resume('default')"),
+        "{found:?}"
+    );
+    cluster.exec(DB, "select outbox_resume()");
+    assert_eq!(check(&cluster, "default"), []);
+    cluster.set_conf("outbox.url", "");
+    wait_for_state(&cluster, "default", "unconfigured");
+    let found = check(&cluster, "default");
+    assert!(
+        names(&found).contains(&"options") && found[0].1.contains("outbox.url"),
+        "{found:?}"
+    );
+    cluster.set_conf("outbox.workers", "0");
+    wait_for_state(&cluster, "default", "not served");
+    let found = check(&cluster, "default");
+    assert_eq!(names(&found), ["worker", "?options", "?connection", "?exchange"]);
+}
