@@ -1,17 +1,19 @@
 //! What SQL calls: shims that check arguments and hand on. Declared by hand in sql/src, so `sql = false`. Main thread of
 //! a user's backend, which never starts a thread and never opens a socket.
 
+use crate::config::Settings;
 use crate::error::{self, UserError, invalid};
 use crate::pg::args::{Args, Jsonb};
 use crate::pg::catalog::{self, Oid, OptionsOf};
-use crate::pg::{security, trigger, txn};
+use crate::pg::{latch, security, signals, trigger, txn};
 use crate::shmem::Class;
 use crate::store::{self, Enqueue, Keys, Publish};
 use crate::{capture, config, figures, hooks, registry, shmem, wake, worker};
 use outbox_core::envelope;
-use outbox_core::message::Event;
+use outbox_core::message::{Event, Outcome};
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::route::Template;
+use outbox_core::settle::{self, Disposition};
 use outbox_transport::target::{self, Kind, Level};
 use pgrx::prelude::*;
 
@@ -332,6 +334,64 @@ fn outbox_wake(more_waiting: i64, partitions: Vec<i16>, seqs: Vec<i64>) {
             Class::all().for_each(|class| wake::ready(class, partition, seq));
         }
     }
+}
+
+/// The arrays are as long as each other.
+#[pg_extern(sql = false)]
+fn outbox_held(seqs: Vec<i64>, keys: Vec<String>) -> Vec<i64> {
+    let open = registry::open_transactions();
+    let is_held = |seq: i64, key: &str| open.iter().any(|transaction| transaction.holds(crc32(key), seq));
+    let messages = seqs.into_iter().zip(keys);
+    (messages.filter(|(seq, key)| is_held(*seq, key)))
+        .map(|(seq, _)| seq)
+        .collect()
+}
+
+#[pg_extern(sql = false)]
+fn outbox_judge(
+    wrapper: Option<&str>,
+    options: Option<Vec<String>>,
+    seq: i64,
+    attempts: i32,
+    error: &str,
+) -> Vec<String> {
+    let default = Settings::snapshot().target;
+    let kind = wrapper.and_then(Kind::of_wrapper).unwrap_or(Kind::Amqp);
+    // What cannot be understood is judged by the settings, as a worker does.
+    let rules = target::described(kind, &default, &target::split(&options.unwrap_or_default()), &[])
+        .map_or(default.rules, |target| target.rules);
+    let outcome = Outcome::Failed {
+        reason: error.to_owned(),
+    };
+    let attempts = u32::try_from(attempts).unwrap_or_default();
+    match settle::decide(&outcome, attempts, &rules.retry, seq as u64) {
+        Disposition::Retry { delay_ms, error } => vec!["r".to_owned(), delay_ms.to_string(), error],
+        Disposition::Dead { reason } => {
+            let action = if rules.dead_closes() { "D" } else { "d" };
+            vec![action.to_owned(), "0".to_owned(), reason]
+        }
+        other => unreachable!("a failure is charged, not {other:?}"),
+    }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_note_ended(published: i64, failed: i64, gone: i64) {
+    wake::note_ended(published, failed, gone);
+}
+
+#[pg_extern(sql = false)]
+fn outbox_has_enqueued() -> bool {
+    wake::has_enqueued()
+}
+
+#[pg_extern(sql = false)]
+fn outbox_await_end(seen: Option<i64>, timeout_ms: Option<i32>) -> i64 {
+    wake::waiting();
+    if seen == Some(i64::from(shmem::ends())) {
+        latch::wait(i64::from(timeout_ms.unwrap_or(1).max(1)));
+        signals::check_for_interrupts();
+    }
+    i64::from(shmem::ends())
 }
 
 #[pg_extern(sql = false)]

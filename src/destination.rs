@@ -209,6 +209,9 @@ impl Destination {
 
     /// Before a claim: what goes back, or would make the window too large. What is published can wait a little.
     pub fn settle_what_must_be(&mut self, common: &Common) -> Result<(), Failure> {
+        if self.paused && self.engine.only_keeps_back() {
+            self.engine.release_all("the destination is paused"); // a relay of somebody else's may deliver it
+        }
         match self.engine.must_settle() {
             true => self.settle(common, STATEMENT_TIMEOUT_MS),
             false => Ok(()),

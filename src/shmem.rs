@@ -1,8 +1,8 @@
 //! What lies in shared memory: who to wake for which database, and the counters that the status view shows. Every field
 //! says who writes it. Nothing here is an authority: the tables are; a lost value costs a poll or a wrong digit.
 
-use crate::pg::shmem::{Shareable, Shared, request};
-use crate::pg::{bgworker, catalog, latch};
+use crate::pg::shmem::{Shareable, Shared, SharedSlice, request};
+use crate::pg::{bgworker, catalog, latch, xact};
 use crate::{figures, registry};
 use outbox_core::partition::{Partition, crc32};
 use std::sync::atomic::{
@@ -73,6 +73,8 @@ pub struct Database {
     worker_changes: AtomicU32,
     /// 1 = the transactions that were prepared when the memory was made are in the registry. Written by a worker.
     adopted: AtomicU32,
+    /// Grows when messages ended, or may have. Written by workers at settle and by sessions at COMMIT.
+    ends: AtomicU32,
     /// Messages that wait. Producers add at commit, workers subtract at settle and set it right when they count.
     pending: AtomicI64,
     /// Totals since `reset_at_us`. Written by workers.
@@ -114,6 +116,10 @@ unsafe impl Shareable for State {}
 
 static STATE: Shared<State> = Shared::new();
 
+/// Of each session, by process number, the database in which it waits for the end of a message; 0 = it does not. Written by
+/// the session. One left behind wakes a stranger for nothing.
+static WAITERS: SharedSlice<AtomicU32> = SharedSlice::new();
+
 /// Why a database has no worker.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Obstacle {
@@ -132,8 +138,11 @@ pub fn init() {
         STATE.attach(c"outbox");
         registry::attach();
         figures::attach();
+        WAITERS.attach(c"outbox waiters", xact::max_sessions());
     }
-    request(|| size_of::<State>() + registry::bytes() + figures::bytes(), attach);
+    let bytes =
+        || size_of::<State>() + registry::bytes() + figures::bytes() + xact::max_sessions() * size_of::<AtomicU32>();
+    request(bytes, attach);
 }
 
 pub fn is_preloaded() -> bool {
@@ -329,6 +338,29 @@ pub fn let_back() {
     wake_launcher();
 }
 
+// ---- waiting for the end of a message -------------------------------------------------------------------------------
+
+/// From here until `stop_waiting` this process is woken when messages of its database end. Returns how often that was so
+/// far: who asks, then looks, then waits only if the number is the same, misses none.
+pub fn ends() -> u32 {
+    if let Some(waiter) = my_waiter() {
+        waiter.store(catalog::my_database(), SeqCst);
+    }
+    my_database().map_or(0, |database| database.ends.load(SeqCst))
+}
+
+/// Called at the end of a transaction: no allocation, no error.
+pub fn stop_waiting() {
+    if let Some(waiter) = my_waiter() {
+        waiter.store(0, Relaxed);
+    }
+}
+
+fn my_waiter() -> Option<&'static AtomicU32> {
+    static HOLD: &SharedSlice<AtomicU32> = &WAITERS;
+    HOLD.get()?.get(usize::try_from(latch::my_proc_number()).ok()?)
+}
+
 // ---- databases and counters -----------------------------------------------------------------------------------------
 
 /// The place of a database, made if missing. Launcher only (so that no two processes make one).
@@ -460,6 +492,17 @@ impl Database {
         self.waiting_changes.load(SeqCst)
     }
 
+    /// Messages ended, or a person changed what waits, and it is visible. Called in the commit callback.
+    pub fn ended(&self) {
+        self.ends.fetch_add(1, SeqCst);
+        let oid = self.oid.load(Relaxed);
+        for (number, waiter) in WAITERS.get().unwrap_or_default().iter().enumerate() {
+            if waiter.load(SeqCst) == oid {
+                latch::set(number as i32);
+            }
+        }
+    }
+
     pub fn worker_changes(&self) -> u32 {
         self.worker_changes.load(SeqCst)
     }
@@ -526,7 +569,8 @@ impl Database {
         self.extension.load(Relaxed) == 2
     }
 
-    /// A worker settled: so many were published, so many failed once, so many left the outbox.
+    /// A worker or a relay settled: so many were published, so many failed once, so many left the outbox. Called in the
+    /// commit callback.
     pub fn settled(&self, published: u64, failed: u64, gone: i64, now_us: i64) {
         self.published.fetch_add(published, Relaxed);
         self.failed.fetch_add(failed, Relaxed);
@@ -539,6 +583,9 @@ impl Database {
         }
         bucket.published.fetch_add(published, Relaxed);
         bucket.failed.fetch_add(failed, Relaxed);
+        if gone > 0 {
+            self.ended();
+        }
     }
 
     /// [pending, in flight, published, failed, published in the last 60 s, failed in the last 60 s, reset at in µs].

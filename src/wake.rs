@@ -6,6 +6,7 @@
 
 use crate::pg::xact::{self, End};
 use crate::shmem::Class;
+use crate::store::now_us;
 use crate::{capture, registry, shmem};
 use outbox_core::partition::Partition;
 use std::cell::{Cell, RefCell};
@@ -16,6 +17,9 @@ thread_local! {
     static ENQUEUED: RefCell<Vec<(u32, i64)>> = const { RefCell::new(Vec::new()) };
     /// The lowest seq in each lane, whether or not its savepoint lasts: too low a seq costs a look.
     static LOWS: RefCell<BTreeMap<(Class, Partition), i64>> = const { RefCell::new(BTreeMap::new()) };
+    /// (savepoint, what a relay ended in it: published, failed, gone from the outbox)
+    static ENDED: RefCell<Vec<(u32, [i64; 3])>> = const { RefCell::new(Vec::new()) };
+    static WAITING: Cell<bool> = const { Cell::new(false) };
     static WAKE: Cell<bool> = const { Cell::new(false) };
     static WAITING_CHANGED: Cell<bool> = const { Cell::new(false) };
     static INSTALLED: Cell<bool> = const { Cell::new(false) };
@@ -35,6 +39,25 @@ pub fn enqueued(count: i64) {
         Some((last, sum)) if *last == savepoint => *sum += count,
         _ => entries.push((savepoint, count)),
     });
+}
+
+/// Whether this transaction has enqueued, or changed by hand what waits.
+pub fn has_enqueued() -> bool {
+    ENQUEUED.with_borrow(|entries| !entries.is_empty())
+}
+
+/// This transaction ended what a relay had claimed.
+pub fn note_ended(published: i64, failed: i64, gone: i64) {
+    let savepoint = xact::current_savepoint();
+    ENDED.with_borrow_mut(|entries| match entries.last_mut() {
+        Some((last, [p, f, g])) if *last == savepoint => (*p, *f, *g) = (*p + published, *f + failed, *g + gone),
+        _ => entries.push((savepoint, [published, failed, gone])),
+    });
+}
+
+/// This session waits for the end of a message: it shall be woken, until its transaction is over.
+pub fn waiting() {
+    WAITING.set(true);
 }
 
 /// This transaction made a message ready to go to a destination of this class.
@@ -81,9 +104,11 @@ fn ended(end: End) {
                     database.enqueued(ENQUEUED.with_borrow(|entries| entries.iter().map(|(_, count)| count).sum()));
                     if WAITING_CHANGED.get() {
                         database.waiting_changed();
+                        database.ended();
                     }
                 }
             }
+            tell_ended();
             if INSTALLED.get() {
                 shmem::extension_came();
             }
@@ -95,20 +120,35 @@ fn ended(end: End) {
             }
         }
         End::Aborted | End::Prepared => leave(),
-        End::SavepointReleased { id, into } => ENQUEUED.with_borrow_mut(|entries| {
-            entries
-                .iter_mut()
-                .filter(|(savepoint, _)| *savepoint == id)
-                .for_each(|entry| entry.0 = into);
-        }),
+        End::SavepointReleased { id, into } => {
+            ENQUEUED.with_borrow_mut(|entries| move_up(entries, id, into));
+            ENDED.with_borrow_mut(|entries| move_up(entries, id, into));
+        }
         End::SavepointAborted { id } => {
             ENQUEUED.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
+            ENDED.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
             capture::savepoint_aborted(id);
             if DATABASES.get() {
                 shmem::let_back(); // the statement may have failed; if not, core's lock still keeps the workers out
             }
         }
     }
+}
+
+fn move_up<T>(entries: &mut [(u32, T)], id: u32, into: u32) {
+    for entry in entries.iter_mut().filter(|(savepoint, _)| *savepoint == id) {
+        entry.0 = into;
+    }
+}
+
+/// After Committed: as above.
+fn tell_ended() {
+    ENDED.with_borrow(|entries| {
+        if let (false, Some(database)) = (entries.is_empty(), shmem::my_database()) {
+            let sum = |index: usize| entries.iter().map(|(_, counts)| counts[index]).sum::<i64>();
+            database.settled(sum(0) as u64, sum(1) as u64, sum(2), now_us());
+        }
+    });
 }
 
 /// The transaction is over, however it ended: messages may have waited for its own.
@@ -123,6 +163,10 @@ fn leave() {
     if DATABASES.take() {
         shmem::let_back();
     }
+    if WAITING.take() {
+        shmem::stop_waiting();
+    }
     ENQUEUED.with_borrow_mut(Vec::clear);
+    ENDED.with_borrow_mut(Vec::clear);
     LOWS.with_borrow_mut(BTreeMap::clear);
 }

@@ -3,14 +3,16 @@ create extension outbox;
 create role regress_writer in role outbox_writer;
 create role regress_monitor in role outbox_monitor;
 create role regress_admin in role outbox_admin;
+create role regress_relay in role outbox_relay;
 create role regress_nobody;
 
 -- functions
 select f.name, has_function_privilege('regress_nobody', p.oid, 'execute') as nobody,
        has_function_privilege('regress_writer', p.oid, 'execute') as writer,
        has_function_privilege('regress_monitor', p.oid, 'execute') as monitor,
-       has_function_privilege('regress_admin', p.oid, 'execute') as admin
-from unnest('{publish,enqueue,enqueue_many,attach,detach,capture,uncapture,retry,discard,retry_where,discard_where,replay,purge,inbox_receive,inbox_forget,partition_of,partition_label,crc32,uuid_v7}'::text[]) with ordinality f (name, n)
+       has_function_privilege('regress_admin', p.oid, 'execute') as admin,
+       has_function_privilege('regress_relay', p.oid, 'execute') as relay
+from unnest('{publish,enqueue,enqueue_many,store,wait,fetch_unpublished,mark_published,mark_failed,attach,detach,capture,uncapture,retry,discard,retry_where,discard_where,replay,purge,inbox_receive,inbox_forget,partition_of,partition_label,crc32,uuid_v7}'::text[]) with ordinality f (name, n)
 join pg_proc p on p.proname = 'outbox_' || f.name order by f.n;
 -- the protocol of the workers is for nobody
 select count(distinct p.oid), bool_or(has_function_privilege(r, p.oid, 'execute')) as open
@@ -53,4 +55,4 @@ select outbox_publish('T', '{}'); \echo :SQLSTATE
 reset role;
 
 drop extension outbox;
-drop role regress_writer, regress_monitor, regress_admin, regress_nobody;
+drop role regress_writer, regress_monitor, regress_admin, regress_relay, regress_nobody;

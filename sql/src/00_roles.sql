@@ -7,7 +7,7 @@ declare
   worker_role constant name := coalesce(nullif(pg_catalog.current_setting('outbox.worker_role', true), ''), 'outbox_worker');
   role_name name;
 begin
-  foreach role_name in array array[worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin', 'outbox_consumer',
+  foreach role_name in array array[worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin', 'outbox_consumer', 'outbox_relay',
                                      'outbox_policy' -- has no rights: conditions on outbox_events run as it
                                     ]::name[] loop
     begin
@@ -29,9 +29,9 @@ begin
       using hint = pg_catalog.format('ALTER ROLE %I NOSUPERUSER;', worker_role);
   end if;
   execute pg_catalog.format('grant connect on database %I to %I', pg_catalog.current_database(), worker_role);
-  execute pg_catalog.format('grant usage on schema @extschema@ to %I, outbox_writer, outbox_monitor, outbox_admin, outbox_consumer',
+  execute pg_catalog.format('grant usage on schema @extschema@ to %I, outbox_writer, outbox_monitor, outbox_admin, outbox_consumer, outbox_relay',
                             worker_role);
   execute pg_catalog.format('grant create on schema @extschema@ to %I', worker_role); -- partitions of the history
-  grant outbox_writer, outbox_monitor, outbox_consumer to outbox_admin;
+  grant outbox_writer, outbox_monitor, outbox_consumer, outbox_relay to outbox_admin;
 end
 $roles$;

@@ -23,8 +23,11 @@ create table @extschema@.outbox_paused (
   destination text collate "C" primary key,
   since       timestamptz not null default pg_catalog.now(),
   paused_by   text        not null default session_user,
-  reason      text
+  reason      text,
+  relay_until timestamptz
 );
+comment on column @extschema@.outbox_paused.relay_until is
+  'Until when a relay of one''s own may hold claims; see outbox_fetch_unpublished().';
 comment on table @extschema@.outbox_paused is
   'Destinations to which nothing is delivered until outbox_resume(). Enqueue goes on.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_paused', '');

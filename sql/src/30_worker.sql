@@ -228,6 +228,8 @@ begin
     ) due
     where exists (select from @extschema@.outbox_partitions p
                   where p.partition = l.partition and p.lease_owner = outbox_claim.worker and p.lease_epoch = l.epoch)
+      -- A worker hears of a pause later than a relay of somebody else's, which may hold messages by then.
+      and not exists (select from @extschema@.outbox_paused z where z.destination = outbox_claim.destination)
   ), claimed as (
     update @extschema@.outbox o set claim_token = pick.epoch, crashes = pick.crashes
     from pick where o.ctid = pick.row_tid and pick.bytes_before < bytes_max
@@ -257,6 +259,7 @@ begin
   -- Locked until this is committed: else the next owner could have read the lane before the rows are in it.
   perform from @extschema@.outbox_partitions p
   where p.partition = outbox_claim_waiting.partition and p.lease_owner = worker and p.lease_epoch = outbox_claim_waiting.epoch
+    and not exists (select from @extschema@.outbox_paused z where z.destination = outbox_claim_waiting.destination)
   for key share;
   if not found then
     return;
@@ -353,7 +356,7 @@ comment on function @extschema@.outbox_claim_unleased(text, bigint, integer, int
   'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max of bodies. No order is promised.';
 
 create function @extschema@.outbox_due(
-  worker text, partitions smallint[], epochs bigint[], batch integer,
+  worker text, partitions smallint[], epochs bigint[], batch integer, of_destination text default null,
   out destination text, out partition smallint, out seq bigint
 ) returns setof record language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -363,7 +366,7 @@ begin
   return query
   with due as materialized (
     select w.ctid as row_tid from @extschema@.outbox_waiting w
-    where w.due_at <= clock_timestamp()
+    where w.due_at <= clock_timestamp() and (of_destination is null or w.destination = of_destination)
       and (partitions is null or exists (
         select from unnest(partitions, epochs) as l (partition, epoch)
         join @extschema@.outbox_partitions p on p.partition = l.partition and p.lease_epoch = l.epoch
@@ -379,8 +382,8 @@ begin
   returning o.destination, o.partition, o.seq;
 end
 $$;
-comment on function @extschema@.outbox_due(text, smallint[], bigint[], integer) is
-  'Worker protocol: brings back messages whose time has come, of these leases or (NULL) of all partitions; returns where they are now.';
+comment on function @extschema@.outbox_due(text, smallint[], bigint[], integer, text) is
+  'Worker protocol: brings back messages whose time has come, of these leases or (NULL) of all partitions, of a destination or (NULL) of all; returns where they are now.';
 
 create function @extschema@.outbox_next_due_ms()
 returns bigint language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$

@@ -129,17 +129,30 @@ comment on function @extschema@.outbox_pause(text, text) is
 
 create function @extschema@.outbox_resume(destination text default 'default')
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  relay_until timestamptz;
 begin
-  delete from @extschema@.outbox_paused p where p.destination = outbox_resume.destination;
+  -- Locked first, judged by the next statement: a claim that a relay is making is then seen.
+  select p.relay_until into relay_until from @extschema@.outbox_paused p where p.destination = outbox_resume.destination for update;
   if not found then
     return false;
   end if;
+  if relay_until > clock_timestamp() and (select s.leasing from @extschema@.outbox_settings s) then
+    relay_until := (select max(o.claim_until) from @extschema@.outbox o
+                    where o.destination = outbox_resume.destination and o.claim_token < 0);
+    if relay_until > clock_timestamp() then
+      raise exception 'a relay holds messages of destination "%"', destination
+        using errcode = 'object_in_use',
+              hint = format('Stop it and try again; what it does not mark is free after %s.', relay_until);
+    end if;
+  end if;
+  delete from @extschema@.outbox_paused p where p.destination = outbox_resume.destination;
   perform @extschema@.outbox_wake(0, '{}', '{}');
   return true;
 end
 $$;
 comment on function @extschema@.outbox_resume(text) is
-  'Lets a paused destination go on. False if it is not paused.';
+  'Lets a paused destination go on. False if it is not paused. Refused while a relay of one''s own holds messages of it.';
 
 create function @extschema@.outbox_send_workers_away()
 returns boolean language c volatile as 'MODULE_PATHNAME', 'outbox_send_workers_away_wrapper';

@@ -26,7 +26,8 @@ $owner$;
 grant execute on function
   @extschema@.outbox_enqueue(bigint, text, text, timestamptz, text),
   @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text),
-  @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid)
+  @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid),
+  @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz), @extschema@.outbox_wait(bigint, interval, text)
   to outbox_writer;
 -- For who owns a table. A trigger runs as the one who writes, but EXECUTE is asked of the one who makes it.
 grant execute on function
@@ -73,6 +74,11 @@ grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox
 
 grant execute on function @extschema@.outbox_inbox_receive(text, text) to outbox_consumer;
 grant execute on function @extschema@.outbox_inbox_forget(text, text) to outbox_admin;
+
+grant execute on function
+  @extschema@.outbox_fetch_unpublished(integer, text, interval), @extschema@.outbox_mark_published(bigint, bigint, text),
+  @extschema@.outbox_mark_failed(bigint, bigint, text, text)
+  to outbox_relay;
 
 -- A session that replays old data may be silent; who may say so may lose events. A superuser may too.
 do $grant$

@@ -9,6 +9,9 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 /// The implementor promises exactly that.
 pub unsafe trait Shareable: Sync {}
 
+// SAFETY: it is one; zero is a number.
+unsafe impl Shareable for std::sync::atomic::AtomicU32 {}
+
 pub struct Shared<T: Shareable>(AtomicPtr<T>);
 
 impl<T: Shareable> Shared<T> {

@@ -268,6 +268,11 @@ impl<P: Clone> Engine<P> {
         self.messages.get(&handle).map(|message| &message.pointer)
     }
 
+    /// Whether messages are kept back, and none is with the publisher any more.
+    pub fn only_keeps_back(&self) -> bool {
+        self.with_publisher == 0 && !self.messages.is_empty()
+    }
+
     /// Messages that may go and wait for room with the publisher.
     pub fn is_ready_empty(&self) -> bool {
         self.ready.is_empty()
@@ -571,10 +576,7 @@ impl<P: Clone> Engine<P> {
         if now_ms < self.due_at_ms && changes == self.waiting_changes {
             return Ok(());
         }
-        let leased = match self.sharing {
-            Sharing::Leases => Some(leases),
-            Sharing::RowClaims => None,
-        };
+        let leased = (self.sharing == Sharing::Leases).then_some(leases);
         let (moved, next_ms) = store.bring_due(leased)?;
         // What is due and was not brought is another worker's.
         let next_ms = next_ms.filter(|ms| *ms > 0 || !moved.is_empty());
@@ -669,7 +671,7 @@ impl<P: Clone> Engine<P> {
     ) {
         for claimed in batch.rows {
             let seq = claimed.pointer.seq;
-            let key = ordered_key(&claimed.pointer).filter(|_| rules.ordering == Ordering::Key);
+            let key = OrderedKey::of(&claimed.pointer).filter(|_| rules.ordering == Ordering::Key);
             let Some(key) = key else {
                 let handle = self.take_in(claimed, make);
                 self.forget_key(handle);
@@ -836,14 +838,6 @@ impl<P: Clone> Engine<P> {
 fn lower(marks: &mut HashMap<Partition, i64>, partition: Partition, seq: i64) {
     let mark = marks.entry(partition).or_insert(START);
     *mark = (*mark).min(seq - 1);
-}
-
-fn ordered_key(pointer: &Pointer) -> Option<OrderedKey> {
-    Some(OrderedKey {
-        partition: pointer.partition,
-        destination: pointer.destination.clone(),
-        key: pointer.key.clone()?,
-    })
 }
 
 #[cfg(test)]

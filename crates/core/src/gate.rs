@@ -9,7 +9,7 @@
 //! A message is *parked* (claimed, in memory, not sent) while a transaction is open that has enqueued an earlier one of
 //! its key, and while earlier ones come back from `outbox_waiting`.
 
-use crate::message::Outcome;
+use crate::message::{Outcome, Pointer};
 use crate::partition::Partition;
 use crate::settle::Disposition;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -24,6 +24,17 @@ pub struct OrderedKey {
     pub partition: Partition,
     pub destination: String,
     pub key: String,
+}
+
+impl OrderedKey {
+    /// Of a message; None if it has no key.
+    pub fn of(pointer: &Pointer) -> Option<Self> {
+        Some(Self {
+            partition: pointer.partition,
+            destination: pointer.destination.clone(),
+            key: pointer.key.clone()?,
+        })
+    }
 }
 
 /// What to do with a message that was just claimed.

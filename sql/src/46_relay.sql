@@ -1,0 +1,331 @@
+-- For relays of one's own, in any language: claim, mark published, mark failed; what is stored in their way; and to wait for
+-- the end of a message. A relay never shares a destination with workers that hold leases: it is paused for them. Lock order
+-- of a claim: outbox_settings, outbox_paused, outbox.
+
+create function @extschema@.outbox_store(
+  body text, headers jsonb default null, destination text default null, id uuid default null, key text default null,
+  available_at timestamptz default null
+) returns bigint language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
+declare
+  payload jsonb;
+begin
+  begin
+    payload := body::jsonb;
+  exception when data_exception or program_limit_exceeded then
+    payload := to_jsonb(body); -- no JSON, or more of it than jsonb takes
+  end;
+  return @extschema@.outbox_publish(
+    type => coalesce(nullif(headers->>'type', ''), 'Message'), payload => payload, aggregate_id => key, headers => headers,
+    destination => destination, available_at => available_at, id => id);
+end
+$$;
+comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz) is
+  'Stores a message as messaging libraries know it (body, headers, name of the transport) and enqueues it; returns its seq. Its type is the header type, else Message. A body that is not JSON becomes a JSON string. Without a key it is not ordered.';
+
+-- ---- claims of relays -----------------------------------------------------------------------------------------------
+
+create function @extschema@.outbox_held(seqs bigint[], keys text[])
+returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_held_wrapper';
+comment on function @extschema@.outbox_held(bigint[], text[]) is
+  'Internal: those of the seqs that must wait for an open transaction, which has enqueued for their key and may commit a lower one.';
+
+create function @extschema@.outbox_judge(wrapper text, options text[], seq bigint, attempts integer, error text)
+returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
+comment on function @extschema@.outbox_judge(text, text[], bigint, integer, text) is
+  'Internal: what the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure: action (r, d, D), delay in ms, reason.';
+
+create function @extschema@.outbox_note_ended(published bigint, failed bigint, gone bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_ended_wrapper';
+comment on function @extschema@.outbox_note_ended(bigint, bigint, bigint) is
+  'Internal: at COMMIT, counts what a relay has ended and wakes who waits for it.';
+
+create function @extschema@.outbox_firsts(
+  destination text, partitions smallint[], lane_rows integer, out tid tid, out seq bigint, out key text
+) returns setof record language sql stable
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+  with closed as materialized (
+    select g.partition, g.key, g.head from @extschema@.outbox_gates($2) g where g.destination = $1 and g.head is not null
+  ), lane as (
+    select x.*, row_number() over (partition by x.partition, x.key order by x.seq) as place
+    from unnest($2) p (n) cross join lateral (
+      select o.ctid as tid, o.seq, o.partition, o.key, o.claim_token, o.claim_until from @extschema@.outbox o
+      where o.destination = $1 and o.partition = p.n order by o.destination, o.partition, o.seq limit $3) x
+  )
+  select l.tid, l.seq, l.key from lane l
+  where (l.claim_token is null or not @extschema@.outbox_claim_is_live(l.claim_token, l.partition, l.claim_until))
+    and (l.key is null
+         or l.place = 1
+            and not exists (select from closed c where c.partition = l.partition and c.key = l.key and c.head < l.seq)
+            and not exists (select from @extschema@.outbox_waiting w
+                            where w.state = 'g' and w.destination = $1 and w.partition = l.partition and w.key = l.key
+                              and w.seq < l.seq))
+  order by l.seq;
+$$;
+comment on function @extschema@.outbox_firsts(text, smallint[], integer) is
+  'Internal: messages that a relay may claim, as one snapshot shows them among the first rows of each lane: those without a key, and of each key the first, unless it is claimed or behind one that failed.';
+
+create function @extschema@.outbox_commit_durably()
+returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
+  -- With the commit of a claim all that it saw is on disk; one of a mark that is lost would be sent again.
+  select set_config('synchronous_commit', 'local', true) where current_setting('synchronous_commit') = 'off';
+$$;
+comment on function @extschema@.outbox_commit_durably() is
+  'Internal: this transaction waits for the disk when it commits.';
+
+create function @extschema@.outbox_settings_now()
+returns @extschema@.outbox_settings language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  settings @extschema@.outbox_settings;
+begin
+  select * into settings from @extschema@.outbox_settings;
+  if not found then
+    raise exception 'outbox_configure() changed the partitions after this transaction began'
+      using errcode = 'serialization_failure', hint = 'Run the transaction again.';
+  end if;
+  return settings;
+end
+$$;
+comment on function @extschema@.outbox_settings_now() is
+  'Internal: the settings of this database, which stay so until the end of this transaction.';
+
+create function @extschema@.outbox_fetch_unpublished(
+  max_rows integer default 100, destination text default 'default', claim_ttl interval default '15 s',
+  out seq bigint, out id uuid, out type text, out payload jsonb, out headers jsonb, out key text, out attempts integer,
+  out claim_token bigint, out claim_until timestamptz, out aggregate_type text, out aggregate_id text, out operation text,
+  out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text, out created_at timestamptz,
+  out replayed boolean
+) returns setof record language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+#variable_conflict use_column
+declare
+  to_destination constant text := coalesce(outbox_fetch_unpublished.destination, 'default');
+  ttl_s constant double precision := ceil(extract(epoch from claim_ttl));
+  settings constant @extschema@.outbox_settings := @extschema@.outbox_settings_now();
+  -- Negative, as those of workers that lease nothing; another one for each call.
+  token constant bigint := hashtextextended(gen_random_uuid()::text, 0) | (-9223372036854775808);
+  lane_rows bigint := max_rows;
+  seqs bigint[];
+  keys text[];
+begin
+  if max_rows is null or max_rows not between 1 and 10000 then
+    raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
+      using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
+  end if;
+  if ttl_s is null or ttl_s not between 1 and 86400 then
+    raise exception 'claim_ttl is %', coalesce(claim_ttl::text, 'NULL')
+      using errcode = 'invalid_parameter_value', hint = 'Give a time from 1 second to 1 day.';
+  end if;
+  if not exists (select from @extschema@.outbox_destinations() d where d.destination = to_destination) then
+    raise exception 'destination "%" does not exist', to_destination
+      using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
+  end if;
+  perform @extschema@.outbox_commit_durably();
+
+  if not settings.leasing then
+    perform @extschema@.outbox_due(null, null, null, 1000, to_destination);
+    return query
+    with claimed as (
+      select c.seq, c.key, c.attempts, c.claim_token, c.replayed
+      from @extschema@.outbox_claim_unleased(to_destination, token, ttl_s::integer, max_rows, 33554432) c
+      where c.remark is null
+    )
+    select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s',
+           e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
+           e.created_at, c.replayed
+    from claimed c left join @extschema@.outbox_events e on e.seq = c.seq order by c.seq;
+    return;
+  end if;
+
+  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+    raise exception 'outbox_fetch_unpublished() cannot keep the order of keys in a % transaction', upper(current_setting('transaction_isolation'))
+      using errcode = 'object_not_in_prerequisite_state', hint = 'Call it at READ COMMITTED.';
+  end if;
+  -- Locks out outbox_resume(), and lets claims of a destination come one after the other.
+  update @extschema@.outbox_paused p
+  set relay_until = greatest(p.relay_until, clock_timestamp() + ttl_s * interval '1 s') where p.destination = to_destination;
+  if not found then
+    raise exception 'the workers deliver to destination "%"', to_destination
+      using errcode = 'object_not_in_prerequisite_state',
+            hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.', to_destination);
+  end if;
+  perform @extschema@.outbox_due(null, null, null, 1000, to_destination);
+  -- What waits behind one that has ended meanwhile: the first of each key.
+  with behind as (
+    select w.ctid as row_tid from @extschema@.outbox_gates(settings.partitions) g
+    cross join lateral (
+      select x.ctid from @extschema@.outbox_waiting x
+      where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key = g.key
+      order by x.seq limit 1) w
+    where g.destination = to_destination and g.head is null and g.followers
+  ), gone as (
+    delete from @extschema@.outbox_waiting w using behind b where w.ctid = b.row_tid
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error
+  )
+  insert into @extschema@.outbox (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error)
+  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error from gone g
+  on conflict do nothing;
+
+  -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either still
+  -- open when asked for, or visible to the second look.
+  loop
+    select array_agg(f.seq), array_agg(coalesce(f.key, '')) filter (where f.key is not null) into seqs, keys
+    from (select * from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer) f
+          order by f.key is null, f.seq) f;
+    -- Many messages of few keys: look further.
+    exit when cardinality(seqs) >= max_rows or lane_rows > 100000000 or not exists (
+      select from unnest(settings.partitions) p (n) cross join lateral (
+        select from @extschema@.outbox o where o.destination = to_destination and o.partition = p.n
+        order by o.destination, o.partition, o.seq offset lane_rows limit 1) x);
+    lane_rows := lane_rows * 8;
+  end loop;
+  -- Those with a key come first, so the two arrays agree as far as there are keys.
+  seqs := array(select unnest(seqs) except select unnest(@extschema@.outbox_held(seqs[:cardinality(keys)], keys)));
+  return query
+  with chosen as materialized (
+    select f.tid from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer) f
+    where f.seq = any (seqs) order by f.seq limit max_rows
+  ), claimed as (
+    update @extschema@.outbox o
+    set claim_token = token, claim_until = clock_timestamp() + ttl_s * interval '1 s',
+        crashes = o.crashes + case when o.claim_token is null then 0 else 1 end
+    from chosen c where o.ctid = c.tid
+    returning o.seq, o.key, o.attempts, o.claim_token, o.claim_until, o.replayed
+  )
+  select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, c.claim_until,
+         e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
+         e.created_at, c.replayed
+  from claimed c left join @extschema@.outbox_events e on e.seq = c.seq order by c.seq;
+end
+$$;
+comment on function @extschema@.outbox_fetch_unpublished(integer, text, interval) is
+  'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them with their events, in order of seq; of each key the first that has not ended. Commit before you send.';
+
+create function @extschema@.outbox_end_claim(
+  seq bigint, claim_token bigint, destination text, error text, published boolean
+) returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+#variable_conflict use_column
+declare
+  to_destination constant text := coalesce(outbox_end_claim.destination, 'default');
+  settings constant @extschema@.outbox_settings := @extschema@.outbox_settings_now();
+  verdict text[] := '{p,0,""}';
+  message record;
+begin
+  perform @extschema@.outbox_commit_durably();
+  select o.ctid as tid, o.partition, o.key, o.attempts into message from @extschema@.outbox o
+  where o.destination = to_destination and o.partition = any (settings.partitions) and o.seq = outbox_end_claim.seq
+    and o.claim_token = outbox_end_claim.claim_token and o.claim_token < 0 and o.claim_until > clock_timestamp()
+  for update;
+  if not found then
+    return false;
+  end if;
+  if not published then
+    select @extschema@.outbox_judge(d.wrapper, d.options, outbox_end_claim.seq, message.attempts, coalesce(error, 'failed'))
+      into verdict
+    from (select) one left join @extschema@.outbox_destinations() d on d.destination = to_destination;
+  end if;
+  if @extschema@.outbox_settle(
+       '', array[message.tid], array[outbox_end_claim.seq], array[to_destination], array[message.partition],
+       array[outbox_end_claim.claim_token], array[verdict[1]]::"char"[], array[verdict[2]]::bigint[], array[verdict[3]]) <> 1 then
+    return false;
+  end if;
+  if verdict[1] = 'D' and settings.leasing then
+    update @extschema@.outbox_dead d set blocks = true
+    where d.destination = to_destination and d.seq = outbox_end_claim.seq and d.key is not null;
+  end if;
+  perform @extschema@.outbox_note_ended(published::integer, (not published)::integer, (verdict[1] <> 'r')::integer);
+  return true;
+end
+$$;
+comment on function @extschema@.outbox_end_claim(bigint, bigint, text, text, boolean) is
+  'Internal: ends a message that a relay holds, if it still does.';
+
+create function @extschema@.outbox_mark_published(seq bigint, claim_token bigint, destination text default 'default')
+returns boolean language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+  select @extschema@.outbox_end_claim($1, $2, $3, null, true);
+$$;
+comment on function @extschema@.outbox_mark_published(bigint, bigint, text) is
+  'For a relay of one''s own: the message was taken; it goes to the history. False if the claim is lost: it ran out, or the message ended by another hand.';
+
+create function @extschema@.outbox_mark_failed(seq bigint, claim_token bigint, error text, destination text default 'default')
+returns boolean language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+  select @extschema@.outbox_end_claim($1, $2, $4, $3, false);
+$$;
+comment on function @extschema@.outbox_mark_failed(bigint, bigint, text, text) is
+  'For a relay of one''s own: the message was not taken; it is tried again after a growing delay, and out of attempts it is a dead letter, by the rules of the destination. False if the claim is lost.';
+
+-- ---- waiting --------------------------------------------------------------------------------------------------------
+
+create function @extschema@.outbox_await_end(seen bigint, timeout_ms integer)
+returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_await_end_wrapper';
+comment on function @extschema@.outbox_await_end(bigint, integer) is
+  'Internal: waits until a message of this database ended since seen was returned, at most so long (seen NULL: not at all); returns what to pass next.';
+
+create function @extschema@.outbox_has_enqueued()
+returns boolean language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_has_enqueued_wrapper';
+comment on function @extschema@.outbox_has_enqueued() is
+  'Internal: whether this transaction has enqueued, or changed by hand what waits.';
+
+create function @extschema@.outbox_outcome(seq bigint, destination text, since timestamptz, partitions smallint[])
+returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+  select case
+    when exists (select from @extschema@.outbox o
+                 where o.destination = $2 and o.partition = any ($4) and o.seq = $1)
+      or exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2) then 'waits'
+    when exists (select from @extschema@.outbox_dead d where d.seq = $1 and d.destination = $2) then 'dead'
+    else coalesce((select case when h.discarded then 'discarded' else 'published' end from @extschema@.outbox_history h
+                   where h.seq = $1 and h.destination = $2 and h.published_at >= $3
+                   order by h.published_at desc limit 1), 'unknown')
+  end;
+$$;
+comment on function @extschema@.outbox_outcome(bigint, text, timestamptz, smallint[]) is
+  'Internal: waits, dead, discarded, published or unknown: where a message is now. Of its history only what ended since a time is read.';
+
+create function @extschema@.outbox_wait(seq bigint, timeout interval default '30 s', destination text default null)
+returns text language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp set jit = off as $$
+#variable_conflict use_variable
+declare
+  to_destination constant text := coalesce(destination, 'default');
+  until timestamptz;
+  since timestamptz;
+  partitions smallint[];
+  seen bigint;
+  outcome text;
+begin
+  if seq is null then
+    raise exception 'seq is NULL'
+      using errcode = 'null_value_not_allowed', hint = 'Pass the seq of an event, as outbox_publish returns it.';
+  end if;
+  if timeout is null or extract(epoch from timeout) not between 0 and 3600 then
+    raise exception 'timeout is %', coalesce(timeout::text, 'NULL')
+      using errcode = 'invalid_parameter_value', hint = 'Give a time up to 1 hour; when it is over, call again.';
+  end if;
+  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+    raise exception 'outbox_wait() cannot see the end of a message in a % transaction', upper(current_setting('transaction_isolation'))
+      using errcode = 'object_not_in_prerequisite_state', hint = 'Call it after COMMIT, at READ COMMITTED.';
+  end if;
+  if @extschema@.outbox_has_enqueued() then
+    raise exception 'this transaction has enqueued messages: it would wait for its own end'
+      using errcode = 'active_sql_transaction', hint = 'Commit first, then call outbox_wait().';
+  end if;
+  until := clock_timestamp() + timeout;
+  -- It cannot have ended before there was its event.
+  select e.created_at - interval '1 minute' into since from @extschema@.outbox_events e where e.seq = outbox_wait.seq;
+  seen := @extschema@.outbox_await_end(null, 0);
+  loop
+    select s.partitions into partitions from @extschema@.outbox_settings s;
+    outcome := (select @extschema@.outbox_outcome(seq, to_destination, coalesce(since, '-infinity'), partitions));
+    if outcome <> 'waits' then
+      return outcome;
+    end if;
+    if clock_timestamp() >= until then
+      return 'timeout';
+    end if;
+    -- Woken by each end; a second is for one that nobody told of.
+    seen := @extschema@.outbox_await_end(
+      seen, ceil(greatest(1, least(1000, extract(epoch from until - clock_timestamp()) * 1000)))::integer);
+  end loop;
+end
+$$;
+comment on function @extschema@.outbox_wait(bigint, interval, text) is
+  'Waits until a message has ended: published, dead or discarded; else timeout, or unknown if there is none. Outside of the transaction that enqueues it, at READ COMMITTED.';
