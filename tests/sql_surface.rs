@@ -33,6 +33,7 @@ fn the_documented_calls_work_with_untyped_parameters() {
         "select outbox_inbox_receive($1, $2)",
         "select outbox_adopt($1)",
         "select outbox_drain($1)",
+        "select * from outbox_check($1)",
         "select * from outbox_purge($1, $2, $3, dry_run => $4)",
         "select outbox_replay(seq_from => $1, seq_to => $2, type => $3, dry_run => $4)",
         "select outbox_store($1, $2, $3, $4)",
@@ -63,6 +64,7 @@ fn the_documented_calls_work_with_untyped_parameters() {
         "select outbox_store('O:8:\"stdClass\"', '{\"type\": \"T\"}', NULL, '01a1fc85-047b-72cc-b926-c7a014466422')",
         "select outbox_wait('9', '0')",
         "select outbox_mark_failed('9', '-1', 'why')",
+        "select outbox_check('default')",
         "select outbox_replay(created_from => '2030-01-01', source_destination => 'default', dry_run => 'false')",
     ] {
         client
