@@ -51,6 +51,7 @@ install: build $(SQL) ## install into the server of PG_CONFIG
 	install -d $(SHAREDIR) $(LIBDIR)
 	install -m 755 $(LIBRARY) $(LIBDIR)/outbox.so
 	sed 's/@CARGO_VERSION@/$(VERSION)/' outbox.control > $(SHAREDIR)/outbox.control
+	chmod 644 $(SHAREDIR)/outbox.control
 	install -m 644 sql/outbox--*.sql $(SHAREDIR)/
 
 sql: ## put sql/src/*.sql together into the install script
