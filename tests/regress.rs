@@ -4,7 +4,7 @@
 mod common;
 
 use std::fs;
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -77,7 +77,10 @@ fn copy_tests(dir: &Path) -> Vec<String> {
     for part in ["sql", "expected"] {
         make_dir(&dir.join(part));
         for file in fs::read_dir(pg_test().join(part)).expect("read pg_test").flatten() {
-            fs::copy(file.path(), dir.join(part).join(file.file_name())).expect("copy a file of pg_test");
+            let copy = dir.join(part).join(file.file_name());
+            fs::copy(file.path(), &copy).expect("copy a file of pg_test");
+            // A checkout may be for its owner's eyes only.
+            fs::set_permissions(&copy, fs::Permissions::from_mode(0o644)).expect("open the copy");
         }
     }
     let files = fs::read_dir(dir.join("sql")).expect("read the copy").flatten();
