@@ -9,10 +9,10 @@ use std::time::Duration;
 use common::load::{Load, Plan};
 use common::oracle::{Arrived, judge};
 use common::{
-    DB, all_of, exchange_and_queue, health, outbox_cluster, outbox_cluster_with, unconnected_cluster, wait_connected,
-    wait_drained, wait_for_problem, wait_healthy, wait_published, wait_true,
+    DB, all_of, exchange_and_queue, health, outbox_cluster, outbox_cluster_with, refused, unconnected_cluster,
+    wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_true,
 };
-use postgres::error::{DbError, SqlState};
+use postgres::error::SqlState;
 use serde_json::Value;
 use support::{Broker, Cluster, Consumer, Delivery, Mode, Proxy, StopMode, fresh_names};
 
@@ -86,14 +86,6 @@ fn wait_for_pause(cluster: &Cluster) {
         "every worker to hold still",
         "select bool_and(state = 'paused') from outbox_connections where destination = 'audit'",
     );
-}
-
-fn refused(cluster: &Cluster, sql: &str) -> DbError {
-    let error = cluster.connect(DB).batch_execute(sql).expect_err(sql);
-    error
-        .as_db_error()
-        .unwrap_or_else(|| panic!("{sql}: {error:?}"))
-        .clone()
 }
 
 #[test]

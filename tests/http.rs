@@ -12,7 +12,6 @@ mod posted;
 mod secrets;
 
 use common::{DB, LONG, unconnected_cluster, wait_true};
-use postgres::error::DbError;
 use support::{Cluster, Receiver, Reply, Request, wait_until};
 
 /// A server that delivers nowhere but to what a test makes, and may post to loopback.
@@ -75,12 +74,6 @@ pub fn wait_for_reason(cluster: &Cluster, destination: &str, reason: &str) -> St
         DB,
         &format!("select detail from outbox_destination_status where destination = '{destination}'"),
     )
-}
-
-pub fn refused(cluster: &Cluster, sql: &str) -> DbError {
-    let error = cluster.connect(DB).batch_execute(sql).expect_err(sql);
-    let said = error.as_db_error();
-    said.unwrap_or_else(|| panic!("{sql}: {error:?}")).clone()
 }
 
 /// What health says a person should do.

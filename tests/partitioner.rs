@@ -5,8 +5,8 @@ mod common;
 
 use common::load::{Load, Plan};
 use common::oracle::{Arrived, judge};
-use common::{DB, all_of, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_drained};
-use postgres::error::{DbError, SqlState};
+use common::{DB, all_of, exchange_and_queue, outbox_cluster_with, refused, unconnected_cluster, wait_drained};
+use postgres::error::SqlState;
 use support::{Broker, Cluster};
 
 const BY_TENANT: &str = "create schema shop; create function shop.by_tenant(key text, partition_count integer)
@@ -16,14 +16,6 @@ fn quiet_cluster() -> Cluster {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
     cluster.exec(DB, BY_TENANT);
     cluster
-}
-
-fn refused(cluster: &Cluster, sql: &str) -> DbError {
-    let error = cluster.connect(DB).batch_execute(sql).expect_err(sql);
-    error
-        .as_db_error()
-        .unwrap_or_else(|| panic!("{sql}: {error:?}"))
-        .clone()
 }
 
 /// The partitions of what waits and has a key, in order of seq.

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use oracle::{Fate, Sent};
+use postgres::error::DbError;
 use serde_json::Value;
 use support::{Broker, Cluster, Consumer, Delivery, fresh_names, process, wait_for, wait_until};
 
@@ -108,6 +109,15 @@ pub fn wait_true(cluster: &Cluster, what: &str, sql: &str) {
             }
         }
     });
+}
+
+/// The error that statements end in, which they must.
+pub fn refused(cluster: &Cluster, sql: &str) -> DbError {
+    let error = cluster.connect(DB).batch_execute(sql).expect_err(sql);
+    error
+        .as_db_error()
+        .unwrap_or_else(|| panic!("{sql}: {error:?}"))
+        .clone()
 }
 
 /// Waits until the history shows `n` messages as published, and no more.
