@@ -192,7 +192,7 @@ impl Destination {
     }
 
     fn conclude_all(&mut self, common: &Common, outcomes: Outcomes) {
-        let (now_ms, rules) = (common.now_ms(), self.rules(common));
+        let (now_ms, now_us, rules) = (common.now_ms(), now_us(), self.rules(common));
         for (handle, outcome) in outcomes {
             self.proven |= matches!(
                 outcome,
@@ -201,9 +201,9 @@ impl Destination {
             if outcome == Outcome::Confirmed
                 && let Some(pointer) = self.engine.pointer(handle)
             {
-                self.figures.confirmed(pointer.enqueued_at_us, now_us());
+                self.figures.confirmed(pointer.enqueued_at_us, now_us);
             }
-            self.engine.conclude(handle, &outcome, &rules, now_ms, now_us() as u64);
+            self.engine.conclude(handle, &outcome, &rules, now_ms, now_us as u64);
         }
     }
 
