@@ -795,6 +795,13 @@ $$;
 comment on function @extschema@.outbox_destinations() is
   'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the settings.';
 
+create function @extschema@.outbox_destination_exists(destination text)
+returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
+  select exists (select from @extschema@.outbox_destinations() d where d.destination = $1);
+$$;
+comment on function @extschema@.outbox_destination_exists(text) is
+  'Internal: whether there is such a destination.';
+
 create function @extschema@.outbox_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
 returns setof record language sql volatile set search_path = pg_catalog, pg_temp as $$
   select p.partition, p.lease_owner,
@@ -1529,7 +1536,7 @@ comment on function @extschema@.outbox_discard(bigint, text, text) is
 create function @extschema@.outbox_pause(destination text default 'default', reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  if not exists (select from @extschema@.outbox_destinations() d where d.destination = outbox_pause.destination) then
+  if not @extschema@.outbox_destination_exists(outbox_pause.destination) then
     raise exception 'destination "%" does not exist', destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;
@@ -1880,13 +1887,6 @@ comment on function @extschema@.outbox_trim_audit(integer, integer, timestamptz)
 -- A replayed message is a row of outbox like any other, so all rules of the delivery hold for it. It is enqueued by one call
 -- in pieces of a bounded size, in order of seq, and locks nothing that a producer waits for.
 
-create function @extschema@.outbox_destination_exists(destination text)
-returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
-  select $1 is null or exists (select from @extschema@.outbox_destinations() d where d.destination = $1);
-$$;
-comment on function @extschema@.outbox_destination_exists(text) is
-  'Internal: whether there is such a destination; NULL asks for none.';
-
 create function @extschema@.outbox_replayable(
   seqs bigint[], key text, source_destination text, to_destination text,
   out seq bigint, out destination text, out key_of text
@@ -1937,7 +1937,7 @@ declare
   lows bigint[];
   seqs bigint[];
 begin
-  if not @extschema@.outbox_destination_exists(outbox_replay.destination) then
+  if outbox_replay.destination is not null and not @extschema@.outbox_destination_exists(outbox_replay.destination) then
     raise exception 'destination "%" does not exist', outbox_replay.destination
       using errcode = 'undefined_object', hint = 'Leave the destination out: then each message goes where it went.';
   end if;
@@ -2344,7 +2344,7 @@ begin
     raise exception 'claim_ttl is %', coalesce(claim_ttl::text, 'NULL')
       using errcode = 'invalid_parameter_value', hint = 'Give a time from 1 second to 1 day.';
   end if;
-  if not exists (select from @extschema@.outbox_destinations() d where d.destination = to_destination) then
+  if not @extschema@.outbox_destination_exists(to_destination) then
     raise exception 'destination "%" does not exist', to_destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;

@@ -73,6 +73,13 @@ $$;
 comment on function @extschema@.outbox_destinations() is
   'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the settings.';
 
+create function @extschema@.outbox_destination_exists(destination text)
+returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
+  select exists (select from @extschema@.outbox_destinations() d where d.destination = $1);
+$$;
+comment on function @extschema@.outbox_destination_exists(text) is
+  'Internal: whether there is such a destination.';
+
 create function @extschema@.outbox_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
 returns setof record language sql volatile set search_path = pg_catalog, pg_temp as $$
   select p.partition, p.lease_owner,

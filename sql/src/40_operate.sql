@@ -112,7 +112,7 @@ comment on function @extschema@.outbox_discard(bigint, text, text) is
 create function @extschema@.outbox_pause(destination text default 'default', reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  if not exists (select from @extschema@.outbox_destinations() d where d.destination = outbox_pause.destination) then
+  if not @extschema@.outbox_destination_exists(outbox_pause.destination) then
     raise exception 'destination "%" does not exist', destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;

@@ -2,13 +2,6 @@
 -- A replayed message is a row of outbox like any other, so all rules of the delivery hold for it. It is enqueued by one call
 -- in pieces of a bounded size, in order of seq, and locks nothing that a producer waits for.
 
-create function @extschema@.outbox_destination_exists(destination text)
-returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
-  select $1 is null or exists (select from @extschema@.outbox_destinations() d where d.destination = $1);
-$$;
-comment on function @extschema@.outbox_destination_exists(text) is
-  'Internal: whether there is such a destination; NULL asks for none.';
-
 create function @extschema@.outbox_replayable(
   seqs bigint[], key text, source_destination text, to_destination text,
   out seq bigint, out destination text, out key_of text
@@ -59,7 +52,7 @@ declare
   lows bigint[];
   seqs bigint[];
 begin
-  if not @extschema@.outbox_destination_exists(outbox_replay.destination) then
+  if outbox_replay.destination is not null and not @extschema@.outbox_destination_exists(outbox_replay.destination) then
     raise exception 'destination "%" does not exist', outbox_replay.destination
       using errcode = 'undefined_object', hint = 'Leave the destination out: then each message goes where it went.';
   end if;

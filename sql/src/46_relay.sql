@@ -115,7 +115,7 @@ begin
     raise exception 'claim_ttl is %', coalesce(claim_ttl::text, 'NULL')
       using errcode = 'invalid_parameter_value', hint = 'Give a time from 1 second to 1 day.';
   end if;
-  if not exists (select from @extschema@.outbox_destinations() d where d.destination = to_destination) then
+  if not @extschema@.outbox_destination_exists(to_destination) then
     raise exception 'destination "%" does not exist', to_destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;
