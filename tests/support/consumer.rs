@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use amqprs::callbacks::DefaultChannelCallback;
-use amqprs::channel::{BasicAckArguments, BasicConsumeArguments, Channel, ConsumerMessage};
+use amqprs::channel::{BasicAckArguments, BasicCancelArguments, BasicConsumeArguments, Channel, ConsumerMessage};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -170,21 +170,30 @@ async fn consume(
         // Without a callback amqprs ignores that the broker cancels a consumer whose queue is deleted.
         channel.register_callback(DefaultChannelCallback).await?;
         let args = BasicConsumeArguments::new(&queue, "").manual_ack(true).finish();
-        let (_, messages) = channel.basic_consume_rx(args).await?;
-        Ok((connection, channel, messages))
+        let (tag, messages) = channel.basic_consume_rx(args).await?;
+        Ok((connection, channel, tag, messages))
     };
-    let (connection, channel, mut messages) = match subscribed.await {
+    let (connection, channel, consumer_tag, mut messages) = match subscribed.await {
         Ok(subscribed) => subscribed,
         Err(error) => return ready.send(Err(error)).unwrap_or_default(),
     };
     ready.send(Ok(())).unwrap_or_default();
+    let mut cancelled = false;
     loop {
         let message = tokio::select! {
             message = messages.recv() => message,
-            _ = &mut stopped => break,
+            // First no more come, then those that came are read to the last. RabbitMQ 3.10 loses confirmed messages of a
+            // connection that is closed while it is sent more of them.
+            _ = &mut stopped, if !cancelled => {
+                cancelled = channel.basic_cancel(BasicCancelArguments::new(&consumer_tag)).await.is_ok();
+                if !cancelled {
+                    return;
+                }
+                continue;
+            }
         };
-        // None: the connection, the channel or the queue is gone. Dropping the sender tells the test.
-        let Some(message) = message else { return };
+        // None: it is cancelled, or the connection, the channel or the queue is gone. Dropping the sender tells the test.
+        let Some(message) = message else { break };
         let mut last_tag = hand_over(message, &deliveries);
         while let Ok(message) = messages.try_recv() {
             last_tag = hand_over(message, &deliveries);
@@ -194,7 +203,9 @@ async fn consume(
             return;
         }
     }
-    let _ = connection.close().await;
+    if cancelled {
+        let _ = connection.close().await;
+    }
 }
 
 fn hand_over(message: ConsumerMessage, deliveries: &mpsc::Sender<Delivery>) -> u64 {
