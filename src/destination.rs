@@ -4,6 +4,7 @@
 use crate::broker::{Broker, Outcomes, Status};
 use crate::config::Settings;
 use crate::figures::Figures;
+use crate::pg::tid::Tid;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::ports::{STATEMENT_TIMEOUT_MS, Shared, Tables, in_transaction};
 use crate::shmem;
@@ -56,7 +57,7 @@ impl Common {
 pub struct Destination {
     pub name: String,
     pub broker: Broker,
-    engine: Engine<String>,
+    engine: Engine<Tid>,
     target: Result<Target, String>,
     paused: bool,
     /// Until then the lanes are claimed one by one, for rows of some were locked.

@@ -2,6 +2,7 @@
 //! by the worker, on its main thread.
 
 use crate::destination::Common;
+use crate::pg::tid::Tid;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, signals};
 use crate::shmem::Class;
@@ -53,7 +54,7 @@ impl<'a> Tables<'a> {
         }
     }
 
-    fn claim_lanes(&mut self, lanes: &[Lane]) -> Result<Batch<String>, Failure> {
+    fn claim_lanes(&mut self, lanes: &[Lane]) -> Result<Batch<Tid>, Failure> {
         let (store, destination, patient) = (self.store, self.destination, !self.lane_by_lane);
         let claimed = in_transaction(c"outbox: claim", Durability::Relaxed, || {
             if !patient {
@@ -64,14 +65,14 @@ impl<'a> Tables<'a> {
         Ok(self.note(claimed))
     }
 
-    fn note(&mut self, claimed: ClaimedBatch) -> Batch<String> {
+    fn note(&mut self, claimed: ClaimedBatch) -> Batch<Tid> {
         self.wal_position = self.wal_position.max(claimed.wal_position);
         claimed.batch
     }
 }
 
 impl engine::Store for Tables<'_> {
-    type Place = String;
+    type Place = Tid;
     type Error = Failure;
 
     fn settle(&mut self, batch: &[Settlement]) -> Result<(), Failure> {
@@ -89,7 +90,7 @@ impl engine::Store for Tables<'_> {
         Ok(())
     }
 
-    fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<String>, Failure> {
+    fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<Tid>, Failure> {
         if !self.lane_by_lane {
             match self.claim_lanes(lanes) {
                 Err(failure) if failure.locked => self.lane_by_lane = true,
@@ -114,7 +115,7 @@ impl engine::Store for Tables<'_> {
         Ok(all)
     }
 
-    fn claim_unleased(&mut self, limit: u32) -> Result<Batch<String>, Failure> {
+    fn claim_unleased(&mut self, limit: u32) -> Result<Batch<Tid>, Failure> {
         let (store, destination) = (self.store, self.destination);
         let (token, ttl_s) = (self.common.row_token, self.common.settings.claim_ttl_s);
         let claimed = in_transaction(c"outbox: claim", Durability::Relaxed, || {
@@ -129,7 +130,7 @@ impl engine::Store for Tables<'_> {
         epoch: i64,
         reach: i64,
         limit: u32,
-    ) -> Result<(Batch<String>, bool), Failure> {
+    ) -> Result<(Batch<Tid>, bool), Failure> {
         let store = self.store;
         let (claimed, more) = in_transaction(c"outbox: claim", Durability::Relaxed, || {
             store.claim_waiting(key, epoch, reach, limit)

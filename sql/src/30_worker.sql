@@ -199,29 +199,18 @@ $$;
 comment on function @extschema@.outbox_remarks(bigint, bigint, bigint) is
   'Internal: what a claim says beside its messages, from how many it saw, wanted and got: cut, missed.';
 
-create function @extschema@.outbox_lanes(
-  partitions smallint[], epochs bigint[], limits integer[], marks bigint[],
-  out partition smallint, out epoch bigint, out n integer, out mark bigint
-) returns setof record language plpgsql immutable rows 1 set search_path = pg_catalog, pg_temp as $$
-begin
-  return query select * from unnest(partitions, epochs, limits, marks);
-end
-$$;
-comment on function @extschema@.outbox_lanes(smallint[], bigint[], integer[], bigint[]) is
-  'Internal: the lanes of a claim, said to be one. With more, a planner that takes outbox for empty (vacuum saw it so) would join each row of it with all that is claimed.';
+-- A worker in the server plans the bodies of outbox_claim and outbox_claim_unleased itself, once: the call, with its SET clauses,
+-- costs as much again as the claim of one message. So their parameters have numbers.
 
 create function @extschema@.outbox_claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[],
   bytes_max bigint
-) returns setof @extschema@.outbox_claimed language plpgsql volatile
+) returns setof @extschema@.outbox_claimed language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
-#variable_conflict use_column
-begin
-  return query
   with pick as materialized (
     select due.*, l.epoch, sum(due.body_bytes) over (order by due.seq) - due.body_bytes as bytes_before
-    from @extschema@.outbox_lanes(partitions, epochs, limits, marks) l
+    from unnest($3, $4, $5, $6) as l (partition, epoch, n, mark)
     -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
     cross join lateral (
       select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq, o.destination, o.partition,
@@ -229,17 +218,20 @@ begin
              e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
              e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, coalesce(e.body_bytes, 0) as body_bytes
       from @extschema@.outbox o left join @extschema@.outbox_event_text e on e.seq = o.seq
-      where o.destination = outbox_claim.destination and o.partition = l.partition and o.seq > l.mark
+      where o.destination = $2 and o.partition = l.partition and o.seq > l.mark
         and o.claim_token is distinct from l.epoch
       order by o.destination, o.partition, o.seq limit l.n
     ) due
     where exists (select from @extschema@.outbox_partitions p
-                  where p.partition = l.partition and p.lease_owner = outbox_claim.worker and p.lease_epoch = l.epoch)
+                  where p.partition = l.partition and p.lease_owner = $1 and p.lease_epoch = l.epoch)
       -- A worker hears of a pause later than a relay of somebody else's, which may hold messages by then.
-      and not exists (select from @extschema@.outbox_paused z where z.destination = outbox_claim.destination)
+      and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
+      -- Always true. For the planner one lane is left then: with more, one that takes outbox for empty (vacuum saw it so)
+      -- would join each row of it with all that is claimed.
+      and l.n between 1 and 1000000000
   ), claimed as (
     update @extschema@.outbox o set claim_token = pick.epoch, crashes = pick.crashes
-    from pick where o.ctid = pick.row_tid and pick.bytes_before < bytes_max
+    from pick where o.ctid = pick.row_tid and pick.bytes_before < $7
     returning o.ctid as tid, o.claim_token, pick.*
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
@@ -247,11 +239,10 @@ begin
          c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, c.enqueued_at, null::text
   from claimed c
   union all
-  select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < bytes_max) as wanted,
+  select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < $7) as wanted,
                           (select count(*) from claimed) as got from pick p) n
   cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r
   order by 2;
-end
 $$;
 comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[], bigint[], bigint) is
   'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a mark each, with their events; stops after bytes_max of bodies.';
@@ -319,18 +310,15 @@ comment on function @extschema@.outbox_waits(text, smallint, text) is
 
 create function @extschema@.outbox_claim_unleased(
   destination text, token bigint, claim_ttl_s integer, batch integer, bytes_max bigint
-) returns setof @extschema@.outbox_claimed language plpgsql volatile
+) returns setof @extschema@.outbox_claimed language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
-#variable_conflict use_column
-begin
-  return query
   with locked as materialized (
     select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq, o.claim_token
     from @extschema@.outbox o
-    where o.destination = outbox_claim_unleased.destination and (o.claim_until is null or o.claim_until <= now())
-      and o.claim_token is distinct from outbox_claim_unleased.token
-    limit batch for update skip locked
+    where o.destination = $1 and (o.claim_until is null or o.claim_until <= now())
+      and o.claim_token is distinct from $2
+    limit $4 for update skip locked
   ), pick as materialized (
     select l.row_tid, l.wal_position, l.seq, case when l.claim_token is null then 0 else 1 end as crashed,
            e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
@@ -340,9 +328,9 @@ begin
   ), claimed as (
     -- When claim_until passes, another worker may claim the row.
     update @extschema@.outbox o
-    set claim_token = outbox_claim_unleased.token, claim_until = now() + make_interval(secs => claim_ttl_s),
+    set claim_token = $2, claim_until = now() + make_interval(secs => $3),
         crashes = o.crashes + pick.crashed
-    from pick where o.ctid = pick.row_tid and pick.bytes_before < bytes_max
+    from pick where o.ctid = pick.row_tid and pick.bytes_before < $5
     returning o.ctid as row_tid, o.claim_token, o.destination, o.partition, o.key, o.attempts, o.crashes, o.replayed, o.enqueued_at,
       pick.seq, pick.id, pick.type, pick.aggregate_type, pick.aggregate_id, pick.operation, pick.payload,
       pick.previous_payload, pick.metadata, pick.headers, pick.actor, pick.correlation_id, pick.created_at,
@@ -353,11 +341,10 @@ begin
          c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, c.enqueued_at, null::text
   from claimed c
   union all
-  select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < bytes_max) as wanted,
+  select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < $5) as wanted,
                           (select count(*) from claimed) as got from pick p) n
   cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r
   order by 2;
-end
 $$;
 comment on function @extschema@.outbox_claim_unleased(text, bigint, integer, integer, bigint) is
   'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max of bodies. No order is promised.';

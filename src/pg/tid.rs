@@ -1,0 +1,43 @@
+//! A row's place in its table, the type `tid`.
+
+use pgrx::datum::{FromDatum, IntoDatum};
+use pgrx::pg_sys;
+use std::fmt;
+
+/// Block and line, as in `(7,1)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tid {
+    block: u32,
+    line: u16,
+}
+
+impl fmt::Display for Tid {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "({},{})", self.block, self.line)
+    }
+}
+
+impl FromDatum for Tid {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
+        if is_null {
+            return None;
+        }
+        // SAFETY: the caller says that this is a tid, which is passed by reference; it is copied.
+        let tid = unsafe { datum.cast_mut_ptr::<pg_sys::ItemPointerData>().read_unaligned() };
+        Some(Self {
+            block: u32::from(tid.ip_blkid.bi_hi) << 16 | u32::from(tid.ip_blkid.bi_lo),
+            line: tid.ip_posid,
+        })
+    }
+}
+
+/// Only for its type: rows are asked whether it fits.
+impl IntoDatum for Tid {
+    fn into_datum(self) -> Option<pg_sys::Datum> {
+        None
+    }
+
+    fn type_oid() -> pg_sys::Oid {
+        pg_sys::TIDOID
+    }
+}
