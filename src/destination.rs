@@ -9,7 +9,7 @@ use crate::pg::txn::{self, Durability, Failure};
 use crate::ports::{STATEMENT_TIMEOUT_MS, Shared, Tables, in_transaction};
 use crate::shmem;
 use crate::store::{Described, Settlement, Store, now_us};
-use outbox_core::engine::{Engine, Held, Sharing};
+use outbox_core::engine::{CRASHES_ALONE, Engine, Held, Sharing};
 use outbox_core::message::{Outcome, Text};
 use outbox_core::partition::Partition;
 use outbox_core::route::{Route, Template, TransportKind};
@@ -290,6 +290,11 @@ impl Destination {
         }
         self.reported = Some(status);
         Ok(())
+    }
+
+    /// Whether it has claimed a message that so many workers crashed with that it goes alone.
+    pub fn tries_one_alone(&self) -> bool {
+        self.engine.has_suspects(CRASHES_ALONE)
     }
 
     // ---- claim and hand over ----------------------------------------------------------------------------------------

@@ -203,10 +203,20 @@ impl Worker {
     }
 
     fn deliver(&mut self, index: usize) -> Result<(usize, u32), Failure> {
+        let mut others = self
+            .destinations
+            .iter()
+            .enumerate()
+            .filter(|(other, _)| *other != index);
+        let another_tries_one_alone = others.any(|(_, other)| other.tries_one_alone());
         let (common, destination) = (&self.common, &mut self.destinations[index]);
         destination.settle_what_must_be(common)?;
         destination.report(common)?;
-        let (claimed, wait_ms) = destination.claim(common)?;
+        // What crashes with it would be charged to what is claimed here.
+        let (claimed, wait_ms) = match another_tries_one_alone {
+            true => (0, common.settings.idle_backoff_ms),
+            false => destination.claim(common)?,
+        };
         let wait_ms = destination.settle_what_is_due(common, wait_ms)?;
         Ok((claimed, wait_ms))
     }

@@ -4,17 +4,19 @@
 
 mod common;
 
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use common::load::{Load, Plan};
 use common::oracle::{Arrived, Sent, judge, last_arrivals_out_of_order};
 use common::{
-    DB, LONG, all_of, as_survived, exchange_and_queue, outbox_cluster_with, wait_connected, wait_drained, wait_true,
+    DB, LONG, all_of, as_survived, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_connected,
+    wait_drained, wait_true,
 };
 use postgres::Client;
 use serde_json::{Value, json};
-use support::{Broker, Cluster, Consumer, PrivateBroker, fresh_names, process, wait_for, wait_until};
+use support::{Broker, Cluster, Consumer, PrivateBroker, Receiver, Reply, fresh_names, process, wait_for, wait_until};
 
 /// What a worker has in flight at most: the bound of duplicates by one fault.
 const WINDOW: usize = 2000;
@@ -248,10 +250,6 @@ fn killed_under_load(synchronous_commit: bool) -> (Cluster, Vec<Sent>, Vec<Arriv
         }
         wait_connected(&cluster);
         load.wait_for_more(100);
-        // A message that is in flight at five kills is a dead letter: what this one left behind goes before the next.
-        load.pause(true);
-        wait_drained(&cluster);
-        load.pause(false);
     }
     load.wait_for_more(100);
     let sent = load.stop();
@@ -284,6 +282,63 @@ fn kills_that_undo_asynchronous_commits_leave_no_message_of_them_at_the_consumer
     verdict.assert_nothing_lost(KILLS * WINDOW);
     assert_eq!(verdict.reordered, Vec::<String>::new());
     assert!(undone > 0, "the crashes undid nothing, so the test showed nothing");
+}
+
+/// Of two destinations, six times, each time with messages of both in flight.
+#[test]
+fn a_message_that_workers_crash_with_takes_few_others_with_it() {
+    const MESSAGES: i64 = 300;
+    let heals = Arc::new(AtomicBool::new(false));
+    let healed = heals.clone();
+    let receiver = Receiver::start(move |_| match healed.load(Ordering::Acquire) {
+        true => Reply::status(200),
+        false => Reply::Hang,
+    });
+    let cluster = unconnected_cluster("", "nowhere", &["outbox.http_allow = '127.0.0.1'"]);
+    for name in ["a", "b"] {
+        let (server, url) = ("foreign data wrapper outbox_http", receiver.url("/"));
+        cluster.exec(DB, &format!("create server {name} {server} options (url '{url}')"));
+    }
+    cluster.exec(
+        DB,
+        &format!(
+            "select outbox_publish('T', '{{}}', 'a', n::text, 'x', destination => to_name)
+             from generate_series(1, {MESSAGES}) n, unnest(array['a', 'b']) to_name"
+        ),
+    );
+    // How often the most suspect of one destination and of the other was charged, and dead letters: a hundred of each are
+    // tried together, then ten, then one of either.
+    for (number, (one, other, dead)) in (1..).zip([(0, 0, 0), (1, 1, 0), (2, 2, 0), (3, 2, 0), (4, 2, 0), (3, 2, 1)]) {
+        let claimed = "max(crashes) filter (where claim_token is not null and destination";
+        wait_true(
+            &cluster,
+            &format!("crash {number} to be charged, {one} and {other}"),
+            &format!(
+                "select coalesce(greatest(a, b) = {one} and least(a, b) = {other} and dead = {dead} and a + b >= 0, false)
+                 from (select {claimed} = 'a') a, {claimed} = 'b') b, (select count(*) from outbox_dead) dead from outbox) x"
+            ),
+        );
+        // Claims are not waited for on disk, and a crash may undo them.
+        cluster.exec(DB, "select pg_logical_emit_message(true, '', '')");
+        heals.store(dead > 0, Ordering::Release);
+        let (pid, offset) = (
+            cluster.query_one::<i32>(DB, "select pid from outbox_workers"),
+            cluster.log_offset(),
+        );
+        process::signal(pid as u32, libc::SIGKILL);
+        cluster.wait_for_log("all server processes terminated", offset);
+        cluster.wait_for_log("database system is ready to accept connections", offset);
+    }
+    wait_drained(&cluster);
+    let dead = "select count(*) from outbox_dead";
+    assert_eq!(
+        count(&cluster, dead),
+        1,
+        "alone at the last crashes, as it must be supposed"
+    );
+    let reason = "select reason like '5 workers crashed with it%' from outbox_dead";
+    assert!(cluster.query_one::<bool>(DB, reason));
+    assert_eq!(count(&cluster, "select count(*) from outbox_history"), 2 * MESSAGES - 1);
 }
 
 // ---- a broker that does everything wrong ----------------------------------------------------------------------------

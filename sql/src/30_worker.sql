@@ -199,6 +199,18 @@ $$;
 comment on function @extschema@.outbox_remarks(bigint, bigint, bigint) is
   'Internal: what a claim says beside its messages, from how many it saw, wanted and got: cut, missed.';
 
+-- No SET clause: it is inlined into the claims.
+create function @extschema@.outbox_suspicion(crashes integer, bytes_max bigint)
+returns bigint language sql immutable as $$
+  select case
+    when $1 operator(pg_catalog.=) 0 then 0
+    when $1 operator(pg_catalog.=) 1 then $2 operator(pg_catalog./) 100
+    when $1 operator(pg_catalog.=) 2 then $2 operator(pg_catalog./) 10
+    else $2 end;
+$$;
+comment on function @extschema@.outbox_suspicion(integer, bigint) is
+  'Internal: how much of a claim a message takes with which workers crashed: after one crash a hundred go together, after two ten, then one. So the next crash charges few beside the one that is to blame.';
+
 -- A worker in the server plans the bodies of outbox_claim and outbox_claim_unleased itself, once: the call, with its SET clauses,
 -- costs as much again as the claim of one message. So their parameters have numbers.
 
@@ -209,14 +221,16 @@ create function @extschema@.outbox_claim(
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
   with pick as materialized (
-    select due.*, l.epoch, sum(due.body_bytes) over (order by due.seq) - due.body_bytes as bytes_before
+    select due.*, l.epoch, sum(due.share) over (order by due.seq) - due.share as bytes_before
     from unnest($3, $4, $5, $6) as l (partition, epoch, n, mark)
     -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
     cross join lateral (
       select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq, o.destination, o.partition,
              o.key, o.attempts, o.replayed, o.enqueued_at, o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
              e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
-             e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, coalesce(e.body_bytes, 0) as body_bytes
+             e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s,
+             coalesce(e.body_bytes, 0) + @extschema@.outbox_suspicion(
+               o.crashes + case when o.claim_token is null then 0 else 1 end, $7) as share
       from @extschema@.outbox o left join @extschema@.outbox_event_text e on e.seq = o.seq
       where o.destination = $2 and o.partition = l.partition and o.seq > l.mark
         and o.claim_token is distinct from l.epoch
@@ -314,7 +328,7 @@ create function @extschema@.outbox_claim_unleased(
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
   with locked as materialized (
-    select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq, o.claim_token
+    select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq, o.claim_token, o.crashes
     from @extschema@.outbox o
     where o.destination = $1 and (o.claim_until is null or o.claim_until <= now())
       and o.claim_token is distinct from $2
@@ -323,8 +337,10 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
     select l.row_tid, l.wal_position, l.seq, case when l.claim_token is null then 0 else 1 end as crashed,
            e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
            e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s,
-           sum(coalesce(e.body_bytes, 0)) over (order by l.seq) - coalesce(e.body_bytes, 0) as bytes_before
+           sum(x.share) over (order by l.seq) - x.share as bytes_before
     from locked l left join @extschema@.outbox_event_text e on e.seq = l.seq
+    cross join lateral (select coalesce(e.body_bytes, 0) + @extschema@.outbox_suspicion(
+      l.crashes + case when l.claim_token is null then 0 else 1 end, $5) as share) x
   ), claimed as (
     -- When claim_until passes, another worker may claim the row.
     update @extschema@.outbox o

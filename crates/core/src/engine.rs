@@ -9,6 +9,10 @@
 //! row is seen by the snapshot, or is open at (c) and holds the later rows of its keys, or shows at (d) and holds all
 //! later rows for one pass. A model of this is in tests/model_mark.rs.
 
+mod bounds;
+
+pub use bounds::Bounds;
+
 use crate::budget;
 use crate::gate::{Admission, Found, Gates, Handle, OrderedKey};
 use crate::hold::OpenTransaction;
@@ -33,28 +37,6 @@ const END: i64 = i64::MAX;
 pub const CRASHES_ALONE: i32 = 3;
 /// And so many, it is a dead letter.
 pub const CRASHES_MAX: i32 = 5;
-
-/// How much at once.
-#[derive(Clone, Copy, Debug)]
-pub struct Bounds {
-    /// Rows of one settle, at most.
-    pub settle_rows: usize,
-    /// Messages kept in memory for an earlier one of their key, at most; more go to `outbox_waiting`. They count as
-    /// outstanding, so a worker's window must be larger by a quarter at least, or nothing is claimed any more.
-    pub parked: usize,
-    /// Keys that are fetched from `outbox_waiting` in one pass, and rows of each, at most.
-    pub drains: usize,
-    pub drain_rows: u32,
-}
-
-impl Bounds {
-    pub const USUAL: Self = Self {
-        settle_rows: 2000,
-        parked: 500,
-        drains: 8,
-        drain_rows: 500,
-    };
-}
 
 /// A lease that is held: the partition and its epoch.
 pub type Held = (Partition, i64);
@@ -283,7 +265,8 @@ impl<P: Clone> Engine<P> {
     pub fn must_settle(&self) -> bool {
         self.unsettled.len() >= SETTLE_AT
             || (!self.unsettled.is_empty() && !self.leaving.is_empty())
-            || (self.unsettled.iter()).any(|settlement| settlement.disposition != Disposition::Publish)
+            || (self.unsettled.iter())
+                .any(|settled| settled.disposition != Disposition::Publish || settled.pointer.crashes > 0)
     }
 
     /// In how many ms something is to be settled; None if there is nothing.
@@ -498,6 +481,10 @@ impl<P: Clone> Engine<P> {
             .filter(|(partition, _)| !self.leaving.contains(partition))
             .copied()
             .collect();
+        if self.has_suspects(1) {
+            self.full = false; // their answers ring
+            return Ok(0);
+        }
         self.bring_due(store, memory, now_ms, &leases)?;
         if self.sharing == Sharing::RowClaims {
             let batch = store.claim_unleased(limit)?;
@@ -563,6 +550,15 @@ impl<P: Clone> Engine<P> {
             }
         }
         Ok(count)
+    }
+
+    /// Whether messages are under way with which so many workers crashed: the next crash would charge what is claimed
+    /// beside them.
+    pub fn has_suspects(&self, crashes: i32) -> bool {
+        let is_out = |(handle, m): (&Handle, &Message<P>)| m.publication.is_none() || self.ready.contains(handle);
+        (self.messages.iter())
+            .filter(|(_, message)| message.pointer.crashes >= crashes)
+            .any(is_out)
     }
 
     fn bring_due<S: Store<Place = P>>(
@@ -823,9 +819,7 @@ impl<P: Clone> Engine<P> {
         for refused in publish(batch).into_iter().rev() {
             self.with_publisher -= 1;
             let handle = refused.handle;
-            if self.alone == Some(handle) {
-                self.alone = None;
-            }
+            self.alone = self.alone.filter(|alone| *alone != handle);
             if let Some(message) = self.messages.get_mut(&handle) {
                 message.publication = Some(Ok(refused));
                 self.ready.push_front(handle);

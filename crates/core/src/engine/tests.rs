@@ -12,6 +12,8 @@ struct Script {
     claims: Vec<Vec<i64>>,
     /// The next claim misses a row.
     missed: bool,
+    /// What the first claim brings instead.
+    suspects: Option<Batch<()>>,
     due: Vec<i64>,
     head: Option<i64>,
     gates_read: usize,
@@ -59,6 +61,10 @@ impl Store for Script {
 
     fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<()>, Infallible> {
         let asked = !lanes.is_empty() && !self.claims.is_empty();
+        if let Some(suspects) = self.suspects.take() {
+            self.claims.remove(0);
+            return Ok(suspects);
+        }
         Ok(Batch {
             missed: std::mem::take(&mut self.missed),
             ..batch(&if asked { self.claims.remove(0) } else { Vec::new() })
@@ -185,6 +191,32 @@ fn nothing_is_sent_behind_a_message_that_cannot_be() {
     assert!(matches!(engine.unsettled[1].disposition, Disposition::Dead { .. }));
     assert_eq!(engine.unsettled[3].disposition, Disposition::Wait);
     assert_eq!(engine.messages.len(), 0);
+}
+
+#[test]
+fn nothing_is_claimed_beside_messages_that_workers_crashed_with() {
+    let mut engine = engine();
+    let mut suspect = batch(&[1]);
+    suspect.rows[0].pointer.crashes = 1;
+    let mut script = Script {
+        suspects: Some(suspect),
+        claims: vec![vec![1], vec![2]],
+        ..Script::default()
+    };
+    claim(&mut engine, &mut script, &Shared::default(), 0, 0);
+    assert_eq!(engine.outstanding(), 1);
+    claim(&mut engine, &mut script, &Shared::default(), 1, 0);
+    assert_eq!(engine.outstanding(), 1, "not handed over yet");
+    let sent = hand_over(&mut engine, 9);
+    claim(&mut engine, &mut script, &Shared::default(), 2, 0);
+    assert_eq!(engine.outstanding(), 1, "not answered yet");
+    engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 3, 0);
+    assert!(engine.must_settle(), "else the next crash would charge it");
+    let Ok(()) = engine.settle(&mut script, 3, |_| {});
+    engine.look_anew();
+    claim(&mut engine, &mut script, &Shared::default(), 4, 0);
+    assert_eq!(engine.outstanding(), 1);
+    assert_eq!(seqs(&hand_over(&mut engine, 9)), [2]);
 }
 
 #[test]

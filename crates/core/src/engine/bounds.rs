@@ -1,0 +1,23 @@
+//! How much an engine does at once.
+
+/// How much at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Rows of one settle, at most.
+    pub settle_rows: usize,
+    /// Messages kept in memory for an earlier one of their key, at most; more go to `outbox_waiting`. They count as
+    /// outstanding, so a worker's window must be larger by a quarter at least, or nothing is claimed any more.
+    pub parked: usize,
+    /// Keys that are fetched from `outbox_waiting` in one pass, and rows of each, at most.
+    pub drains: usize,
+    pub drain_rows: u32,
+}
+
+impl Bounds {
+    pub const USUAL: Self = Self {
+        settle_rows: 2000,
+        parked: 500,
+        drains: 8,
+        drain_rows: 500,
+    };
+}
