@@ -51,10 +51,10 @@ fn of_status(shop: &Shop, status: &str) -> Vec<String> {
     shop.texts(&sql)
 }
 
-fn is_waiting(n: usize) -> String {
+fn are_waiting(n: usize) -> String {
     format!(
-        "select count(*) = {n} from pg_locks where not granted and locktype = 'relation'
-         and database = (select oid from pg_database where datname = 'shop')"
+        "select count(*) >= {n} from pg_locks l join pg_stat_activity a using (pid)
+         where not l.granted and l.locktype = 'relation' and a.datname = 'shop' and a.backend_type = 'client backend'"
     )
 }
 
@@ -77,17 +77,26 @@ fn the_corewrite_page_moves_each_event_once_under_writers_and_back() {
     page.section(&shop, "1. Create the extension beside the old table");
     page.section(&shop, "2. Say where to deliver");
     shop.wait_connected();
-    switch_under_writers(&shop, &page);
+    let mut session = shop.application();
+    let prepared = session.prepare(&insert(15, "PRD:15", "POST", "20251219190007"));
+    let prepared = prepared.expect("prepare before the switch");
+    under_writers(
+        &shop,
+        &insert(6, "PRD:123", "PATCH", "20251219190001"),
+        &insert(7, "PRD:123", "PATCH", "20251219190002"),
+        || drop(page.section(&shop, "4. Switch")),
+    );
     shop.writes(&insert(8, "ORD:6", "POST", "20251219190004"));
     shop.writes(&format!(
         "begin; {} rollback;",
         insert(9, "PRD:123", "PATCH", "20251219190005")
     ));
+    session.execute(&prepared, &[]).expect("execute after the switch");
     what_the_view_takes(&shop);
     shop.wait_drained();
 
     let arrived = shop.arrived(&queue);
-    assert_eq!(sorted(numbers(&arrived)), [2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(sorted(numbers(&arrived)), [2, 3, 4, 5, 6, 7, 8, 15]);
     let of_key: Vec<Delivery> = arrived
         .iter()
         .filter(|d| d.headers["aggregate_id"] == "123")
@@ -104,31 +113,32 @@ fn the_corewrite_page_moves_each_event_once_under_writers_and_back() {
     );
 
     fail_and_retry(&shop, &page, &exchange, &queue);
-    roll_back(&shop, &page);
+    roll_back(&shop, &page, &exchange, &queue);
     // And forward again: the old table is what it was.
     page.section(&shop, "1. Create the extension beside the old table");
     page.section(&shop, "2. Say where to deliver");
     page.section(&shop, "4. Switch");
     shop.wait_drained();
-    assert_eq!(numbers(&shop.arrived(&queue)), [11, 12]);
+    let arrived = numbers(&shop.arrived(&queue));
+    let (of_key, other): (Vec<u32>, Vec<u32>) = arrived.into_iter().partition(|n| *n != 14);
+    assert_eq!((of_key, other), (vec![11, 12, 13], vec![14]));
     page.finish();
 }
 
-/// One transaction has written and is open, so the switch waits for it; another writes meanwhile, and waits for the switch.
-fn switch_under_writers(shop: &Shop, page: &Page) {
+/// One transaction has written and is open, so what is `done` waits for it; another writes meanwhile, and waits for that.
+fn under_writers(shop: &Shop, before: &str, after: &str, done: impl FnOnce()) {
     let mut open = shop.application();
-    open.batch_execute(&format!("begin; {}", insert(6, "PRD:123", "PATCH", "20251219190001")))
-        .expect("write");
+    open.batch_execute(&format!("begin; {before}")).expect("write");
     thread::scope(|threads| {
         let later = threads.spawn(|| {
-            shop.wait("the switch to wait", &is_waiting(1));
-            shop.writes(&insert(7, "PRD:123", "PATCH", "20251219190002"));
+            shop.wait("a first one to wait", &are_waiting(1));
+            shop.writes(after);
         });
         let ends = threads.spawn(move || {
-            shop.wait("both to wait", &is_waiting(2));
+            shop.wait("both to wait", &are_waiting(2));
             open.batch_execute("commit").expect("commit");
         });
-        page.section(shop, "4. Switch");
+        done();
         later.join().expect("the later writer");
         ends.join().expect("the first writer");
     });
@@ -199,15 +209,27 @@ fn fail_and_retry(shop: &Shop, page: &Page, exchange: &str, queue: &str) {
     assert_eq!(page.section(shop, "5. Verify")[1], ["0", "0", ""]);
 }
 
-fn roll_back(shop: &Shop, page: &Page) {
-    page.roll_back(shop, || {
-        shop.writes(&insert(11, "PRD:123", "PATCH", "20251219200000"));
-        shop.writes(&insert(12, "PRD:123", "PATCH", "20251219200001"));
-    });
+/// Back, with a dead letter, what was written while delivery stood still, and writers that are at it.
+fn roll_back(shop: &Shop, page: &Page, exchange: &str, queue: &str) {
+    shop.broker.unbind(queue, exchange, "#");
+    shop.writes(&insert(14, "PRD:14", "POST", "20251219190009"));
+    shop.wait("a dead letter", "select exists (select from outbox.outbox_dead)");
+    shop.broker.bind(queue, exchange, "#");
+    page.stop_delivery(shop, || shop.writes(&insert(11, "PRD:123", "PATCH", "20251219200000")));
+    under_writers(
+        shop,
+        &insert(12, "PRD:123", "PATCH", "20251219200001"),
+        &insert(13, "PRD:123", "PATCH", "20251219200002"),
+        || page.go_back(shop),
+    );
     assert!(shop.is_true("select relkind = 'r' from pg_class where oid = 'outbox'::regclass"));
-    assert_eq!(of_status(shop, "PENDING"), [id(11), id(12)]);
-    let published: Vec<String> = (1..=8).chain([10]).map(id).collect();
+    assert_eq!(of_status(shop, "PENDING"), [id(11), id(12), id(13)]);
+    let published: Vec<String> = (1..=8).chain([10, 15]).map(id).collect();
     assert_eq!(of_status(shop, "PUBLISHED"), published);
+    assert_eq!(of_status(shop, "FAILED"), [id(14)]);
+    assert!(
+        shop.is_true("select retry_count = 1 and error_message like 'unroutable%' from outbox where status = 'FAILED'")
+    );
     let payload = shop.texts("select payload from outbox where status = 'PENDING' order by created_at limit 1");
     let payload: Value = serde_json::from_str(&payload[0]).expect("JSON");
     assert_eq!(payload, json!({"PRD_ID": "123", "XPRD02": 11.50, "TREC": "M"}));

@@ -55,15 +55,23 @@ impl Page {
         self.block(shop, self.numbers(heading)[n])
     }
 
-    /// Runs the blocks of "Roll back": stop delivery, after which `meanwhile` happens; wait for what is in flight; go back.
+    /// Runs the blocks of "Roll back"; `meanwhile` happens when delivery is told to stop.
     pub fn roll_back(&self, shop: &Shop, meanwhile: impl FnOnce()) {
+        self.stop_delivery(shop, meanwhile);
+        self.go_back(shop);
+    }
+
+    pub fn stop_delivery(&self, shop: &Shop, meanwhile: impl FnOnce()) {
         self.nth(shop, "Roll back", 0);
         meanwhile();
         wait_until("nothing to be in flight", LONG, || {
             self.nth(shop, "Roll back", 1) == ["0"]
         });
-        self.nth(shop, "Roll back", 2);
+    }
+
+    pub fn go_back(&self, shop: &Shop) {
         assert_eq!(self.numbers("Roll back").len(), 3, "{}: blocks of Roll back", self.name);
+        self.nth(shop, "Roll back", 2);
         assert!(shop.is_true("select not exists (select from pg_extension where extname = 'outbox')"));
     }
 
