@@ -132,3 +132,19 @@ fn history_goes_when_its_retention_is_over() {
         "select not exists (select from outbox_history)",
     );
 }
+
+#[test]
+fn the_row_of_a_worker_that_ended_long_ago_goes_and_that_of_a_live_one_stays() {
+    let cluster = unconnected_cluster("", "x", &[]);
+    wait_healthy(&cluster, "workers");
+    // Nobody knows this one, so its heartbeat decides.
+    cluster.exec(
+        DB,
+        "insert into outbox_workers (worker_id, heartbeat_until) values
+           ('long-ago', now() - interval '61 s'), ('just-now', now() - interval '1 s')",
+    );
+    let names = "select string_agg(worker_id, ' ' order by worker_id) from outbox_workers";
+    assert_eq!(cluster.query_one::<String>(DB, names), "just-now long-ago server-1");
+    cluster.exec(DB, "select outbox_purge_workers()");
+    assert_eq!(cluster.query_one::<String>(DB, names), "just-now server-1");
+}

@@ -1,0 +1,197 @@
+//! Is what docs/features.md claims there? Each link of the documentation leads to a file and a heading that exist, each test that
+//! the table of features names is a test, and each feature that is not marked as missing names one. No server is needed.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const TABLE: &str = "docs/features.md";
+
+#[test]
+fn every_link_of_the_documentation_leads_somewhere() {
+    let mut complaints = Vec::new();
+    for path in documents() {
+        complaints.extend(dead_links(&path, &read(&path)));
+    }
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}
+
+#[test]
+fn every_feature_names_its_use_its_page_and_its_tests_or_is_not_yet_there() {
+    let rows = features(&read(TABLE));
+    assert!(rows.len() > 40, "{} rows", rows.len());
+    let complaints: Vec<String> = rows.iter().flat_map(|row| incomplete(row)).collect();
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}
+
+#[test]
+fn every_test_that_a_feature_names_is_a_test() {
+    let named = features(&read(TABLE))
+        .into_iter()
+        .flatten()
+        .flat_map(|cell| links(&cell));
+    let complaints: Vec<String> = named
+        .filter(|(_, target)| target.ends_with(".rs"))
+        .filter_map(|(text, target)| {
+            let name = text.trim_matches('`');
+            let file = resolve(Path::new(TABLE), &target);
+            let source = fs::read_to_string(&file).unwrap_or_default();
+            (!is_test(name, &source)).then(|| format!("{} has no test {name}", file.display()))
+        })
+        .collect();
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}
+
+#[test]
+fn the_rules_above_find_what_they_are_for() {
+    let dead = |link: &str| dead_links("docs/features.md", &format!("a [link]({link})")).len();
+    assert_eq!(
+        [
+            dead("settings.md"),
+            dead("settings.md#outboxurl"),
+            dead("../README.md#install")
+        ],
+        [0, 0, 0]
+    );
+    assert_eq!(
+        [dead("nowhere.md"), dead("settings.md#nowhere"), dead("#nowhere")],
+        [1, 1, 1]
+    );
+    assert_eq!(slug("outbox_publish → bigint"), "outbox_publish--bigint");
+    assert_eq!(
+        slug("What each line of `outbox_health` means"),
+        "what-each-line-of-outbox_health-means"
+    );
+    assert!(is_test("a", "#[test]\nfn a() {") && !is_test("a", "fn a() {") && !is_test("a", "#[test]\nfn ab() {"));
+    let row = |cells: &str| incomplete(&features(&format!("| {cells} |"))[0]).len();
+    assert_eq!(row("a | b | `c` | [d](d.md) | [`t`](../tests/t.rs)"), 0);
+    assert_eq!(row("a | b | **not yet** | – | –"), 0);
+    assert_eq!(row("a | b | `c` | [d](d.md) | –"), 1);
+    assert_eq!(row("a | b | `c` | – | [`t`](../tests/t.rs)"), 1);
+    assert_eq!(row("a | b | `c`"), 1);
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn documents() -> Vec<String> {
+    let mut found = vec![
+        "README.md".to_owned(),
+        "CONTRIBUTING.md".into(),
+        "ARCHITECTURE.md".into(),
+    ];
+    for dir in ["docs", "docs/migrating"] {
+        for entry in fs::read_dir(root().join(dir)).expect(dir) {
+            let name = entry.expect(dir).file_name().into_string().expect("UTF-8");
+            if name.ends_with(".md") {
+                found.push(format!("{dir}/{name}"));
+            }
+        }
+    }
+    assert!(found.len() > 15, "{found:?}");
+    found
+}
+
+/// The rows of the table, each by its cells.
+fn features(text: &str) -> Vec<Vec<String>> {
+    let rows = text
+        .lines()
+        .filter(|line| line.starts_with("| ") && !line.starts_with("| feature"));
+    rows.map(|row| {
+        row.trim_matches('|')
+            .split(" | ")
+            .map(|cell| cell.trim().to_owned())
+            .collect()
+    })
+    .collect()
+}
+
+fn incomplete(row: &[String]) -> Vec<String> {
+    let [feature, _from, usage, page, tests] = row else {
+        return vec![format!("{row:?} has not five cells")];
+    };
+    if usage.starts_with("**not yet**") {
+        return Vec::new();
+    }
+    let mut complaints = Vec::new();
+    if !page.contains(".md") {
+        complaints.push(format!("{feature}: no page"));
+    }
+    if !tests.contains(".rs)") {
+        complaints.push(format!("{feature}: no test"));
+    }
+    complaints
+}
+
+fn is_test(name: &str, source: &str) -> bool {
+    let lines: Vec<&str> = source.lines().map(str::trim).collect();
+    let is_function = |line: &str| {
+        line.strip_prefix("fn ")
+            .is_some_and(|rest| rest.split('(').next() == Some(name))
+    };
+    // Attributes may stand between the two.
+    let has_mark = |end: usize| {
+        let before = lines[..end].iter().rev().take_while(|line| line.starts_with('#'));
+        before.into_iter().any(|line| *line == "#[test]")
+    };
+    (0..lines.len()).any(|number| is_function(lines[number]) && has_mark(number))
+}
+
+fn dead_links(path: &str, text: &str) -> Vec<String> {
+    let dead = links(text)
+        .into_iter()
+        .filter(|(_, target)| !target.contains("://"))
+        .filter(|(_, target)| {
+            let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let file = match file {
+                "" => root().join(path),
+                _ => resolve(Path::new(path), file),
+            };
+            match (anchor, fs::read_to_string(&file)) {
+                ("", _) => !file.exists(),
+                (_, Err(_)) => true,
+                (anchor, Ok(text)) => !anchors(&text).contains(anchor),
+            }
+        });
+    dead.map(|(_, target)| format!("{path}: {target} leads nowhere"))
+        .collect()
+}
+
+fn resolve(from: &Path, target: &str) -> PathBuf {
+    root().join(from.parent().unwrap_or(Path::new(""))).join(target)
+}
+
+/// Text and target of each `[text](target)` outside of blocks of code. A text may be broken over lines.
+fn links(text: &str) -> Vec<(String, String)> {
+    let prose: Vec<&str> = text.split("```").step_by(2).collect();
+    let prose = prose.join(" ");
+    let mut found = Vec::new();
+    let mut rest = prose.as_str();
+    while let Some(middle) = rest.find("](") {
+        let after = &rest[middle + 2..];
+        let target = after.split(')').next().unwrap_or_default();
+        let name = rest[..middle].rsplit('[').next().unwrap_or_default();
+        found.push((name.to_owned(), target.split_whitespace().collect()));
+        rest = after;
+    }
+    found
+}
+
+fn anchors(text: &str) -> BTreeSet<String> {
+    let prose = text.split("```").step_by(2);
+    let headings = prose.flat_map(str::lines).filter(|line| line.starts_with('#'));
+    headings.map(|line| slug(line.trim_start_matches('#').trim())).collect()
+}
+
+/// The anchor that GitHub gives a heading.
+fn slug(heading: &str) -> String {
+    let kept = heading
+        .chars()
+        .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.collect::<String>().to_lowercase().replace(' ', "-")
+}
