@@ -341,6 +341,9 @@ impl<P: Clone> Engine<P> {
 
     /// What is held now, and what of it another worker shall have. A lease with a new epoch starts anew.
     pub fn set_leases(&mut self, held: Vec<Held>, leaving: HashSet<Partition>) {
+        if self.sharing == Sharing::RowClaims {
+            return; // there are none, and what is in flight does not depend on them
+        }
         let kept: HashSet<Partition> = (held.iter())
             .filter(|lease| self.leases.contains(lease))
             .map(|(partition, _)| *partition)

@@ -66,7 +66,7 @@ impl Store for Script {
     }
 
     fn claim_unleased(&mut self, _: u32) -> Result<Batch<()>, Infallible> {
-        Ok(batch(&[]))
+        Ok(batch(&self.claims.pop().unwrap_or_default()))
     }
 
     fn claim_waiting(&mut self, _: &OrderedKey, _: i64, _: i64, _: u32) -> Result<(Batch<()>, bool), Infallible> {
@@ -323,4 +323,15 @@ fn of_a_lost_lease_nothing_ends_out_of_order() {
     });
     assert!(settled.is_empty(), "nobody knows what became of 1: {settled:?}");
     assert_eq!((engine.outstanding(), engine.with_publisher), (0, 0));
+}
+
+#[test]
+fn without_leases_a_heartbeat_forgets_nothing_that_is_in_flight() {
+    let (mut engine, mut script) = (Engine::new(Sharing::RowClaims), Script::default());
+    script.claims = vec![vec![1, 2]];
+    claim(&mut engine, &mut script, &Shared::default(), 0, 0);
+    let sent = hand_over(&mut engine, 10);
+    engine.set_leases(Vec::new(), HashSet::new());
+    engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
+    assert_eq!((engine.unsettled.len(), engine.outstanding()), (1, 2));
 }
