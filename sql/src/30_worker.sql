@@ -212,7 +212,7 @@ comment on function @extschema@.outbox_lanes(smallint[], bigint[], integer[], bi
 
 create function @extschema@.outbox_claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[],
-  bytes_max bigint
+  bytes_max bigint, reach bigint default 9223372036854775807
 ) returns setof @extschema@.outbox_claimed language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
@@ -230,6 +230,7 @@ begin
              e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, coalesce(e.body_bytes, 0) as body_bytes
       from @extschema@.outbox o left join @extschema@.outbox_event_text e on e.seq = o.seq
       where o.destination = outbox_claim.destination and o.partition = l.partition and o.seq > l.mark
+        and o.seq <= outbox_claim.reach
         and o.claim_token is distinct from l.epoch
       order by o.destination, o.partition, o.seq limit l.n
     ) due
@@ -253,8 +254,8 @@ begin
   order by 2;
 end
 $$;
-comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[], bigint[], bigint) is
-  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a mark each, with their events; stops after bytes_max of bodies.';
+comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
+  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a mark each, up to the seq reach, with their events; stops after bytes_max of bodies.';
 
 create function @extschema@.outbox_claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, reach bigint, n integer, bytes_max bigint
