@@ -8,7 +8,7 @@ use crate::pg::catalog::{self, Oid, OptionsOf};
 use crate::pg::{latch, security, signals, trigger, txn};
 use crate::shmem::Class;
 use crate::store::{self, Enqueue, Keys, Publish};
-use crate::{capture, config, figures, hooks, registry, shmem, wake, worker};
+use crate::{asks, capture, config, figures, hooks, registry, shmem, wake, worker};
 use outbox_core::envelope;
 use outbox_core::message::{Event, Outcome};
 use outbox_core::partition::{Partition, crc32};
@@ -443,6 +443,29 @@ fn outbox_destination_figures(destination: &str) -> Option<Vec<Option<f64>>> {
 #[pg_extern(sql = false)]
 fn outbox_ask_for_a_look(destination: &str) -> bool {
     figures::ask_for_a_look(destination)
+}
+
+/// NULL: another session asks; 0: there is nobody to ask.
+#[pg_extern(sql = false)]
+fn outbox_ask(reach: i64) -> Option<i64> {
+    wake::asking();
+    asks::ask(reach).map(i64::from)
+}
+
+#[pg_extern(sql = false)]
+fn outbox_answers(ticket: i64, timeout_ms: i32) -> Vec<i64> {
+    let (answers, done) = asks::answers(ticket as u32);
+    if done && !answers.is_empty() {
+        return answers;
+    }
+    latch::wait(i64::from(timeout_ms.max(1)));
+    signals::check_for_interrupts();
+    asks::answers(ticket as u32).0
+}
+
+#[pg_extern(sql = false)]
+fn outbox_stop_asking() {
+    wake::stop_asking();
 }
 
 #[pg_extern(sql = false)]

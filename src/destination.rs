@@ -9,7 +9,7 @@ use crate::pg::txn::{self, Durability, Failure};
 use crate::ports::{STATEMENT_TIMEOUT_MS, Shared, Tables, in_transaction};
 use crate::shmem;
 use crate::store::{Described, Settlement, Store, now_us};
-use outbox_core::engine::{CRASHES_ALONE, Engine, Held, Sharing};
+use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Held, Sharing, Tally};
 use outbox_core::message::{Outcome, Text};
 use outbox_core::partition::Partition;
 use outbox_core::route::{Route, Template, TransportKind};
@@ -71,6 +71,8 @@ pub struct Destination {
     wants_look: bool,
     /// and waits for what is known then, however little of it is new. When this worker heard of it, in µs since 1970.
     asked_at_us: Option<i64>,
+    /// What a session asks for, while it is not done.
+    errand: Option<Errand>,
     /// Where a message goes that goes to no exchange.
     nothing: (Text, Template),
 }
@@ -98,6 +100,7 @@ impl Destination {
             figures: Figures::of(&description.name),
             wants_look: false,
             asked_at_us: None,
+            errand: None,
             nothing: (Text::default(), Template::parse("").expect("an empty template")),
         }
     }
@@ -167,6 +170,41 @@ impl Destination {
         self.engine.release_all(reason);
     }
 
+    // ---- what a session asks for ------------------------------------------------------------------------------------
+
+    pub fn begin_errand(&mut self, errand: Errand) {
+        self.errand = Some(errand);
+        self.engine.begin_errand(errand);
+        self.wants_look = true; // what is down is tried at once
+    }
+
+    pub fn end_errand(&mut self) {
+        self.errand = None;
+        self.engine.end_errand();
+    }
+
+    pub fn tally(&self) -> Tally {
+        self.engine.tally()
+    }
+
+    /// Whether all of it is done that can be done now.
+    pub fn has_run_errand(&self, common: &Common) -> bool {
+        let connection = self.broker.is_connected() || matches!(self.broker.status.state, "starting" | "connecting");
+        let may_claim = self.may_deliver(common) || self.by_hand(common).is_some();
+        let claims_on = may_claim && connection && self.engine.claimable() > 0 && !self.engine.has_claimed();
+        let is_settled = self.engine.settle_in_ms(common.now_ms()).is_none();
+        !claims_on && is_settled && !self.engine.is_under_way()
+    }
+
+    /// Up to which seq this is to deliver although delivery is switched off.
+    fn by_hand(&self, common: &Common) -> Option<i64> {
+        let may = !common.settings.enabled && !self.paused && common.not_adopted.is_none();
+        match self.errand {
+            Some(Errand::UpTo(seq)) if may && !self.engine.has_claimed() => Some(seq),
+            _ => None,
+        }
+    }
+
     fn may_deliver(&self, common: &Common) -> bool {
         common.settings.enabled && !self.paused && common.not_adopted.is_none()
     }
@@ -210,8 +248,9 @@ impl Destination {
 
     /// Before a claim: what goes back, or would make the window too large. What is published can wait a little.
     pub fn settle_what_must_be(&mut self, common: &Common) -> Result<(), Failure> {
-        if self.paused && self.engine.only_keeps_back() {
-            self.engine.release_all("the destination is paused"); // a relay of somebody else's may deliver it
+        let is_off = self.paused || (!common.settings.enabled && self.by_hand(common).is_none());
+        if is_off && self.engine.only_keeps_back() {
+            self.engine.release_all("nothing is delivered now"); // a relay of somebody else's may deliver it
         }
         match self.engine.must_settle() {
             true => self.settle(common, STATEMENT_TIMEOUT_MS),
@@ -221,7 +260,8 @@ impl Destination {
 
     /// After a claim. Returns how long to wait at most.
     pub fn settle_what_is_due(&mut self, common: &Common, wait_ms: u32) -> Result<u32, Failure> {
-        if self.engine.settle_in_ms(common.now_ms()) == Some(0) {
+        let awaited = self.errand.is_some() && !self.engine.is_under_way();
+        if awaited || self.engine.settle_in_ms(common.now_ms()) == Some(0) {
             self.settle(common, STATEMENT_TIMEOUT_MS)?;
         }
         let settle_in_ms = self.engine.settle_in_ms(common.now_ms());
@@ -303,6 +343,8 @@ impl Destination {
     pub fn claim(&mut self, common: &Common) -> Result<(usize, u32), Failure> {
         let now_ms = common.now_ms();
         self.hand_over();
+        let by_hand = self.by_hand(common);
+        self.engine.set_reach(by_hand);
         let Some(room) = tick::next(&self.tick(common)).claim else {
             return Ok((0, tick::next(&self.tick(common)).wait_ms));
         };
@@ -341,15 +383,20 @@ impl Destination {
             self.locked_until = Some(Instant::now() + LANE_BY_LANE);
         }
         let claimed = claimed?;
+        self.engine.note_claim();
         self.hand_over();
         self.proven |= claimed == 0 && self.engine.outstanding() == 0;
+        let wait_ms = tick::next(&self.tick(common)).wait_ms;
+        if by_hand.is_some() {
+            return Ok((claimed, wait_ms)); // what is due later is left alone
+        }
         let due_ms = self.engine.due_at_ms().saturating_sub(now_ms).max(1) as u32;
-        Ok((claimed, tick::next(&self.tick(common)).wait_ms.min(due_ms)))
+        Ok((claimed, wait_ms.min(due_ms)))
     }
 
     fn tick(&self, common: &Common) -> TickState {
         TickState {
-            enabled: self.may_deliver(common),
+            enabled: self.may_deliver(common) || self.by_hand(common).is_some(),
             connected: self.broker.is_connected(),
             blocked: false, // blocked is a state of its own, in which it is not connected
             owned_partitions: self.engine.claimable(),

@@ -2,6 +2,7 @@
 //! entry points that the server calls by name; the logic is elsewhere. ARCHITECTURE.md tells how a message flows.
 
 mod api;
+mod asks;
 mod broker;
 mod capture;
 mod config;

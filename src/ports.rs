@@ -1,6 +1,7 @@
 //! What the engine of crates/core stands on here: the tables, each call a transaction of its own, and shared memory. Called
 //! by the worker, on its main thread.
 
+use crate::asks::Report;
 use crate::destination::Common;
 use crate::pg::tid::Tid;
 use crate::pg::txn::{self, Durability, Failure};
@@ -8,7 +9,7 @@ use crate::pg::{catalog, signals};
 use crate::shmem::Class;
 use crate::store::{ClaimedBatch, Settlement, Store};
 use crate::{registry, shmem};
-use outbox_core::engine::{self, Batch, Due, Held, Lane, Memory};
+use outbox_core::engine::{self, Batch, Due, Errand, Held, Lane, Memory};
 use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::hold::OpenTransaction;
 use outbox_core::partition::Partition;
@@ -205,6 +206,18 @@ impl Shared {
 
     pub fn begin_pass(&self) {
         self.brought.set(None);
+    }
+
+    /// What a session asks for, with its ticket.
+    pub fn asked(&self) -> Option<(u32, Errand)> {
+        self.database?.ask().now()
+    }
+
+    /// Answers it; with the last word the session is woken.
+    pub fn answer(&self, ticket: u32, report: &Report, done: bool) {
+        if let (Some(database), Some(slot)) = (self.database, self.slot) {
+            slot.answer().tell(database.ask(), ticket, report, done);
+        }
     }
 
     pub fn set_in_flight(&self, count: usize) {

@@ -1,6 +1,7 @@
 //! What lies in shared memory: who to wake for which database, and the counters that the status view shows. Every field
 //! says who writes it. Nothing here is an authority: the tables are; a lost value costs a poll or a wrong digit.
 
+use crate::asks::{Answer, Ask};
 use crate::pg::shmem::{Shareable, Shared, SharedSlice, request};
 use crate::pg::{bgworker, catalog, latch, xact};
 use crate::{figures, registry};
@@ -75,6 +76,8 @@ pub struct Database {
     adopted: AtomicU32,
     /// Grows when messages ended, or may have. Written by workers at settle and by sessions at COMMIT.
     ends: AtomicU32,
+    /// What a session wants of the workers.
+    ask: Ask,
     /// Messages that wait. Producers add at commit, workers subtract at settle and set it right when they count.
     pending: AtomicI64,
     /// Totals since `reset_at_us`. Written by workers.
@@ -101,6 +104,7 @@ pub struct Worker {
     in_flight: AtomicU32,
     /// server-N is its name.
     number: AtomicU32,
+    answer: Answer,
 }
 
 /// A database that a statement needs for itself. Written by the session that runs the statement.
@@ -231,6 +235,7 @@ pub fn worker_starts(database: u32, number: u32) -> Option<&'static Worker> {
         .iter()
         .find(|worker| worker.proc_number.compare_exchange(0, me, Relaxed, Relaxed).is_ok())?;
     slot.in_flight.store(0, Relaxed);
+    slot.answer.forget();
     slot.number.store(number, Relaxed);
     slot.database.store(database, SeqCst);
     bgworker::on_exit(worker_ends);
@@ -259,6 +264,18 @@ pub fn workers_here() -> Option<Vec<u32>> {
     Some(here.map(|worker| worker.number.load(Relaxed)).collect())
 }
 
+/// The number of each worker of this database, and where it answers.
+pub fn answers_here() -> impl Iterator<Item = (u32, &'static Answer)> {
+    let (database, workers) = (
+        catalog::my_database(),
+        static_state().map_or(&[][..], |state| &state.workers),
+    );
+    let here = workers
+        .iter()
+        .filter(move |worker| worker.database.load(SeqCst) == database);
+    here.map(|worker| (worker.number.load(Relaxed), &worker.answer))
+}
+
 unsafe extern "C-unwind" fn worker_ends(_code: i32, _arg: pgrx::pg_sys::Datum) {
     figures::worker_ends();
     let Some(state) = STATE.get() else { return };
@@ -283,6 +300,10 @@ impl Worker {
     fn number(&self) -> u64 {
         let index = static_state().and_then(|state| state.workers.iter().position(|worker| std::ptr::eq(worker, self)));
         index.map_or(0, |index| index as u64 + 1)
+    }
+
+    pub fn answer(&self) -> &Answer {
+        &self.answer
     }
 
     pub fn set_in_flight(&self, count: usize) {
@@ -501,6 +522,10 @@ impl Database {
                 latch::set(number as i32);
             }
         }
+    }
+
+    pub fn ask(&self) -> &Ask {
+        &self.ask
     }
 
     pub fn worker_changes(&self) -> u32 {

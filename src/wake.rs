@@ -7,7 +7,7 @@
 use crate::pg::xact::{self, End};
 use crate::shmem::Class;
 use crate::store::now_us;
-use crate::{capture, registry, shmem};
+use crate::{asks, capture, registry, shmem};
 use outbox_core::partition::Partition;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -20,6 +20,7 @@ thread_local! {
     /// (savepoint, what a relay ended in it: published, failed, gone from the outbox)
     static ENDED: RefCell<Vec<(u32, [i64; 3])>> = const { RefCell::new(Vec::new()) };
     static WAITING: Cell<bool> = const { Cell::new(false) };
+    static ASKING: Cell<bool> = const { Cell::new(false) };
     static WAKE: Cell<bool> = const { Cell::new(false) };
     static WAITING_CHANGED: Cell<bool> = const { Cell::new(false) };
     static INSTALLED: Cell<bool> = const { Cell::new(false) };
@@ -58,6 +59,18 @@ pub fn note_ended(published: i64, failed: i64, gone: i64) {
 /// This session waits for the end of a message: it shall be woken, until its transaction is over.
 pub fn waiting() {
     WAITING.set(true);
+}
+
+/// This session asks the workers for something, until its transaction is over at the latest.
+pub fn asking() {
+    ASKING.set(true);
+}
+
+/// It does so no more.
+pub fn stop_asking() {
+    if ASKING.take() {
+        asks::stop();
+    }
 }
 
 /// This transaction made a message ready to go to a destination of this class.
@@ -128,6 +141,7 @@ fn ended(end: End) {
             ENQUEUED.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
             ENDED.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
             capture::savepoint_aborted(id);
+            stop_asking(); // the statement that asked has failed
             if DATABASES.get() {
                 shmem::let_back(); // the statement may have failed; if not, core's lock still keeps the workers out
             }
@@ -166,6 +180,7 @@ fn leave() {
     if WAITING.take() {
         shmem::stop_waiting();
     }
+    stop_asking();
     ENQUEUED.with_borrow_mut(Vec::clear);
     ENDED.with_borrow_mut(Vec::clear);
     LOWS.with_borrow_mut(BTreeMap::clear);

@@ -2,6 +2,7 @@
 //! settle, tend the leases, claim, hand over, wait. Main thread of its own process; the publisher thread is behind
 //! `broker`. Policy is in crates/core; here is the order of things and what happens when one fails.
 
+use crate::asks::Report;
 use crate::broker::DEADLINE;
 use crate::config::Settings;
 use crate::destination::{Common, Destination};
@@ -13,9 +14,9 @@ use crate::ports::{Shared, held_transaction, in_transaction, remember_table};
 use crate::store::{Described, Store};
 use crate::upkeep::Upkeep;
 use crate::{figures, launcher, registry, shmem};
-use outbox_core::engine::{Held, Sharing};
+use outbox_core::engine::{Errand, Held, Sharing};
 use outbox_core::lease;
-use outbox_core::partition::Partition;
+use outbox_core::partition::{Partition, PartitionCount};
 use outbox_transport::{Bell, Deadline};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -98,6 +99,19 @@ struct Worker {
     upkeep: Upkeep,
     count_due: Instant,
     counted: bool,
+    /// The most recent ask of a session that this one heard of; 0 = none.
+    heard: u32,
+    /// What it is about, while it is not done.
+    task: Option<Task>,
+}
+
+/// What a session asked for.
+struct Task {
+    ticket: u32,
+    errand: Errand,
+    began: Instant,
+    purged: bool,
+    report: Report,
 }
 
 impl Worker {
@@ -161,6 +175,8 @@ impl Worker {
             upkeep: Upkeep::new(now),
             count_due: now,
             counted: false,
+            heard: 0,
+            task: None,
         };
         worker.describe(described);
         worker
@@ -171,6 +187,7 @@ impl Worker {
         let now = Instant::now();
         self.common.shared.begin_pass();
         self.common.bell.silence();
+        self.listen(now);
         for destination in &mut self.destinations {
             destination.broker.ensure(now);
             destination.take_outcomes(&self.common, now);
@@ -181,7 +198,10 @@ impl Worker {
             }
         }
         // The first heartbeat makes the row that the reports belong to.
-        if let Err(failure) = self.tend_leases(now).and_then(|()| self.look_around(now)) {
+        let tended = (self.tend_leases(now))
+            .and_then(|()| self.look_around(now))
+            .and_then(|()| self.purge());
+        if let Err(failure) = tended {
             return self.failed(&failure);
         }
         for destination in &mut self.destinations {
@@ -199,6 +219,7 @@ impl Worker {
             .shared
             .set_in_flight(self.destinations.iter().map(Destination::outstanding).sum());
         self.destinations.iter().for_each(Destination::note_in_flight);
+        self.answer();
         wait_ms
     }
 
@@ -240,7 +261,10 @@ impl Worker {
             {
                 Some(known) => known.describe(&self.common, description),
                 None => {
-                    let new = Destination::new(&self.common, description, self.sharing, &self.leases);
+                    let mut new = Destination::new(&self.common, description, self.sharing, &self.leases);
+                    if let Some(task) = &self.task {
+                        new.begin_errand(task.errand);
+                    }
                     self.destinations.push(new);
                 }
             }
@@ -265,6 +289,75 @@ impl Worker {
         self.described = described;
     }
 
+    // ---- what a session asks for ------------------------------------------------------------------------------------
+
+    /// Takes up what a session asks for, and drops what nobody waits for any more.
+    fn listen(&mut self, now: Instant) {
+        let asked = self.common.shared.asked();
+        let ticket = asked.map_or(0, |(ticket, _)| ticket);
+        if self.task.as_ref().is_some_and(|task| task.ticket != ticket) {
+            self.drop_task();
+        }
+        let Some((ticket, errand)) = asked.filter(|(ticket, _)| *ticket != self.heard) else {
+            return;
+        };
+        self.heard = ticket;
+        self.task = Some(Task {
+            ticket,
+            errand,
+            began: now,
+            purged: false,
+            report: Report::default(),
+        });
+        for destination in &mut self.destinations {
+            destination.begin_errand(errand);
+        }
+        self.leases_due = now;
+        self.config_check_due = now; // what was changed just now counts
+    }
+
+    fn drop_task(&mut self) {
+        self.task = None;
+        self.destinations.iter_mut().for_each(Destination::end_errand);
+    }
+
+    /// Removes workers that have ended: by the way once a minute, and for each tick.
+    fn purge(&mut self) -> Result<(), Failure> {
+        if let Some(task) = &mut self.task
+            && self.first
+            && !std::mem::replace(&mut task.purged, true)
+        {
+            let store = &self.common.store;
+            let purge = || store.purge_workers();
+            task.report.purged_stale = in_transaction(c"outbox: purge workers", Durability::Relaxed, purge)?;
+        }
+        Ok(())
+    }
+
+    /// At the end of a pass.
+    fn answer(&mut self) {
+        let (common, destinations) = (&self.common, &self.destinations);
+        let Some(task) = &mut self.task else { return };
+        let tallies = || destinations.iter().map(Destination::tally);
+        let report = &mut task.report;
+        report.claimed = tallies().map(|tally| tally.claimed).sum();
+        report.published = tallies().map(|tally| tally.published).sum();
+        report.failed = tallies().map(|tally| tally.failed).sum();
+        report.duration_us = task.began.elapsed().as_micros() as u64;
+        report.backoff_ms = match report.claimed {
+            0 => common.settings.idle_backoff_ms,
+            _ => 0,
+        };
+        report.owned = self.leases.len();
+        let done = destinations
+            .iter()
+            .all(|destination| destination.has_run_errand(common));
+        common.shared.answer(task.ticket, report, done);
+        if done {
+            self.drop_task();
+        }
+    }
+
     // ---- leases -----------------------------------------------------------------------------------------------------
 
     /// Heartbeat; renews, takes and gives back leases as the plan says.
@@ -278,14 +371,15 @@ impl Worker {
         let in_use: HashSet<Partition> = self.destinations.iter().flat_map(Destination::in_use).collect();
         let owner_of_lanes = &self.common.shared;
         let (id, sharing, before) = (&self.common.id, self.sharing, &self.leases);
-        let mut released = false;
-        let (held, leaving, first) = in_transaction(c"outbox: leases", Durability::Relaxed, || {
+        let (mut taken, mut freed) = (0, 0);
+        let (held, leaving, first, shares) = in_transaction(c"outbox: leases", Durability::Relaxed, || {
             let workers = store.heartbeat(bgworker::my_pid(), settings.heartbeat_ttl_s)?;
             let first = workers.first() == Some(id);
             if sharing == Sharing::RowClaims {
-                return Ok((Vec::new(), HashSet::new(), first));
+                return Ok((Vec::new(), HashSet::new(), first, (workers.len(), 0)));
             }
-            let plan = lease::plan(id, &workers, &store.leases()?);
+            let leases = store.leases()?;
+            let plan = lease::plan(id, &workers, &leases);
             // A partition that another worker should have is given back once nothing of it is in flight here.
             // A lease in our name that this process does not hold was an earlier process' of the same name: it is taken
             // anew, so that what that one had claimed counts as unclaimed.
@@ -299,18 +393,26 @@ impl Worker {
                 .collect();
             let (busy, free): (Vec<_>, Vec<_>) = plan.release.iter().copied().partition(|(p, _)| in_use.contains(p));
             store.release(&free)?;
-            released = !free.is_empty();
+            freed = free.len();
             let wanted: Vec<(Partition, i64)> = ours.iter().chain(&busy).copied().collect();
             let renewed = store.renew(&wanted, settings.lease_ttl_s)?;
             let mut held: Vec<(Partition, i64)> = wanted
                 .into_iter()
                 .filter(|(partition, _)| renewed.contains(partition))
                 .collect();
-            held.extend(store.take(&acquire, settings.lease_ttl_s)?);
+            let new = store.take(&acquire, settings.lease_ttl_s)?;
+            taken = new.len();
+            held.extend(new);
             held.sort_unstable();
             // Before anybody else can take them, for the rows of the leases are still locked.
             owner_of_lanes.own_lanes(&held);
-            Ok((held, busy.into_iter().map(|(partition, _)| partition).collect(), first))
+            let leaving = busy.into_iter().map(|(partition, _)| partition).collect();
+            let mine = PartitionCount::new(leases.len() as i64).map_or(0, |count| {
+                let mut workers_sorted = workers.clone();
+                workers_sorted.sort_unstable(); // the database has a collation of its own
+                lease::target(&workers_sorted, id, count).len()
+            });
+            Ok((held, leaving, first, (workers.len(), mine)))
         })?;
         match sharing {
             // Counted from before the lease was, and less a tenth.
@@ -318,7 +420,13 @@ impl Worker {
             Sharing::RowClaims => DEADLINE.lift(),
         }
         self.first = first;
-        if self.worker_changes == 0 || released {
+        if let Some(task) = &mut self.task {
+            let report = &mut task.report;
+            report.renewed_heartbeat = true;
+            (report.active_workers, report.desired) = shares;
+            (report.leased, report.released) = (report.leased + taken, report.released + freed);
+        }
+        if self.worker_changes == 0 || freed > 0 {
             shmem::look_again(); // the others: at a worker that is new, or at partitions that are free
         }
         self.worker_changes = changes.max(1);

@@ -216,7 +216,7 @@ comment on function @extschema@.outbox_suspicion(integer, bigint) is
 
 create function @extschema@.outbox_claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[],
-  bytes_max bigint
+  bytes_max bigint, reach bigint default 9223372036854775807
 ) returns setof @extschema@.outbox_claimed language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
@@ -232,7 +232,7 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
              coalesce(e.body_bytes, 0) + @extschema@.outbox_suspicion(
                o.crashes + case when o.claim_token is null then 0 else 1 end, $7) as share
       from @extschema@.outbox o left join @extschema@.outbox_event_text e on e.seq = o.seq
-      where o.destination = $2 and o.partition = l.partition and o.seq > l.mark
+      where o.destination = $2 and o.partition = l.partition and o.seq > l.mark and o.seq <= $8
         and o.claim_token is distinct from l.epoch
       order by o.destination, o.partition, o.seq limit l.n
     ) due
@@ -258,8 +258,8 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
   cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r
   order by 2;
 $$;
-comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[], bigint[], bigint) is
-  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a mark each, with their events; stops after bytes_max of bodies.';
+comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
+  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a mark each, up to the seq reach, with their events; stops after bytes_max of bodies.';
 
 create function @extschema@.outbox_claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, reach bigint, n integer, bytes_max bigint

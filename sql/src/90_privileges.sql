@@ -56,7 +56,8 @@ grant execute on function
   @extschema@.outbox_open_transactions(), @extschema@.outbox_missing_slots(),
   @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations(),
   @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted(),
-  @extschema@.outbox_destination_figures(text), @extschema@.outbox_ask_for_a_look(text), @extschema@.outbox_check(text)
+  @extschema@.outbox_destination_figures(text), @extschema@.outbox_ask_for_a_look(text), @extschema@.outbox_check(text),
+  @extschema@.outbox_tick(interval)
   to outbox_monitor;
 
 grant execute on function
@@ -77,7 +78,7 @@ grant execute on function @extschema@.outbox_inbox_forget(text, text) to outbox_
 
 grant execute on function
   @extschema@.outbox_fetch_unpublished(integer, text, interval), @extschema@.outbox_mark_published(bigint, bigint, text),
-  @extschema@.outbox_mark_failed(bigint, bigint, text, text)
+  @extschema@.outbox_mark_failed(bigint, bigint, text, text), @extschema@.outbox_relay(integer, interval)
   to outbox_relay;
 
 -- A session that replays old data may be silent; who may say so may lose events. A superuser may too.

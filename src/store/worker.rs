@@ -225,7 +225,7 @@ impl Store {
         )
     }
 
-    /// Claims messages of leased lanes.
+    /// Claims messages of leased lanes, all of them with the same reach.
     pub fn claim(&self, destination: &str, lanes: &[Lane]) -> SpiResult<ClaimedBatch> {
         let partitions: Vec<i16> = lanes.iter().map(|lane| lane.partition.as_i16()).collect();
         let epochs: Vec<i64> = lanes.iter().map(|lane| lane.epoch).collect();
@@ -239,6 +239,7 @@ impl Store {
             limits.into(),
             marks.into(),
             CLAIM_BYTES_MAX.into(),
+            lanes.iter().map(|lane| lane.reach).max().into(),
         ];
         let types = [
             PgBuiltInOids::TEXTOID,
@@ -247,6 +248,7 @@ impl Store {
             PgBuiltInOids::INT8ARRAYOID,
             PgBuiltInOids::INT4ARRAYOID,
             PgBuiltInOids::INT8ARRAYOID,
+            PgBuiltInOids::INT8OID,
             PgBuiltInOids::INT8OID,
         ];
         self.claimed(&self.claim, &|| self.body("outbox_claim"), &types, &args)
@@ -548,8 +550,9 @@ impl Store {
         Ok((reached.unwrap_or(after), more.unwrap_or_default()))
     }
 
-    pub fn purge_workers(&self) -> SpiResult<()> {
-        Spi::run(&format!("select {}.outbox_purge_workers()", self.schema))
+    pub fn purge_workers(&self) -> SpiResult<i64> {
+        let purged: Option<i64> = Spi::get_one(&format!("select {}.outbox_purge_workers()", self.schema))?;
+        Ok(purged.unwrap_or_default())
     }
 }
 

@@ -15,10 +15,12 @@ pub use bounds::Bounds;
 
 use crate::budget;
 use crate::gate::{Admission, Found, Gates, Handle, OrderedKey};
-use crate::hold::OpenTransaction;
+use crate::hold::{Holds, OpenTransaction};
 use crate::message::{Event, Outcome, Pointer, Publication};
-use crate::partition::{Partition, crc32};
+use crate::partition::Partition;
 use crate::settle::{Disposition, Ordering, Rules, decide};
+use asked::Asked;
+pub use asked::{Errand, Tally};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Published messages wait so long to be settled together, in ms, unless there are many: each settle waits for the disk,
@@ -58,12 +60,13 @@ pub struct Settlement<P> {
     pub disposition: Disposition,
 }
 
-/// What a claim asks for: of each lane up to `limit` rows with a seq above `mark`.
+/// What a claim asks for: of each lane up to `limit` rows with a seq above `mark`, and none above `reach`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
     pub partition: Partition,
     pub epoch: i64,
     pub mark: i64,
+    pub reach: i64,
     pub limit: u32,
 }
 
@@ -132,29 +135,6 @@ pub trait Memory {
     fn waiting_changes(&self) -> u32;
 }
 
-/// What holds back messages in one pass.
-struct Holds {
-    /// The claim may have missed a row between those that it brought.
-    all: bool,
-    open: Vec<OpenTransaction>,
-    /// The lowest seq committed in a partition since the pass began to read it.
-    reopened: HashMap<Partition, i64>,
-}
-
-impl Holds {
-    fn hold(&self, key: &OrderedKey, seq: i64) -> bool {
-        self.all || self.reopened.get(&key.partition).is_some_and(|low| *low < seq) || self.open(key, seq)
-    }
-
-    /// Whether a transaction is open that has enqueued an earlier one of the key.
-    fn open(&self, key: &OrderedKey, seq: i64) -> bool {
-        !self.open.is_empty() && {
-            let crc = crc32(&key.key);
-            self.open.iter().any(|transaction| transaction.holds(crc, seq))
-        }
-    }
-}
-
 /// How partitions are shared in this database.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sharing {
@@ -201,6 +181,8 @@ pub struct Engine<P> {
     due_at_ms: u64,
     waiting_changes: u32,
     sweep_at_ms: u64,
+    /// What a session wants to know of, and how far it lets this go.
+    asked: Asked,
 }
 
 impl<P: Clone> Engine<P> {
@@ -231,6 +213,7 @@ impl<P: Clone> Engine<P> {
             due_at_ms: 0,
             waiting_changes: 0,
             sweep_at_ms: 0,
+            asked: Asked::default(),
         }
     }
 
@@ -283,7 +266,7 @@ impl<P: Clone> Engine<P> {
 
     /// The last claim left something behind: claim again at once.
     pub fn wants_more(&self) -> bool {
-        self.full || self.drains
+        (self.full || self.drains) && !self.has_suspects(1) // whose answers ring
     }
 
     /// When something in `outbox_waiting` may be due.
@@ -324,6 +307,9 @@ impl<P: Clone> Engine<P> {
 
     /// What is held now, and what of it another worker shall have. A lease with a new epoch starts anew.
     pub fn set_leases(&mut self, held: Vec<Held>, leaving: HashSet<Partition>) {
+        if self.sharing == Sharing::RowClaims {
+            return; // there are none, and what is in flight does not depend on them
+        }
         let kept: HashSet<Partition> = (held.iter())
             .filter(|lease| self.leases.contains(lease))
             .map(|(partition, _)| *partition)
@@ -413,6 +399,7 @@ impl<P: Clone> Engine<P> {
         let Some(message) = self.messages.remove(&handle) else {
             return;
         };
+        self.asked.ended(handle, &disposition);
         self.unsettled.push(Settlement {
             place: message.place,
             pointer: message.pointer,
@@ -482,7 +469,6 @@ impl<P: Clone> Engine<P> {
             .copied()
             .collect();
         if self.has_suspects(1) {
-            self.full = false; // their answers ring
             return Ok(0);
         }
         self.bring_due(store, memory, now_ms, &leases)?;
@@ -506,7 +492,7 @@ impl<P: Clone> Engine<P> {
         }
         // A lane that was read to its end holds nothing new until somebody says so.
         let unread: Vec<Held> = (leases.iter())
-            .filter(|(partition, _)| self.mark(*partition) < END)
+            .filter(|(partition, _)| self.mark(*partition) < self.asked.reach)
             .copied()
             .collect();
         if unread.is_empty() && self.gates.parked() == 0 && !self.gates.may_drain() {
@@ -519,6 +505,7 @@ impl<P: Clone> Engine<P> {
                 partition: *partition,
                 epoch: *epoch,
                 mark: self.mark(*partition),
+                reach: self.asked.reach,
                 limit,
             })
             .collect();
@@ -535,8 +522,8 @@ impl<P: Clone> Engine<P> {
         };
         let count = batch.rows.len();
         self.advance_marks(&lanes, &batch);
-        self.full =
-            (unread.iter()).any(|(partition, _)| self.mark(*partition) < END && !batch.locked.contains(partition));
+        let is_read = |partition: &Partition| self.mark(*partition) >= self.asked.reach;
+        self.full = (unread.iter()).any(|(partition, _)| !is_read(partition) && !batch.locked.contains(partition));
         self.admit(batch, rules, &holds, &mut make);
         let marks = &self.marks;
         let unparked = self
@@ -569,11 +556,12 @@ impl<P: Clone> Engine<P> {
         leases: &[Held],
     ) -> Result<(), S::Error> {
         let changes = memory.waiting_changes();
-        if now_ms < self.due_at_ms && changes == self.waiting_changes {
+        if !self.asked.brings_due() || (now_ms < self.due_at_ms && changes == self.waiting_changes) {
             return Ok(());
         }
         let leased = (self.sharing == Sharing::Leases).then_some(leases);
         let (moved, next_ms) = store.bring_due(leased)?;
+        self.asked.brought = true;
         // What is due and was not brought is another worker's.
         let next_ms = next_ms.filter(|ms| *ms > 0 || !moved.is_empty());
         for (partition, seq) in moved {
@@ -632,8 +620,8 @@ impl<P: Clone> Engine<P> {
         self.marks.get(&partition).copied().unwrap_or(START)
     }
 
-    /// A lane that gave all it had is read to its end: what is committed there later is told. Any other is read up to its
-    /// last row.
+    /// A lane that gave all it had is read to its end, or as far as it may: what is committed there later is told. Any
+    /// other is read up to its last row.
     fn advance_marks(&mut self, lanes: &[Lane], batch: &Batch<P>) {
         let mut seen: HashMap<Partition, (u32, i64)> = HashMap::new();
         for row in &batch.rows {
@@ -651,7 +639,7 @@ impl<P: Clone> Engine<P> {
             let read = match () {
                 () if batch.missed => lane.mark, // it may lie between those that came
                 () if full || batch.cut => last,
-                () => END,
+                () => lane.reach,
             };
             let mark = self.marks.entry(lane.partition).or_insert(START);
             *mark = (*mark).max(read);
@@ -716,7 +704,7 @@ impl<P: Clone> Engine<P> {
             if holds.open(key, i64::MAX) {
                 continue;
             }
-            let reach = self.mark(key.partition);
+            let reach = self.mark(key.partition).min(self.asked.reach);
             let (batch, more) = store.claim_waiting(key, *epoch, reach, self.bounds.drain_rows)?;
             let full = batch.cut || batch.rows.len() as u32 >= self.bounds.drain_rows;
             let missed = batch.missed;
@@ -742,6 +730,7 @@ impl<P: Clone> Engine<P> {
     ) -> Handle {
         let handle = self.next_handle;
         self.next_handle += 1;
+        self.asked.claimed(handle);
         let Claimed { place, pointer, event } = claimed;
         let publication = match event {
             None => Err(format!("the event store has no event with seq {}", pointer.seq)),
@@ -834,5 +823,6 @@ fn lower(marks: &mut HashMap<Partition, i64>, partition: Partition, seq: i64) {
     *mark = (*mark).min(seq - 1);
 }
 
+mod asked;
 #[cfg(test)]
 mod tests;

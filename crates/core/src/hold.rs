@@ -2,6 +2,10 @@
 //! keys must not overtake what they will commit. Written by the sessions through `src/registry.rs`, read by
 //! [`crate::engine`] before each claim.
 
+use crate::gate::OrderedKey;
+use crate::partition::{Partition, crc32};
+use std::collections::HashMap;
+
 /// Bits of a filter. A key has one of them by its CRC-32; two keys that share one hold each other up for as long as the
 /// transaction is open, and nothing worse.
 pub const FILTER_BITS: usize = 16_384;
@@ -28,5 +32,28 @@ impl OpenTransaction {
     pub fn holds(&self, crc: u32, seq: i64) -> bool {
         let (word, mask) = filter_bit(crc);
         self.low < seq && self.filter.get(word).is_some_and(|bits| bits & mask != 0)
+    }
+}
+
+/// What holds back messages in one pass of a worker.
+pub(crate) struct Holds {
+    /// The claim may have missed a row between those that it brought.
+    pub all: bool,
+    pub open: Vec<OpenTransaction>,
+    /// The lowest seq committed in a partition since the pass began to read it.
+    pub reopened: HashMap<Partition, i64>,
+}
+
+impl Holds {
+    pub fn hold(&self, key: &OrderedKey, seq: i64) -> bool {
+        self.all || self.reopened.get(&key.partition).is_some_and(|low| *low < seq) || self.open(key, seq)
+    }
+
+    /// Whether a transaction is open that has enqueued an earlier one of the key.
+    pub fn open(&self, key: &OrderedKey, seq: i64) -> bool {
+        !self.open.is_empty() && {
+            let crc = crc32(&key.key);
+            self.open.iter().any(|transaction| transaction.holds(crc, seq))
+        }
     }
 }

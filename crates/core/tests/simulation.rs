@@ -99,6 +99,17 @@ fn workers_that_come_and_go_all_the_time_keep_order() {
     assert_keeps_its_promises(&config, 5);
 }
 
+#[test]
+fn workers_that_may_go_only_so_far_keep_order() {
+    let config = Config {
+        name: "rough, with errands",
+        errands: 500,
+        keys: 3,
+        ..Config::ROUGH
+    };
+    assert_keeps_its_promises(&config, 5);
+}
+
 // ---- mistakes are found ---------------------------------------------------------------------------------------------
 
 fn assert_finds(flaw: Flaw, complaint: &str) {

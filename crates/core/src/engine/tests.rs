@@ -17,6 +17,8 @@ struct Script {
     due: Vec<i64>,
     head: Option<i64>,
     gates_read: usize,
+    /// The lanes of the last claim: (mark, reach).
+    lanes: Vec<(i64, i64)>,
 }
 
 #[derive(Default)]
@@ -60,6 +62,7 @@ impl Store for Script {
     }
 
     fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<()>, Infallible> {
+        self.lanes = lanes.iter().map(|lane| (lane.mark, lane.reach)).collect();
         let asked = !lanes.is_empty() && !self.claims.is_empty();
         if let Some(suspects) = self.suspects.take() {
             self.claims.remove(0);
@@ -72,7 +75,7 @@ impl Store for Script {
     }
 
     fn claim_unleased(&mut self, _: u32) -> Result<Batch<()>, Infallible> {
-        Ok(batch(&[]))
+        Ok(batch(&self.claims.pop().unwrap_or_default()))
     }
 
     fn claim_waiting(&mut self, _: &OrderedKey, _: i64, _: i64, _: u32) -> Result<(Batch<()>, bool), Infallible> {
@@ -355,4 +358,98 @@ fn of_a_lost_lease_nothing_ends_out_of_order() {
     });
     assert!(settled.is_empty(), "nobody knows what became of 1: {settled:?}");
     assert_eq!((engine.outstanding(), engine.with_publisher), (0, 0));
+}
+
+#[test]
+fn without_leases_a_heartbeat_forgets_nothing_that_is_in_flight() {
+    let (mut engine, mut script) = (Engine::new(Sharing::RowClaims), Script::default());
+    script.claims = vec![vec![1, 2]];
+    claim(&mut engine, &mut script, &Shared::default(), 0, 0);
+    let sent = hand_over(&mut engine, 10);
+    engine.set_leases(Vec::new(), HashSet::new());
+    engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
+    assert_eq!((engine.unsettled.len(), engine.outstanding()), (1, 2));
+}
+
+// ---- what a session asks for ----------------------------------------------------------------------------------------
+
+fn tally(engine: &Engine<()>) -> [u64; 3] {
+    let Tally {
+        claimed,
+        published,
+        failed,
+    } = engine.tally();
+    [claimed, published, failed]
+}
+
+#[test]
+fn a_tick_counts_what_its_claim_brought_and_nothing_else() {
+    let (mut engine, shared) = (engine(), Shared::default());
+    let mut script = Script {
+        claims: vec![(1..=100).collect(), (101..=200).collect(), vec![201]],
+        ..Script::default()
+    };
+    claim(&mut engine, &mut script, &shared, 0, 0);
+    let earlier = hand_over(&mut engine, 100);
+    engine.begin_errand(Errand::Tick);
+    claim(&mut engine, &mut script, &shared, 10, 0);
+    engine.note_claim();
+    assert!(engine.has_claimed());
+    let own = hand_over(&mut engine, 100);
+    claim(&mut engine, &mut script, &shared, 20, 0);
+    engine.note_claim();
+    assert_eq!(tally(&engine), [100, 0, 0]);
+    for (handle, _) in &earlier {
+        engine.conclude(*handle, &Outcome::Confirmed, &RULES, 30, 0);
+    }
+    assert_eq!(tally(&engine), [100, 0, 0]);
+    for (handle, _) in &own[..99] {
+        engine.conclude(*handle, &Outcome::Confirmed, &RULES, 40, 0);
+    }
+    assert!(engine.is_under_way());
+    engine.conclude(own[99].0, &Outcome::Nacked, &RULES, 50, 0);
+    assert_eq!(tally(&engine), [100, 99, 1]);
+    assert!(!engine.is_under_way(), "what was claimed later is none of its business");
+}
+
+#[test]
+fn a_worker_that_may_go_only_so_far_reads_on_from_there_later() {
+    let (mut engine, shared) = (engine(), Shared::default());
+    let mut script = Script {
+        claims: vec![vec![3, 4], vec![6]],
+        ..Script::default()
+    };
+    engine.begin_errand(Errand::UpTo(5));
+    engine.set_reach(Some(5));
+    claim(&mut engine, &mut script, &shared, 0, 0);
+    engine.note_claim();
+    assert_eq!(script.lanes, [(START, 5)]);
+    assert!(engine.has_claimed() && !engine.wants_more());
+    claim(&mut engine, &mut script, &shared, 10, 0);
+    assert_eq!(engine.outstanding(), 2, "there is nothing more to read up to 5");
+    engine.end_errand();
+    claim(&mut engine, &mut script, &shared, 20, 0);
+    assert_eq!((script.lanes, engine.outstanding()), (vec![(5, END)], 3));
+}
+
+#[test]
+fn what_becomes_due_while_a_worker_may_go_only_so_far_is_left_alone() {
+    let (mut engine, shared) = (engine(), Shared::default());
+    let mut script = Script {
+        due: vec![2],
+        ..Script::default()
+    };
+    claim(&mut engine, &mut script, &shared, 0, 0); // finds it due, and looks again in a second
+    script.due = vec![3];
+    engine.begin_errand(Errand::UpTo(5));
+    engine.set_reach(Some(5));
+    claim(&mut engine, &mut script, &shared, 10, 0);
+    assert!(script.due.is_empty(), "it was due when the errand began");
+    script.due = vec![4];
+    shared.waiting_changes.set(1);
+    claim(&mut engine, &mut script, &shared, 2 * DUE_EVERY_MS, 0);
+    assert_eq!(script.due, [4]);
+    engine.end_errand();
+    claim(&mut engine, &mut script, &shared, 2 * DUE_EVERY_MS, 0);
+    assert!(script.due.is_empty());
 }

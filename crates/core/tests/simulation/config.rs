@@ -47,6 +47,8 @@ pub struct Config {
     pub messages: u64,
     pub window: usize,
     pub batch: u32,
+    /// Of ten thousand claims, those from which on a worker may go no further than some seq, for a while.
+    pub errands: u32,
     pub flaw: Option<Flaw>,
 }
 
@@ -66,6 +68,7 @@ impl Config {
         messages: 3,
         window: 60,
         batch: 20,
+        errands: 0,
         flaw: None,
     };
 

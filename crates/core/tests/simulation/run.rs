@@ -3,7 +3,7 @@
 use super::config::{Config, Flaw};
 use super::oracle::Fate;
 use super::world::{Failed, Ports, World, name, partition_of, plain, unfinished};
-use outbox_core::engine::{Bounds, Engine, Held, Sharing};
+use outbox_core::engine::{Bounds, Engine, Errand, Held, Sharing};
 use outbox_core::lease::{self, Lease};
 use outbox_core::message::{Outcome, Pointer, Properties, Publication};
 use outbox_core::partition::Partition;
@@ -398,13 +398,37 @@ impl Simulation {
         let Some(room) = tick::next(&state).claim else {
             return Ok(());
         };
+        self.bound(engine);
         let mut ports = self.ports(number);
         let (memory, limit) = (self.ports(number), batch.min(room));
         engine.claim(&mut ports, &memory, now_ms, limit, &self.rules, |handle, pointer, _| {
             self.publication(handle, pointer)
         })?;
+        engine.note_claim();
         self.hand_over(number, engine);
         Ok(())
+    }
+
+    /// A session lets the worker go no further than some seq; after a while that is over.
+    fn bound(&self, engine: &mut Engine<u64>) {
+        let chance = |world: &mut World, n: u32| n > 0 && world.dice.chance(n);
+        let (begins, ends, reach) = self.with(|world| {
+            let (calm, errands) = (world.calm, world.config.errands);
+            let newest = world.oracle.messages.keys().next_back().copied().unwrap_or_default();
+            let begins = !calm && chance(world, errands);
+            let reach = if begins {
+                newest - world.dice.below(40) as i64
+            } else {
+                0
+            };
+            (begins, calm || chance(world, errands * 2), reach)
+        });
+        if begins {
+            engine.begin_errand(Errand::UpTo(reach));
+            engine.set_reach(Some(reach));
+        } else if ends {
+            engine.end_errand();
+        }
     }
 
     fn publication(&self, handle: u64, pointer: &Pointer) -> Result<Publication, String> {

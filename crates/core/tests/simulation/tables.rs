@@ -1,5 +1,6 @@
 //! The tables, and what `sql/src/30_worker.sql` and `sql/src/40_operate.sql` do to them. Each function is a transaction.
 
+use outbox_core::engine::Lane;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]
@@ -177,15 +178,15 @@ impl Tables {
         self.outbox[usize::from(partition)].insert(seq, row);
     }
 
-    /// What a claim sees of one lane, (partition, epoch, mark, limit).
-    pub fn see(&self, worker: &str, lane: (u16, i64, i64, u32), again: bool) -> Vec<Claim> {
-        let (partition, epoch, mark, limit) = lane;
+    /// What a claim sees of one lane.
+    pub fn see(&self, worker: &str, lane: &Lane, again: bool) -> Vec<Claim> {
+        let (partition, epoch) = (lane.partition.index(), lane.epoch);
         if !self.held(worker, partition, epoch) {
             return Vec::new();
         }
-        let rows = self.outbox[usize::from(partition)].range(mark + 1..);
+        let rows = self.outbox[usize::from(partition)].range(lane.mark + 1..=lane.reach);
         rows.filter(|(_, row)| again || row.token != Some(epoch))
-            .take(limit as usize)
+            .take(lane.limit as usize)
             .map(|(seq, row)| {
                 let mut row = row.clone();
                 row.crashes += i32::from(row.token.is_some());

@@ -164,7 +164,6 @@ impl Ports<'_> {
         let (seen, cut) = self.transaction(|world, me| {
             let again = world.config.flaw == Some(Flaw::ClaimRepeats);
             let mut seen = (lanes.iter())
-                .map(|lane| (lane.partition.index(), lane.epoch, lane.mark, lane.limit))
                 .flat_map(|lane| world.tables.see(me, lane, again))
                 .collect();
             let cut = world.cut(&mut seen);
