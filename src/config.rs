@@ -34,6 +34,7 @@ static EXCHANGE: Text = Text::new(Some(c"outbox"));
 static EXCHANGE_TYPE: Text = Text::new(Some(c""));
 static ROUTING_KEY: Text = Text::new(Some(c"{aggregate_type}.{operation}"));
 static WORKERS: GucSetting<i32> = GucSetting::<i32>::new(1);
+static TURN: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static PARTITION_COUNT: GucSetting<i32> = GucSetting::<i32>::new(16);
 static LEASING: GucSetting<bool> = GucSetting::<bool>::new(true);
 static LEASE_TTL: GucSetting<i32> = GucSetting::<i32>::new(15);
@@ -138,6 +139,14 @@ pub fn define() {
         0..=16,
         Server,
         GucFlags::empty(),
+    );
+    number(
+        c"outbox.turn",
+        c"With more databases than worker slots: how long one with messages is served before another's turn.",
+        &TURN,
+        100..=3_600_000,
+        Server,
+        GucFlags::UNIT_MS,
     );
     number(
         c"outbox.partition_count",
@@ -479,6 +488,7 @@ impl Context {
 /// What the launcher needs.
 pub struct ServerSettings {
     pub workers: u32,
+    pub turn_ms: u64,
     pub worker_role: String,
     databases: String,
 }
@@ -487,6 +497,7 @@ impl ServerSettings {
     pub fn snapshot() -> Self {
         Self {
             workers: WORKERS.get() as u32,
+            turn_ms: TURN.get() as u64,
             worker_role: string(&WORKER_ROLE),
             databases: string(&DATABASES),
         }

@@ -38,6 +38,8 @@ pub struct Common {
     pub row_token: i64,
     pub bell: Bell,
     pub began: Instant,
+    /// The launcher wants this worker's slot for another database: it claims nothing more, and leaves by then.
+    pub leaves_by: Option<Instant>,
 }
 
 impl Common {
@@ -163,6 +165,19 @@ impl Destination {
         self.figures.set_in_flight(self.outstanding());
     }
 
+    /// Nothing more is sent; what the peer has got it may still answer, for a third of `limit` at most.
+    pub fn begin_to_leave(&self, limit: Duration) {
+        self.broker.ask_to_stop(limit);
+    }
+
+    /// All that may go now has gone, or nothing may.
+    pub fn is_at_rest(&self, common: &Common) -> bool {
+        let state = self.tick(common);
+        let looks = state.connected && state.owned_partitions > 0 && !state.last_claim_was_full;
+        let may_not = !state.enabled || self.broker.status.state == "unconfigured";
+        state.outstanding == 0 && (looks || may_not)
+    }
+
     /// Gives up the connection; what it has not answered by then goes back.
     pub fn stop(&mut self, common: &Common, limit: Duration, reason: &str) {
         let last = self.broker.stop(limit);
@@ -251,6 +266,9 @@ impl Destination {
         let is_off = self.paused || (!common.settings.enabled && self.by_hand(common).is_none());
         if is_off && self.engine.only_keeps_back() {
             self.engine.release_all("nothing is delivered now"); // a relay of somebody else's may deliver it
+        }
+        if common.leaves_by.is_some() && self.engine.only_keeps_back() {
+            self.engine.release_all("the worker leaves");
         }
         match self.engine.must_settle() {
             true => self.settle(common, STATEMENT_TIMEOUT_MS),
@@ -342,7 +360,9 @@ impl Destination {
     /// Claims and hands over. Returns how many messages came, and how long to wait for more.
     pub fn claim(&mut self, common: &Common) -> Result<(usize, u32), Failure> {
         let now_ms = common.now_ms();
-        self.hand_over();
+        if common.leaves_by.is_none() {
+            self.hand_over();
+        }
         let by_hand = self.by_hand(common);
         self.engine.set_reach(by_hand);
         let Some(room) = tick::next(&self.tick(common)).claim else {
@@ -396,7 +416,7 @@ impl Destination {
 
     fn tick(&self, common: &Common) -> TickState {
         TickState {
-            enabled: self.may_deliver(common) || self.by_hand(common).is_some(),
+            enabled: common.leaves_by.is_none() && (self.may_deliver(common) || self.by_hand(common).is_some()),
             connected: self.broker.is_connected(),
             blocked: false, // blocked is a state of its own, in which it is not connected
             owned_partitions: self.engine.claimable(),

@@ -1,7 +1,8 @@
 //! The launcher: one process of the server, connected to no database, that starts the workers of every database that has
 //! the extension and starts them again when they end. It cannot look into a database, so it starts a worker to see:
 //! one that finds no extension says so in shared memory and ends. A database that a statement needs for itself is left
-//! alone until there is news (`hooks`).
+//! alone until there is news (`hooks`). Where worker slots are fewer than databases they are served in turn: the plan is
+//! made in crates/core (`turns`), what it is made from and how it is done is here.
 
 use crate::config::ServerSettings;
 use crate::figures;
@@ -11,7 +12,8 @@ use crate::pg::txn::{self, Durability};
 use crate::pg::{latch, signals};
 use crate::shmem::{self, Obstacle};
 use crate::store::now_us;
-use std::collections::HashMap;
+use outbox_core::turns::{self, Plan};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// How often databases are looked for without news.
@@ -21,6 +23,13 @@ const RESTART_SHORTEST: Duration = Duration::from_millis(100);
 const RESTART_LONGEST: Duration = Duration::from_secs(30);
 /// A worker that lived this long did not end because it started.
 const SETTLED_DOWN: Duration = Duration::from_secs(5);
+/// How often one more slot is tried after none was free: other extensions and parallel queries use them as well.
+const RETRY_SLOT: Duration = Duration::from_secs(5);
+/// A worker that was asked to leave and has not by then is told to end.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(20);
+/// How long a database without a worker is taken to be idle: no commit tells of `COMMIT PREPARED`, of rows written by hand,
+/// or of what is old.
+const VISIT_EVERY_MS: u64 = 60_000;
 
 const RESTART_OF_LAUNCHER_S: i32 = 5;
 
@@ -49,10 +58,13 @@ pub fn main() {
     bgworker::connect_to_shared_catalogs();
     shmem::launcher_starts();
     let mut launcher = Launcher {
-        databases: HashMap::new(),
+        databases: BTreeMap::new(),
+        slots: u32::MAX,
+        tried: None,
         news: 0,
         scanned: None,
         complained: None,
+        began: Instant::now(),
     };
     loop {
         let wait = launcher.pass();
@@ -65,21 +77,34 @@ pub fn main() {
 }
 
 struct Launcher {
-    databases: HashMap<u32, Served>,
+    databases: BTreeMap<u32, Served>,
+    /// Slots that our workers take or could take: how many they took when none was free, and what was freed since.
+    slots: u32,
+    /// When a start last found no slot.
+    tried: Option<Instant>,
     news: u32,
+    /// When it last looked for databases without news, and for the extension in those that had none.
     scanned: Option<Instant>,
     /// When it last said in the log that worker slots are missing: at most once a minute.
     complained: Option<Instant>,
+    began: Instant,
 }
 
 /// A database and its workers; index = number of the worker.
+#[derive(Default)]
 struct Served {
     name: String,
     workers: Vec<Place>,
     /// Dropped, or closed to connections.
     gone: bool,
-    /// Workers that found no slot.
-    missing: u32,
+    /// How many workers it is to have now.
+    wanted: u32,
+    /// It is thought to lack the extension, and a worker shall look again.
+    look_again: bool,
+    /// When its first worker started, or the last one ended, in ms of the launcher's life; 0 = neither yet.
+    since_ms: u64,
+    /// How often its workers had been called when none had anything to do, and when that was seen.
+    idle: Option<(u32, u64)>,
 }
 
 #[derive(Default)]
@@ -94,6 +119,8 @@ struct Running {
     since: Instant,
     /// How much news there was when it started.
     news: u32,
+    /// Since when it shall end.
+    leaves: Option<Instant>,
 }
 
 impl Launcher {
@@ -104,36 +131,109 @@ impl Launcher {
         let rescan_due = self.scanned.is_none_or(|scanned| now >= scanned + RESCAN);
         if news != self.news || rescan_due {
             self.news = news;
-            if rescan_due {
-                shmem::forget_absences();
+            if self.scan() && rescan_due {
+                self.scanned = Some(now);
+                self.databases.values_mut().for_each(|served| served.look_again = true);
             }
-            self.scan(now);
         }
         let settings = ServerSettings::snapshot();
+        let role = txn::run(c"outbox: look up the worker role", 30_000, Durability::Relaxed, || {
+            Ok(catalog::role(&settings.worker_role))
+        });
+        let role = match role {
+            Ok(Role::Usable(role)) => Some(role),
+            _ => None,
+        };
+        if let Some(role) = role {
+            shmem::set_worker_role(role);
+        }
+        let now_ms = self.now_ms(now);
         let mut next = RESCAN;
-        for oid in self.databases.keys().copied().collect::<Vec<_>>() {
-            next = next.min(self.tend(oid, &settings, now));
+        for (oid, served) in &mut self.databases {
+            next = next.min(served.tend(*oid, &settings, role.is_some(), self.news, now, now_ms));
         }
-        let missing = self.databases.values().map(|served| served.missing).sum();
-        shmem::set_missing_slots(missing);
-        if missing > 0 && self.complained.is_none_or(|said| now >= said + Duration::from_secs(60)) {
-            self.complained = Some(now);
-            pgrx::warning!("outbox: {missing} worker(s) find no slot; raise max_worker_processes by as many");
-        }
-        next
+        let plan = self.serve(&settings, now, now_ms);
+        self.say_who_waits(&plan, now);
+        let look_in = plan.look_in_ms.map(Duration::from_millis);
+        let retry_in = (plan.kept_out > 0).then_some(RETRY_SLOT);
+        look_in.into_iter().chain(retry_in).fold(next, Duration::min)
     }
 
-    fn scan(&mut self, now: Instant) {
+    /// Starts workers, and asks others to make room. Returns what is left to be done.
+    fn serve(&mut self, settings: &ServerSettings, now: Instant, now_ms: u64) -> Plan {
+        loop {
+            let seen: Vec<turns::Database> = (self.databases.iter_mut())
+                .map(|(oid, served)| served.as_seen(*oid, now, now_ms))
+                .collect();
+            let plan = turns::plan(&seen, self.slots, now_ms, settings.turn_ms);
+            let mut found_none = false;
+            for index in &plan.start {
+                let Some((oid, served)) = self.databases.iter_mut().nth(*index) else {
+                    continue;
+                };
+                if !served.start(*oid, self.news, now, now_ms) {
+                    found_none = true;
+                    break;
+                }
+            }
+            if found_none {
+                self.slots = self.databases.values().map(Served::running).sum();
+                self.tried = Some(now);
+                continue; // with what there is
+            }
+            if plan.kept_out > 0 && self.tried.is_none_or(|tried| now >= tried + RETRY_SLOT) {
+                self.slots = self.slots.saturating_add(1);
+                continue;
+            }
+            for index in &plan.leave {
+                if let Some((oid, served)) = self.databases.iter_mut().nth(*index) {
+                    served.ask_to_leave(*oid, now);
+                }
+            }
+            return plan;
+        }
+    }
+
+    fn say_who_waits(&mut self, plan: &Plan, now: Instant) {
+        for (oid, served) in &self.databases {
+            let place = shmem::database(*oid).filter(|place| served.wanted > 0 && !place.lacks_extension());
+            if let Some(place) = place {
+                place.set_obstacle(match served.startable(now) {
+                    _ if plan.in_turn => Obstacle::Turns,
+                    0 => Obstacle::None,
+                    _ => Obstacle::Slots,
+                });
+            }
+        }
+        shmem::set_waiting_databases(plan.waiting);
+        shmem::set_missing_slots(plan.missing);
+        if plan.missing > 0 && self.complained.is_none_or(|said| now >= said + Duration::from_secs(60)) {
+            self.complained = Some(now);
+            let in_turn = if plan.in_turn {
+                "; the databases are served in turn"
+            } else {
+                ""
+            };
+            let missing = plan.missing;
+            pgrx::warning!("outbox: {missing} worker(s) find no slot; raise max_worker_processes by as many{in_turn}");
+        }
+    }
+
+    fn now_ms(&self, now: Instant) -> u64 {
+        1 + now.duration_since(self.began).as_millis() as u64
+    }
+
+    /// Looks which databases there are; false if that failed.
+    fn scan(&mut self) -> bool {
         let found = match txn::run(c"outbox: look for databases", 30_000, Durability::Relaxed, || {
             Ok(catalog::databases())
         }) {
             Ok(found) => found,
             Err(failure) => {
                 pgrx::warning!("outbox launcher: cannot list databases: {}", failure.message);
-                return;
+                return false;
             }
         };
-        self.scanned = Some(now);
         let oids: Vec<u32> = found.iter().map(|database| database.oid).collect();
         self.databases.retain(|oid, served| {
             served.gone = !oids.contains(oid);
@@ -143,82 +243,67 @@ impl Launcher {
         figures::forget_databases_but(&oids);
         for database in found {
             shmem::add_database(database.oid, now_us());
-            let served = self.databases.entry(database.oid).or_insert_with(|| Served {
-                name: String::new(),
-                workers: Vec::new(),
-                gone: false,
-                missing: 0,
-            });
-            served.name = database.name;
+            self.databases.entry(database.oid).or_default().name = database.name;
         }
+        true
     }
-
-    /// One database. Returns when to look again.
-    fn tend(&mut self, oid: u32, settings: &ServerSettings, now: Instant) -> Duration {
-        let Some(served) = self.databases.get_mut(&oid) else {
-            return RESCAN;
-        };
-        served.missing = 0;
-        if served.gone || shmem::is_vacated(oid) {
-            served.reap(None, self.news, now);
-            served.stop_beyond(0);
-            return RESCAN;
-        }
-        let Some(place) = shmem::add_database(oid, now_us()) else {
-            return RESCAN;
-        };
-        served.reap(Some(place), self.news, now);
-        let wanted = match settings.serves(&served.name) {
-            false => {
-                place.set_obstacle(Obstacle::Excluded);
-                0
-            }
-            true if place.lacks_extension() => 0, // until there is news or a rescan
-            // Until the first worker has found the extension, one is enough.
-            true if !place.has_extension() => settings.workers.min(1),
-            true => settings.workers,
-        };
-        served.stop_beyond(wanted);
-        if wanted == 0 {
-            return RESCAN;
-        }
-        let role = txn::run(c"outbox: look up the worker role", 30_000, Durability::Relaxed, || {
-            Ok(catalog::role(&settings.worker_role))
-        });
-        let Ok(Role::Usable(role)) = role else {
-            place.set_obstacle(Obstacle::Role);
-            served.stop_beyond(0);
-            return Duration::from_secs(1);
-        };
-        shmem::set_worker_role(role);
-        let mut next = RESCAN;
-        for number in 0..wanted {
-            match served.ensure(oid, number, self.news, now) {
-                Started::Runs => {}
-                Started::Waits(wait) => next = next.min(wait),
-                Started::NoSlot => {
-                    served.missing += 1;
-                    next = next.min(Duration::from_secs(5));
-                }
-            }
-        }
-        place.set_obstacle(match served.missing {
-            0 => Obstacle::None,
-            _ => Obstacle::Slots,
-        });
-        next
-    }
-}
-
-enum Started {
-    Runs,
-    Waits(Duration),
-    NoSlot,
 }
 
 impl Served {
+    /// Notices what ended, says how many workers there are to be, and ends those beyond. Returns when to look again.
+    fn tend(
+        &mut self,
+        oid: u32,
+        settings: &ServerSettings,
+        has_role: bool,
+        news: u32,
+        now: Instant,
+        now_ms: u64,
+    ) -> Duration {
+        let place = match self.gone || shmem::is_vacated(oid) {
+            true => None,
+            false => shmem::add_database(oid, now_us()),
+        };
+        self.reap(place, news, now, now_ms);
+        let mut next = RESCAN;
+        self.wanted = match place {
+            None => 0,
+            Some(place) if !settings.serves(&self.name) => {
+                place.set_obstacle(Obstacle::Excluded);
+                0
+            }
+            Some(place) if place.lacks_extension() && !self.look_again => 0, // until there is news or a rescan
+            Some(place) if !has_role => {
+                place.set_obstacle(Obstacle::Role);
+                next = Duration::from_secs(1);
+                0
+            }
+            // Until the first worker has found the extension, one is enough.
+            Some(place) if !place.has_extension() => settings.workers.min(1),
+            Some(_) => settings.workers,
+        };
+        for worker in self.workers.iter_mut().skip(self.wanted as usize) {
+            if let Some(running) = &mut worker.running {
+                running.leaves.get_or_insert(now);
+                running.handle.terminate();
+            }
+        }
+        for running in self.workers.iter().filter_map(|worker| worker.running.as_ref()) {
+            match running.leaves {
+                Some(asked) if now >= asked + LEAVE_PATIENCE => running.handle.terminate(),
+                Some(_) => {}
+                None => continue,
+            }
+            next = next.min(Duration::from_secs(5));
+        }
+        let rests = |place: &Place| place.not_before.filter(|not_before| *not_before > now);
+        let resting = self.workers.iter().take(self.wanted as usize).filter_map(rests);
+        resting.fold(next, |next, not_before| next.min(not_before - now))
+    }
+
     /// Notices workers that have ended.
-    fn reap(&mut self, database: Option<&shmem::Database>, news: u32, now: Instant) {
+    fn reap(&mut self, database: Option<&shmem::Database>, news: u32, now: Instant, now_ms: u64) {
+        let before = self.running();
         for place in &mut self.workers {
             let Some(ended) = place.running.take_if(|running| !running.handle.is_alive()) else {
                 continue;
@@ -229,51 +314,98 @@ impl Served {
             if let Some(database) = without_extension.filter(|_| is_outdated) {
                 database.forget_extension();
             }
-            let has_failed = !is_outdated && without_extension.is_none() && now < ended.since + SETTLED_DOWN;
+            self.look_again &= without_extension.is_none();
+            let was_asked = is_outdated || ended.leaves.is_some();
+            let has_failed = !was_asked && without_extension.is_none() && now < ended.since + SETTLED_DOWN;
             place.failures = if has_failed { place.failures + 1 } else { 0 };
             let wait = RESTART_SHORTEST
                 .saturating_mul(1 << place.failures.min(9))
                 .min(RESTART_LONGEST);
             place.not_before = Some(now + wait);
         }
-    }
-
-    fn stop_beyond(&mut self, wanted: u32) {
-        for place in self.workers.iter().skip(wanted as usize) {
-            if let Some(running) = &place.running {
-                running.handle.terminate();
-            }
+        if before > 0 && self.running() == 0 {
+            self.since_ms = now_ms;
         }
     }
 
-    fn ensure(&mut self, oid: u32, number: u32, news: u32, now: Instant) -> Started {
-        while self.workers.len() <= number as usize {
+    fn running(&self) -> u32 {
+        self.workers.iter().filter(|place| place.running.is_some()).count() as u32
+    }
+
+    /// How many workers are missing and could be started now.
+    fn startable(&self, now: Instant) -> u32 {
+        let cannot = |place: &&Place| place.running.is_some() || place.not_before.is_some_and(|time| time > now);
+        let known = self.workers.iter().take(self.wanted as usize);
+        self.wanted - known.filter(cannot).count() as u32
+    }
+
+    /// As the plan needs it.
+    fn as_seen(&mut self, oid: u32, now: Instant, now_ms: u64) -> turns::Database {
+        let (running, place) = (self.running(), shmem::database(oid));
+        if let Some(place) = place {
+            self.idle = match running {
+                // Who is known to wait need not say so again.
+                0 => self.idle.filter(|(then, _)| place.listen() == *then),
+                _ => place.idle_at().map(|calls| (calls, now_ms)),
+            };
+        }
+        let due_ms = place.and_then(shmem::Database::next_due_us).map_or(u64::MAX, |due_us| {
+            now_ms + u64::try_from(due_us - now_us()).unwrap_or(0) / 1000
+        });
+        let leaves = |place: &&Place| place.running.as_ref().is_some_and(|running| running.leaves.is_some());
+        turns::Database {
+            wanted: self.wanted,
+            startable: self.startable(now),
+            running,
+            leaving: self.workers.iter().filter(leaves).count() as u32,
+            since_ms: self.since_ms,
+            idle_until_ms: self.idle.map_or(0, |(_, seen_ms)| due_ms.min(seen_ms + VISIT_EVERY_MS)),
+            spare: place.is_some_and(shmem::Database::lacks_extension),
+        }
+    }
+
+    /// Starts a worker; false if no slot is free.
+    fn start(&mut self, oid: u32, news: u32, now: Instant, now_ms: u64) -> bool {
+        while self.workers.len() < self.wanted as usize {
             self.workers.push(Place::default());
         }
+        let can = |place: &Place| place.running.is_none() && place.not_before.is_none_or(|time| time <= now);
+        let is_first = self.running() == 0;
+        let Some(number) = self.workers.iter().take(self.wanted as usize).position(can) else {
+            return true;
+        };
         let name = format!("outbox worker {} of {}", number + 1, self.name);
-        let place = &mut self.workers[number as usize];
-        if place.running.is_some() {
-            return Started::Runs;
-        }
-        if let Some(not_before) = place.not_before.filter(|not_before| *not_before > now) {
-            return Started::Waits(not_before - now);
-        }
         let spec = Spec {
             name: &name,
             kind: "outbox worker",
             function: "outbox_worker_main",
-            argument: pack(oid, number),
+            argument: pack(oid, number as u32),
         };
-        match bgworker::start(&spec) {
-            Some(handle) => {
-                place.running = Some(Running {
-                    handle,
-                    since: now,
-                    news,
-                });
-                Started::Runs
+        let Some(handle) = bgworker::start(&spec) else {
+            return false;
+        };
+        self.workers[number].running = Some(Running {
+            handle,
+            since: now,
+            news,
+            leaves: None,
+        });
+        if is_first {
+            self.since_ms = now_ms;
+        }
+        true
+    }
+
+    /// Asks the worker of the highest number to make room.
+    fn ask_to_leave(&mut self, oid: u32, now: Instant) {
+        for (number, place) in self.workers.iter_mut().enumerate().rev() {
+            if let Some(running) = place.running.as_mut().filter(|running| running.leaves.is_none()) {
+                running.leaves = Some(now);
+                if !shmem::ask_to_leave(oid, number as u32) {
+                    running.handle.terminate(); // it has not come far
+                }
+                return;
             }
-            None => Started::NoSlot,
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::pg::tid::Tid;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, signals};
 use crate::shmem::Class;
-use crate::store::{ClaimedBatch, Settlement, Store};
+use crate::store::{ClaimedBatch, Settlement, Store, now_us};
 use crate::{registry, shmem};
 use outbox_core::engine::{self, Batch, Due, Errand, Held, Lane, Memory};
 use outbox_core::gate::{Found, OrderedKey};
@@ -226,6 +226,18 @@ impl Shared {
         }
     }
 
+    /// This worker has nothing to do, as of so many calls; None = it has.
+    pub fn set_idle(&self, calls: Option<u32>) {
+        if let Some(slot) = self.slot {
+            slot.set_idle(calls);
+        }
+    }
+
+    /// The launcher wants the slot of this worker for another database.
+    pub fn is_to_leave(&self) -> bool {
+        self.slot.is_some_and(shmem::Worker::is_to_leave)
+    }
+
     /// From now on this worker reads these partitions, and nobody else.
     pub fn own_lanes(&self, leases: &[Held]) {
         if let (Some(database), Some(slot)) = (self.database, self.slot) {
@@ -250,6 +262,9 @@ impl Shared {
 
     fn brought(&self, next_ms: Option<u64>) {
         self.brought.set(Some(next_ms));
+        if let Some(database) = self.database {
+            database.set_next_due_us(next_ms.map(|ms| now_us() + ms as i64 * 1000));
+        }
     }
 
     fn tell(&self, destination: &str, partition: Partition, seq: i64) {

@@ -45,6 +45,8 @@ pub struct State {
     news: AtomicU32,
     /// How many workers of all databases together find no slot. Written by the launcher.
     missing_slots: AtomicU32,
+    /// How many databases wait for a worker of another one to leave. Written by the launcher.
+    waiting_databases: AtomicU32,
     databases: [Database; MAX_DATABASES],
     workers: [Worker; MAX_WORKERS],
     /// Of each database, for each class of destinations, its partitions.
@@ -78,6 +80,12 @@ pub struct Database {
     ends: AtomicU32,
     /// What a session wants of the workers.
     ask: Ask,
+    /// Grows when the workers are woken: there may be something to do. Written at the end of a transaction.
+    calls: AtomicU32,
+    /// 1 = no worker is there to be woken; the next call wakes the launcher. Written by it, taken away by who calls.
+    wakes_launcher: AtomicU32,
+    /// When the next message that waits for a time is due, in µs since 1970; `i64::MAX` = none does. Written by workers.
+    next_due_us: AtomicI64,
     /// Messages that wait. Producers add at commit, workers subtract at settle and set it right when they count.
     pending: AtomicI64,
     /// Totals since `reset_at_us`. Written by workers.
@@ -105,7 +113,14 @@ pub struct Worker {
     /// server-N is its name.
     number: AtomicU32,
     answer: Answer,
+    /// Of the `calls` of its database, how many there were when it last began to look and found nothing to do; BUSY = there
+    /// is something. Read by the launcher.
+    idle_at: AtomicU64,
+    /// 1 = it shall leave in order. Written by the launcher.
+    leave: AtomicU32,
 }
+
+const BUSY: u64 = u64::MAX;
 
 /// A database that a statement needs for itself. Written by the session that runs the statement.
 #[repr(C)]
@@ -134,6 +149,8 @@ pub enum Obstacle {
     Excluded = 2,
     /// The worker role is missing or a superuser.
     Role = 3,
+    /// There are more databases than slots of max_worker_processes: it is served in turn with others.
+    Turns = 4,
 }
 
 /// Reserves the memory. From `_PG_init`, while preloading.
@@ -155,11 +172,19 @@ pub fn is_preloaded() -> bool {
 
 // ---- waking ---------------------------------------------------------------------------------------------------------
 
-/// Wakes the workers of this database. Called in the commit callback: no allocation, no error.
+/// Wakes the workers of this database, or the launcher if there is none. Called in the commit callback: no allocation, no
+/// error.
 pub fn wake_workers() {
-    if let Some(state) = STATE.get() {
-        wake_workers_of(state, catalog::my_database());
+    let Some(state) = static_state() else { return };
+    let oid = catalog::my_database();
+    if let Some(database) = find(state, oid) {
+        database.calls.fetch_add(1, SeqCst);
+        // Once is enough: it knows then that this database waits.
+        if database.wakes_launcher.load(SeqCst) == 1 && database.wakes_launcher.swap(0, SeqCst) == 1 {
+            latch::set(state.launcher.load(Relaxed) - 1);
+        }
     }
+    wake_workers_of(state, oid);
 }
 
 fn wake_workers_of(state: &State, database: u32) {
@@ -212,6 +237,13 @@ pub fn set_missing_slots(count: u32) {
     }
 }
 
+/// So many databases wait for the worker of another one to leave.
+pub fn set_waiting_databases(count: u32) {
+    if let Some(state) = STATE.get() {
+        state.waiting_databases.store(count, SeqCst);
+    }
+}
+
 pub fn launcher_starts() {
     if let Some(state) = STATE.get() {
         state.launcher.store(latch::my_proc_number() + 1, Relaxed);
@@ -236,6 +268,8 @@ pub fn worker_starts(database: u32, number: u32) -> Option<&'static Worker> {
         .find(|worker| worker.proc_number.compare_exchange(0, me, Relaxed, Relaxed).is_ok())?;
     slot.in_flight.store(0, Relaxed);
     slot.answer.forget();
+    slot.idle_at.store(BUSY, SeqCst);
+    slot.leave.store(0, SeqCst);
     slot.number.store(number, Relaxed);
     slot.database.store(database, SeqCst);
     bgworker::on_exit(worker_ends);
@@ -309,6 +343,32 @@ impl Worker {
     pub fn set_in_flight(&self, count: usize) {
         self.in_flight.store(count as u32, Relaxed);
     }
+
+    /// It has nothing to do, as of so many calls; None = it has. Who waits for its slot hears of it.
+    pub fn set_idle(&self, calls: Option<u32>) {
+        self.idle_at.store(calls.map_or(BUSY, u64::from), SeqCst);
+        if let (Some(_), Some(state)) = (calls, static_state())
+            && state.waiting_databases.load(SeqCst) > 0
+        {
+            latch::set(state.launcher.load(Relaxed) - 1);
+        }
+    }
+
+    pub fn is_to_leave(&self) -> bool {
+        self.leave.load(SeqCst) == 1
+    }
+}
+
+/// Asks a worker to leave in order. False if it has not come to its place yet. Launcher only.
+pub fn ask_to_leave(database: u32, number: u32) -> bool {
+    let mut workers = static_state().into_iter().flat_map(|state| &state.workers);
+    let found =
+        workers.find(|worker| worker.database.load(SeqCst) == database && worker.number.load(Relaxed) == number);
+    if let Some(worker) = found {
+        worker.leave.store(1, SeqCst);
+        latch::set(worker.proc_number.load(Relaxed) - 1);
+    }
+    found.is_some()
 }
 
 fn static_state() -> Option<&'static State> {
@@ -394,6 +454,7 @@ pub fn add_database(oid: u32, now_us: i64) -> Option<&'static Database> {
     free.extension.store(0, Relaxed);
     free.waiting_changes.store(0, Relaxed);
     free.adopted.store(0, Relaxed);
+    free.next_due_us.store(i64::MAX, Relaxed);
     free.lanes(state).iter().flatten().for_each(Reopen::forget);
     free.pending.store(0, Relaxed);
     free.published.store(0, Relaxed);
@@ -401,14 +462,6 @@ pub fn add_database(oid: u32, now_us: i64) -> Option<&'static Database> {
     free.reset_at_us.store(now_us, Relaxed);
     free.oid.store(oid, Relaxed);
     Some(free)
-}
-
-/// Nobody knows any more that a database lacks the extension: a worker shall look. Launcher only.
-pub fn forget_absences() {
-    let Some(state) = STATE.get() else { return };
-    for database in state.databases.iter().filter(|database| database.lacks_extension()) {
-        database.forget_extension();
-    }
 }
 
 /// Frees the places of databases that are gone. Launcher only.
@@ -433,6 +486,11 @@ pub fn reopen_all(database: u32, seq: i64) {
 /// The place of this process' database; None when not preloaded, or before the launcher has seen it.
 pub fn my_database() -> Option<&'static Database> {
     find(static_state()?, catalog::my_database())
+}
+
+/// The place of a database. Launcher only.
+pub fn database(oid: u32) -> Option<&'static Database> {
+    find(static_state()?, oid)
 }
 
 fn find(state: &'static State, oid: u32) -> Option<&'static Database> {
@@ -532,6 +590,35 @@ impl Database {
         self.worker_changes.load(SeqCst)
     }
 
+    /// How often its workers were called. Who reads it before it looks has seen all that those calls were for.
+    pub fn calls(&self) -> u32 {
+        self.calls.load(SeqCst)
+    }
+
+    /// How often its workers were called, if they all have looked since and none has anything to do. Launcher only.
+    pub fn idle_at(&self) -> Option<u32> {
+        let (calls, oid) = (self.calls(), self.oid.load(Relaxed));
+        let workers = static_state()?.workers.iter();
+        let mut here = workers.filter(|worker| worker.database.load(SeqCst) == oid).peekable();
+        let some = here.peek().is_some();
+        (some && here.all(|worker| worker.idle_at.load(SeqCst) == u64::from(calls))).then_some(calls)
+    }
+
+    /// No worker is there: whoever calls next wakes the launcher. Returns how often they were called before. Launcher only.
+    pub fn listen(&self) -> u32 {
+        self.wakes_launcher.store(1, SeqCst);
+        self.calls()
+    }
+
+    /// When the next message that waits for a time is due; None = none does.
+    pub fn next_due_us(&self) -> Option<i64> {
+        Some(self.next_due_us.load(SeqCst)).filter(|due_us| *due_us < i64::MAX)
+    }
+
+    pub fn set_next_due_us(&self, due_us: Option<i64>) {
+        self.next_due_us.store(due_us.unwrap_or(i64::MAX), SeqCst);
+    }
+
     pub fn waiting_changed(&self) {
         self.waiting_changes.fetch_add(1, SeqCst);
     }
@@ -554,6 +641,7 @@ impl Database {
             1 => Some("slots"),
             2 => Some("excluded"),
             3 => Some("role"),
+            4 => Some("turns"),
             _ => None,
         }
     }

@@ -29,6 +29,8 @@ const LAST_OUTCOMES: Duration = Duration::from_millis(700);
 const LAST_TRANSACTION_MS: i32 = 300;
 const LAST_SETTLES: Duration = Duration::from_millis(300);
 const LAST_WORDS_TO_BROKER: Duration = Duration::from_millis(200);
+/// A worker that gives its slot to another database: a third of this for answers to what is on its way, then it goes.
+const LEAVE: Duration = Duration::from_secs(15);
 /// How long the connection of a destination that is gone may take to close; the others wait for it.
 const STOP_GONE: Duration = Duration::from_millis(200);
 
@@ -60,6 +62,10 @@ pub fn main(argument: u64) -> ! {
     signals::end_in_order();
     loop {
         let wait_ms = worker.pass();
+        if worker.has_made_room() {
+            worker.finish();
+            signals::exit(0);
+        }
         if !signals::asked_to_end() {
             worker.waits.wait(i64::from(wait_ms));
         }
@@ -158,6 +164,7 @@ impl Worker {
             not_adopted,
             bell,
             began: now,
+            leaves_by: None,
         };
         let mut worker = Self {
             waits: WaitSet::new(common.bell.fd()),
@@ -185,11 +192,17 @@ impl Worker {
     /// One tick. Returns how long to wait for a wake, an outcome or the safety poll.
     fn pass(&mut self) -> u32 {
         let now = Instant::now();
+        let calls = shmem::my_database().map(shmem::Database::calls); // before it looks for what they are about
         self.common.shared.begin_pass();
         self.common.bell.silence();
+        if self.common.leaves_by.is_none() && self.common.shared.is_to_leave() {
+            self.begin_to_leave(now);
+        }
         self.listen(now);
         for destination in &mut self.destinations {
-            destination.broker.ensure(now);
+            if self.common.leaves_by.is_none() {
+                destination.broker.ensure(now);
+            }
             destination.take_outcomes(&self.common, now);
         }
         for destination in &mut self.destinations {
@@ -202,25 +215,58 @@ impl Worker {
             .and_then(|()| self.look_around(now))
             .and_then(|()| self.purge());
         if let Err(failure) = tended {
+            self.common.shared.set_idle(None);
             return self.failed(&failure);
         }
-        for destination in &mut self.destinations {
-            destination.look_afresh(&self.common);
+        if self.common.leaves_by.is_none() {
+            for destination in &mut self.destinations {
+                destination.look_afresh(&self.common);
+            }
         }
-        let (mut wait_ms, mut claimed) = (self.common.settings.idle_backoff_ms, 0);
+        let (mut wait_ms, mut claimed, mut all_well) = (self.common.settings.idle_backoff_ms, 0, true);
         for index in 0..self.destinations.len() {
             match self.deliver(index) {
                 Ok((count, wait)) => (claimed, wait_ms) = (claimed + count, wait_ms.min(wait)),
-                Err(failure) => wait_ms = wait_ms.min(self.failed(&failure)), // the others go on
+                Err(failure) => {
+                    all_well = false;
+                    wait_ms = wait_ms.min(self.failed(&failure)); // the others go on
+                }
             }
         }
         self.idle = claimed == 0;
+        let is_at_rest = all_well && self.idle && self.is_at_rest();
+        self.common.shared.set_idle(calls.filter(|_| is_at_rest));
         self.common
             .shared
             .set_in_flight(self.destinations.iter().map(Destination::outstanding).sum());
         self.destinations.iter().for_each(Destination::note_in_flight);
         self.answer();
         wait_ms
+    }
+
+    /// Whether there is nothing to do: then another database may have the slot at once.
+    fn is_at_rest(&self) -> bool {
+        let nothing_waits = self.counted && shmem::my_database().is_some_and(|database| database.pending() == 0);
+        self.destinations.iter().all(|destination| {
+            destination.is_at_rest(&self.common) || (nothing_waits && destination.outstanding() == 0)
+        })
+    }
+
+    fn begin_to_leave(&mut self, now: Instant) {
+        self.common.leaves_by = Some(now + LEAVE / 2);
+        for destination in &self.destinations {
+            destination.begin_to_leave(LEAVE);
+        }
+    }
+
+    /// Whether it was asked to leave, and what it had is settled or given back, or will not be soon.
+    fn has_made_room(&self) -> bool {
+        let is_done = || {
+            self.destinations
+                .iter()
+                .all(|destination| destination.outstanding() == 0)
+        };
+        (self.common.leaves_by).is_some_and(|leaves_by| is_done() || Instant::now() >= leaves_by)
     }
 
     fn deliver(&mut self, index: usize) -> Result<(usize, u32), Failure> {

@@ -419,6 +419,7 @@ outbox.routing_key = {aggregate_type}.{operation} superuser
 outbox.tls_ca_file = '' superuser
 outbox.tls_cert_file = '' superuser
 outbox.tls_key_file = '' superuser
+outbox.turn = 10000 ms (100..3600000) sighup
 outbox.url = '' superuser
 outbox.worker_role = outbox_worker sighup
 outbox.workers = 1 (0..16) sighup

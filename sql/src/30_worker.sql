@@ -397,7 +397,8 @@ comment on function @extschema@.outbox_due(text, smallint[], bigint[], integer, 
 
 create function @extschema@.outbox_next_due_ms()
 returns bigint language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
-  select greatest(0, ceil(extract(epoch from min(w.due_at) - clock_timestamp()) * 1000))::bigint
+  select case when min(w.due_at) is not null -- greatest() leaves NULLs out
+              then greatest(0, ceil(extract(epoch from min(w.due_at) - clock_timestamp()) * 1000)) end::bigint
   from @extschema@.outbox_waiting w where w.due_at is not null;
 $$;
 comment on function @extschema@.outbox_next_due_ms() is

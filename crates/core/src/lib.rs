@@ -10,6 +10,7 @@
 //! - [`trigger`]: what the triggers of `outbox_attach` and `outbox_capture` carry.
 //! - [`partition`]: which partition a key belongs to, and its label.
 //! - [`lease`]: which worker acquires, renews and releases which partition.
+//! - [`turns`]: which databases have workers, where worker slots are fewer than databases.
 //! - [`tick`]: whether a pass claims, and how long the worker sleeps after it.
 //! - [`budget`]: the fair split of a claim's rows among partitions.
 //! - [`engine`]: the path of a message through a worker, tables and broker behind traits.
@@ -47,3 +48,4 @@ pub mod text;
 pub mod tick;
 mod trace;
 pub mod trigger;
+pub mod turns;

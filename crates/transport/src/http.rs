@@ -35,7 +35,7 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 /// ureq, rustls and what they call. A debug build gets along with a quarter of it.
 const STACK_BYTES: usize = 2 << 20;
 /// For the answers that are on their way when told to stop: each one spares a duplicate at the next start.
-const STOP_GRACE_MAX: Duration = Duration::from_millis(500);
+const STOP_GRACE_MAX: Duration = Duration::from_secs(5);
 /// For request threads to notice that their line is cut.
 const CUT_LIMIT: Duration = Duration::from_secs(2);
 

@@ -30,7 +30,7 @@ const UNWRITTEN_MAX: usize = 64;
 /// Bodies of outstanding messages. Unroutable ones come back whole, so the window bounds memory twice.
 const WINDOW_BYTES_MAX: usize = 64 << 20;
 /// For the confirms that are on their way when told to stop: each one spares a duplicate at the next start.
-const STOP_GRACE_MAX: Duration = Duration::from_millis(500);
+const STOP_GRACE_MAX: Duration = Duration::from_secs(5);
 
 /// Why the session is over.
 pub(crate) enum Ended {

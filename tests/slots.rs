@@ -1,0 +1,263 @@
+//! What happens where worker slots are fewer than databases? They are served in turn, all of them, and health says how many
+//! slots to add. Two slots of max_worker_processes go to the launchers, ours and that of logical replication.
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use postgres::Client;
+use support::{Broker, Cluster, Consumer, wait_for, wait_until};
+
+use common::load::{Load, Plan};
+use common::oracle::{Arrived, judge};
+use common::*;
+
+/// Below the minute after which a database without a worker is visited in any case.
+const SOON: Duration = Duration::from_secs(30);
+/// No busy database is asked to leave within a test.
+const NO_TURN: &str = "outbox.turn = '1h'";
+
+fn make(cluster: &Cluster, database: &str) {
+    cluster.exec(DB, &format!("create database {database}"));
+    cluster.exec(database, "create extension outbox");
+}
+
+/// Database and process id of each worker that has come to its database.
+fn workers(client: &mut Client) -> Vec<(String, i32)> {
+    let sql = "select datname::text, pid from pg_stat_activity
+               where backend_type = 'outbox worker' and datname is not null order by 1, 2";
+    let rows = client.query(sql, &[]).expect("pg_stat_activity");
+    rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+/// Waits until these databases have workers, one name for each, and no other has.
+#[track_caller]
+fn wait_workers(cluster: &Cluster, databases: &[&str]) {
+    let mut client = cluster.connect(DB);
+    wait_until(&format!("workers in {databases:?} alone"), SOON, || {
+        workers(&mut client).iter().map(|(database, _)| database).eq(databases)
+    });
+}
+
+/// The check "workers" of outbox_health: whether all is well, what is wrong, what to do.
+fn health_of_workers(cluster: &Cluster, database: &str) -> (bool, String, String) {
+    let sql = r#"select ok, coalesce(problem, ''), coalesce(remedy, '') from outbox_health where "check" = 'workers'"#;
+    let row = cluster.connect(database).query_one(sql, &[]).expect("outbox_health");
+    (row.get(0), row.get(1), row.get(2))
+}
+
+fn publish(cluster: &Cluster, database: &str, label: &str) {
+    let sql = format!("select outbox_publish('T', '\"{label}\"', 'thing', '1')");
+    cluster.query_one::<i64>(database, &sql);
+}
+
+#[track_caller]
+fn arrives(consumer: &Consumer, label: &str) {
+    let message = consumer.recv(SOON).unwrap_or_else(|| panic!("{label} did not arrive"));
+    assert_eq!(message.json()["payload"], label);
+}
+
+// ---- under load -----------------------------------------------------------------------------------------------------
+
+const FIVE: [&str; 5] = ["a", "b", "c", "d", DB];
+
+/// Each with an exchange and a queue of its own; returns the queues.
+fn five_databases(broker: &'static Broker, conf: &[&str]) -> (Cluster, BTreeMap<&'static str, String>) {
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = unconnected_cluster(&broker.url(), &exchange, conf);
+    let mut queues = BTreeMap::from([(DB, queue)]);
+    for database in &FIVE[..4] {
+        let (exchange, queue) = exchange_and_queue(broker);
+        cluster.exec(DB, &format!("create database {database}"));
+        cluster.exec(
+            DB,
+            &format!("alter database {database} set outbox.exchange = '{exchange}'"),
+        );
+        cluster.exec(database, "create extension outbox");
+        queues.insert(database, queue);
+    }
+    (cluster, queues)
+}
+
+#[test]
+fn five_databases_under_load_share_two_slots_and_none_loses_or_reorders_a_message() {
+    let broker = Broker::shared();
+    let (cluster, queues) = five_databases(broker, &["max_worker_processes = 4", "outbox.turn = '1s'"]);
+    let load = |database| {
+        let plan = Plan {
+            database,
+            transactions_per_s: Some(20),
+            mixed: true,
+            ..Plan::default()
+        };
+        Load::start(&cluster, &plan)
+    };
+    let loads = FIVE.map(load);
+
+    // Again and again, not once.
+    let mut client = cluster.connect(DB);
+    let mut turns: BTreeMap<String, BTreeSet<i32>> = BTreeMap::new();
+    wait_until("four turns of each database", LONG, || {
+        let workers = workers(&mut client);
+        assert!(workers.len() <= 2, "{workers:?}");
+        for (database, pid) in workers {
+            turns.entry(database).or_default().insert(pid);
+        }
+        FIVE.iter()
+            .all(|database| turns.get(*database).is_some_and(|pids| pids.len() >= 4))
+    });
+    let most = turns.values().map(BTreeSet::len).max();
+    assert!(most <= Some(10), "not in turn: {turns:?}");
+    for database in FIVE {
+        let (ok, problem, remedy) = health_of_workers(&cluster, database);
+        assert!(!ok && problem.contains("served in turn"), "{database}: {problem}");
+        assert!(
+            remedy.contains("raise max_worker_processes by 3 or more"),
+            "{database}: {remedy}"
+        );
+    }
+
+    for (database, load) in FIVE.into_iter().zip(loads) {
+        let sent = load.stop();
+        let mut client = cluster.connect(database);
+        wait_until(&format!("{database} to be drained"), LONG, || {
+            let sql = "select not exists (select from outbox union all select from outbox_waiting)";
+            client.query_one(sql, &[]).expect("the outbox").get(0)
+        });
+        let arrived: Vec<Arrived> = all_of(broker, &queues[database]).iter().map(Arrived::new).collect();
+        assert!(sent.len() > 20, "{database}: {} events", sent.len());
+        judge(&sent, &arrived).assert_perfect();
+    }
+    assert!(
+        !cluster.log().contains("its leases run out"),
+        "a worker did not leave in order"
+    );
+
+    cluster.write_conf("max_worker_processes", "7");
+    cluster.restart();
+    wait_workers(&cluster, &FIVE);
+    for database in FIVE {
+        wait_until(&format!("{database} to be well"), SOON, || {
+            health_of_workers(&cluster, database).0
+        });
+    }
+}
+
+// ---- little to do ---------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_commit_calls_a_worker_into_its_database_and_one_with_nothing_to_do_makes_room_soon() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let conf = ["max_worker_processes = 4", NO_TURN];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    for database in ["a", "b", "c"] {
+        make(&cluster, database);
+    }
+    let consumer = Consumer::new(broker, &queue);
+    let mut client = cluster.connect(DB);
+    for round in 0..6 {
+        let unserved = wait_for("a database without a worker", SOON, || {
+            let workers = workers(&mut client);
+            let served = |name: &&str| workers.iter().any(|(database, _)| database == name);
+            let mut unserved = ["a", "b", "c", DB].into_iter().cycle().skip(round).take(4);
+            (workers.len() == 2)
+                .then(|| unserved.find(|name| !served(name)))
+                .flatten()
+        });
+        let label = format!("{round} of {unserved}");
+        publish(&cluster, unserved, &label);
+        arrives(&consumer, &label);
+    }
+}
+
+#[test]
+fn a_scheduled_message_calls_a_worker_into_its_database_at_its_time() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["max_worker_processes = 3", NO_TURN]);
+    make(&cluster, "a");
+    let consumer = Consumer::new(broker, &queue);
+    cluster.query_one::<i64>(
+        "a",
+        r#"select outbox_publish('T', '"later"', 'thing', '1', available_at => now() + interval '15 s')"#,
+    );
+    publish(&cluster, "a", "a now");
+    arrives(&consumer, "a now");
+    publish(&cluster, DB, "elsewhere");
+    arrives(&consumer, "elsewhere");
+    wait_workers(&cluster, &[DB]);
+    arrives(&consumer, "later");
+}
+
+#[test]
+fn a_second_worker_makes_room_for_the_first_of_another_database() {
+    let conf = ["max_worker_processes = 4", "outbox.workers = 2", NO_TURN];
+    let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &conf);
+    publish(&cluster, DB, "cannot go"); // so both have something to do
+    wait_workers(&cluster, &[DB, DB]);
+    make(&cluster, "a");
+    wait_workers(&cluster, &["a", DB]);
+    wait_until("the number of slots", SOON, || {
+        let (ok, problem, remedy) = health_of_workers(&cluster, "a");
+        !ok && problem.contains("not every worker") && remedy.contains("by 2 or more")
+    });
+}
+
+/// With a slot for each database nothing moves, however much there is to do.
+#[test]
+fn with_slots_enough_nobody_makes_room() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let conf = ["max_worker_processes = 4", "outbox.turn = '100ms'"];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    make(&cluster, "a");
+    let consumer = Consumer::new(broker, &queue);
+    let mut before = Vec::new();
+    for round in 0..20 {
+        for database in ["a", DB] {
+            let label = format!("{round} of {database}");
+            publish(&cluster, database, &label);
+            arrives(&consumer, &label);
+        }
+        if round == 0 {
+            before = workers(&mut cluster.connect(DB)); // whoever looked for the extension is gone
+        }
+    }
+    assert_eq!(before.len(), 2, "{before:?}");
+    assert_eq!(workers(&mut cluster.connect(DB)), before);
+    assert!(health_of_workers(&cluster, DB).0);
+}
+
+// ---- databases that go ----------------------------------------------------------------------------------------------
+
+#[test]
+fn a_database_that_waits_for_its_turn_and_one_that_has_it_can_be_dropped_and_renamed() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["max_worker_processes = 3", NO_TURN]);
+    for database in ["a", "b", "c"] {
+        make(&cluster, database);
+    }
+    let consumer = Consumer::new(broker, &queue);
+    let mut client = cluster.connect(DB);
+    client.batch_execute("set statement_timeout = '6s'").expect("a timeout");
+    publish(&cluster, "a", "of a");
+    arrives(&consumer, "of a");
+    wait_workers(&cluster, &["a"]);
+    for sql in [
+        "alter database a rename to z",
+        "drop database z",
+        "alter database b rename to y",
+        "drop database c",
+    ] {
+        client
+            .batch_execute(sql)
+            .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    }
+    for database in ["y", DB, "y"] {
+        publish(&cluster, database, database);
+        arrives(&consumer, database);
+    }
+}
