@@ -427,6 +427,11 @@ returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'o
 comment on function @extschema@.outbox_wake(bigint, smallint[], bigint[]) is
   'Internal: at COMMIT, tells this database''s workers that something was changed by hand: so many more messages wait, and these are to be read again.';
 
+create function @extschema@.outbox_note_pending(destination text, more bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_pending_wrapper';
+comment on function @extschema@.outbox_note_pending(text, bigint) is
+  'Internal: at COMMIT, counts so many more (or fewer) messages of a destination that wait.';
+
 -- ---- sql/src/25_attach.sql
 
 -- Publication policy: a trigger on an event table enqueues those of its rows that a condition chooses. All the trigger needs is
@@ -1476,6 +1481,7 @@ begin
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
     perform @extschema@.outbox_wake(1, array[risen.partition], array[risen.seq]);
+    perform @extschema@.outbox_note_pending(to_destination, 1);
   end if;
   return true;
 end
@@ -1523,6 +1529,7 @@ begin
   )
   select count(*), (select count(*) from ready) + (select count(*) from waiting) from written into ended, waited;
   perform @extschema@.outbox_wake(-waited, '{}', '{}');
+  perform @extschema@.outbox_note_pending(to_destination, -waited);
   if ended > 0 then
     perform @extschema@.outbox_note('discard', jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1,
                                     outbox_discard.reason);
@@ -1792,6 +1799,7 @@ declare
   ready smallint[];
   lows bigint[];
   came bigint;
+  told bigint;
 begin
   if coalesce(dry_run, true) then
     return (select count(*) from @extschema@.outbox_dead_matching(filter, max_rows));
@@ -1813,12 +1821,15 @@ begin
                                where x.destination = r.destination and x.partition = p.n and x.seq = r.seq offset 0) x
            limit 1) is null
     on conflict do nothing
-    returning o.partition, o.seq
+    returning o.destination, o.partition, o.seq
   ), lanes as (
     select b.partition, min(b.seq) as low, count(*) as n from back b group by 1
+  ), noted as (
+    select @extschema@.outbox_note_pending(b.destination, count(*)) as done from back b group by b.destination
   )
-  select (select count(*) from risen), array_agg(l.partition), array_agg(l.low), coalesce(sum(l.n), 0)
-    into retried, ready, lows, came from lanes l;
+  select (select count(*) from risen), array_agg(l.partition), array_agg(l.low), coalesce(sum(l.n), 0),
+         (select count(n.done) from noted n)
+    into retried, ready, lows, came, told from lanes l;
   if retried > 0 then
     perform @extschema@.outbox_wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
     perform @extschema@.outbox_note('retry', filter || jsonb_build_object('max_rows', max_rows), retried, outbox_retry_where.reason);
@@ -1933,6 +1944,7 @@ declare
   reached bigint := coalesce(seq_from, 1) - 1;
   replayed bigint := 0;
   came bigint;
+  told bigint;
   ready smallint[];
   lows bigint[];
   seqs bigint[];
@@ -1972,12 +1984,15 @@ begin
         select p.destination, coalesce(@extschema@.outbox_partition_by(partitioner, p.key_of, partition_count::integer), p.seq % partition_count)::smallint, p.seq, p.key_of, true
         from picked p
         on conflict do nothing
-        returning o.partition, o.seq
+        returning o.destination, o.partition, o.seq
       ), lanes as (
         select b.partition, min(b.seq) as low, count(*) as n from back b group by 1
+      ), noted as (
+        select @extschema@.outbox_note_pending(b.destination, count(*)) as done from back b group by b.destination
       )
-      select coalesce(sum(l.n), 0), coalesce(array_agg(l.partition), '{}'), coalesce(array_agg(l.low), '{}')
-        into came, ready, lows from lanes l;
+      select coalesce(sum(l.n), 0), coalesce(array_agg(l.partition), '{}'), coalesce(array_agg(l.low), '{}'),
+             (select count(n.done) from noted n)
+        into came, ready, lows, told from lanes l;
       perform @extschema@.outbox_wake(came, ready, lows);
       replayed := replayed + came;
     end if;
@@ -2141,9 +2156,12 @@ begin
     where e.aggregate_id = who and e.aggregate_type is not distinct from kind returning 1
   ), ready as (
     delete from @extschema@.outbox o using seqs where o.seq = seqs.seq
-    returning o.seq, @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until) as is_live
+    returning o.seq, o.destination, @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until) as is_live
   ), waiting as (
-    delete from @extschema@.outbox_waiting w using seqs where w.seq = seqs.seq returning 1
+    delete from @extschema@.outbox_waiting w using seqs where w.seq = seqs.seq returning w.destination
+  ), noted as (
+    select @extschema@.outbox_note_pending(g.destination, -count(*)) as done
+    from (select r.destination from ready r union all select w.destination from waiting w) g group by g.destination
   ), dead as (
     delete from @extschema@.outbox_dead d using seqs where d.seq = seqs.seq returning 1
   ), history as (
@@ -2156,7 +2174,8 @@ begin
        or a.filter->>'key' = whole returning 1
   )
   select array[(select count(*) from events), (select count(*) from ready), (select count(*) from waiting),
-               (select count(*) from dead), (select count(*) from history), (select count(*) from audit)],
+               (select count(*) from dead), (select count(*) from history), (select count(*) from audit),
+               (select count(n.done) from noted n)],
          (select min(r.seq) from ready r where r.is_live)
     into n, in_flight;
   if in_flight is not null then
@@ -2462,6 +2481,7 @@ begin
     where d.destination = to_destination and d.seq = outbox_end_claim.seq and d.key is not null;
   end if;
   perform @extschema@.outbox_note_ended(published::integer, (not published)::integer, (verdict[1] <> 'r')::integer);
+  perform @extschema@.outbox_note_pending(to_destination, -(verdict[1] <> 'r')::integer);
   return true;
 end
 $$;
@@ -2704,7 +2724,8 @@ select coalesce(d.destination, p.destination) as destination,
        pg_catalog.round((f.n[6] / 60)::numeric, 1) as published_per_s,
        pg_catalog.round(f.n[8]::numeric, 2) as p50_ms, pg_catalog.round(f.n[9]::numeric, 2) as p95_ms,
        pg_catalog.round(f.n[10]::numeric, 2) as p99_ms,
-       pg_catalog.to_timestamp(f.n[7] / 1e6) as stats_reset
+       pg_catalog.to_timestamp(f.n[7] / 1e6) as stats_reset,
+       f.n[11]::bigint as pending, f.n[12]::bigint as max_pending
 from @extschema@.outbox_destinations() d
 full join pending p on p.destination = d.destination
 left join @extschema@.outbox_paused z on z.destination = d.destination
@@ -2715,7 +2736,7 @@ left join lateral (
 left join lateral (select @extschema@.outbox_destination_figures(d.destination) as n) f on true
 order by 1;
 comment on view @extschema@.outbox_destination_status is
-  'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message has waited that could go there; totals and times from enqueue to confirm since stats_reset, NULL where no worker counts. missing = messages wait for a server that there is no more.';
+  'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message has waited that could go there; totals and times from enqueue to confirm since stats_reset, how many messages wait (scheduled and in flight included) and may wait, NULL where no worker counts. missing = messages wait for a server that there is no more.';
 
 create view @extschema@.outbox_partition_status as
 select @extschema@.outbox_partition_label(p.partition) as partition_key,
@@ -2871,6 +2892,17 @@ select 'keys', b.keys = 0,
        case when b.keys > 0 then 'outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one' end
 from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) x) as keys, y.key, y.seq
       from (select) one left join (select d.key, d.seq from @extschema@.outbox_dead d where d.blocks limit 1) y on true) b
+union all
+select 'room', f.destination is null,
+       case when f.destination is not null
+            then pg_catalog.format('destination %I has %s messages that wait, of %s that may: enqueue %s',
+                                   f.destination, f.pending, f.max_pending,
+                                   case when f.pending >= f.max_pending then 'is refused' else 'will soon be refused' end) end,
+       case when f.destination is not null then 'see the other checks for why they wait; or raise max_pending' end
+from (select) one left join (
+  select x.destination, x.n[11]::bigint as pending, x.n[12]::bigint as max_pending
+  from (select d.destination, @extschema@.outbox_destination_figures(d.destination) as n from @extschema@.outbox_destinations() d) x
+  where x.n[11] >= 0.9 * x.n[12] order by x.n[11] / x.n[12] desc limit 1) f on true
 union all
 select 'transactions', p.problem is null, p.problem, p.remedy
 from (select pg_catalog.string_agg(case when t.prepared

@@ -8,7 +8,7 @@ use crate::pg::catalog::{self, Oid, OptionsOf};
 use crate::pg::{latch, security, signals, trigger, txn};
 use crate::shmem::Class;
 use crate::store::{self, Enqueue, Keys, Publish};
-use crate::{capture, config, figures, hooks, registry, shmem, wake, worker};
+use crate::{capture, config, figures, hooks, limits, registry, shmem, wake, worker};
 use outbox_core::envelope;
 use outbox_core::message::{Event, Outcome};
 use outbox_core::partition::{Partition, crc32};
@@ -73,17 +73,14 @@ fn enqueue(
             available_at,
             partition,
         };
-        store::enqueue(fcinfo, request)
-    });
-    match enqueued {
-        Ok(count) => {
-            if count > 0 {
-                wake::enqueued(count);
-            }
-            count
+        limits::check_room(destination, seqs.len())?;
+        let count = store::enqueue(fcinfo, request)?;
+        if count > 0 {
+            wake::enqueued(destination, count);
         }
-        Err(error) => error.raise(),
-    }
+        Ok(count)
+    });
+    enqueued.unwrap_or_else(|error| error.raise())
 }
 
 /// For who sets up what will enqueue later.
@@ -217,10 +214,7 @@ fn outbox_publish(fcinfo: pg_sys::FunctionCallInfo) -> Option<i64> {
     // SAFETY: the call's own fcinfo; the types are as sql/src/20_enqueue.sql declares them.
     let args = unsafe { Args::new(fcinfo) };
     match publish(fcinfo, &args) {
-        Ok(seq) => {
-            wake::enqueued(1);
-            Some(seq)
-        }
+        Ok(seq) => Some(seq),
         Err(error) => error.raise(),
     }
 }
@@ -251,6 +245,7 @@ fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<i64, UserErr
     };
     let destination = usable(named.as_deref())?;
     check_time(available_at)?;
+    limits::check_room(destination, 1)?;
     let key = check_event(&event, &routing_template(destination))?;
     let request = Publish {
         id: args.uuid(12),
@@ -268,7 +263,9 @@ fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<i64, UserErr
         destination,
         available_at,
     };
-    store::publish(fcinfo, &request)
+    let seq = store::publish(fcinfo, &request)?;
+    wake::enqueued(destination, 1);
+    Ok(seq)
 }
 
 fn missing(what: &str, hint: &str) -> UserError {
@@ -327,13 +324,18 @@ fn outbox_is_replaying() -> bool {
 
 #[pg_extern(sql = false)]
 fn outbox_wake(more_waiting: i64, partitions: Vec<i16>, seqs: Vec<i64>) {
-    wake::enqueued(more_waiting);
+    wake::more_wait(more_waiting);
     wake::waiting_changed();
     for (partition, seq) in partitions.into_iter().zip(seqs) {
         if let Ok(partition) = Partition::new(i64::from(partition)) {
             Class::all().for_each(|class| wake::ready(class, partition, seq));
         }
     }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_note_pending(destination: &str, more: i64) {
+    wake::pending_changed(destination, more);
 }
 
 /// The arrays are as long as each other.

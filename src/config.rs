@@ -7,7 +7,7 @@ use crate::pg::guc::{Refused, check_hook, define_session_flag, reserve_prefix};
 use outbox_core::envelope;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
-use outbox_transport::target::{Amqp, Certificates, Password, Pem, Target, Transport};
+use outbox_transport::target::{Amqp, Certificates, Limits, Password, Pem, Target, Transport};
 use outbox_transport::{AllowList, ExchangeType, UrlError, parse_url};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use std::ffi::{CStr, CString};
@@ -45,6 +45,7 @@ static CLAIM_TTL: GucSetting<i32> = GucSetting::<i32>::new(60);
 static RETRY_BACKOFF: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static RETRY_BACKOFF_MAX: GucSetting<i32> = GucSetting::<i32>::new(600_000);
 static MAX_ATTEMPTS: GucSetting<i32> = GucSetting::<i32>::new(15);
+static MAX_PENDING: GucSetting<i32> = GucSetting::<i32>::new(0);
 static ON_DEAD: GucSetting<OnDead> = GucSetting::<OnDead>::new(OnDead::block);
 static RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 static EVENTS_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(AS_HISTORY);
@@ -222,6 +223,14 @@ pub fn define() {
         c"Attempts before a message is a dead letter.",
         &MAX_ATTEMPTS,
         1..=1000,
+        Database,
+        GucFlags::empty(),
+    );
+    number(
+        c"outbox.max_pending",
+        c"Messages of a destination that may wait; enqueue refuses more. 0 = any number.",
+        &MAX_PENDING,
+        0..=i32::MAX,
         Database,
         GucFlags::empty(),
     );
@@ -440,6 +449,9 @@ fn default_target() -> Target {
             },
             dead_blocks: ON_DEAD.get() == OnDead::block,
             ordering: Ordering::Key,
+        },
+        limits: Limits {
+            max_pending: MAX_PENDING.get() as u32,
         },
         connect_timeout: millis(&CONNECT_TIMEOUT),
         confirm_timeout: millis(&CONFIRM_TIMEOUT),

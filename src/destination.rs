@@ -83,9 +83,9 @@ impl Destination {
         };
         let mut engine = Engine::new(sharing);
         engine.set_leases(leases.to_vec(), HashSet::new());
-        let mut broker = Broker::new(target.clone(), connection_name, common.bell.clone());
+        let mut broker = Broker::new(connection_of(&target), connection_name, common.bell.clone());
         broker.ensure(Instant::now());
-        Self {
+        let destination = Self {
             name: description.name.clone(),
             broker,
             engine,
@@ -98,19 +98,27 @@ impl Destination {
             wants_look: false,
             asked_at_us: None,
             nothing: (Text::default(), Template::parse("").expect("an empty template")),
-        }
+        };
+        destination.take_limits(common);
+        destination
     }
 
     /// Takes over what the description and the settings say now.
     pub fn describe(&mut self, common: &Common, description: &Described) {
         self.paused = description.paused;
         self.target = target_of(&common.settings, description);
-        if let Some(last) = self.broker.reconfigure(self.target.clone()) {
+        self.take_limits(common);
+        if let Some(last) = self.broker.reconfigure(connection_of(&self.target)) {
             self.conclude_all(common, last);
             self.engine.release_all("the settings of the broker changed");
             self.engine.look_anew();
             self.broker.ensure(Instant::now());
         }
+    }
+
+    fn take_limits(&self, common: &Common) {
+        let limits = (self.target.as_ref()).map_or(common.settings.target.limits, |target| target.limits);
+        self.figures.set_max_pending(limits.max_pending);
     }
 
     pub fn outstanding(&self) -> usize {
@@ -383,6 +391,11 @@ fn route<'a>(target: &'a Target, nothing: &'a (Text, Template)) -> Route<'a> {
 fn target_of(settings: &Settings, description: &Described) -> Result<Target, String> {
     let (options, mapping) = (&description.options, &description.mapping);
     described(description.kind, &settings.target, options, mapping).map_err(|refused| refused.message)
+}
+
+/// What the connection is made from.
+fn connection_of(target: &Result<Target, String>) -> Result<Target, String> {
+    target.clone().map(Target::unlimited)
 }
 
 fn count_settled(batch: &[Settlement]) {

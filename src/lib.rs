@@ -10,6 +10,7 @@ mod error;
 mod figures;
 mod hooks;
 mod launcher;
+mod limits;
 mod pg;
 mod ports;
 mod registry;

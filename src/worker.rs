@@ -34,7 +34,9 @@ const STOP_GONE: Duration = Duration::from_millis(200);
 const CONFIG_CHECK_EVERY: Duration = Duration::from_secs(1);
 const COUNT_EVERY: Duration = Duration::from_secs(10);
 const COUNT_ROWS_MAX: i64 = 10_000;
-const FIRST_COUNT_ROWS_MAX: i64 = 1_000_000;
+const LARGE_COUNT_ROWS_MAX: i64 = 1_000_000;
+/// One in so many counts may be a large one: one in five minutes.
+const LARGE_COUNT_EVERY: u32 = 30;
 
 pub fn main(argument: u64) -> ! {
     let (database, number) = launcher::unpack(argument);
@@ -92,7 +94,7 @@ struct Worker {
     config_check_due: Instant,
     upkeep: Upkeep,
     count_due: Instant,
-    counted: bool,
+    counts: u32,
 }
 
 impl Worker {
@@ -155,7 +157,7 @@ impl Worker {
             config_check_due: now,
             upkeep: Upkeep::new(now),
             count_due: now,
-            counted: false,
+            counts: 0,
         };
         worker.describe(described);
         worker
@@ -227,6 +229,7 @@ impl Worker {
                 None => {
                     let new = Destination::new(&self.common, description, self.sharing, &self.leases);
                     self.destinations.push(new);
+                    self.count_due = Instant::now(); // nobody knows what waits for it
                 }
             }
         }
@@ -357,10 +360,10 @@ impl Worker {
                 self.describe(described);
             }
         }
-        if now >= self.count_due && self.first && (self.idle || !self.counted) {
+        if now >= self.count_due && self.first && (self.idle || self.must_count()) {
             self.count_due = now + COUNT_EVERY;
             self.count_pending()?;
-            self.counted = true;
+            self.counts += 1;
         }
         if self.first {
             let common = &self.common;
@@ -370,28 +373,37 @@ impl Worker {
         Ok(())
     }
 
-    /// Sets the counter of the status view right. Exact while little waits; a large backlog is counted once, at start.
+    /// Nobody knows yet what waits.
+    fn must_count(&self) -> bool {
+        self.counts == 0 || figures::is_any_uncounted()
+    }
+
+    /// Sets the counters right. Exact while little waits; a large backlog is counted at start, and seldom while it stands
+    /// still. One that is too large for that counts, of each destination, as what was seen of it, so no limit is applied
+    /// too early.
     fn count_pending(&self) -> Result<(), Failure> {
         let Some(database) = shmem::my_database() else {
             return Ok(());
         };
         let store = &self.common.store;
-        let before = database.pending();
-        let limit = if self.counted {
-            COUNT_ROWS_MAX
-        } else {
-            FIRST_COUNT_ROWS_MAX
+        let (before, each) = (database.pending(), figures::Count::begin());
+        let must = self.must_count();
+        let limit = match must || self.counts.is_multiple_of(LARGE_COUNT_EVERY) {
+            true => LARGE_COUNT_ROWS_MAX,
+            false => COUNT_ROWS_MAX,
         };
         let counted = in_transaction(c"outbox: count", Durability::Relaxed, || {
             let counted = store.count_pending(limit)?;
-            match counted < limit {
-                true => Ok(Some(counted)),
-                false if limit == FIRST_COUNT_ROWS_MAX => Ok(Some(store.estimate_pending()?.max(counted))),
+            let sum: i64 = counted.iter().map(|(_, count)| count).sum();
+            match sum < limit {
+                true => Ok(Some((counted, sum))),
+                false if must => Ok(Some((counted, store.estimate_pending()?.max(sum)))),
                 false => Ok(None),
             }
         })?;
-        if let Some(counted) = counted {
-            database.correct_pending(counted - before);
+        if let Some((counted, sum)) = counted {
+            database.correct_pending(sum - before);
+            each.end(&counted);
         }
         Ok(())
     }

@@ -407,6 +407,7 @@ outbox.lease_renew = 6 s (1..1800) superuser
 outbox.lease_ttl = 15 s (2..3600) superuser
 outbox.leasing = on superuser
 outbox.max_attempts = 15 (1..1000) superuser
+outbox.max_pending = 0 (0..2147483647) superuser
 outbox.metadata = '' user
 outbox.on_dead = block superuser
 outbox.partition_count = 16 (1..1024) superuser

@@ -72,3 +72,8 @@ create function @extschema@.outbox_wake(more_waiting bigint, partitions smallint
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
 comment on function @extschema@.outbox_wake(bigint, smallint[], bigint[]) is
   'Internal: at COMMIT, tells this database''s workers that something was changed by hand: so many more messages wait, and these are to be read again.';
+
+create function @extschema@.outbox_note_pending(destination text, more bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_pending_wrapper';
+comment on function @extschema@.outbox_note_pending(text, bigint) is
+  'Internal: at COMMIT, counts so many more (or fewer) messages of a destination that wait.';

@@ -52,6 +52,7 @@ begin
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
     perform @extschema@.outbox_wake(1, array[risen.partition], array[risen.seq]);
+    perform @extschema@.outbox_note_pending(to_destination, 1);
   end if;
   return true;
 end
@@ -99,6 +100,7 @@ begin
   )
   select count(*), (select count(*) from ready) + (select count(*) from waiting) from written into ended, waited;
   perform @extschema@.outbox_wake(-waited, '{}', '{}');
+  perform @extschema@.outbox_note_pending(to_destination, -waited);
   if ended > 0 then
     perform @extschema@.outbox_note('discard', jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1,
                                     outbox_discard.reason);

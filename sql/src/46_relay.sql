@@ -233,6 +233,7 @@ begin
     where d.destination = to_destination and d.seq = outbox_end_claim.seq and d.key is not null;
   end if;
   perform @extschema@.outbox_note_ended(published::integer, (not published)::integer, (verdict[1] <> 'r')::integer);
+  perform @extschema@.outbox_note_pending(to_destination, -(verdict[1] <> 'r')::integer);
   return true;
 end
 $$;

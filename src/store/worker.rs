@@ -496,13 +496,20 @@ impl Store {
         })
     }
 
-    /// How many messages wait, counted up to `limit`.
-    pub fn count_pending(&self, limit: i64) -> SpiResult<i64> {
-        let sql = format!(
-            "select count(*) from (select from {s}.outbox union all select from {s}.outbox_waiting limit $1) o",
-            s = self.schema
-        );
-        Ok(Spi::get_one_with_args(&sql, &[limit.into()])?.unwrap_or_default())
+    /// How many messages of each destination wait, counted up to `limit` in all.
+    pub fn count_pending(&self, limit: i64) -> SpiResult<Vec<(String, i64)>> {
+        Spi::connect(|client| {
+            let sql = format!(
+                "select o.destination, count(*)
+                 from (select destination from {s}.outbox union all select destination from {s}.outbox_waiting limit $1) o
+                 group by 1",
+                s = self.schema
+            );
+            client
+                .select(sql.as_str(), None, &[limit.into()])?
+                .map(|row| Ok((row.get(1)?.unwrap_or_default(), row.get(2)?.unwrap_or_default())))
+                .collect()
+        })
     }
 
     /// How many messages wait, as the last vacuum or analyze estimated.
