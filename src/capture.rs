@@ -10,7 +10,7 @@ use crate::config::Context;
 use crate::error::{UserError, invalid};
 use crate::pg::trigger::{self, Call, Fired, Operation};
 use crate::pg::{catalog, guc, security, xact};
-use crate::store::{self, Enqueue, Keys, written};
+use crate::store::{self, Enqueue, Keys, Times, written};
 use crate::{limits, registry, wake};
 use outbox_core::change::{Change, Operations, Row, Rules, Update};
 use outbox_core::envelope;
@@ -78,7 +78,7 @@ fn enqueue(fired: &Fired, seqs: &[i64], new: bool, keys: Keys, destination: &str
         new,
         keys,
         destination,
-        available_at: None,
+        times: Times::default(),
         partition: None,
     };
     let count = store::enqueue(fired.call(), request)?;

@@ -167,6 +167,12 @@ impl Destination {
         self.figures.set_in_flight(self.outstanding());
     }
 
+    /// So many messages that nobody had claimed are dead letters.
+    pub fn note_expired(&self, common: &Common, count: i64) {
+        self.figures.expired(count);
+        log_expired(common, &self.name, count);
+    }
+
     /// Gives up the connection; what it has not answered by then goes back.
     pub fn stop(&mut self, common: &Common, limit: Duration, reason: &str) {
         let last = self.broker.stop(limit);
@@ -242,6 +248,8 @@ impl Destination {
         let settled = self.engine.settle(&mut tables, common.now_ms(), |batch| {
             count_settled(batch);
             figures.settled(batch, now_us());
+            let expired = batch.iter().filter(|ended| ended.disposition == Disposition::Expire);
+            log_expired(common, name, expired.count() as i64);
             for failed in batch {
                 if let Disposition::Dead { reason } = &failed.disposition {
                     let seq = failed.pointer.seq;
@@ -304,7 +312,7 @@ impl Destination {
     /// Claims and hands over. Returns how many messages came, and how long to wait for more.
     pub fn claim(&mut self, common: &Common) -> Result<(usize, u32), Failure> {
         let now_ms = common.now_ms();
-        self.hand_over();
+        self.hand_over(common);
         let Some(room) = tick::next(&self.tick(common)).claim else {
             return Ok((0, tick::next(&self.tick(common)).wait_ms));
         };
@@ -343,7 +351,7 @@ impl Destination {
             self.locked_until = Some(Instant::now() + LANE_BY_LANE);
         }
         let claimed = claimed?;
-        self.hand_over();
+        self.hand_over(common);
         self.proven |= claimed == 0 && self.engine.outstanding() == 0;
         let due_ms = self.engine.due_at_ms().saturating_sub(now_ms).max(1) as u32;
         Ok((claimed, tick::next(&self.tick(common)).wait_ms.min(due_ms)))
@@ -366,7 +374,8 @@ impl Destination {
 
     /// Gives what is ready to the publisher; the engine keeps it, in order, while its queue is full. Without a connection
     /// the publisher answers each message as lost.
-    fn hand_over(&mut self) {
+    fn hand_over(&mut self, common: &Common) {
+        self.engine.expire(&self.rules(common), now_us());
         let broker = &mut self.broker;
         self.engine
             .hand_over(|publications| broker.publish(publications).err().unwrap_or_default());
@@ -398,6 +407,12 @@ fn connection_of(target: &Result<Target, String>) -> Result<Target, String> {
     target.clone().map(Target::unlimited)
 }
 
+fn log_expired(common: &Common, destination: &str, count: i64) {
+    if count > 0 {
+        common.log(destination, format_args!("{count} messages have expired"));
+    }
+}
+
 fn count_settled(batch: &[Settlement]) {
     let Some(database) = shmem::my_database() else { return };
     let (mut published, mut failed, mut gone) = (0, 0, 0);
@@ -405,6 +420,7 @@ fn count_settled(batch: &[Settlement]) {
         match settlement.disposition {
             Disposition::Publish => (published, gone) = (published + 1, gone + 1),
             Disposition::Dead { .. } => (failed, gone) = (failed + 1, gone + 1),
+            Disposition::Expire => gone += 1,
             Disposition::Retry { .. } => failed += 1,
             Disposition::Release { .. } | Disposition::Wait => {}
         }

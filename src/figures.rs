@@ -224,6 +224,7 @@ impl Figures {
                     place.failed.fetch_add(1, Relaxed);
                     died += 1;
                 }
+                Disposition::Expire => died += 1,
                 Disposition::Release { .. } => _ = place.released.fetch_add(1, Relaxed),
                 Disposition::Wait => {}
             }
@@ -237,6 +238,16 @@ impl Figures {
             second.published.store(0, Relaxed);
         }
         second.published.fetch_add(published, Relaxed);
+    }
+}
+
+impl Figures {
+    /// So many messages have expired that nobody had claimed.
+    pub fn expired(&self, count: i64) {
+        if let Some(place) = self.place {
+            place.dead.fetch_add(count as u64, Relaxed);
+            place.pending.fetch_sub(count, SeqCst);
+        }
     }
 }
 

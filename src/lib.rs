@@ -7,6 +7,7 @@ mod capture;
 mod config;
 mod destination;
 mod error;
+mod expiry;
 mod figures;
 mod hooks;
 mod launcher;

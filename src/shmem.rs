@@ -69,6 +69,8 @@ pub struct Database {
     extension: AtomicU32,
     /// Grows when a message was scheduled, or a person changed what waits. Written at COMMIT.
     waiting_changes: AtomicU32,
+    /// Grows when messages that expire were enqueued. Written at COMMIT.
+    expiring: AtomicU32,
     /// Grows when a worker of this database starts, ends or gives partitions back. Written by it.
     worker_changes: AtomicU32,
     /// 1 = the transactions that were prepared when the memory was made are in the registry. Written by a worker.
@@ -505,6 +507,15 @@ impl Database {
 
     pub fn worker_changes(&self) -> u32 {
         self.worker_changes.load(SeqCst)
+    }
+
+    /// Grows when messages that expire were enqueued.
+    pub fn expiring(&self) -> u32 {
+        self.expiring.load(Relaxed)
+    }
+
+    pub fn some_expire(&self) {
+        self.expiring.fetch_add(1, Relaxed);
     }
 
     pub fn waiting_changed(&self) {

@@ -24,6 +24,7 @@ thread_local! {
     static WAITING: Cell<bool> = const { Cell::new(false) };
     static WAKE: Cell<bool> = const { Cell::new(false) };
     static WAITING_CHANGED: Cell<bool> = const { Cell::new(false) };
+    static SOME_EXPIRE: Cell<bool> = const { Cell::new(false) };
     static INSTALLED: Cell<bool> = const { Cell::new(false) };
     static DATABASES: Cell<bool> = const { Cell::new(false) };
 }
@@ -99,6 +100,11 @@ pub fn waiting_changed() {
     WAITING_CHANGED.set(true);
 }
 
+/// This transaction enqueued messages that expire.
+pub fn some_expire() {
+    SOME_EXPIRE.set(true);
+}
+
 /// This transaction installed the extension: tell the launcher when it commits.
 pub fn installed() {
     INSTALLED.set(true);
@@ -129,6 +135,9 @@ fn ended(end: End) {
                         }
                     });
                     database.enqueued(ENQUEUED.with_borrow(|entries| entries.iter().map(|(_, count)| count).sum()));
+                    if SOME_EXPIRE.get() {
+                        database.some_expire();
+                    }
                     if WAITING_CHANGED.get() {
                         database.waiting_changed();
                         database.ended();
@@ -208,6 +217,7 @@ fn leave() {
         shmem::wake_workers();
     }
     WAITING_CHANGED.set(false);
+    SOME_EXPIRE.set(false);
     INSTALLED.set(false);
     if DATABASES.take() {
         shmem::let_back();

@@ -5,6 +5,7 @@
 use crate::broker::DEADLINE;
 use crate::config::Settings;
 use crate::destination::{Common, Destination};
+use crate::expiry::Expiry;
 use crate::pg::bgworker;
 use crate::pg::latch::WaitSet;
 use crate::pg::txn::{self, Durability, Failure};
@@ -93,6 +94,7 @@ struct Worker {
     leases_due: Instant,
     config_check_due: Instant,
     upkeep: Upkeep,
+    expiry: Expiry,
     count_due: Instant,
     counts: u32,
 }
@@ -156,6 +158,7 @@ impl Worker {
             leases_due: now,
             config_check_due: now,
             upkeep: Upkeep::new(now),
+            expiry: Expiry::new(now),
             count_due: now,
             counts: 0,
         };
@@ -364,6 +367,15 @@ impl Worker {
             self.count_due = now + COUNT_EVERY;
             self.count_pending()?;
             self.counts += 1;
+        }
+        if self.first && self.common.not_adopted.is_none() {
+            let expired = self.expiry.tend(now, &self.common.store)?;
+            for (name, count) in expired {
+                let destination = self.destinations.iter().find(|known| known.name == name);
+                if let Some(destination) = destination {
+                    destination.note_expired(&self.common, count);
+                }
+            }
         }
         if self.first {
             let common = &self.common;

@@ -3,6 +3,8 @@
 
 mod common;
 
+#[path = "limits/expiry.rs"]
+mod expiry;
 #[path = "limits/pending.rs"]
 mod pending;
 

@@ -24,7 +24,7 @@ begin
   delete from @extschema@.outbox_dead d
   where d.seq = outbox_retry.seq and d.destination = to_destination returning d.* into risen;
   -- It may wait again already: it was enqueued anew while it was dead.
-  update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0
+  update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
   where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
   if found then
     perform @extschema@.outbox_wake(0, '{}', '{}');
@@ -58,7 +58,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_retry(bigint, text) is
-  'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew. False if there is none, and for one that waits behind another of its key.';
+  'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew, and it expires no more. False if there is none, and for one that waits behind another of its key.';
 
 create function @extschema@.outbox_discard(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$

@@ -110,7 +110,7 @@ begin
     where d.ctid = m.row_tid returning d.*
   ), hurried as (
     -- It may wait again already: it was enqueued anew while it was dead.
-    update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0
+    update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
     from risen r where w.seq = r.seq and w.destination = r.destination and w.state <> 'g'
   ), back as (
     insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error)

@@ -7,7 +7,7 @@ use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Event, Pointer};
 use outbox_core::partition::Partition;
-use outbox_core::settle::Disposition;
+use outbox_core::settle::{Disposition, EXPIRED};
 use outbox_transport::target::{Kind, split};
 use pgrx::prelude::*;
 use pgrx::spi::{OwnedPreparedStatement, SpiHeapTupleData, SpiResult, quote_identifier};
@@ -44,6 +44,20 @@ pub type Settlement = engine::Settlement<String>;
 pub struct ClaimedBatch {
     pub batch: Batch<String>,
     pub wal_position: u64,
+}
+
+/// What a look for expired messages found.
+pub struct Expired {
+    /// How many it buried, of each destination that had any.
+    pub counts: Vec<(String, i64)>,
+    /// Others of its key may wait behind one of them.
+    pub heads: bool,
+    /// Where to go on; 0 = all was looked through.
+    pub next_block: i64,
+    /// It stopped at its limit.
+    pub more: bool,
+    /// Messages that expire are there.
+    pub expiring: bool,
 }
 
 /// Bodies that one claim may bring, in bytes: bounds the memory of a worker. One message is always taken.
@@ -327,7 +341,8 @@ impl Store {
                     let sql = format!(
                         "select tid::text, seq, destination, partition, key, attempts, crashes, claim_token, id, type,
                          aggregate_type, aggregate_id, operation, payload, previous_payload, metadata, headers, actor,
-                         correlation_id, created_at, created_at_s, wal_position, replayed, enqueued_at, remark from {}.{call}",
+                         correlation_id, created_at, created_at_s, wal_position, replayed, enqueued_at, remark, expires_at
+                         from {}.{call}",
                         self.schema
                     );
                     let types: Vec<PgOid> = types.iter().map(|oid| PgOid::from(*oid)).collect();
@@ -449,6 +464,7 @@ impl Store {
                 Disposition::Publish => ("p", None, None),
                 Disposition::Dead { reason } if dead_closes => ("D", None, Some(reason.as_str())),
                 Disposition::Dead { reason } => ("d", None, Some(reason.as_str())),
+                Disposition::Expire => ("x", None, Some(EXPIRED)),
                 Disposition::Wait => ("w", None, None),
                 Disposition::Retry { delay_ms, error } => ("r", Some(*delay_ms as i64), Some(error.as_str())),
                 Disposition::Release { .. } => ("f", None, None),
@@ -522,6 +538,29 @@ impl Store {
         Ok(Spi::get_one(&sql)?.unwrap_or_default())
     }
 
+    /// Makes dead letters of messages that have expired, in so many blocks of the table from this one on.
+    pub fn expire(&self, first_block: i64, blocks: i32, batch: i32) -> SpiResult<Expired> {
+        Spi::connect_mut(|client| {
+            let sql = format!(
+                "select destinations, counts, heads, next_block, more, expiring from {}.outbox_expire($1, $2, $3)",
+                self.schema
+            );
+            let args = [first_block.into(), blocks.into(), batch.into()];
+            let row = client.update(sql.as_str(), Some(1), &args)?.first();
+            let destinations: Option<Vec<String>> = row.get(1)?;
+            let counts: Option<Vec<i64>> = row.get(2)?;
+            Ok(Expired {
+                counts: (destinations.unwrap_or_default().into_iter())
+                    .zip(counts.unwrap_or_default())
+                    .collect(),
+                heads: row.get(3)?.unwrap_or_default(),
+                next_block: row.get(4)?.unwrap_or_default(),
+                more: row.get(5)?.unwrap_or_default(),
+                expiring: row.get(6)?.unwrap_or_default(),
+            })
+        })
+    }
+
     pub fn make_partitions(&self, retention_s: Option<i32>) -> SpiResult<i32> {
         let sql = format!("select {}.outbox_make_partitions($1)", self.schema);
         Ok(Spi::get_one_with_args(&sql, &[retention_s.into()])?.unwrap_or_default())
@@ -562,6 +601,7 @@ fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<String>> {
         lease_epoch: row.get(8)?.unwrap_or_default(),
         replayed: row.get(23)?.unwrap_or_default(),
         enqueued_at_us: row.get::<TimestampWithTimeZone>(24)?.map_or(0, us_since_1970),
+        expires_at_us: row.get::<TimestampWithTimeZone>(26)?.map(us_since_1970),
     };
     let id: Option<String> = row.get(9)?;
     let event = match id {
