@@ -10,6 +10,7 @@ use crate::shmem;
 use crate::store::{Described, Settlement, Store, now_us};
 use outbox_core::engine::{Engine, Held, Sharing};
 use outbox_core::message::{Outcome, Text};
+use outbox_core::pace::Pace;
 use outbox_core::partition::Partition;
 use outbox_core::route::{Route, Template, TransportKind};
 use outbox_core::settle::{Disposition, Ordering, Rules};
@@ -35,6 +36,8 @@ pub struct Common {
     pub not_adopted: Option<String>,
     /// With leasing off: the token of this process' claims, negative.
     pub row_token: i64,
+    /// Workers of this database that live, as far as is known.
+    pub workers: u32,
     pub bell: Bell,
     pub began: Instant,
 }
@@ -43,6 +46,11 @@ impl Common {
     /// ms since this worker began.
     fn now_ms(&self) -> u64 {
         self.began.elapsed().as_millis() as u64
+    }
+
+    /// µs since then.
+    fn now_us(&self) -> u64 {
+        self.began.elapsed().as_micros() as u64
     }
 
     fn log(&self, destination: &str, text: std::fmt::Arguments) {
@@ -66,6 +74,7 @@ pub struct Destination {
     /// says so itself; by HTTP "connected" means only that the pause is over.
     proven: bool,
     figures: Figures,
+    pace: Pace,
     /// A session wants a fresh look at the connection,
     wants_look: bool,
     /// and waits for what is known then, however little of it is new. When this worker heard of it, in µs since 1970.
@@ -85,7 +94,7 @@ impl Destination {
         engine.set_leases(leases.to_vec(), HashSet::new());
         let mut broker = Broker::new(connection_of(&target), connection_name, common.bell.clone());
         broker.ensure(Instant::now());
-        let destination = Self {
+        let mut destination = Self {
             name: description.name.clone(),
             broker,
             engine,
@@ -95,6 +104,7 @@ impl Destination {
             reported: None,
             proven: true,
             figures: Figures::of(&description.name),
+            pace: Pace::new(0, 1, common.now_us()),
             wants_look: false,
             asked_at_us: None,
             nothing: (Text::default(), Template::parse("").expect("an empty template")),
@@ -116,9 +126,11 @@ impl Destination {
         }
     }
 
-    fn take_limits(&self, common: &Common) {
+    /// Also when another number of workers share them.
+    pub fn take_limits(&mut self, common: &Common) {
         let limits = (self.target.as_ref()).map_or(common.settings.target.limits, |target| target.limits);
         self.figures.set_max_pending(limits.max_pending);
+        self.pace.set(limits.max_rate, common.workers, common.now_us());
     }
 
     pub fn outstanding(&self) -> usize {
@@ -314,13 +326,18 @@ impl Destination {
         let now_ms = common.now_ms();
         self.hand_over(common);
         let Some(room) = tick::next(&self.tick(common)).claim else {
-            return Ok((0, tick::next(&self.tick(common)).wait_ms));
+            return Ok((0, self.wait_ms(common)));
         };
         let Ok(target) = &self.target else {
             return Ok((0, common.settings.idle_backoff_ms)); // without a target there is no connection
         };
         let route = route(target, &self.nothing);
-        let limit = common.settings.batch_size.min(room);
+        // What cannot go soon is better left for later: in the table it expires, is paused and harms nobody.
+        let limit = common
+            .settings
+            .batch_size
+            .min(room)
+            .min(self.pace.per_second().unwrap_or(u32::MAX));
         let mut tables = Tables::new(common, &self.name, &target.rules, STATEMENT_TIMEOUT_MS);
         tables.lane_by_lane = self.locked_until.is_some_and(|until| Instant::now() < until);
         let known_locked = tables.lane_by_lane;
@@ -354,7 +371,7 @@ impl Destination {
         self.hand_over(common);
         self.proven |= claimed == 0 && self.engine.outstanding() == 0;
         let due_ms = self.engine.due_at_ms().saturating_sub(now_ms).max(1) as u32;
-        Ok((claimed, tick::next(&self.tick(common)).wait_ms.min(due_ms)))
+        Ok((claimed, self.wait_ms(common).min(due_ms)))
     }
 
     fn tick(&self, common: &Common) -> TickState {
@@ -372,13 +389,37 @@ impl Destination {
         }
     }
 
-    /// Gives what is ready to the publisher; the engine keeps it, in order, while its queue is full. Without a connection
-    /// the publisher answers each message as lost.
+    /// How long to wait at most, as far as this destination is concerned.
+    fn wait_ms(&mut self, common: &Common) -> u32 {
+        let wait_ms = tick::next(&self.tick(common)).wait_ms;
+        // Outcomes wake who waits for room with the publisher; nobody wakes who waits for his turn.
+        match self.engine.is_ready_empty() {
+            true => wait_ms,
+            false => match self.pace.next_us(common.now_us()) {
+                0 => wait_ms,
+                next_us => wait_ms.min(u32::try_from(next_us.div_ceil(1_000)).unwrap_or(u32::MAX)),
+            },
+        }
+    }
+
+    /// Gives what is ready to the publisher, as fast as the destination may be sent to; the engine keeps the rest, in order,
+    /// also while the publisher's queue is full. Without a connection the publisher answers each message as lost.
     fn hand_over(&mut self, common: &Common) {
         self.engine.expire(&self.rules(common), now_us());
-        let broker = &mut self.broker;
-        self.engine
-            .hand_over(|publications| broker.publish(publications).err().unwrap_or_default());
+        let (broker, pace) = (&mut self.broker, &mut self.pace);
+        let room = pace.room(common.now_us()).unwrap_or(usize::MAX);
+        if room == 0 {
+            return;
+        }
+        self.engine.hand_over(|mut now| {
+            let mut later = now.split_off(room.min(now.len()));
+            let count = now.len();
+            match broker.publish(now) {
+                Ok(()) => pace.went(count),
+                Err(refused) => later.splice(..0, refused).for_each(drop),
+            }
+            later
+        });
     }
 }
 

@@ -140,6 +140,7 @@ impl Worker {
             store,
             shared: Shared::new(shmem::my_database(), slot),
             settings: Settings::snapshot(),
+            workers: 1,
             not_adopted,
             bell,
             began: now,
@@ -270,11 +271,12 @@ impl Worker {
         let owner_of_lanes = &self.common.shared;
         let (id, sharing, before) = (&self.common.id, self.sharing, &self.leases);
         let mut released = false;
-        let (held, leaving, first) = in_transaction(c"outbox: leases", Durability::Relaxed, || {
+        let (held, leaving, first, live) = in_transaction(c"outbox: leases", Durability::Relaxed, || {
             let workers = store.heartbeat(bgworker::my_pid(), settings.heartbeat_ttl_s)?;
             let first = workers.first() == Some(id);
+            let live = workers.len() as u32;
             if sharing == Sharing::RowClaims {
-                return Ok((Vec::new(), HashSet::new(), first));
+                return Ok((Vec::new(), HashSet::new(), first, live));
             }
             let plan = lease::plan(id, &workers, &store.leases()?);
             // A partition that another worker should have is given back once nothing of it is in flight here.
@@ -301,7 +303,8 @@ impl Worker {
             held.sort_unstable();
             // Before anybody else can take them, for the rows of the leases are still locked.
             owner_of_lanes.own_lanes(&held);
-            Ok((held, busy.into_iter().map(|(partition, _)| partition).collect(), first))
+            let leaving = busy.into_iter().map(|(partition, _)| partition).collect();
+            Ok((held, leaving, first, live))
         })?;
         match sharing {
             // Counted from before the lease was, and less a tenth.
@@ -309,6 +312,12 @@ impl Worker {
             Sharing::RowClaims => DEADLINE.lift(),
         }
         self.first = first;
+        if live != self.common.workers {
+            self.common.workers = live;
+            for destination in &mut self.destinations {
+                destination.take_limits(&self.common);
+            }
+        }
         if self.worker_changes == 0 || released {
             shmem::look_again(); // the others: at a worker that is new, or at partitions that are free
         }

@@ -5,6 +5,8 @@ mod common;
 
 #[path = "limits/expiry.rs"]
 mod expiry;
+#[path = "limits/pace.rs"]
+mod pace;
 #[path = "limits/pending.rs"]
 mod pending;
 

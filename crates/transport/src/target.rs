@@ -35,6 +35,8 @@ pub struct Target {
 pub struct Limits {
     /// Messages that wait.
     pub max_pending: u32,
+    /// Messages a second, of all workers together.
+    pub max_rate: u32,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -72,7 +74,12 @@ pub struct Amqp {
     pub exchange: Text,
     pub exchange_type: ExchangeType,
     pub routing_key: Template,
+    /// Messages without a confirm, at most.
+    pub max_in_flight: usize,
 }
+
+/// As many as a worker claims.
+const IN_FLIGHT_MAX: u64 = 2_000;
 
 /// Where the password is.
 #[derive(Clone, Debug, PartialEq)]
@@ -176,6 +183,8 @@ impl Kind {
                 "on_dead",
                 "max_attempts",
                 "max_pending",
+                "max_rate",
+                "max_in_flight",
                 "retry_backoff",
                 "retry_backoff_max",
                 "connect_timeout",
@@ -194,6 +203,7 @@ impl Kind {
                 "on_dead",
                 "max_attempts",
                 "max_pending",
+                "max_rate",
                 "retry_backoff",
                 "retry_backoff_max",
                 "connect_timeout",
@@ -293,6 +303,10 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
             ("on_dead", _) => target.rules.dead_blocks = choice(name, value, &[("block", true), ("skip", false)])?,
             ("max_attempts", _) => target.rules.retry.max_attempts = number(name, value, 1..=1000)? as u32,
             ("max_pending", _) => target.limits.max_pending = number(name, value, 0..=LIMIT_MAX)? as u32,
+            ("max_rate", _) => target.limits.max_rate = number(name, value, 0..=LIMIT_MAX)? as u32,
+            ("max_in_flight", Transport::Amqp(amqp)) => {
+                amqp.max_in_flight = number(name, value, 1..=IN_FLIGHT_MAX)? as usize;
+            }
             ("retry_backoff", _) => target.rules.retry.base_ms = duration(name, value, 1..=86_400_000)?,
             ("retry_backoff_max", _) => target.rules.retry.max_ms = duration(name, value, 1..=86_400_000)?,
             ("connect_timeout", _) => {
@@ -386,6 +400,7 @@ impl Target {
                 exchange: Text::default(),
                 exchange_type: ExchangeType::None,
                 routing_key: Template::parse("").expect("an empty template"),
+                max_in_flight: 1,
             }),
             certificates: Certificates::default(),
             http_allow: AllowList::default(),
@@ -569,6 +584,7 @@ mod tests {
                 exchange: Text::shared("outbox"),
                 exchange_type: ExchangeType::Topic,
                 routing_key: Template::parse("{type}").unwrap(),
+                max_in_flight: 1_000,
             }),
             certificates: Certificates {
                 ca: Some(Pem::File("/etc/ca".into())),
@@ -667,6 +683,8 @@ mod tests {
             ("on_dead", "hunter2"),
             ("max_attempts", "0"),
             ("max_pending", "-1"),
+            ("max_rate", "2147483648"),
+            ("max_in_flight", "0"),
             ("max_attempts", "hunter2"),
             ("retry_backoff", "hunter2"),
             ("confirm_timeout", "1ms"),
@@ -705,6 +723,8 @@ mod tests {
             ("on_dead", "skip"),
             ("max_attempts", "3"),
             ("max_pending", "1000"),
+            ("max_rate", "500"),
+            ("max_in_flight", "10"),
             ("retry_backoff", "5s"),
             ("retry_backoff_max", "7s"),
             ("connect_timeout", "1s"),
