@@ -62,13 +62,21 @@ fn what_expires_while_its_destination_is_paused_is_left_out_and_its_key_goes_on(
 fn a_backlog_expires_while_the_broker_is_down_and_makes_room() {
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &["outbox.max_pending = 20010"]);
     wait_figures(&cluster, "default", "pending = 0 and max_pending = 20010");
-    cluster.exec(
-        DB,
-        "select outbox_publish('T', '{}', aggregate_id => (n % 100)::text, expires_at => clock_timestamp() + '3 s')
-         from generate_series(1, 20000) n; select outbox_publish('T', '{}') from generate_series(1, 10)",
-    );
-    let said = refused(&cluster, "select outbox_publish('T', '{}')");
-    assert_eq!(said.code().code(), "53400");
+    let mut client = cluster.connect(DB);
+    client
+        .batch_execute(
+            "begin;
+             select outbox_publish('T', '{}', aggregate_id => (n % 100)::text, expires_at => clock_timestamp() + '3 s')
+             from generate_series(1, 20000) n;
+             select outbox_publish('T', '{}') from generate_series(1, 10);
+             savepoint full",
+        )
+        .expect("room");
+    let said = client
+        .batch_execute("select outbox_publish('T', '{}')")
+        .expect_err("full");
+    assert_eq!(said.code().map(|code| code.code()), Some("53400"));
+    client.batch_execute("rollback to full; commit").expect("commit");
     wait_expired(&cluster, 20_000);
     wait_figures(&cluster, "default", "pending = 10");
     cluster.exec(DB, "select outbox_publish('T', '{}')");
