@@ -161,6 +161,7 @@ create table @extschema@.outbox (
   destination  text collate "C" not null default 'default',
   key          text        check (pg_catalog.octet_length(key) <= 255),
   last_error   text,
+  expires_at   timestamptz,
   -- The one index. A worker reads a lane (destination, partition) in order of seq. What a claim changes is not in it,
   -- so a claim is a HOT update, with room for it by the fillfactor.
   primary key (destination, partition, seq)
@@ -177,6 +178,8 @@ comment on column @extschema@.outbox.claim_until is
 comment on column @extschema@.outbox.crashes is
   'Workers that ended without a word while they held the message. After a few it is tried alone, then given up.';
 
+comment on column @extschema@.outbox.expires_at is
+  'If it is not handed to the destination by then it is not sent at all, but a dead letter.';
 comment on column @extschema@.outbox.replayed is
   'It was published or discarded before and is sent again by outbox_replay(); the message says so in a header.';
 
@@ -192,6 +195,7 @@ create table @extschema@.outbox_waiting (
   destination  text collate "C" not null,
   key          text        check (pg_catalog.octet_length(key) <= 255),
   last_error   text,
+  expires_at   timestamptz,
   primary key (seq, destination)
 );
 create index on @extschema@.outbox_waiting (due_at) where due_at is not null;
@@ -227,6 +231,7 @@ create table @extschema@.outbox_dead (
   key          text,
   reason       text        not null,
   blocks       boolean     not null default false,
+  expires_at   timestamptz,
   primary key (seq, destination)
 );
 create index on @extschema@.outbox_dead (partition) where blocks;
@@ -359,16 +364,16 @@ select pg_catalog.pg_extension_config_dump('@extschema@.outbox_identity', '');
 
 create function @extschema@.outbox_enqueue(
   seq bigint, key text default null, destination text default null, available_at timestamptz default null,
-  partition_key text default null
+  partition_key text default null, expires_at timestamptz default null
 ) returns boolean language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_enqueue_wrapper';
-comment on function @extschema@.outbox_enqueue(bigint, text, text, timestamptz, text) is
+comment on function @extschema@.outbox_enqueue(bigint, text, text, timestamptz, text, timestamptz) is
   'Enqueues the event with this seq, in the caller''s transaction. True if newly enqueued, false if it already waits for that destination. Without a key the event is looked up and its aggregate is the key.';
 
 create function @extschema@.outbox_enqueue_many(
   seqs bigint[], key text default null, destination text default null, available_at timestamptz default null,
-  partition_key text default null
+  partition_key text default null, expires_at timestamptz default null
 ) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_enqueue_many_wrapper';
-comment on function @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text) is
+comment on function @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text, timestamptz) is
   'Enqueues many events at once; returns how many were newly enqueued.';
 
 create function @extschema@.outbox_crc32(key text)
@@ -417,15 +422,21 @@ create function @extschema@.outbox_publish(
   type text, payload jsonb, aggregate_type text default null, aggregate_id text default null,
   operation text default null, previous_payload jsonb default null, metadata jsonb default null,
   headers jsonb default null, actor text default null, correlation_id text default null,
-  destination text default null, available_at timestamptz default null, id uuid default null
+  destination text default null, available_at timestamptz default null, id uuid default null,
+  expires_at timestamptz default null
 ) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_publish_wrapper';
-comment on function @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid) is
+comment on function @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz) is
   'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
 
 create function @extschema@.outbox_wake(more_waiting bigint, partitions smallint[], seqs bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
 comment on function @extschema@.outbox_wake(bigint, smallint[], bigint[]) is
   'Internal: at COMMIT, tells this database''s workers that something was changed by hand: so many more messages wait, and these are to be read again.';
+
+create function @extschema@.outbox_note_pending(destination text, more bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_pending_wrapper';
+comment on function @extschema@.outbox_note_pending(text, bigint) is
+  'Internal: at COMMIT, counts so many more (or fewer) messages of a destination that wait.';
 
 -- ---- sql/src/25_attach.sql
 
@@ -904,7 +915,7 @@ create type @extschema@.outbox_claimed as (
   tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, crashes integer, claim_token bigint,
   id text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
   metadata text, headers text, actor text, correlation_id text, created_at text, created_at_s bigint,
-  wal_position bigint, replayed boolean, enqueued_at timestamptz, remark text
+  wal_position bigint, replayed boolean, enqueued_at timestamptz, remark text, expires_at timestamptz
 );
 comment on type @extschema@.outbox_claimed is
   'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not among these.';
@@ -914,7 +925,7 @@ create function @extschema@.outbox_remarks(seen bigint, wanted bigint, claimed b
 returns setof @extschema@.outbox_claimed language sql immutable as $$
   select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
          null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text,
-         null::text, null::text, null::text, null::bigint, null::bigint, null::boolean, null::timestamptz, r.remark
+         null::text, null::text, null::text, null::bigint, null::bigint, null::boolean, null::timestamptz, r.remark, null::timestamptz
   from (values ('cut', $1 operator(pg_catalog.>) $2), ('missed', $2 operator(pg_catalog.>) $3)) as r (remark, applies)
   where r.applies;
 $$;
@@ -948,7 +959,7 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
     -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
     cross join lateral (
       select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq, o.destination, o.partition,
-             o.key, o.attempts, o.replayed, o.enqueued_at, o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
+             o.key, o.attempts, o.replayed, o.enqueued_at, o.expires_at, o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
              e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
              e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s,
              coalesce(e.body_bytes, 0) + @extschema@.outbox_suspicion(
@@ -972,7 +983,7 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
          c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
-         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, c.enqueued_at, null::text
+         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, c.enqueued_at, null::text, c.expires_at
   from claimed c
   union all
   select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < $7) as wanted,
@@ -1014,17 +1025,17 @@ begin
   ), gone as (
     delete from @extschema@.outbox_waiting w using pick
     where w.ctid = pick.row_tid and pick.bytes_before < bytes_max
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
   ), claimed as (
     insert into @extschema@.outbox as o
-      (seq, enqueued_at, claim_token, attempts, partition, crashes, replayed, destination, key, last_error)
-    select g.seq, g.enqueued_at, outbox_claim_waiting.epoch, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error
+      (seq, enqueued_at, claim_token, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
+    select g.seq, g.enqueued_at, outbox_claim_waiting.epoch, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at
     from gone g
     returning o.ctid as row_tid, o.*
   )
   select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
          p.id, p.type, p.aggregate_type, p.aggregate_id, p.operation, p.payload, p.previous_payload, p.metadata, p.headers,
-         p.actor, p.correlation_id, p.created_at, p.created_at_s, p.wal_position, c.replayed, c.enqueued_at, null::text
+         p.actor, p.correlation_id, p.created_at, p.created_at_s, p.wal_position, c.replayed, c.enqueued_at, null::text, c.expires_at
   from claimed c join pick p on p.wseq = c.seq
   union all
   select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < bytes_max) as wanted,
@@ -1069,14 +1080,14 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
     set claim_token = $2, claim_until = now() + make_interval(secs => $3),
         crashes = o.crashes + pick.crashed
     from pick where o.ctid = pick.row_tid and pick.bytes_before < $5
-    returning o.ctid as row_tid, o.claim_token, o.destination, o.partition, o.key, o.attempts, o.crashes, o.replayed, o.enqueued_at,
+    returning o.ctid as row_tid, o.claim_token, o.destination, o.partition, o.key, o.attempts, o.crashes, o.replayed, o.enqueued_at, o.expires_at,
       pick.seq, pick.id, pick.type, pick.aggregate_type, pick.aggregate_id, pick.operation, pick.payload,
       pick.previous_payload, pick.metadata, pick.headers, pick.actor, pick.correlation_id, pick.created_at,
       pick.created_at_s, pick.wal_position
   )
   select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
          c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
-         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, c.enqueued_at, null::text
+         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, c.enqueued_at, null::text, c.expires_at
   from claimed c
   union all
   select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < $5) as wanted,
@@ -1106,10 +1117,11 @@ begin
     order by w.due_at limit batch for update of w skip locked
   ), gone as (
     delete from @extschema@.outbox_waiting w using due where w.ctid = due.row_tid
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
   )
-  insert into @extschema@.outbox as o (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error)
-  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error from gone g
+  insert into @extschema@.outbox as o
+    (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
+  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at from gone g
   on conflict do nothing
   returning o.destination, o.partition, o.seq;
 end
@@ -1181,28 +1193,30 @@ begin
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.claim_token = u.token
       and u.action <> 'f'
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.replayed, o.destination, o.key, o.last_error,
-      u.action, u.delay_ms, u.reason
+      o.expires_at, u.action, u.delay_ms, u.reason
   ), published as (
     insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error)
     select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.replayed, g.destination, g.key, g.last_error
     from gone g where g.action = 'p'
   ), dead as (
-    insert into @extschema@.outbox_dead (seq, enqueued_at, attempts, partition, replayed, destination, key, reason, blocks)
-    select g.seq, g.enqueued_at, g.attempts + 1, g.partition, g.replayed, g.destination, g.key, g.reason,
-           g.action = 'D' and leased and g.key is not null
-    from gone g where g.action in ('d', 'D')
+    -- x = expired, no attempt spent
+    insert into @extschema@.outbox_dead
+      (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, blocks)
+    select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition, g.replayed,
+           g.destination, g.key, g.reason, g.action = 'D' and leased and g.key is not null
+    from gone g where g.action in ('d', 'D', 'x')
     on conflict (destination, seq) do update
-    set died_at = excluded.died_at, attempts = excluded.attempts, replayed = excluded.replayed, reason = excluded.reason,
+    set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts, replayed = excluded.replayed, reason = excluded.reason,
         blocks = excluded.blocks
   ), waiting as (
     -- r = try again after the delay, one attempt spent; w = behind an earlier one of its key, none spent
     insert into @extschema@.outbox_waiting
-      (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error)
+      (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error, expires_at)
     select g.seq, g.enqueued_at,
            case when g.action = 'r' then clock_timestamp() + g.delay_ms * interval '1 millisecond' end,
            g.attempts + case when g.action = 'r' then 1 else 0 end, g.partition,
            g.crashes, g.replayed, case when g.action = 'r' then 'b' else 'g' end, g.destination, g.key,
-           case when g.action = 'r' then g.reason else g.last_error end
+           case when g.action = 'r' then g.reason else g.last_error end, g.expires_at
     from gone g where g.action in ('r', 'w')
     on conflict do nothing
   ), freed as (
@@ -1218,7 +1232,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_settle(text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
-  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, r retry after delays_ms, w behind an earlier one of its key, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
+  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, x expired, r retry after delays_ms, w behind an earlier one of its key, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
 
 create function @extschema@.outbox_locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -1229,6 +1243,101 @@ returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enab
 $$;
 comment on function @extschema@.outbox_locate(bigint[], text[], smallint[]) is
   'Worker protocol: where messages lie now, after something (VACUUM FULL, an update by hand) moved them.';
+
+-- ---- sql/src/32_expiry.sql
+
+-- Messages that nobody wants any more: past expires_at they become dead letters, unsent, and hold up nothing. One that is
+-- claimed ends in the worker that holds it, before it is handed over; all others end here.
+-- A worker looks through outbox a piece at a time, for an index would make each enqueue and claim dearer. Lock order as ever:
+-- outbox_partitions, outbox, the rest.
+
+create index on @extschema@.outbox_waiting (expires_at) where expires_at is not null;
+
+create function @extschema@.outbox_bury(
+  tids tid[], waiting_tids tid[], out destination text, out buried bigint, out heads boolean
+) returns setof record language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan set jit = off as $$
+#variable_conflict use_column
+declare
+  -- Locked, so that no lease is taken before this is committed: a claim by any other lease than these is nobody's.
+  leased constant bigint[] := array(
+    select p.partition::bigint << 48 | p.lease_epoch from @extschema@.outbox_partitions p
+    where p.lease_owner is not null and cardinality(tids) > 0 order by p.partition for key share);
+begin
+  return query
+  with ready as materialized (
+    select o.ctid as row_tid from @extschema@.outbox o
+    where o.ctid = any (tids) and o.expires_at <= clock_timestamp()
+      and (o.claim_token is null
+           or case when o.claim_token < 0 then o.claim_until <= clock_timestamp()
+                   else not (o.partition::bigint << 48 | o.claim_token) = any (leased) end)
+    for update skip locked
+  ), late as materialized (
+    select w.ctid as row_tid from @extschema@.outbox_waiting w
+    where w.ctid = any (waiting_tids) and w.expires_at <= clock_timestamp() for update skip locked
+  ), gone as (
+    delete from @extschema@.outbox o using ready r where o.ctid = r.row_tid
+    returning o.seq, o.enqueued_at, o.expires_at, o.attempts, o.partition, o.replayed, o.destination, o.key, o.attempts > 0 as has_failed
+  ), gone_late as (
+    delete from @extschema@.outbox_waiting w using late l where w.ctid = l.row_tid
+    returning w.seq, w.enqueued_at, w.expires_at, w.attempts, w.partition, w.replayed, w.destination, w.key, w.state = 'b' as has_failed
+  ), expired as (
+    select * from gone union all select * from gone_late
+  ), written as (
+    insert into @extschema@.outbox_dead
+      (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason)
+    select e.seq, e.enqueued_at, e.expires_at, e.attempts, e.partition, e.replayed, e.destination, e.key,
+           'expired: it was not sent in time'
+    from expired e
+    on conflict on constraint outbox_dead_pkey do update
+    set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
+        replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
+  )
+  select e.destination, count(*), bool_or(e.has_failed and e.key is not null) from expired e group by 1;
+end
+$$;
+comment on function @extschema@.outbox_bury(tid[], tid[]) is
+  'Internal: makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds; returns how many of each destination, and whether keys waited behind one of them.';
+
+create function @extschema@.outbox_expire(
+  first_block bigint, blocks integer, batch integer,
+  out destinations text[], out counts bigint[], out heads boolean, out next_block bigint, out more boolean, out expiring boolean
+) language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan set jit = off as $$
+declare
+  from_tid constant tid := format('(%s,0)', first_block);
+  to_tid constant tid := format('(%s,0)', first_block + blocks);
+  seen tid[];
+  late tid[];
+  all_blocks constant bigint := pg_relation_size('@extschema@.outbox') / current_setting('block_size')::integer;
+begin
+  seen := array(
+    select o.ctid from @extschema@.outbox o
+    where o.ctid >= from_tid and o.ctid < to_tid and o.expires_at <= clock_timestamp()
+      and (o.claim_token is null
+           or case when o.claim_token < 0 then o.claim_until <= clock_timestamp()
+                   else not exists (select from @extschema@.outbox_partitions p
+                                    where p.partition = o.partition and p.lease_epoch = o.claim_token and p.lease_owner is not null)
+              end)
+    limit batch);
+  late := array(
+    select w.ctid from @extschema@.outbox_waiting w where w.expires_at <= clock_timestamp() order by w.expires_at limit batch);
+  if cardinality(seen) + cardinality(late) > 0 then
+    select array_agg(b.destination), array_agg(b.buried), bool_or(b.heads) into destinations, counts, heads
+    from @extschema@.outbox_bury(seen, late) b;
+  end if;
+  more := cardinality(seen) = batch or cardinality(late) = batch;
+  next_block := case when cardinality(seen) = batch then first_block
+                     when first_block + blocks < all_blocks then first_block + blocks else 0 end;
+  expiring := cardinality(seen) + cardinality(late) > 0
+    or exists (select from @extschema@.outbox_waiting w where w.expires_at is not null)
+    or exists (select from @extschema@.outbox o where o.ctid >= from_tid and o.ctid < to_tid and o.expires_at is not null);
+end
+$$;
+comment on function @extschema@.outbox_expire(bigint, integer, integer) is
+  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from first_block on and in outbox_waiting; returns how many of which destination, whether keys waited behind one, where to go on (0 = all was looked through), whether more are there already, and whether any message here expires at all.';
 
 -- ---- sql/src/35_retention.sql
 
@@ -1452,7 +1561,7 @@ begin
   delete from @extschema@.outbox_dead d
   where d.seq = outbox_retry.seq and d.destination = to_destination returning d.* into risen;
   -- It may wait again already: it was enqueued anew while it was dead.
-  update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0
+  update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
   where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
   if found then
     perform @extschema@.outbox_wake(0, '{}', '{}');
@@ -1480,12 +1589,13 @@ begin
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
     perform @extschema@.outbox_wake(1, array[risen.partition], array[risen.seq]);
+    perform @extschema@.outbox_note_pending(to_destination, 1);
   end if;
   return true;
 end
 $$;
 comment on function @extschema@.outbox_retry(bigint, text) is
-  'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew. False if there is none, and for one that waits behind another of its key.';
+  'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew, and it expires no more. False if there is none, and for one that waits behind another of its key.';
 
 create function @extschema@.outbox_discard(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -1527,6 +1637,7 @@ begin
   )
   select count(*), (select count(*) from ready) + (select count(*) from waiting) from written into ended, waited;
   perform @extschema@.outbox_wake(-waited, '{}', '{}');
+  perform @extschema@.outbox_note_pending(to_destination, -waited);
   if ended > 0 then
     perform @extschema@.outbox_note('discard', jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1,
                                     outbox_discard.reason);
@@ -1796,6 +1907,7 @@ declare
   ready smallint[];
   lows bigint[];
   came bigint;
+  told bigint;
 begin
   if coalesce(dry_run, true) then
     return (select count(*) from @extschema@.outbox_dead_matching(filter, max_rows));
@@ -1805,7 +1917,7 @@ begin
     where d.ctid = m.row_tid returning d.*
   ), hurried as (
     -- It may wait again already: it was enqueued anew while it was dead.
-    update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0
+    update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
     from risen r where w.seq = r.seq and w.destination = r.destination and w.state <> 'g'
   ), back as (
     insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error)
@@ -1817,12 +1929,15 @@ begin
                                where x.destination = r.destination and x.partition = p.n and x.seq = r.seq offset 0) x
            limit 1) is null
     on conflict do nothing
-    returning o.partition, o.seq
+    returning o.destination, o.partition, o.seq
   ), lanes as (
     select b.partition, min(b.seq) as low, count(*) as n from back b group by 1
+  ), noted as (
+    select @extschema@.outbox_note_pending(b.destination, count(*)) as done from back b group by b.destination
   )
-  select (select count(*) from risen), array_agg(l.partition), array_agg(l.low), coalesce(sum(l.n), 0)
-    into retried, ready, lows, came from lanes l;
+  select (select count(*) from risen), array_agg(l.partition), array_agg(l.low), coalesce(sum(l.n), 0),
+         (select count(n.done) from noted n)
+    into retried, ready, lows, came, told from lanes l;
   if retried > 0 then
     perform @extschema@.outbox_wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
     perform @extschema@.outbox_note('retry', filter || jsonb_build_object('max_rows', max_rows), retried, outbox_retry_where.reason);
@@ -1937,6 +2052,7 @@ declare
   reached bigint := coalesce(seq_from, 1) - 1;
   replayed bigint := 0;
   came bigint;
+  told bigint;
   ready smallint[];
   lows bigint[];
   seqs bigint[];
@@ -1976,12 +2092,15 @@ begin
         select p.destination, coalesce(@extschema@.outbox_partition_by(partitioner, p.key_of, partition_count::integer), p.seq % partition_count)::smallint, p.seq, p.key_of, true
         from picked p
         on conflict do nothing
-        returning o.partition, o.seq
+        returning o.destination, o.partition, o.seq
       ), lanes as (
         select b.partition, min(b.seq) as low, count(*) as n from back b group by 1
+      ), noted as (
+        select @extschema@.outbox_note_pending(b.destination, count(*)) as done from back b group by b.destination
       )
-      select coalesce(sum(l.n), 0), coalesce(array_agg(l.partition), '{}'), coalesce(array_agg(l.low), '{}')
-        into came, ready, lows from lanes l;
+      select coalesce(sum(l.n), 0), coalesce(array_agg(l.partition), '{}'), coalesce(array_agg(l.low), '{}'),
+             (select count(n.done) from noted n)
+        into came, ready, lows, told from lanes l;
       perform @extschema@.outbox_wake(came, ready, lows);
       replayed := replayed + came;
     end if;
@@ -2145,9 +2264,12 @@ begin
     where e.aggregate_id = who and e.aggregate_type is not distinct from kind returning 1
   ), ready as (
     delete from @extschema@.outbox o using seqs where o.seq = seqs.seq
-    returning o.seq, @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until) as is_live
+    returning o.seq, o.destination, @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until) as is_live
   ), waiting as (
-    delete from @extschema@.outbox_waiting w using seqs where w.seq = seqs.seq returning 1
+    delete from @extschema@.outbox_waiting w using seqs where w.seq = seqs.seq returning w.destination
+  ), noted as (
+    select @extschema@.outbox_note_pending(g.destination, -count(*)) as done
+    from (select r.destination from ready r union all select w.destination from waiting w) g group by g.destination
   ), dead as (
     delete from @extschema@.outbox_dead d using seqs where d.seq = seqs.seq returning 1
   ), history as (
@@ -2160,7 +2282,8 @@ begin
        or a.filter->>'key' = whole returning 1
   )
   select array[(select count(*) from events), (select count(*) from ready), (select count(*) from waiting),
-               (select count(*) from dead), (select count(*) from history), (select count(*) from audit)],
+               (select count(*) from dead), (select count(*) from history), (select count(*) from audit),
+               (select count(n.done) from noted n)],
          (select min(r.seq) from ready r where r.is_live)
     into n, in_flight;
   if in_flight is not null then
@@ -2237,7 +2360,7 @@ comment on function @extschema@.outbox_drain(interval) is
 
 create function @extschema@.outbox_store(
   body text, headers jsonb default null, destination text default null, id uuid default null, key text default null,
-  available_at timestamptz default null
+  available_at timestamptz default null, expires_at timestamptz default null
 ) returns bigint language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
 declare
   payload jsonb;
@@ -2249,10 +2372,10 @@ begin
   end;
   return @extschema@.outbox_publish(
     type => coalesce(nullif(headers->>'type', ''), 'Message'), payload => payload, aggregate_id => key, headers => headers,
-    destination => destination, available_at => available_at, id => id);
+    destination => destination, available_at => available_at, id => id, expires_at => expires_at);
 end
 $$;
-comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz) is
+comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz) is
   'Stores a message as messaging libraries know it (body, headers, name of the transport) and enqueues it; returns its seq. Its type is the header type, else Message. A body that is not JSON becomes a JSON string. Without a key it is not ordered.';
 
 -- ---- claims of relays -----------------------------------------------------------------------------------------------
@@ -2282,7 +2405,8 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as 
     select x.*, row_number() over (partition by x.partition, x.key order by x.seq) as place
     from unnest($2) p (n) cross join lateral (
       select o.ctid as tid, o.seq, o.partition, o.key, o.claim_token, o.claim_until from @extschema@.outbox o
-      where o.destination = $1 and o.partition = p.n order by o.destination, o.partition, o.seq limit $3) x
+      where o.destination = $1 and o.partition = p.n and (o.expires_at is null or o.expires_at > clock_timestamp())
+      order by o.destination, o.partition, o.seq limit $3) x
   )
   select l.tid, l.seq, l.key from lane l
   where (l.claim_token is null or not @extschema@.outbox_claim_is_live(l.claim_token, l.partition, l.claim_until))
@@ -2382,6 +2506,17 @@ begin
             hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.', to_destination);
   end if;
   perform @extschema@.outbox_due(null, null, null, 1000, to_destination);
+  -- Nobody wants what has expired, and there may be no worker to see to it.
+  perform @extschema@.outbox_note_pending(b.destination, -b.buried),
+          @extschema@.outbox_note_ended(0, 0, b.buried)
+  from @extschema@.outbox_bury(array(
+    select x.tid from unnest(settings.partitions) p (n) cross join lateral (
+      select o.ctid as tid, o.expires_at from @extschema@.outbox o
+      where o.destination = to_destination and o.partition = p.n
+      order by o.destination, o.partition, o.seq limit lane_rows) x
+    where x.expires_at <= clock_timestamp()), array(
+    select w.ctid from @extschema@.outbox_waiting w
+    where w.expires_at <= clock_timestamp() and w.destination = to_destination limit 1000)) b;
   -- What waits behind one that has ended meanwhile: the first of each key.
   with behind as (
     select w.ctid as row_tid from @extschema@.outbox_gates(settings.partitions) g
@@ -2392,10 +2527,10 @@ begin
     where g.destination = to_destination and g.head is null and g.followers
   ), gone as (
     delete from @extschema@.outbox_waiting w using behind b where w.ctid = b.row_tid
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
   )
-  insert into @extschema@.outbox (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error)
-  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error from gone g
+  insert into @extschema@.outbox (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
+  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at from gone g
   on conflict do nothing;
 
   -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either still
@@ -2466,6 +2601,7 @@ begin
     where d.destination = to_destination and d.seq = outbox_end_claim.seq and d.key is not null;
   end if;
   perform @extschema@.outbox_note_ended(published::integer, (not published)::integer, (verdict[1] <> 'r')::integer);
+  perform @extschema@.outbox_note_pending(to_destination, -(verdict[1] <> 'r')::integer);
   return true;
 end
 $$;
@@ -2614,22 +2750,22 @@ with m as (
               when o.attempts > 0 then 'retrying'
               else 'pending' end as status,
          o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token, o.last_error,
-         o.replayed
+         o.replayed, o.expires_at
   from @extschema@.outbox o
   union all
   select w.seq, w.destination, w.partition, w.key,
          case when w.state = 'b' and w.attempts > 0 then 'retrying'
               when w.due_at > pg_catalog.now() then 'scheduled'
               else 'pending' end,
-         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed
+         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed, w.expires_at
   from @extschema@.outbox_waiting w
   union all
-  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason, d.replayed
+  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason, d.replayed, d.expires_at
   from @extschema@.outbox_dead d
   union all
   select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
          h.attempts, null, h.enqueued_at, case when not h.discarded then h.published_at end, null, h.last_error,
-         h.replayed
+         h.replayed, null
   from @extschema@.outbox_history h
 )
 select m.seq, m.seq as global_sequence, m.status,
@@ -2641,7 +2777,8 @@ select m.seq, m.seq as global_sequence, m.status,
        e.actor, e.correlation_id, e.created_at,
        -- the names other systems give the same columns
        e.id as outbox_id, e.type as event_type, e.payload as body, e.actor as "user", m.destination as transport_name,
-       m.attempts as retry_count, m.last_error as error_message
+       m.attempts as retry_count, m.last_error as error_message,
+       m.expires_at
 from m left join @extschema@.outbox_events e on e.seq = m.seq;
 comment on view @extschema@.outbox_messages is
   'Every message with its event and one status: pending, in flight, retrying, scheduled, published, dead, discarded. For people and audits; give a seq or a limit.';
@@ -2708,7 +2845,8 @@ select coalesce(d.destination, p.destination) as destination,
        pg_catalog.round((f.n[6] / 60)::numeric, 1) as published_per_s,
        pg_catalog.round(f.n[8]::numeric, 2) as p50_ms, pg_catalog.round(f.n[9]::numeric, 2) as p95_ms,
        pg_catalog.round(f.n[10]::numeric, 2) as p99_ms,
-       pg_catalog.to_timestamp(f.n[7] / 1e6) as stats_reset
+       pg_catalog.to_timestamp(f.n[7] / 1e6) as stats_reset,
+       f.n[11]::bigint as pending, f.n[12]::bigint as max_pending
 from @extschema@.outbox_destinations() d
 full join pending p on p.destination = d.destination
 left join @extschema@.outbox_paused z on z.destination = d.destination
@@ -2719,7 +2857,7 @@ left join lateral (
 left join lateral (select @extschema@.outbox_destination_figures(d.destination) as n) f on true
 order by 1;
 comment on view @extschema@.outbox_destination_status is
-  'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message has waited that could go there; totals and times from enqueue to confirm since stats_reset, NULL where no worker counts. missing = messages wait for a server that there is no more.';
+  'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message has waited that could go there; totals and times from enqueue to confirm since stats_reset, how many messages wait (scheduled and in flight included) and may wait, NULL where no worker counts. missing = messages wait for a server that there is no more.';
 
 create view @extschema@.outbox_partition_status as
 select @extschema@.outbox_partition_label(p.partition) as partition_key,
@@ -2877,6 +3015,17 @@ select 'keys', b.keys = 0,
        case when b.keys > 0 then 'outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one' end
 from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) x) as keys, y.key, y.seq
       from (select) one left join (select d.key, d.seq from @extschema@.outbox_dead d where d.blocks limit 1) y on true) b
+union all
+select 'room', f.destination is null,
+       case when f.destination is not null
+            then pg_catalog.format('destination %I has %s messages that wait, of %s that may: enqueue %s',
+                                   f.destination, f.pending, f.max_pending,
+                                   case when f.pending >= f.max_pending then 'is refused' else 'will soon be refused' end) end,
+       case when f.destination is not null then 'see the other checks for why they wait; or raise max_pending' end
+from (select) one left join (
+  select x.destination, x.n[11]::bigint as pending, x.n[12]::bigint as max_pending
+  from (select d.destination, @extschema@.outbox_destination_figures(d.destination) as n from @extschema@.outbox_destinations() d) x
+  where x.n[11] >= 0.9 * x.n[12] order by x.n[11] / x.n[12] desc limit 1) f on true
 union all
 select 'transactions', p.problem is null, p.problem, p.remedy
 from (select pg_catalog.string_agg(case when t.prepared
@@ -3268,10 +3417,10 @@ end
 $owner$;
 
 grant execute on function
-  @extschema@.outbox_enqueue(bigint, text, text, timestamptz, text),
-  @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text),
-  @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid),
-  @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz), @extschema@.outbox_wait(bigint, interval, text)
+  @extschema@.outbox_enqueue(bigint, text, text, timestamptz, text, timestamptz),
+  @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text, timestamptz),
+  @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz),
+  @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz), @extschema@.outbox_wait(bigint, interval, text)
   to outbox_writer;
 -- For who owns a table. A trigger runs as the one who writes, but EXECUTE is asked of the one who makes it.
 grant execute on function

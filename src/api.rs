@@ -7,14 +7,15 @@ use crate::pg::args::{Args, Jsonb};
 use crate::pg::catalog::{self, Oid, OptionsOf};
 use crate::pg::{latch, security, signals, trigger, txn};
 use crate::shmem::Class;
-use crate::store::{self, Enqueue, Keys, Publish};
-use crate::{asks, capture, config, figures, hooks, registry, shmem, wake, worker};
+use crate::store::{self, Enqueue, Keys, Publish, Times};
+use crate::{asks, capture, config, figures, hooks, limits, registry, shmem, wake, worker};
 use outbox_core::envelope;
 use outbox_core::message::{Event, Outcome};
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::route::Template;
 use outbox_core::settle::{self, Disposition};
 use outbox_transport::target::{self, Kind, Level};
+use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::prelude::*;
 
 /// The destination of who names none: a server of that name, else what the settings describe.
@@ -27,10 +28,15 @@ fn outbox_enqueue(
     destination: Option<&str>,
     available_at: Option<TimestampWithTimeZone>,
     partition_key: Option<&str>,
+    expires_at: Option<TimestampWithTimeZone>,
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> bool {
     let Some(seq) = seq else { missing_seq().raise() };
-    enqueue(fcinfo, &[seq], key, destination, available_at, partition_key) == 1
+    let times = Times {
+        available_at,
+        expires_at,
+    };
+    enqueue(fcinfo, &[seq], key, destination, times, partition_key) == 1
 }
 
 #[pg_extern(sql = false)]
@@ -40,11 +46,16 @@ fn outbox_enqueue_many(
     destination: Option<&str>,
     available_at: Option<TimestampWithTimeZone>,
     partition_key: Option<&str>,
+    expires_at: Option<TimestampWithTimeZone>,
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> i64 {
     let seqs: Option<Vec<i64>> = seqs.and_then(|seqs| seqs.into_iter().collect());
     let Some(seqs) = seqs else { missing_seq().raise() };
-    enqueue(fcinfo, &seqs, key, destination, available_at, partition_key)
+    let times = Times {
+        available_at,
+        expires_at,
+    };
+    enqueue(fcinfo, &seqs, key, destination, times, partition_key)
 }
 
 fn enqueue(
@@ -52,7 +63,7 @@ fn enqueue(
     seqs: &[i64],
     key: Option<&str>,
     destination: Option<&str>,
-    available_at: Option<TimestampWithTimeZone>,
+    times: Times,
     partition_key: Option<&str>,
 ) -> i64 {
     if config::replaying() {
@@ -60,7 +71,7 @@ fn enqueue(
     }
     let enqueued = check_enqueue(seqs, key).and_then(|()| {
         let destination = usable(destination)?;
-        check_time(available_at)?;
+        check_times(times)?;
         let partition = partition_key.map(partition_of_label).transpose()?;
         let request = Enqueue {
             seqs,
@@ -70,20 +81,17 @@ fn enqueue(
                 None => Keys::LookedUp,
             },
             destination,
-            available_at,
+            times,
             partition,
         };
-        store::enqueue(fcinfo, request)
-    });
-    match enqueued {
-        Ok(count) => {
-            if count > 0 {
-                wake::enqueued(count);
-            }
-            count
+        limits::check_room(destination, seqs.len())?;
+        let count = store::enqueue(fcinfo, request)?;
+        if count > 0 {
+            wake::enqueued(destination, count);
         }
-        Err(error) => error.raise(),
-    }
+        Ok(count)
+    });
+    enqueued.unwrap_or_else(|error| error.raise())
 }
 
 /// For who sets up what will enqueue later.
@@ -104,12 +112,33 @@ fn check_enqueue(seqs: &[i64], key: Option<&str>) -> Result<(), UserError> {
     Ok(())
 }
 
-fn check_time(available_at: Option<TimestampWithTimeZone>) -> Result<(), UserError> {
-    match available_at.is_some_and(|at| at.is_infinity()) {
-        false => Ok(()),
-        true => Err(invalid(
+fn check_times(times: Times) -> Result<(), UserError> {
+    if times.available_at.is_some_and(|at| at.is_infinity()) {
+        return Err(invalid(
             "available_at is infinity: the message would never be due",
             "Leave it out, or give a time.",
+        ));
+    }
+    let Some(expires_at) = times.expires_at else {
+        return Ok(());
+    };
+    if expires_at.is_infinity() && expires_at > clock_timestamp() {
+        return Err(invalid(
+            "expires_at is infinity",
+            "Leave it out for a message that never expires, or give a time.",
+        ));
+    }
+    if expires_at <= clock_timestamp() {
+        return Err(invalid(
+            "expires_at is over: the message would never be sent",
+            "Give a time to come, or leave the message out.",
+        ));
+    }
+    match times.available_at.is_some_and(|at| at >= expires_at) {
+        false => Ok(()),
+        true => Err(invalid(
+            "expires_at is not after available_at: the message would never be sent",
+            "Give a later time, or leave one of the two out.",
         )),
     }
 }
@@ -217,10 +246,7 @@ fn outbox_publish(fcinfo: pg_sys::FunctionCallInfo) -> Option<i64> {
     // SAFETY: the call's own fcinfo; the types are as sql/src/20_enqueue.sql declares them.
     let args = unsafe { Args::new(fcinfo) };
     match publish(fcinfo, &args) {
-        Ok(seq) => {
-            wake::enqueued(1);
-            Some(seq)
-        }
+        Ok(seq) => Some(seq),
         Err(error) => error.raise(),
     }
 }
@@ -234,7 +260,11 @@ fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<i64, UserErr
         return Err(missing("payload", hint));
     };
     let session = config::Context::snapshot();
-    let (named, available_at) = (args.text(10), args.time(11));
+    let named = args.text(10);
+    let times = Times {
+        available_at: args.time(11),
+        expires_at: args.time(13),
+    };
     let actor = args.text(8).or(session.actor);
     let metadata = args
         .jsonb(6)
@@ -250,7 +280,8 @@ fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<i64, UserErr
         ..Event::default()
     };
     let destination = usable(named.as_deref())?;
-    check_time(available_at)?;
+    check_times(times)?;
+    limits::check_room(destination, 1)?;
     let key = check_event(&event, &routing_template(destination))?;
     let request = Publish {
         id: args.uuid(12),
@@ -266,9 +297,11 @@ fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<i64, UserErr
         correlation_id: event.correlation_id.as_deref(),
         key: key.as_deref(),
         destination,
-        available_at,
+        times,
     };
-    store::publish(fcinfo, &request)
+    let seq = store::publish(fcinfo, &request)?;
+    wake::enqueued(destination, 1);
+    Ok(seq)
 }
 
 fn missing(what: &str, hint: &str) -> UserError {
@@ -327,13 +360,18 @@ fn outbox_is_replaying() -> bool {
 
 #[pg_extern(sql = false)]
 fn outbox_wake(more_waiting: i64, partitions: Vec<i16>, seqs: Vec<i64>) {
-    wake::enqueued(more_waiting);
+    wake::more_wait(more_waiting);
     wake::waiting_changed();
     for (partition, seq) in partitions.into_iter().zip(seqs) {
         if let Ok(partition) = Partition::new(i64::from(partition)) {
             Class::all().for_each(|class| wake::ready(class, partition, seq));
         }
     }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_note_pending(destination: &str, more: i64) {
+    wake::pending_changed(destination, more);
 }
 
 /// The arrays are as long as each other.

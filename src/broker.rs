@@ -131,6 +131,7 @@ impl Broker {
         let config = AmqpConfig {
             exchange: amqp.exchange.to_string(),
             exchange_type: amqp.exchange_type.clone(),
+            window: amqp.max_in_flight,
             connect_timeout: target.connect_timeout,
             confirm_timeout: target.confirm_timeout,
             connection_name: self.connection_name.clone(),

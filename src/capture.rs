@@ -10,8 +10,8 @@ use crate::config::Context;
 use crate::error::{UserError, invalid};
 use crate::pg::trigger::{self, Call, Fired, Operation};
 use crate::pg::{catalog, guc, security, xact};
-use crate::store::{self, Enqueue, Keys, written};
-use crate::{registry, wake};
+use crate::store::{self, Enqueue, Keys, Times, written};
+use crate::{limits, registry, wake};
 use outbox_core::change::{Change, Operations, Row, Rules, Update};
 use outbox_core::envelope;
 use outbox_core::message::Event;
@@ -63,6 +63,7 @@ pub fn attached(call: Call) -> Result<(), UserError> {
         if let Some(seq) = seqs.iter().find(|seq| **seq <= 0) {
             return Err(api::bad_seq(*seq));
         }
+        limits::check_room(destination, seqs.len())?;
         let keys = match attached.key {
             None if is_own_store => Keys::LookedUp,
             _ => Keys::Given(keys),
@@ -77,12 +78,12 @@ fn enqueue(fired: &Fired, seqs: &[i64], new: bool, keys: Keys, destination: &str
         new,
         keys,
         destination,
-        available_at: None,
+        times: Times::default(),
         partition: None,
     };
     let count = store::enqueue(fired.call(), request)?;
     if count > 0 {
-        wake::enqueued(count);
+        wake::enqueued(destination, count);
     }
     Ok(())
 }
@@ -250,6 +251,7 @@ fn write(fired: &Fired, captured: &Captured, context: &Context, changes: Vec<Cha
     }
     let destination = captured.destination.as_deref().unwrap_or(DEFAULT_DESTINATION);
     api::check_destination(destination)?;
+    limits::check_room(destination, changes.len())?;
     let template = api::routing_template(destination);
     let metadata_bytes = context.metadata.as_ref().map_or(0, String::len);
     let mut keys = Vec::with_capacity(changes.len());

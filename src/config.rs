@@ -7,7 +7,7 @@ use crate::pg::guc::{Refused, check_hook, define_session_flag, reserve_prefix};
 use outbox_core::envelope;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
-use outbox_transport::target::{Amqp, Certificates, Password, Pem, Target, Transport};
+use outbox_transport::target::{Amqp, Certificates, Limits, Password, Pem, Target, Transport};
 use outbox_transport::{AllowList, ExchangeType, UrlError, parse_url};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use std::ffi::{CStr, CString};
@@ -46,6 +46,9 @@ static CLAIM_TTL: GucSetting<i32> = GucSetting::<i32>::new(60);
 static RETRY_BACKOFF: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static RETRY_BACKOFF_MAX: GucSetting<i32> = GucSetting::<i32>::new(600_000);
 static MAX_ATTEMPTS: GucSetting<i32> = GucSetting::<i32>::new(15);
+static MAX_RATE: GucSetting<i32> = GucSetting::<i32>::new(0);
+static MAX_IN_FLIGHT: GucSetting<i32> = GucSetting::<i32>::new(1000);
+static MAX_PENDING: GucSetting<i32> = GucSetting::<i32>::new(0);
 static ON_DEAD: GucSetting<OnDead> = GucSetting::<OnDead>::new(OnDead::block);
 static RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 static EVENTS_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(AS_HISTORY);
@@ -231,6 +234,30 @@ pub fn define() {
         c"Attempts before a message is a dead letter.",
         &MAX_ATTEMPTS,
         1..=1000,
+        Database,
+        GucFlags::empty(),
+    );
+    number(
+        c"outbox.max_pending",
+        c"Messages of a destination that may wait; enqueue refuses more. 0 = any number.",
+        &MAX_PENDING,
+        0..=i32::MAX,
+        Database,
+        GucFlags::empty(),
+    );
+    number(
+        c"outbox.max_rate",
+        c"Messages a second that a destination is sent, of all workers together. 0 = any number.",
+        &MAX_RATE,
+        0..=i32::MAX,
+        Database,
+        GucFlags::empty(),
+    );
+    number(
+        c"outbox.max_in_flight",
+        c"Messages that a worker has sent to a broker without its confirm, at most.",
+        &MAX_IN_FLIGHT,
+        1..=2_000,
         Database,
         GucFlags::empty(),
     );
@@ -432,6 +459,7 @@ fn default_target() -> Target {
             exchange: outbox_core::message::Text::shared(&string(&EXCHANGE)),
             exchange_type: ExchangeType::parse(&string(&EXCHANGE_TYPE)).expect("the check hook let nothing else pass"),
             routing_key: routing_template(),
+            max_in_flight: MAX_IN_FLIGHT.get() as usize,
         }),
         certificates: Certificates {
             ca: pem_file(&TLS_CA_FILE),
@@ -449,6 +477,10 @@ fn default_target() -> Target {
             },
             dead_blocks: ON_DEAD.get() == OnDead::block,
             ordering: Ordering::Key,
+        },
+        limits: Limits {
+            max_pending: MAX_PENDING.get() as u32,
+            max_rate: MAX_RATE.get() as u32,
         },
         connect_timeout: millis(&CONNECT_TIMEOUT),
         confirm_timeout: millis(&CONFIRM_TIMEOUT),

@@ -11,6 +11,7 @@ use crate::shmem;
 use crate::store::{Described, Settlement, Store, now_us};
 use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Held, Sharing, Tally};
 use outbox_core::message::{Outcome, Text};
+use outbox_core::pace::Pace;
 use outbox_core::partition::Partition;
 use outbox_core::route::{Route, Template, TransportKind};
 use outbox_core::settle::{Disposition, Ordering, Rules};
@@ -36,6 +37,8 @@ pub struct Common {
     pub not_adopted: Option<String>,
     /// With leasing off: the token of this process' claims, negative.
     pub row_token: i64,
+    /// Workers of this database that live, as far as is known.
+    pub workers: u32,
     pub bell: Bell,
     pub began: Instant,
     /// The launcher wants this worker's slot for another database: it claims nothing more, and leaves by then.
@@ -46,6 +49,11 @@ impl Common {
     /// ms since this worker began.
     fn now_ms(&self) -> u64 {
         self.began.elapsed().as_millis() as u64
+    }
+
+    /// µs since then.
+    fn now_us(&self) -> u64 {
+        self.began.elapsed().as_micros() as u64
     }
 
     fn log(&self, destination: &str, text: std::fmt::Arguments) {
@@ -69,6 +77,7 @@ pub struct Destination {
     /// says so itself; by HTTP "connected" means only that the pause is over.
     proven: bool,
     figures: Figures,
+    pace: Pace,
     /// A session wants a fresh look at the connection,
     wants_look: bool,
     /// and waits for what is known then, however little of it is new. When this worker heard of it, in µs since 1970.
@@ -88,9 +97,9 @@ impl Destination {
         };
         let mut engine = Engine::new(sharing);
         engine.set_leases(leases.to_vec(), HashSet::new());
-        let mut broker = Broker::new(target.clone(), connection_name, common.bell.clone());
+        let mut broker = Broker::new(connection_of(&target), connection_name, common.bell.clone());
         broker.ensure(Instant::now());
-        Self {
+        let mut destination = Self {
             name: description.name.clone(),
             broker,
             engine,
@@ -100,23 +109,34 @@ impl Destination {
             reported: None,
             proven: true,
             figures: Figures::of(&description.name),
+            pace: Pace::new(0, 1, common.now_us()),
             wants_look: false,
             asked_at_us: None,
             errand: None,
             nothing: (Text::default(), Template::parse("").expect("an empty template")),
-        }
+        };
+        destination.take_limits(common);
+        destination
     }
 
     /// Takes over what the description and the settings say now.
     pub fn describe(&mut self, common: &Common, description: &Described) {
         self.paused = description.paused;
         self.target = target_of(&common.settings, description);
-        if let Some(last) = self.broker.reconfigure(self.target.clone()) {
+        self.take_limits(common);
+        if let Some(last) = self.broker.reconfigure(connection_of(&self.target)) {
             self.conclude_all(common, last);
             self.engine.release_all("the settings of the broker changed");
             self.engine.look_anew();
             self.broker.ensure(Instant::now());
         }
+    }
+
+    /// Also when another number of workers share them.
+    pub fn take_limits(&mut self, common: &Common) {
+        let limits = (self.target.as_ref()).map_or(common.settings.target.limits, |target| target.limits);
+        self.figures.set_max_pending(limits.max_pending);
+        self.pace.set(limits.max_rate, common.workers, common.now_us());
     }
 
     pub fn outstanding(&self) -> usize {
@@ -176,6 +196,12 @@ impl Destination {
         let looks = state.connected && state.owned_partitions > 0 && !state.last_claim_was_full;
         let may_not = !state.enabled || self.broker.status.state == "unconfigured";
         state.outstanding == 0 && (looks || may_not)
+    }
+
+    /// So many messages that nobody had claimed are dead letters.
+    pub fn note_expired(&self, common: &Common, count: i64) {
+        self.figures.expired(count);
+        log_expired(common, &self.name, count);
     }
 
     /// Gives up the connection; what it has not answered by then goes back.
@@ -293,6 +319,8 @@ impl Destination {
         let settled = self.engine.settle(&mut tables, common.now_ms(), |batch| {
             count_settled(batch);
             figures.settled(batch, now_us());
+            let expired = batch.iter().filter(|ended| ended.disposition == Disposition::Expire);
+            log_expired(common, name, expired.count() as i64);
             for failed in batch {
                 if let Disposition::Dead { reason } = &failed.disposition {
                     let seq = failed.pointer.seq;
@@ -357,22 +385,27 @@ impl Destination {
 
     // ---- claim and hand over ----------------------------------------------------------------------------------------
 
-    /// Claims and hands over. Returns how many messages came, and how long to wait for more.
-    pub fn claim(&mut self, common: &Common) -> Result<(usize, u32), Failure> {
+    /// Claims, if it may, and hands over. Returns how many messages came, and how long to wait for more.
+    pub fn claim(&mut self, common: &Common, may_claim: bool) -> Result<(usize, u32), Failure> {
         let now_ms = common.now_ms();
         if common.leaves_by.is_none() {
-            self.hand_over();
+            self.hand_over(common);
         }
         let by_hand = self.by_hand(common);
         self.engine.set_reach(by_hand);
-        let Some(room) = tick::next(&self.tick(common)).claim else {
-            return Ok((0, tick::next(&self.tick(common)).wait_ms));
+        let Some(room) = tick::next(&self.tick(common)).claim.filter(|_| may_claim) else {
+            return Ok((0, self.wait_ms(common)));
         };
         let Ok(target) = &self.target else {
             return Ok((0, common.settings.idle_backoff_ms)); // without a target there is no connection
         };
         let route = route(target, &self.nothing);
-        let limit = common.settings.batch_size.min(room);
+        // What cannot go soon is better left for later: in the table it expires, is paused and harms nobody.
+        let limit = common
+            .settings
+            .batch_size
+            .min(room)
+            .min(self.pace.per_second().unwrap_or(u32::MAX));
         let mut tables = Tables::new(common, &self.name, &target.rules, STATEMENT_TIMEOUT_MS);
         tables.lane_by_lane = self.locked_until.is_some_and(|until| Instant::now() < until);
         let known_locked = tables.lane_by_lane;
@@ -404,9 +437,9 @@ impl Destination {
         }
         let claimed = claimed?;
         self.engine.note_claim();
-        self.hand_over();
+        self.hand_over(common);
         self.proven |= claimed == 0 && self.engine.outstanding() == 0;
-        let wait_ms = tick::next(&self.tick(common)).wait_ms;
+        let wait_ms = self.wait_ms(common);
         if by_hand.is_some() {
             return Ok((claimed, wait_ms)); // what is due later is left alone
         }
@@ -429,12 +462,37 @@ impl Destination {
         }
     }
 
-    /// Gives what is ready to the publisher; the engine keeps it, in order, while its queue is full. Without a connection
-    /// the publisher answers each message as lost.
-    fn hand_over(&mut self) {
-        let broker = &mut self.broker;
-        self.engine
-            .hand_over(|publications| broker.publish(publications).err().unwrap_or_default());
+    /// How long to wait at most, as far as this destination is concerned.
+    fn wait_ms(&mut self, common: &Common) -> u32 {
+        let wait_ms = tick::next(&self.tick(common)).wait_ms;
+        // Outcomes wake who waits for room with the publisher; nobody wakes who waits for his turn.
+        match self.engine.is_ready_empty() {
+            true => wait_ms,
+            false => match self.pace.next_us(common.now_us()) {
+                0 => wait_ms,
+                next_us => wait_ms.min(u32::try_from(next_us.div_ceil(1_000)).unwrap_or(u32::MAX)),
+            },
+        }
+    }
+
+    /// Gives what is ready to the publisher, as fast as the destination may be sent to; the engine keeps the rest, in order,
+    /// also while the publisher's queue is full. Without a connection the publisher answers each message as lost.
+    fn hand_over(&mut self, common: &Common) {
+        self.engine.expire(&self.rules(common), now_us());
+        let (broker, pace) = (&mut self.broker, &mut self.pace);
+        let room = pace.room(common.now_us()).unwrap_or(usize::MAX);
+        if room == 0 {
+            return;
+        }
+        self.engine.hand_over(|mut now| {
+            let mut later = now.split_off(room.min(now.len()));
+            let count = now.len();
+            match broker.publish(now) {
+                Ok(()) => pace.went(count),
+                Err(refused) => later.splice(..0, refused).for_each(drop),
+            }
+            later
+        });
     }
 }
 
@@ -458,6 +516,17 @@ fn target_of(settings: &Settings, description: &Described) -> Result<Target, Str
     described(description.kind, &settings.target, options, mapping).map_err(|refused| refused.message)
 }
 
+/// What the connection is made from.
+fn connection_of(target: &Result<Target, String>) -> Result<Target, String> {
+    target.clone().map(Target::unlimited)
+}
+
+fn log_expired(common: &Common, destination: &str, count: i64) {
+    if count > 0 {
+        common.log(destination, format_args!("{count} messages have expired"));
+    }
+}
+
 fn count_settled(batch: &[Settlement]) {
     let Some(database) = shmem::my_database() else { return };
     let (mut published, mut failed, mut gone) = (0, 0, 0);
@@ -465,6 +534,7 @@ fn count_settled(batch: &[Settlement]) {
         match settlement.disposition {
             Disposition::Publish => (published, gone) = (published + 1, gone + 1),
             Disposition::Dead { .. } => (failed, gone) = (failed + 1, gone + 1),
+            Disposition::Expire => gone += 1,
             Disposition::Retry { .. } => failed += 1,
             Disposition::Release { .. } | Disposition::Wait => {}
         }

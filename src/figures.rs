@@ -1,6 +1,7 @@
-//! Figures of each destination in shared memory: totals, what is in flight, how long messages took; and the wish of a
-//! session that the workers look at it anew. Counted by the workers that serve it, read by outbox_destination_status. As in
-//! `shmem`, nothing here is an authority: with all places taken a destination has no figures, and is delivered to as any.
+//! Figures of each destination in shared memory: totals, what waits and what is in flight, how long messages took; and the
+//! wish of a session that the workers look at it anew. Counted by the workers that serve it, read by
+//! outbox_destination_status and by who enqueues. As in `shmem`, nothing here is an authority: with all places taken a
+//! destination has no figures and no limit, and is delivered to as any.
 
 use crate::pg::catalog;
 use crate::pg::shmem::{Shareable, Shared};
@@ -8,7 +9,7 @@ use crate::shmem;
 use crate::store::{Settlement, now_us};
 use outbox_core::latency::{self, BUCKETS};
 use outbox_core::settle::Disposition;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{
     AtomicI32, AtomicI64, AtomicU32, AtomicU64,
@@ -38,6 +39,13 @@ struct Place {
     gone: AtomicU32,
     /// Grows when a session wants a fresh look. Written by the session.
     looks: AtomicU32,
+    /// Messages that wait, in flight ones too. Producers add at COMMIT, workers subtract at settle and set it right when they
+    /// count.
+    pending: AtomicI64,
+    /// 1 = `pending` was counted since the place was taken; before that it says nothing. Written by a worker.
+    counted: AtomicU32,
+    /// How many may wait; 0 = any number. Written by the workers, as the destination is described.
+    max_pending: AtomicI64,
     /// Claimed and not settled. Each worker adds what changed, and takes what is left when it ends.
     in_flight: AtomicI64,
     /// Since `since_us`. Written by workers.
@@ -65,6 +73,8 @@ static TABLE: Shared<Table> = Shared::new();
 thread_local! {
     /// What this worker serves, and what it has in flight there.
     static SERVED: RefCell<Vec<(&'static Place, i64)>> = const { RefCell::new(Vec::new()) };
+    /// Where a session found the last place that it asked for: most ask for the same one each time.
+    static LAST: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Shared memory that is needed, in bytes.
@@ -82,7 +92,7 @@ fn table() -> Option<&'static Table> {
 }
 
 /// The same name under the same build is the same number.
-fn number_of(name: &str) -> u64 {
+pub fn number_of(name: &str) -> u64 {
     // Without a random seed, so that all processes agree.
     let mut hasher = std::hash::DefaultHasher::new();
     name.hash(&mut hasher);
@@ -115,10 +125,17 @@ impl Place {
         for second in &self.seconds {
             second.published.store(0, Relaxed);
         }
+        self.forget_pending();
+        self.max_pending.store(0, Relaxed);
         self.in_flight.store(0, Relaxed);
         self.workers.store(0, Relaxed);
         self.gone.store(0, Relaxed);
         self.since_us.store(now_us(), Relaxed);
+    }
+
+    fn forget_pending(&self) {
+        self.counted.store(0, SeqCst);
+        self.pending.store(0, SeqCst);
     }
 
     fn free_if_over(&self) {
@@ -170,6 +187,13 @@ impl Figures {
         std::mem::replace(&mut self.looks, looks) != looks
     }
 
+    /// How many messages may wait; 0 = any number.
+    pub fn set_max_pending(&self, max_pending: u32) {
+        if let Some(place) = self.place {
+            place.max_pending.store(i64::from(max_pending), Relaxed);
+        }
+    }
+
     pub fn set_in_flight(&self, count: usize) {
         let Some(place) = self.place else { return };
         SERVED.with_borrow_mut(|served| {
@@ -191,26 +215,39 @@ impl Figures {
 
     pub fn settled(&self, batch: &[Settlement], now_us: i64) {
         let Some(place) = self.place else { return };
-        let mut published = 0;
+        let (mut published, mut died) = (0, 0);
         for settlement in batch {
             match settlement.disposition {
                 Disposition::Publish => published += 1,
                 Disposition::Retry { .. } => _ = place.failed.fetch_add(1, Relaxed),
                 Disposition::Dead { .. } => {
                     place.failed.fetch_add(1, Relaxed);
-                    place.dead.fetch_add(1, Relaxed);
+                    died += 1;
                 }
+                Disposition::Expire => died += 1,
                 Disposition::Release { .. } => _ = place.released.fetch_add(1, Relaxed),
                 Disposition::Wait => {}
             }
         }
         place.published.fetch_add(published, Relaxed);
+        place.dead.fetch_add(died, Relaxed);
+        place.pending.fetch_sub((published + died) as i64, SeqCst);
         let now_s = now_us.div_euclid(1_000_000);
         let second = &place.seconds[now_s.rem_euclid(SECONDS as i64) as usize];
         if second.second.swap(now_s, Relaxed) != now_s {
             second.published.store(0, Relaxed);
         }
         second.published.fetch_add(published, Relaxed);
+    }
+}
+
+impl Figures {
+    /// So many messages have expired that nobody had claimed.
+    pub fn expired(&self, count: i64) {
+        if let Some(place) = self.place {
+            place.dead.fetch_add(count as u64, Relaxed);
+            place.pending.fetch_sub(count, SeqCst);
+        }
     }
 }
 
@@ -239,6 +276,46 @@ fn leave(which: impl Fn(&Place) -> bool) {
 /// However the worker ends, what it had in flight is so no more. In the exit callback.
 pub fn worker_ends() {
     leave(|_| true);
+}
+
+/// The messages of each destination are about to be counted.
+pub struct Count(Vec<(&'static Place, i64)>);
+
+impl Count {
+    pub fn begin() -> Self {
+        let here = places_here().map(|place| (place, place.pending.load(SeqCst)));
+        Self(here.collect())
+    }
+
+    /// So many there are, of each destination that has any. While messages come and go a count may see one and the counter
+    /// too, so what is known already is set right only if nothing changed meanwhile.
+    pub fn end(self, found: &[(String, i64)]) {
+        let found: Vec<(u64, i64)> = found.iter().map(|(name, count)| (number_of(name), *count)).collect();
+        for (place, before) in self.0 {
+            let name = place.name.load(SeqCst);
+            let count = found
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map_or(0, |(_, count)| *count);
+            if place.counted.load(SeqCst) == 0 || place.pending.load(SeqCst) == before {
+                place.pending.fetch_add(count - before, SeqCst);
+            }
+            place.counted.store(1, SeqCst);
+        }
+    }
+}
+
+/// Whether there is a destination here of which nobody knows how much waits.
+pub fn is_any_uncounted() -> bool {
+    places_here().any(|place| place.counted.load(SeqCst) == 0)
+}
+
+fn places_here() -> impl Iterator<Item = &'static Place> {
+    let database = catalog::my_database();
+    let places = table().map_or(&[][..], |table| &table.places);
+    places
+        .iter()
+        .filter(move |place| place.database.load(SeqCst) == database)
 }
 
 /// These destinations are there in this database and no others: places of others are free once no worker serves them. By
@@ -275,8 +352,40 @@ pub fn forget_databases_but(alive: &[u32]) {
 
 // ---- a session ------------------------------------------------------------------------------------------------------
 
-/// [in flight, published, failed, dead, released, published in the last 60 s, reset at in µs, percentiles 50, 95, 99 in ms]
-/// of a destination of this database; None if nobody counts.
+/// The place of a destination of this database, by its number. No allocation, no error.
+fn place_of(number: u64) -> Option<&'static Place> {
+    let (table, database) = (table()?, catalog::my_database());
+    let is_it = |place: &&Place| place.database.load(SeqCst) == database && place.name.load(SeqCst) == number;
+    if let Some(place) = table.places.get(LAST.get()).filter(is_it) {
+        return Some(place);
+    }
+    let index = table.places.iter().position(|place| is_it(&place))?;
+    LAST.set(index);
+    table.places.get(index)
+}
+
+/// How many messages of a destination wait and may wait; None if it has no limit, or nobody knows how much waits.
+pub fn fill_of(number: u64) -> Option<(i64, i64)> {
+    let place = place_of(number)?;
+    let max_pending = place.max_pending.load(Relaxed);
+    let is_limited = max_pending > 0 && place.counted.load(SeqCst) == 1;
+    is_limited.then(|| (place.pending.load(SeqCst).max(0), max_pending))
+}
+
+/// So many more (or fewer) messages of a destination wait. Called in the commit callback: no allocation, no error.
+pub fn pending_changed(number: u64, by: i64) {
+    if let Some(place) = place_of(number) {
+        place.pending.fetch_add(by, SeqCst);
+    }
+}
+
+/// The extension is new here: nobody knows what waits. Called in the commit callback.
+pub fn installed() {
+    places_here().for_each(Place::forget_pending);
+}
+
+/// [in flight, published, failed, dead, released, published in the last 60 s, reset at in µs, percentiles 50, 95, 99 in ms,
+/// pending, how many may be] of a destination of this database; None if nobody counts.
 pub fn of(destination: &str) -> Option<Vec<Option<f64>>> {
     let place = table()?.find(catalog::my_database(), number_of(destination))?;
     let now_s = now_us().div_euclid(1_000_000);
@@ -299,6 +408,8 @@ pub fn of(destination: &str) -> Option<Vec<Option<f64>>> {
         latency::percentile_ms(&took, 0.5),
         latency::percentile_ms(&took, 0.95),
         latency::percentile_ms(&took, 0.99),
+        (place.counted.load(SeqCst) == 1).then(|| place.pending.load(SeqCst).max(0) as f64),
+        Some(place.max_pending.load(Relaxed) as f64).filter(|max| *max > 0.0),
     ])
 }
 

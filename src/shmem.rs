@@ -72,6 +72,8 @@ pub struct Database {
     extension: AtomicU32,
     /// Grows when a message was scheduled, or a person changed what waits. Written at COMMIT.
     waiting_changes: AtomicU32,
+    /// Grows when messages that expire were enqueued. Written at COMMIT.
+    expiring: AtomicU32,
     /// Grows when a worker of this database starts, ends or gives partitions back. Written by it.
     worker_changes: AtomicU32,
     /// 1 = the transactions that were prepared when the memory was made are in the registry. Written by a worker.
@@ -617,6 +619,15 @@ impl Database {
 
     pub fn set_next_due_us(&self, due_us: Option<i64>) {
         self.next_due_us.store(due_us.unwrap_or(i64::MAX), SeqCst);
+    }
+
+    /// Grows when messages that expire were enqueued.
+    pub fn expiring(&self) -> u32 {
+        self.expiring.load(Relaxed)
+    }
+
+    pub fn some_expire(&self) {
+        self.expiring.fetch_add(1, Relaxed);
     }
 
     pub fn waiting_changed(&self) {

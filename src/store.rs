@@ -7,10 +7,10 @@ mod worker;
 pub mod written;
 
 pub use enqueue::{
-    AGGREGATE_KEY, Enqueue, Keys, Publish, aggregate_key, check_body, enqueue, hold_extension, new_id, partition_by,
-    publish,
+    AGGREGATE_KEY, Enqueue, Keys, Publish, Times, aggregate_key, check_body, enqueue, hold_extension, new_id,
+    partition_by, publish,
 };
-pub use worker::{ClaimedBatch, Described, Settlement, Store};
+pub use worker::{ClaimedBatch, Described, Expired, Settlement, Store};
 
 /// The time, in µs since 1970.
 pub fn now_us() -> i64 {

@@ -7,7 +7,7 @@
 use crate::pg::xact::{self, End};
 use crate::shmem::Class;
 use crate::store::now_us;
-use crate::{asks, capture, registry, shmem};
+use crate::{asks, capture, figures, registry, shmem};
 use outbox_core::partition::Partition;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -15,6 +15,8 @@ use std::collections::BTreeMap;
 thread_local! {
     /// (savepoint, messages enqueued in it)
     static ENQUEUED: RefCell<Vec<(u32, i64)>> = const { RefCell::new(Vec::new()) };
+    /// (savepoint, destination by its number, how many more of its messages wait)
+    static PENDING: RefCell<Vec<(u32, (u64, i64))>> = const { RefCell::new(Vec::new()) };
     /// The lowest seq in each lane, whether or not its savepoint lasts: too low a seq costs a look.
     static LOWS: RefCell<BTreeMap<(Class, Partition), i64>> = const { RefCell::new(BTreeMap::new()) };
     /// (savepoint, what a relay ended in it: published, failed, gone from the outbox)
@@ -23,6 +25,7 @@ thread_local! {
     static ASKING: Cell<bool> = const { Cell::new(false) };
     static WAKE: Cell<bool> = const { Cell::new(false) };
     static WAITING_CHANGED: Cell<bool> = const { Cell::new(false) };
+    static SOME_EXPIRE: Cell<bool> = const { Cell::new(false) };
     static INSTALLED: Cell<bool> = const { Cell::new(false) };
     static DATABASES: Cell<bool> = const { Cell::new(false) };
 }
@@ -32,8 +35,32 @@ pub fn init() {
     xact::on_end(ended);
 }
 
-/// This transaction enqueued `count` messages: wake the workers when it commits.
-pub fn enqueued(count: i64) {
+/// This transaction enqueued `count` messages of a destination: wake the workers when it commits.
+pub fn enqueued(destination: &str, count: i64) {
+    pending_changed(destination, count);
+    more_wait(count);
+}
+
+/// So many more messages of a destination wait, or fewer.
+pub fn pending_changed(destination: &str, by: i64) {
+    let (savepoint, number) = (xact::current_savepoint(), figures::number_of(destination));
+    PENDING.with_borrow_mut(|entries| {
+        let known = (entries.iter_mut().rev()).find(|(known, (to, _))| (*known, *to) == (savepoint, number));
+        match known {
+            Some((_, (_, sum))) => *sum += by,
+            None => entries.push((savepoint, (number, by))),
+        }
+    });
+}
+
+/// How many messages this transaction has added to a destination, given by its number.
+pub fn own_pending(number: u64) -> i64 {
+    let of_it = |(_, (to, count)): &(u32, (u64, i64))| (*to == number).then_some(*count);
+    PENDING.with_borrow(|entries| entries.iter().filter_map(of_it).sum())
+}
+
+/// This transaction changed how many messages of this database wait: wake the workers when it commits.
+pub fn more_wait(count: i64) {
     WAKE.set(true);
     let savepoint = xact::current_savepoint();
     ENQUEUED.with_borrow_mut(|entries| match entries.last_mut() {
@@ -86,6 +113,11 @@ pub fn waiting_changed() {
     WAITING_CHANGED.set(true);
 }
 
+/// This transaction enqueued messages that expire.
+pub fn some_expire() {
+    SOME_EXPIRE.set(true);
+}
+
 /// This transaction installed the extension: tell the launcher when it commits.
 pub fn installed() {
     INSTALLED.set(true);
@@ -105,6 +137,7 @@ fn ended(end: End) {
                 && let Some(database) = shmem::my_database()
             {
                 database.installed();
+                figures::installed();
             }
             if WAKE.get() {
                 // In this order: visible already; from where to read; no longer open; look.
@@ -115,12 +148,20 @@ fn ended(end: End) {
                         }
                     });
                     database.enqueued(ENQUEUED.with_borrow(|entries| entries.iter().map(|(_, count)| count).sum()));
+                    if SOME_EXPIRE.get() {
+                        database.some_expire();
+                    }
                     if WAITING_CHANGED.get() {
                         database.waiting_changed();
                         database.ended();
                     }
                 }
             }
+            PENDING.with_borrow(|entries| {
+                for (_, (number, by)) in entries {
+                    figures::pending_changed(*number, *by);
+                }
+            });
             tell_ended();
             if INSTALLED.get() {
                 shmem::extension_came();
@@ -136,10 +177,15 @@ fn ended(end: End) {
         End::SavepointReleased { id, into } => {
             ENQUEUED.with_borrow_mut(|entries| move_up(entries, id, into));
             ENDED.with_borrow_mut(|entries| move_up(entries, id, into));
+            PENDING.with_borrow_mut(|entries| {
+                move_up(entries, id, into);
+                merge(entries);
+            });
         }
         End::SavepointAborted { id } => {
             ENQUEUED.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
             ENDED.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
+            PENDING.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
             capture::savepoint_aborted(id);
             stop_asking(); // the statement that asked has failed
             if DATABASES.get() {
@@ -153,6 +199,18 @@ fn move_up<T>(entries: &mut [(u32, T)], id: u32, into: u32) {
     for entry in entries.iter_mut().filter(|(savepoint, _)| *savepoint == id) {
         entry.0 = into;
     }
+}
+
+/// One entry for each savepoint and destination, however many savepoints were released: each enqueue may sum them up.
+fn merge(entries: &mut Vec<(u32, (u64, i64))>) {
+    entries.sort_unstable();
+    entries.dedup_by(|(savepoint, (number, count)), (before, (to, sum))| {
+        let same = (*savepoint, *number) == (*before, *to);
+        if same {
+            *sum += *count;
+        }
+        same
+    });
 }
 
 /// After Committed: as above.
@@ -173,6 +231,7 @@ fn leave() {
         shmem::wake_workers();
     }
     WAITING_CHANGED.set(false);
+    SOME_EXPIRE.set(false);
     INSTALLED.set(false);
     if DATABASES.take() {
         shmem::let_back();
@@ -183,5 +242,6 @@ fn leave() {
     stop_asking();
     ENQUEUED.with_borrow_mut(Vec::clear);
     ENDED.with_borrow_mut(Vec::clear);
+    PENDING.with_borrow_mut(Vec::clear);
     LOWS.with_borrow_mut(BTreeMap::clear);
 }

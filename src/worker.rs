@@ -6,6 +6,7 @@ use crate::asks::Report;
 use crate::broker::DEADLINE;
 use crate::config::Settings;
 use crate::destination::{Common, Destination};
+use crate::expiry::Expiry;
 use crate::pg::bgworker;
 use crate::pg::latch::WaitSet;
 use crate::pg::txn::{self, Durability, Failure};
@@ -37,7 +38,9 @@ const STOP_GONE: Duration = Duration::from_millis(200);
 const CONFIG_CHECK_EVERY: Duration = Duration::from_secs(1);
 const COUNT_EVERY: Duration = Duration::from_secs(10);
 const COUNT_ROWS_MAX: i64 = 10_000;
-const FIRST_COUNT_ROWS_MAX: i64 = 1_000_000;
+const LARGE_COUNT_ROWS_MAX: i64 = 1_000_000;
+/// One in so many counts may be a large one: one in five minutes.
+const LARGE_COUNT_EVERY: u32 = 30;
 
 pub fn main(argument: u64) -> ! {
     let (database, number) = launcher::unpack(argument);
@@ -103,8 +106,9 @@ struct Worker {
     leases_due: Instant,
     config_check_due: Instant,
     upkeep: Upkeep,
+    expiry: Expiry,
     count_due: Instant,
-    counted: bool,
+    counts: u32,
     /// The most recent ask of a session that this one heard of; 0 = none.
     heard: u32,
     /// What it is about, while it is not done.
@@ -161,6 +165,7 @@ impl Worker {
             store,
             shared: Shared::new(shmem::my_database(), slot),
             settings: Settings::snapshot(),
+            workers: 1,
             not_adopted,
             bell,
             began: now,
@@ -180,8 +185,9 @@ impl Worker {
             leases_due: now,
             config_check_due: now,
             upkeep: Upkeep::new(now),
+            expiry: Expiry::new(now),
             count_due: now,
-            counted: false,
+            counts: 0,
             heard: 0,
             task: None,
         };
@@ -246,7 +252,7 @@ impl Worker {
 
     /// Whether there is nothing to do: then another database may have the slot at once.
     fn is_at_rest(&self) -> bool {
-        let nothing_waits = self.counted && shmem::my_database().is_some_and(|database| database.pending() == 0);
+        let nothing_waits = self.counts > 0 && shmem::my_database().is_some_and(|database| database.pending() == 0);
         self.destinations.iter().all(|destination| {
             destination.is_at_rest(&self.common) || (nothing_waits && destination.outstanding() == 0)
         })
@@ -279,11 +285,8 @@ impl Worker {
         let (common, destination) = (&self.common, &mut self.destinations[index]);
         destination.settle_what_must_be(common)?;
         destination.report(common)?;
-        // What crashes with it would be charged to what is claimed here.
-        let (claimed, wait_ms) = match another_tries_one_alone {
-            true => (0, common.settings.idle_backoff_ms),
-            false => destination.claim(common)?,
-        };
+        // What crashes with that one would be charged to what is claimed here.
+        let (claimed, wait_ms) = destination.claim(common, !another_tries_one_alone)?;
         let wait_ms = destination.settle_what_is_due(common, wait_ms)?;
         Ok((claimed, wait_ms))
     }
@@ -312,6 +315,7 @@ impl Worker {
                         new.begin_errand(task.errand);
                     }
                     self.destinations.push(new);
+                    self.count_due = Instant::now(); // nobody knows what waits for it
                 }
             }
         }
@@ -466,11 +470,18 @@ impl Worker {
             Sharing::RowClaims => DEADLINE.lift(),
         }
         self.first = first;
+        let live = shares.0 as u32;
         if let Some(task) = &mut self.task {
             let report = &mut task.report;
             report.renewed_heartbeat = true;
             (report.active_workers, report.desired) = shares;
             (report.leased, report.released) = (report.leased + taken, report.released + freed);
+        }
+        if live != self.common.workers {
+            self.common.workers = live;
+            for destination in &mut self.destinations {
+                destination.take_limits(&self.common);
+            }
         }
         if self.worker_changes == 0 || freed > 0 {
             shmem::look_again(); // the others: at a worker that is new, or at partitions that are free
@@ -526,10 +537,19 @@ impl Worker {
                 self.describe(described);
             }
         }
-        if now >= self.count_due && self.first && (self.idle || !self.counted) {
+        if now >= self.count_due && self.first && (self.idle || self.must_count()) {
             self.count_due = now + COUNT_EVERY;
             self.count_pending()?;
-            self.counted = true;
+            self.counts += 1;
+        }
+        if self.first && self.common.not_adopted.is_none() {
+            let expired = self.expiry.tend(now, &self.common.store)?;
+            for (name, count) in expired {
+                let destination = self.destinations.iter().find(|known| known.name == name);
+                if let Some(destination) = destination {
+                    destination.note_expired(&self.common, count);
+                }
+            }
         }
         if self.first {
             let common = &self.common;
@@ -539,28 +559,37 @@ impl Worker {
         Ok(())
     }
 
-    /// Sets the counter of the status view right. Exact while little waits; a large backlog is counted once, at start.
+    /// Nobody knows yet what waits.
+    fn must_count(&self) -> bool {
+        self.counts == 0 || figures::is_any_uncounted()
+    }
+
+    /// Sets the counters right. Exact while little waits; a large backlog is counted at start, and seldom while it stands
+    /// still. One that is too large for that counts, of each destination, as what was seen of it, so no limit is applied
+    /// too early.
     fn count_pending(&self) -> Result<(), Failure> {
         let Some(database) = shmem::my_database() else {
             return Ok(());
         };
         let store = &self.common.store;
-        let before = database.pending();
-        let limit = if self.counted {
-            COUNT_ROWS_MAX
-        } else {
-            FIRST_COUNT_ROWS_MAX
+        let (before, each) = (database.pending(), figures::Count::begin());
+        let must = self.must_count();
+        let limit = match must || self.counts.is_multiple_of(LARGE_COUNT_EVERY) {
+            true => LARGE_COUNT_ROWS_MAX,
+            false => COUNT_ROWS_MAX,
         };
         let counted = in_transaction(c"outbox: count", Durability::Relaxed, || {
             let counted = store.count_pending(limit)?;
-            match counted < limit {
-                true => Ok(Some(counted)),
-                false if limit == FIRST_COUNT_ROWS_MAX => Ok(Some(store.estimate_pending()?.max(counted))),
+            let sum: i64 = counted.iter().map(|(_, count)| count).sum();
+            match sum < limit {
+                true => Ok(Some((counted, sum))),
+                false if must => Ok(Some((counted, store.estimate_pending()?.max(sum)))),
                 false => Ok(None),
             }
         })?;
-        if let Some(counted) = counted {
-            database.correct_pending(counted - before);
+        if let Some((counted, sum)) = counted {
+            database.correct_pending(sum - before);
+            each.end(&counted);
         }
         Ok(())
     }

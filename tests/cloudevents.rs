@@ -120,6 +120,7 @@ fn events() -> impl Iterator<Item = (Pointer, Event)> {
             lease_epoch: 1,
             replayed: false,
             enqueued_at_us: 0,
+            expires_at_us: None,
         };
         (pointer, event)
     })

@@ -47,7 +47,7 @@ fn a_role_that_holds_only_execute_can_enqueue_and_nothing_else() {
     let cluster = cluster();
     cluster.exec(
         DB,
-        "create role app; grant execute on function outbox_enqueue(bigint, text, text, timestamptz, text) to app;
+        "create role app; grant execute on function outbox_enqueue(bigint, text, text, timestamptz, text, timestamptz) to app;
          select outbox_publish('T', '{}', 'order', '42', 'placed', available_at => now() + '1 day')",
     );
     assert!(!denied(&cluster, "app", "select outbox_enqueue(7, 'k')"));

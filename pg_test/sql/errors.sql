@@ -21,6 +21,10 @@ select outbox_publish('T', '{}', headers => jsonb_build_object(repeat('n', 256),
 select outbox_publish('T', '{}', headers => jsonb_build_object('x', repeat('y', 70000))); \echo :SQLSTATE
 select outbox_publish('T', to_jsonb(repeat('x', 17000000))); \echo :SQLSTATE
 select outbox_publish('T', '{}', available_at => 'infinity'); \echo :SQLSTATE
+select outbox_publish('T', '{}', expires_at => 'infinity'); \echo :SQLSTATE
+select outbox_publish('T', '{}', expires_at => '-infinity'); \echo :SQLSTATE
+select outbox_publish('T', '{}', expires_at => '2020-01-01'); \echo :SQLSTATE
+select outbox_publish('T', '{}', expires_at => '9999-01-01', available_at => '9999-01-01'); \echo :SQLSTATE
 select outbox_publish('T', '{}', destination => 'nowhere'); \echo :SQLSTATE
 -- core's own message names a constraint of a table
 \set VERBOSITY sqlstate
@@ -39,6 +43,9 @@ select outbox_enqueue(500); \echo :SQLSTATE
 delete from outbox_events where seq = 500;
 select outbox_enqueue(999, 'k', 'nowhere'); \echo :SQLSTATE
 select outbox_enqueue(999, 'k', available_at => 'infinity'); \echo :SQLSTATE
+select outbox_enqueue(999, 'k', expires_at => '2020-01-01'); \echo :SQLSTATE
+select outbox_enqueue_many('{999}', 'k', expires_at => '2020-01-01'); \echo :SQLSTATE
+select outbox_store('{}', expires_at => '2020-01-01'); \echo :SQLSTATE
 select outbox_enqueue(999, 'k', partition_key => 'seven'); \echo :SQLSTATE
 select outbox_enqueue(999, 'k', partition_key => 'p7'); \echo :SQLSTATE
 select outbox_enqueue(999, 'k', partition_key => 'p99'); \echo :SQLSTATE

@@ -80,6 +80,7 @@ create table @extschema@.outbox (
   destination  text collate "C" not null default 'default',
   key          text        check (pg_catalog.octet_length(key) <= 255),
   last_error   text,
+  expires_at   timestamptz,
   -- The one index. A worker reads a lane (destination, partition) in order of seq. What a claim changes is not in it,
   -- so a claim is a HOT update, with room for it by the fillfactor.
   primary key (destination, partition, seq)
@@ -96,6 +97,8 @@ comment on column @extschema@.outbox.claim_until is
 comment on column @extschema@.outbox.crashes is
   'Workers that ended without a word while they held the message. After a few it is tried alone, then given up.';
 
+comment on column @extschema@.outbox.expires_at is
+  'If it is not handed to the destination by then it is not sent at all, but a dead letter.';
 comment on column @extschema@.outbox.replayed is
   'It was published or discarded before and is sent again by outbox_replay(); the message says so in a header.';
 
@@ -111,6 +114,7 @@ create table @extschema@.outbox_waiting (
   destination  text collate "C" not null,
   key          text        check (pg_catalog.octet_length(key) <= 255),
   last_error   text,
+  expires_at   timestamptz,
   primary key (seq, destination)
 );
 create index on @extschema@.outbox_waiting (due_at) where due_at is not null;
@@ -146,6 +150,7 @@ create table @extschema@.outbox_dead (
   key          text,
   reason       text        not null,
   blocks       boolean     not null default false,
+  expires_at   timestamptz,
   primary key (seq, destination)
 );
 create index on @extschema@.outbox_dead (partition) where blocks;

@@ -5,16 +5,16 @@
 
 create function @extschema@.outbox_enqueue(
   seq bigint, key text default null, destination text default null, available_at timestamptz default null,
-  partition_key text default null
+  partition_key text default null, expires_at timestamptz default null
 ) returns boolean language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_enqueue_wrapper';
-comment on function @extschema@.outbox_enqueue(bigint, text, text, timestamptz, text) is
+comment on function @extschema@.outbox_enqueue(bigint, text, text, timestamptz, text, timestamptz) is
   'Enqueues the event with this seq, in the caller''s transaction. True if newly enqueued, false if it already waits for that destination. Without a key the event is looked up and its aggregate is the key.';
 
 create function @extschema@.outbox_enqueue_many(
   seqs bigint[], key text default null, destination text default null, available_at timestamptz default null,
-  partition_key text default null
+  partition_key text default null, expires_at timestamptz default null
 ) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_enqueue_many_wrapper';
-comment on function @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text) is
+comment on function @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text, timestamptz) is
   'Enqueues many events at once; returns how many were newly enqueued.';
 
 create function @extschema@.outbox_crc32(key text)
@@ -63,12 +63,18 @@ create function @extschema@.outbox_publish(
   type text, payload jsonb, aggregate_type text default null, aggregate_id text default null,
   operation text default null, previous_payload jsonb default null, metadata jsonb default null,
   headers jsonb default null, actor text default null, correlation_id text default null,
-  destination text default null, available_at timestamptz default null, id uuid default null
+  destination text default null, available_at timestamptz default null, id uuid default null,
+  expires_at timestamptz default null
 ) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_publish_wrapper';
-comment on function @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid) is
+comment on function @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz) is
   'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
 
 create function @extschema@.outbox_wake(more_waiting bigint, partitions smallint[], seqs bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
 comment on function @extschema@.outbox_wake(bigint, smallint[], bigint[]) is
   'Internal: at COMMIT, tells this database''s workers that something was changed by hand: so many more messages wait, and these are to be read again.';
+
+create function @extschema@.outbox_note_pending(destination text, more bigint)
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_pending_wrapper';
+comment on function @extschema@.outbox_note_pending(text, bigint) is
+  'Internal: at COMMIT, counts so many more (or fewer) messages of a destination that wait.';

@@ -182,7 +182,7 @@ create type @extschema@.outbox_claimed as (
   tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, crashes integer, claim_token bigint,
   id text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
   metadata text, headers text, actor text, correlation_id text, created_at text, created_at_s bigint,
-  wal_position bigint, replayed boolean, enqueued_at timestamptz, remark text
+  wal_position bigint, replayed boolean, enqueued_at timestamptz, remark text, expires_at timestamptz
 );
 comment on type @extschema@.outbox_claimed is
   'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not among these.';
@@ -192,7 +192,7 @@ create function @extschema@.outbox_remarks(seen bigint, wanted bigint, claimed b
 returns setof @extschema@.outbox_claimed language sql immutable as $$
   select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
          null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text,
-         null::text, null::text, null::text, null::bigint, null::bigint, null::boolean, null::timestamptz, r.remark
+         null::text, null::text, null::text, null::bigint, null::bigint, null::boolean, null::timestamptz, r.remark, null::timestamptz
   from (values ('cut', $1 operator(pg_catalog.>) $2), ('missed', $2 operator(pg_catalog.>) $3)) as r (remark, applies)
   where r.applies;
 $$;
@@ -226,7 +226,7 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
     -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
     cross join lateral (
       select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq, o.destination, o.partition,
-             o.key, o.attempts, o.replayed, o.enqueued_at, o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
+             o.key, o.attempts, o.replayed, o.enqueued_at, o.expires_at, o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
              e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
              e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s,
              coalesce(e.body_bytes, 0) + @extschema@.outbox_suspicion(
@@ -250,7 +250,7 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
          c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
-         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, c.enqueued_at, null::text
+         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, c.enqueued_at, null::text, c.expires_at
   from claimed c
   union all
   select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < $7) as wanted,
@@ -292,17 +292,17 @@ begin
   ), gone as (
     delete from @extschema@.outbox_waiting w using pick
     where w.ctid = pick.row_tid and pick.bytes_before < bytes_max
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
   ), claimed as (
     insert into @extschema@.outbox as o
-      (seq, enqueued_at, claim_token, attempts, partition, crashes, replayed, destination, key, last_error)
-    select g.seq, g.enqueued_at, outbox_claim_waiting.epoch, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error
+      (seq, enqueued_at, claim_token, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
+    select g.seq, g.enqueued_at, outbox_claim_waiting.epoch, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at
     from gone g
     returning o.ctid as row_tid, o.*
   )
   select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
          p.id, p.type, p.aggregate_type, p.aggregate_id, p.operation, p.payload, p.previous_payload, p.metadata, p.headers,
-         p.actor, p.correlation_id, p.created_at, p.created_at_s, p.wal_position, c.replayed, c.enqueued_at, null::text
+         p.actor, p.correlation_id, p.created_at, p.created_at_s, p.wal_position, c.replayed, c.enqueued_at, null::text, c.expires_at
   from claimed c join pick p on p.wseq = c.seq
   union all
   select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < bytes_max) as wanted,
@@ -347,14 +347,14 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
     set claim_token = $2, claim_until = now() + make_interval(secs => $3),
         crashes = o.crashes + pick.crashed
     from pick where o.ctid = pick.row_tid and pick.bytes_before < $5
-    returning o.ctid as row_tid, o.claim_token, o.destination, o.partition, o.key, o.attempts, o.crashes, o.replayed, o.enqueued_at,
+    returning o.ctid as row_tid, o.claim_token, o.destination, o.partition, o.key, o.attempts, o.crashes, o.replayed, o.enqueued_at, o.expires_at,
       pick.seq, pick.id, pick.type, pick.aggregate_type, pick.aggregate_id, pick.operation, pick.payload,
       pick.previous_payload, pick.metadata, pick.headers, pick.actor, pick.correlation_id, pick.created_at,
       pick.created_at_s, pick.wal_position
   )
   select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
          c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
-         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, c.enqueued_at, null::text
+         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, c.enqueued_at, null::text, c.expires_at
   from claimed c
   union all
   select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < $5) as wanted,
@@ -384,10 +384,11 @@ begin
     order by w.due_at limit batch for update of w skip locked
   ), gone as (
     delete from @extschema@.outbox_waiting w using due where w.ctid = due.row_tid
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
   )
-  insert into @extschema@.outbox as o (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error)
-  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error from gone g
+  insert into @extschema@.outbox as o
+    (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
+  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at from gone g
   on conflict do nothing
   returning o.destination, o.partition, o.seq;
 end
@@ -459,28 +460,30 @@ begin
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.claim_token = u.token
       and u.action <> 'f'
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.replayed, o.destination, o.key, o.last_error,
-      u.action, u.delay_ms, u.reason
+      o.expires_at, u.action, u.delay_ms, u.reason
   ), published as (
     insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error)
     select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.replayed, g.destination, g.key, g.last_error
     from gone g where g.action = 'p'
   ), dead as (
-    insert into @extschema@.outbox_dead (seq, enqueued_at, attempts, partition, replayed, destination, key, reason, blocks)
-    select g.seq, g.enqueued_at, g.attempts + 1, g.partition, g.replayed, g.destination, g.key, g.reason,
-           g.action = 'D' and leased and g.key is not null
-    from gone g where g.action in ('d', 'D')
+    -- x = expired, no attempt spent
+    insert into @extschema@.outbox_dead
+      (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, blocks)
+    select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition, g.replayed,
+           g.destination, g.key, g.reason, g.action = 'D' and leased and g.key is not null
+    from gone g where g.action in ('d', 'D', 'x')
     on conflict (destination, seq) do update
-    set died_at = excluded.died_at, attempts = excluded.attempts, replayed = excluded.replayed, reason = excluded.reason,
+    set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts, replayed = excluded.replayed, reason = excluded.reason,
         blocks = excluded.blocks
   ), waiting as (
     -- r = try again after the delay, one attempt spent; w = behind an earlier one of its key, none spent
     insert into @extschema@.outbox_waiting
-      (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error)
+      (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error, expires_at)
     select g.seq, g.enqueued_at,
            case when g.action = 'r' then clock_timestamp() + g.delay_ms * interval '1 millisecond' end,
            g.attempts + case when g.action = 'r' then 1 else 0 end, g.partition,
            g.crashes, g.replayed, case when g.action = 'r' then 'b' else 'g' end, g.destination, g.key,
-           case when g.action = 'r' then g.reason else g.last_error end
+           case when g.action = 'r' then g.reason else g.last_error end, g.expires_at
     from gone g where g.action in ('r', 'w')
     on conflict do nothing
   ), freed as (
@@ -496,7 +499,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_settle(text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
-  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, r retry after delays_ms, w behind an earlier one of its key, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
+  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, x expired, r retry after delays_ms, w behind an earlier one of its key, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
 
 create function @extschema@.outbox_locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$

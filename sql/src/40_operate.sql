@@ -24,7 +24,7 @@ begin
   delete from @extschema@.outbox_dead d
   where d.seq = outbox_retry.seq and d.destination = to_destination returning d.* into risen;
   -- It may wait again already: it was enqueued anew while it was dead.
-  update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0
+  update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
   where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
   if found then
     perform @extschema@.outbox_wake(0, '{}', '{}');
@@ -52,12 +52,13 @@ begin
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
     perform @extschema@.outbox_wake(1, array[risen.partition], array[risen.seq]);
+    perform @extschema@.outbox_note_pending(to_destination, 1);
   end if;
   return true;
 end
 $$;
 comment on function @extschema@.outbox_retry(bigint, text) is
-  'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew. False if there is none, and for one that waits behind another of its key.';
+  'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew, and it expires no more. False if there is none, and for one that waits behind another of its key.';
 
 create function @extschema@.outbox_discard(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -99,6 +100,7 @@ begin
   )
   select count(*), (select count(*) from ready) + (select count(*) from waiting) from written into ended, waited;
   perform @extschema@.outbox_wake(-waited, '{}', '{}');
+  perform @extschema@.outbox_note_pending(to_destination, -waited);
   if ended > 0 then
     perform @extschema@.outbox_note('discard', jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1,
                                     outbox_discard.reason);

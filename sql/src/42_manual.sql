@@ -100,6 +100,7 @@ declare
   ready smallint[];
   lows bigint[];
   came bigint;
+  told bigint;
 begin
   if coalesce(dry_run, true) then
     return (select count(*) from @extschema@.outbox_dead_matching(filter, max_rows));
@@ -109,7 +110,7 @@ begin
     where d.ctid = m.row_tid returning d.*
   ), hurried as (
     -- It may wait again already: it was enqueued anew while it was dead.
-    update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0
+    update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
     from risen r where w.seq = r.seq and w.destination = r.destination and w.state <> 'g'
   ), back as (
     insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error)
@@ -121,12 +122,15 @@ begin
                                where x.destination = r.destination and x.partition = p.n and x.seq = r.seq offset 0) x
            limit 1) is null
     on conflict do nothing
-    returning o.partition, o.seq
+    returning o.destination, o.partition, o.seq
   ), lanes as (
     select b.partition, min(b.seq) as low, count(*) as n from back b group by 1
+  ), noted as (
+    select @extschema@.outbox_note_pending(b.destination, count(*)) as done from back b group by b.destination
   )
-  select (select count(*) from risen), array_agg(l.partition), array_agg(l.low), coalesce(sum(l.n), 0)
-    into retried, ready, lows, came from lanes l;
+  select (select count(*) from risen), array_agg(l.partition), array_agg(l.low), coalesce(sum(l.n), 0),
+         (select count(n.done) from noted n)
+    into retried, ready, lows, came, told from lanes l;
   if retried > 0 then
     perform @extschema@.outbox_wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
     perform @extschema@.outbox_note('retry', filter || jsonb_build_object('max_rows', max_rows), retried, outbox_retry_where.reason);

@@ -48,6 +48,7 @@ declare
   reached bigint := coalesce(seq_from, 1) - 1;
   replayed bigint := 0;
   came bigint;
+  told bigint;
   ready smallint[];
   lows bigint[];
   seqs bigint[];
@@ -87,12 +88,15 @@ begin
         select p.destination, coalesce(@extschema@.outbox_partition_by(partitioner, p.key_of, partition_count::integer), p.seq % partition_count)::smallint, p.seq, p.key_of, true
         from picked p
         on conflict do nothing
-        returning o.partition, o.seq
+        returning o.destination, o.partition, o.seq
       ), lanes as (
         select b.partition, min(b.seq) as low, count(*) as n from back b group by 1
+      ), noted as (
+        select @extschema@.outbox_note_pending(b.destination, count(*)) as done from back b group by b.destination
       )
-      select coalesce(sum(l.n), 0), coalesce(array_agg(l.partition), '{}'), coalesce(array_agg(l.low), '{}')
-        into came, ready, lows from lanes l;
+      select coalesce(sum(l.n), 0), coalesce(array_agg(l.partition), '{}'), coalesce(array_agg(l.low), '{}'),
+             (select count(n.done) from noted n)
+        into came, ready, lows, told from lanes l;
       perform @extschema@.outbox_wake(came, ready, lows);
       replayed := replayed + came;
     end if;

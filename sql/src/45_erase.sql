@@ -73,9 +73,12 @@ begin
     where e.aggregate_id = who and e.aggregate_type is not distinct from kind returning 1
   ), ready as (
     delete from @extschema@.outbox o using seqs where o.seq = seqs.seq
-    returning o.seq, @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until) as is_live
+    returning o.seq, o.destination, @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until) as is_live
   ), waiting as (
-    delete from @extschema@.outbox_waiting w using seqs where w.seq = seqs.seq returning 1
+    delete from @extschema@.outbox_waiting w using seqs where w.seq = seqs.seq returning w.destination
+  ), noted as (
+    select @extschema@.outbox_note_pending(g.destination, -count(*)) as done
+    from (select r.destination from ready r union all select w.destination from waiting w) g group by g.destination
   ), dead as (
     delete from @extschema@.outbox_dead d using seqs where d.seq = seqs.seq returning 1
   ), history as (
@@ -88,7 +91,8 @@ begin
        or a.filter->>'key' = whole returning 1
   )
   select array[(select count(*) from events), (select count(*) from ready), (select count(*) from waiting),
-               (select count(*) from dead), (select count(*) from history), (select count(*) from audit)],
+               (select count(*) from dead), (select count(*) from history), (select count(*) from audit),
+               (select count(n.done) from noted n)],
          (select min(r.seq) from ready r where r.is_live)
     into n, in_flight;
   if in_flight is not null then

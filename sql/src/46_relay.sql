@@ -4,7 +4,7 @@
 
 create function @extschema@.outbox_store(
   body text, headers jsonb default null, destination text default null, id uuid default null, key text default null,
-  available_at timestamptz default null
+  available_at timestamptz default null, expires_at timestamptz default null
 ) returns bigint language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
 declare
   payload jsonb;
@@ -16,10 +16,10 @@ begin
   end;
   return @extschema@.outbox_publish(
     type => coalesce(nullif(headers->>'type', ''), 'Message'), payload => payload, aggregate_id => key, headers => headers,
-    destination => destination, available_at => available_at, id => id);
+    destination => destination, available_at => available_at, id => id, expires_at => expires_at);
 end
 $$;
-comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz) is
+comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz) is
   'Stores a message as messaging libraries know it (body, headers, name of the transport) and enqueues it; returns its seq. Its type is the header type, else Message. A body that is not JSON becomes a JSON string. Without a key it is not ordered.';
 
 -- ---- claims of relays -----------------------------------------------------------------------------------------------
@@ -49,7 +49,8 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as 
     select x.*, row_number() over (partition by x.partition, x.key order by x.seq) as place
     from unnest($2) p (n) cross join lateral (
       select o.ctid as tid, o.seq, o.partition, o.key, o.claim_token, o.claim_until from @extschema@.outbox o
-      where o.destination = $1 and o.partition = p.n order by o.destination, o.partition, o.seq limit $3) x
+      where o.destination = $1 and o.partition = p.n and (o.expires_at is null or o.expires_at > clock_timestamp())
+      order by o.destination, o.partition, o.seq limit $3) x
   )
   select l.tid, l.seq, l.key from lane l
   where (l.claim_token is null or not @extschema@.outbox_claim_is_live(l.claim_token, l.partition, l.claim_until))
@@ -149,6 +150,17 @@ begin
             hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.', to_destination);
   end if;
   perform @extschema@.outbox_due(null, null, null, 1000, to_destination);
+  -- Nobody wants what has expired, and there may be no worker to see to it.
+  perform @extschema@.outbox_note_pending(b.destination, -b.buried),
+          @extschema@.outbox_note_ended(0, 0, b.buried)
+  from @extschema@.outbox_bury(array(
+    select x.tid from unnest(settings.partitions) p (n) cross join lateral (
+      select o.ctid as tid, o.expires_at from @extschema@.outbox o
+      where o.destination = to_destination and o.partition = p.n
+      order by o.destination, o.partition, o.seq limit lane_rows) x
+    where x.expires_at <= clock_timestamp()), array(
+    select w.ctid from @extschema@.outbox_waiting w
+    where w.expires_at <= clock_timestamp() and w.destination = to_destination limit 1000)) b;
   -- What waits behind one that has ended meanwhile: the first of each key.
   with behind as (
     select w.ctid as row_tid from @extschema@.outbox_gates(settings.partitions) g
@@ -159,10 +171,10 @@ begin
     where g.destination = to_destination and g.head is null and g.followers
   ), gone as (
     delete from @extschema@.outbox_waiting w using behind b where w.ctid = b.row_tid
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
   )
-  insert into @extschema@.outbox (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error)
-  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error from gone g
+  insert into @extschema@.outbox (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
+  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at from gone g
   on conflict do nothing;
 
   -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either still
@@ -233,6 +245,7 @@ begin
     where d.destination = to_destination and d.seq = outbox_end_claim.seq and d.key is not null;
   end if;
   perform @extschema@.outbox_note_ended(published::integer, (not published)::integer, (verdict[1] <> 'r')::integer);
+  perform @extschema@.outbox_note_pending(to_destination, -(verdict[1] <> 'r')::integer);
   return true;
 end
 $$;

@@ -47,22 +47,22 @@ with m as (
               when o.attempts > 0 then 'retrying'
               else 'pending' end as status,
          o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token, o.last_error,
-         o.replayed
+         o.replayed, o.expires_at
   from @extschema@.outbox o
   union all
   select w.seq, w.destination, w.partition, w.key,
          case when w.state = 'b' and w.attempts > 0 then 'retrying'
               when w.due_at > pg_catalog.now() then 'scheduled'
               else 'pending' end,
-         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed
+         w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed, w.expires_at
   from @extschema@.outbox_waiting w
   union all
-  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason, d.replayed
+  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason, d.replayed, d.expires_at
   from @extschema@.outbox_dead d
   union all
   select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
          h.attempts, null, h.enqueued_at, case when not h.discarded then h.published_at end, null, h.last_error,
-         h.replayed
+         h.replayed, null
   from @extschema@.outbox_history h
 )
 select m.seq, m.seq as global_sequence, m.status,
@@ -74,7 +74,8 @@ select m.seq, m.seq as global_sequence, m.status,
        e.actor, e.correlation_id, e.created_at,
        -- the names other systems give the same columns
        e.id as outbox_id, e.type as event_type, e.payload as body, e.actor as "user", m.destination as transport_name,
-       m.attempts as retry_count, m.last_error as error_message
+       m.attempts as retry_count, m.last_error as error_message,
+       m.expires_at
 from m left join @extschema@.outbox_events e on e.seq = m.seq;
 comment on view @extschema@.outbox_messages is
   'Every message with its event and one status: pending, in flight, retrying, scheduled, published, dead, discarded. For people and audits; give a seq or a limit.';
@@ -141,7 +142,8 @@ select coalesce(d.destination, p.destination) as destination,
        pg_catalog.round((f.n[6] / 60)::numeric, 1) as published_per_s,
        pg_catalog.round(f.n[8]::numeric, 2) as p50_ms, pg_catalog.round(f.n[9]::numeric, 2) as p95_ms,
        pg_catalog.round(f.n[10]::numeric, 2) as p99_ms,
-       pg_catalog.to_timestamp(f.n[7] / 1e6) as stats_reset
+       pg_catalog.to_timestamp(f.n[7] / 1e6) as stats_reset,
+       f.n[11]::bigint as pending, f.n[12]::bigint as max_pending
 from @extschema@.outbox_destinations() d
 full join pending p on p.destination = d.destination
 left join @extschema@.outbox_paused z on z.destination = d.destination
@@ -152,7 +154,7 @@ left join lateral (
 left join lateral (select @extschema@.outbox_destination_figures(d.destination) as n) f on true
 order by 1;
 comment on view @extschema@.outbox_destination_status is
-  'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message has waited that could go there; totals and times from enqueue to confirm since stats_reset, NULL where no worker counts. missing = messages wait for a server that there is no more.';
+  'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message has waited that could go there; totals and times from enqueue to confirm since stats_reset, how many messages wait (scheduled and in flight included) and may wait, NULL where no worker counts. missing = messages wait for a server that there is no more.';
 
 create view @extschema@.outbox_partition_status as
 select @extschema@.outbox_partition_label(p.partition) as partition_key,
@@ -310,6 +312,17 @@ select 'keys', b.keys = 0,
        case when b.keys > 0 then 'outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one' end
 from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) x) as keys, y.key, y.seq
       from (select) one left join (select d.key, d.seq from @extschema@.outbox_dead d where d.blocks limit 1) y on true) b
+union all
+select 'room', f.destination is null,
+       case when f.destination is not null
+            then pg_catalog.format('destination %I has %s messages that wait, of %s that may: enqueue %s',
+                                   f.destination, f.pending, f.max_pending,
+                                   case when f.pending >= f.max_pending then 'is refused' else 'will soon be refused' end) end,
+       case when f.destination is not null then 'see the other checks for why they wait; or raise max_pending' end
+from (select) one left join (
+  select x.destination, x.n[11]::bigint as pending, x.n[12]::bigint as max_pending
+  from (select d.destination, @extschema@.outbox_destination_figures(d.destination) as n from @extschema@.outbox_destinations() d) x
+  where x.n[11] >= 0.9 * x.n[12] order by x.n[11] / x.n[12] desc limit 1) f on true
 union all
 select 'transactions', p.problem is null, p.problem, p.remedy
 from (select pg_catalog.string_agg(case when t.prepared

@@ -24,10 +24,10 @@ end
 $owner$;
 
 grant execute on function
-  @extschema@.outbox_enqueue(bigint, text, text, timestamptz, text),
-  @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text),
-  @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid),
-  @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz), @extschema@.outbox_wait(bigint, interval, text)
+  @extschema@.outbox_enqueue(bigint, text, text, timestamptz, text, timestamptz),
+  @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text, timestamptz),
+  @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz),
+  @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz), @extschema@.outbox_wait(bigint, interval, text)
   to outbox_writer;
 -- For who owns a table. A trigger runs as the one who writes, but EXECUTE is asked of the one who makes it.
 grant execute on function

@@ -21,8 +21,15 @@ pub struct Enqueue<'a> {
     pub new: bool,
     pub keys: Keys,
     pub destination: &'a str,
-    pub available_at: Option<TimestampWithTimeZone>,
+    pub times: Times,
     pub partition: Option<Partition>,
+}
+
+/// From when to when it may be sent.
+#[derive(Clone, Copy, Default)]
+pub struct Times {
+    pub available_at: Option<TimestampWithTimeZone>,
+    pub expires_at: Option<TimestampWithTimeZone>,
 }
 
 pub enum Keys {
@@ -48,7 +55,7 @@ pub struct Publish<'a> {
     pub correlation_id: Option<&'a str>,
     pub key: Option<&'a str>,
     pub destination: &'a str,
-    pub available_at: Option<TimestampWithTimeZone>,
+    pub times: Times,
 }
 
 /// The largest body that is taken. RabbitMQ 4 refuses more than 16 MiB by default, older ones more than 128 MiB.
@@ -154,7 +161,7 @@ pub fn publish(fcinfo: pg_sys::FunctionCallInfo, request: &Publish) -> Result<i6
             new: true,
             keys: Keys::Given(vec![request.key.map(str::to_owned)]),
             destination: request.destination,
-            available_at: request.available_at,
+            times: request.times,
             partition: None,
         };
         insert_pointers(&statements, pointer)?;
@@ -257,7 +264,7 @@ fn insert_pointers(statements: &Statements, request: Enqueue) -> Result<i64, Use
             registry::announce(crc.map(|crc| crc as u32), *seq, request.new);
         }
         // A time that is over says nothing.
-        let due_at = request.available_at.filter(|at| *at > clock_timestamp());
+        let due_at = request.times.available_at.filter(|at| *at > clock_timestamp());
         let insert = insert_statement(client, statements, request.new, due_at.is_some())?;
         loop {
             let partitioner = statements.partitioner.borrow().clone();
@@ -271,6 +278,7 @@ fn insert_pointers(statements: &Statements, request: Enqueue) -> Result<i64, Use
                 partitions.into(),
                 partitioner.as_ref().map(|known| known.name.clone()).into(),
                 partitioner.as_ref().map(|known| known.count).into(),
+                request.times.expires_at.into(),
             ];
             let mut run = || client.update(insert, None, &args);
             // The probe must use the index even while the table is empty: the plan outlives that.
@@ -292,6 +300,9 @@ fn insert_pointers(statements: &Statements, request: Enqueue) -> Result<i64, Use
             }
             if due_at.is_some() {
                 wake::waiting_changed();
+            }
+            if request.times.expires_at.is_some() {
+                wake::some_expire();
             }
             if count > 0 || !check_settings(client, statements, request.partition)? {
                 return Ok(count);
@@ -414,10 +425,10 @@ fn insert_statement<'a>(
         ),
     };
     let sql = format!(
-        "insert into {s}.{into} (destination, partition, seq, key{columns})
+        "insert into {s}.{into} (destination, partition, seq, key, expires_at{columns})
          select $1,
                 coalesce(u.partition, (coalesce(u.crc, u.seq) operator(pg_catalog.%) s.partition_count)::pg_catalog.int2),
-                u.seq, u.key{values}
+                u.seq, u.key, $9{values}
          from {s}.outbox_settings s,
               rows from (pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4), pg_catalog.unnest($6))
                 as u (seq, key, crc, partition)
@@ -436,6 +447,7 @@ fn insert_statement<'a>(
         PgBuiltInOids::INT2ARRAYOID,
         PgBuiltInOids::TEXTOID,
         PgBuiltInOids::INT2OID,
+        PgBuiltInOids::TIMESTAMPTZOID,
     ];
     let prepared = client
         .prepare_mut(sql.as_str(), &types.map(PgOid::from))

@@ -8,7 +8,7 @@ use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Event, Pointer};
 use outbox_core::partition::Partition;
-use outbox_core::settle::Disposition;
+use outbox_core::settle::{Disposition, EXPIRED};
 use outbox_transport::target::{Kind, split};
 use pgrx::prelude::*;
 use pgrx::spi::{OwnedPreparedStatement, SpiHeapTupleData, SpiResult, quote_identifier};
@@ -45,6 +45,20 @@ pub type Settlement = engine::Settlement<Tid>;
 pub struct ClaimedBatch {
     pub batch: Batch<Tid>,
     pub wal_position: u64,
+}
+
+/// What a look for expired messages found.
+pub struct Expired {
+    /// How many it buried, of each destination that had any.
+    pub counts: Vec<(String, i64)>,
+    /// Others of its key may wait behind one of them.
+    pub heads: bool,
+    /// Where to go on; 0 = all was looked through.
+    pub next_block: i64,
+    /// It stopped at its limit.
+    pub more: bool,
+    /// Messages that expire are there.
+    pub expiring: bool,
 }
 
 /// Bodies that one claim may bring, in bytes: bounds the memory of a worker. One message is always taken.
@@ -460,6 +474,7 @@ impl Store {
                 Disposition::Publish => ("p", None, None),
                 Disposition::Dead { reason } if dead_closes => ("D", None, Some(reason.as_str())),
                 Disposition::Dead { reason } => ("d", None, Some(reason.as_str())),
+                Disposition::Expire => ("x", None, Some(EXPIRED)),
                 Disposition::Wait => ("w", None, None),
                 Disposition::Retry { delay_ms, error } => ("r", Some(*delay_ms as i64), Some(error.as_str())),
                 Disposition::Release { .. } => ("f", None, None),
@@ -507,14 +522,20 @@ impl Store {
         })
     }
 
-    /// How many messages wait, counted up to `limit`.
-    pub fn count_pending(&self, limit: i64) -> SpiResult<i64> {
-        let sql = format!(
-            "select count(*) from (select from {s}.outbox union all select from {s}.outbox_waiting limit $1) o",
-            s = self.schema
-        );
-        let count = || Spi::get_one_with_args(&sql, &[limit.into()]);
-        Ok(guc::with(&[(c"enable_seqscan", c"on")], count)?.unwrap_or_default())
+    /// How many messages of each destination wait, counted up to `limit` in all.
+    pub fn count_pending(&self, limit: i64) -> SpiResult<Vec<(String, i64)>> {
+        Spi::connect(|client| {
+            let sql = format!(
+                "select o.destination, count(*)
+                 from (select destination from {s}.outbox union all select destination from {s}.outbox_waiting limit $1) o
+                 group by 1",
+                s = self.schema
+            );
+            let count = || client.select(sql.as_str(), None, &[limit.into()]);
+            guc::with(&[(c"enable_seqscan", c"on")], count)?
+                .map(|row| Ok((row.get(1)?.unwrap_or_default(), row.get(2)?.unwrap_or_default())))
+                .collect()
+        })
     }
 
     /// How many messages wait, as the last vacuum or analyze estimated.
@@ -525,6 +546,29 @@ impl Store {
             s = self.schema
         );
         Ok(Spi::get_one(&sql)?.unwrap_or_default())
+    }
+
+    /// Makes dead letters of messages that have expired, in so many blocks of the table from this one on.
+    pub fn expire(&self, first_block: i64, blocks: i32, batch: i32) -> SpiResult<Expired> {
+        Spi::connect_mut(|client| {
+            let sql = format!(
+                "select destinations, counts, heads, next_block, more, expiring from {}.outbox_expire($1, $2, $3)",
+                self.schema
+            );
+            let args = [first_block.into(), blocks.into(), batch.into()];
+            let row = client.update(sql.as_str(), Some(1), &args)?.first();
+            let destinations: Option<Vec<String>> = row.get(1)?;
+            let counts: Option<Vec<i64>> = row.get(2)?;
+            Ok(Expired {
+                counts: (destinations.unwrap_or_default().into_iter())
+                    .zip(counts.unwrap_or_default())
+                    .collect(),
+                heads: row.get(3)?.unwrap_or_default(),
+                next_block: row.get(4)?.unwrap_or_default(),
+                more: row.get(5)?.unwrap_or_default(),
+                expiring: row.get(6)?.unwrap_or_default(),
+            })
+        })
     }
 
     pub fn make_partitions(&self, retention_s: Option<i32>) -> SpiResult<i32> {
@@ -568,6 +612,7 @@ fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<Tid>> {
         lease_epoch: row.get(8)?.unwrap_or_default(),
         replayed: row.get(23)?.unwrap_or_default(),
         enqueued_at_us: row.get::<TimestampWithTimeZone>(24)?.map_or(0, us_since_1970),
+        expires_at_us: row.get::<TimestampWithTimeZone>(26)?.map(us_since_1970),
     };
     let id: Option<String> = row.get(9)?;
     let event = match id {

@@ -52,6 +52,7 @@ impl Maker {
             lease_epoch: 1 << 40,
             replayed: false,
             enqueued_at_us: 0,
+            expires_at_us: None,
         };
         let event = Event {
             id: id.to_owned(),

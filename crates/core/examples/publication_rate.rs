@@ -45,6 +45,7 @@ fn rate(event: &Event, route: &Route<'_>) -> f64 {
         lease_epoch: 1 << 40,
         replayed: false,
         enqueued_at_us: 0,
+        expires_at_us: None,
     };
     let mut best = f64::MAX;
     for _ in 0..ROUNDS {

@@ -172,6 +172,8 @@ pub struct Engine<P> {
     unsettled: Vec<Settlement<P>>,
     /// When the first of the unsettled ones came; meaningless if there are none.
     unsettled_since_ms: u64,
+    /// Some that are claimed may have a time at which they expire.
+    may_expire: bool,
     next_handle: Handle,
     claims: u64,
     /// Partitions that filled their share of the last claim.
@@ -205,6 +207,7 @@ impl<P: Clone> Engine<P> {
             alone: None,
             unsettled: Vec::new(),
             unsettled_since_ms: 0,
+            may_expire: false,
             next_handle: 1,
             claims: 0,
             hungry: HashSet::new(),
@@ -374,7 +377,7 @@ impl<P: Clone> Engine<P> {
     }
 
     fn end(&mut self, handle: Handle, outcome: &Outcome, rules: &Rules, seed: u64) {
-        if *outcome != Outcome::Confirmed {
+        if !outcome.is_passed() {
             // What is behind it and has not left yet must not overtake it.
             let messages = &self.messages;
             let unsent = |handle| (messages.get(&handle)).is_some_and(|message| message.publication.is_some());
@@ -732,6 +735,7 @@ impl<P: Clone> Engine<P> {
         self.next_handle += 1;
         self.asked.claimed(handle);
         let Claimed { place, pointer, event } = claimed;
+        self.may_expire |= pointer.expires_at_us.is_some();
         let publication = match event {
             None => Err(format!("the event store has no event with seq {}", pointer.seq)),
             Some(_) if pointer.crashes >= CRASHES_MAX => Err(format!(
@@ -824,5 +828,6 @@ fn lower(marks: &mut HashMap<Partition, i64>, partition: Partition, seq: i64) {
 }
 
 mod asked;
+mod expiry;
 #[cfg(test)]
 mod tests;

@@ -80,9 +80,7 @@ struct Sent {
 
 impl Sent {
     fn has_failed(&self) -> bool {
-        self.outcome
-            .as_ref()
-            .is_some_and(|outcome| *outcome != Outcome::Confirmed)
+        self.outcome.as_ref().is_some_and(|outcome| !outcome.is_passed())
     }
 }
 
@@ -255,7 +253,7 @@ impl Gates {
         }) = state.run.front()
         {
             let (front, seq) = (*front, *seq);
-            if *outcome != Outcome::Confirmed && state.run.iter().any(|sent| sent.outcome.is_none()) {
+            if !outcome.is_passed() && state.run.iter().any(|sent| sent.outcome.is_none()) {
                 break;
             }
             let disposition = decide(front, outcome);
@@ -279,7 +277,7 @@ impl Gates {
                     }
                     break;
                 }
-                Disposition::Publish | Disposition::Wait => false,
+                Disposition::Publish | Disposition::Expire | Disposition::Wait => false,
             };
             ended.push((front, disposition));
             if stops {

@@ -13,6 +13,7 @@
 //! - [`turns`]: which databases have workers, where worker slots are fewer than databases.
 //! - [`tick`]: whether a pass claims, and how long the worker sleeps after it.
 //! - [`budget`]: the fair split of a claim's rows among partitions.
+//! - [`pace`]: how fast a destination is sent to.
 //! - [`engine`]: the path of a message through a worker, tables and broker behind traits.
 //! - [`hold`]: open transactions, which hold back later messages of their keys.
 //! - [`gate`]: the order of a key, also when one of its messages fails.
@@ -38,6 +39,7 @@ pub mod hold;
 pub mod latency;
 pub mod lease;
 pub mod message;
+pub mod pace;
 pub mod partition;
 pub mod route;
 #[cfg(test)]

@@ -94,6 +94,15 @@ pub enum Outcome {
     Lost { reason: String },
     /// Not sent: the broker blocks publishers (memory or disk alarm).
     Blocked,
+    /// Never handed to a publisher: nobody wants it any more.
+    Expired,
+}
+
+impl Outcome {
+    /// Whether what is behind it in its key may go on.
+    pub fn is_passed(&self) -> bool {
+        matches!(self, Self::Confirmed | Self::Expired)
+    }
 }
 
 /// One claimed row of `outbox`: it names an event and carries the state of its delivery.
@@ -119,6 +128,8 @@ pub struct Pointer {
     pub replayed: bool,
     /// When it was enqueued, in µs since 1970.
     pub enqueued_at_us: i64,
+    /// From when on it is not to be sent any more, in µs since 1970.
+    pub expires_at_us: Option<i64>,
 }
 
 /// The event as the source stores it. JSON columns are their text, untouched: it reaches the body byte for byte.

@@ -18,6 +18,7 @@ pub(crate) fn pointer() -> Pointer {
         lease_epoch: 5,
         replayed: false,
         enqueued_at_us: 0,
+        expires_at_us: None,
     }
 }
 

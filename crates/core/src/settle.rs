@@ -10,6 +10,9 @@ use crate::message::Outcome;
 /// Errors and reasons are stored in rows and shown in views: cut to this many bytes.
 pub const TEXT_MAX_BYTES: usize = 500;
 
+/// Why a message is dead that was not sent in time; outbox_bury says the same.
+pub const EXPIRED: &str = "expired: it was not sent in time";
+
 /// Retry settings of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
@@ -55,6 +58,8 @@ pub enum Disposition {
     Retry { delay_ms: u64, error: String },
     /// To the dead letters.
     Dead { reason: String },
+    /// To the dead letters, no attempt charged, and its key goes on: nobody wants it any more.
+    Expire,
     /// Back to pending as it was: no attempt charged.
     Release { reason: String },
     /// To the waiting ones, behind an earlier message of its key that failed: no attempt charged.
@@ -76,6 +81,7 @@ pub fn decide(outcome: &Outcome, attempts_before: u32, policy: &RetryPolicy, see
         Outcome::Unsendable { reason } => Disposition::Dead {
             reason: one_line(reason, ""),
         },
+        Outcome::Expired => Disposition::Expire,
         Outcome::TimedOut => Disposition::Release {
             reason: "no confirm in time".to_owned(),
         },
@@ -255,7 +261,7 @@ mod tests {
                 _ => Outcome::Lost { reason: text },
             };
             match decide(&outcome, before, &RetryPolicy { max_attempts, ..POLICY }, seed) {
-                Disposition::Publish | Disposition::Wait => prop_assert!(false, "{:?} is no failure", outcome),
+                Disposition::Publish | Disposition::Expire | Disposition::Wait => prop_assert!(false, "{:?} is no failure", outcome),
                 Disposition::Retry { error: text, .. } => {
                     prop_assert!(before < max_attempts);
                     prop_assert!(text.len() <= TEXT_MAX_BYTES);

@@ -43,6 +43,7 @@ fn made(transport: TransportKind, format: Format) -> Publication {
         lease_epoch: 7,
         replayed: false,
         enqueued_at_us: 0,
+        expires_at_us: None,
     };
     let mut statics = Statics {
         source: Template::fixed("/outbox/shop"),

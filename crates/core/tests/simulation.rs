@@ -70,6 +70,16 @@ fn with_every_fault_order_is_kept_where_dead_letters_do_not_block() {
 }
 
 #[test]
+fn what_expires_is_not_sent_and_holds_up_nothing_and_the_others_keep_their_order() {
+    let config = Config {
+        name: "rough, many expire",
+        expiring: 2_000,
+        ..Config::ROUGH
+    };
+    assert_keeps_its_promises(&config, 5);
+}
+
+#[test]
 fn long_transactions_and_few_keys_keep_order() {
     let config = Config {
         name: "long transactions",

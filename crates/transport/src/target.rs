@@ -14,7 +14,7 @@ use outbox_core::settle::{Ordering, RetryPolicy, Rules};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What a worker needs to know of a destination. When any of it changes the worker connects anew.
+/// What a worker needs to know of a destination. When any of it changes but the limits, the worker connects anew.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
     pub transport: Transport,
@@ -25,8 +25,18 @@ pub struct Target {
     /// What each message carries whatever the event.
     pub statics: Statics,
     pub rules: Rules,
+    pub limits: Limits,
     pub connect_timeout: Duration,
     pub confirm_timeout: Duration,
+}
+
+/// How much a destination is given; 0 = any number. The connection knows none of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Limits {
+    /// Messages that wait.
+    pub max_pending: u32,
+    /// Messages a second, of all workers together.
+    pub max_rate: u32,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -64,7 +74,12 @@ pub struct Amqp {
     pub exchange: Text,
     pub exchange_type: ExchangeType,
     pub routing_key: Template,
+    /// Messages without a confirm, at most.
+    pub max_in_flight: usize,
 }
+
+/// As many as a worker claims.
+const IN_FLIGHT_MAX: u64 = 2_000;
 
 /// Where the password is.
 #[derive(Clone, Debug, PartialEq)]
@@ -126,6 +141,9 @@ pub struct Refused {
     pub hint: String,
 }
 
+/// As of the settings, whose numbers are signed.
+const LIMIT_MAX: u64 = i32::MAX as u64;
+
 pub type Options = [(String, String)];
 
 /// Options as the catalogs hold them, `name=value` each.
@@ -164,6 +182,9 @@ impl Kind {
                 "ordering",
                 "on_dead",
                 "max_attempts",
+                "max_pending",
+                "max_rate",
+                "max_in_flight",
                 "retry_backoff",
                 "retry_backoff_max",
                 "connect_timeout",
@@ -181,6 +202,8 @@ impl Kind {
                 "ordering",
                 "on_dead",
                 "max_attempts",
+                "max_pending",
+                "max_rate",
                 "retry_backoff",
                 "retry_backoff_max",
                 "connect_timeout",
@@ -279,6 +302,11 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
             }
             ("on_dead", _) => target.rules.dead_blocks = choice(name, value, &[("block", true), ("skip", false)])?,
             ("max_attempts", _) => target.rules.retry.max_attempts = number(name, value, 1..=1000)? as u32,
+            ("max_pending", _) => target.limits.max_pending = number(name, value, 0..=LIMIT_MAX)? as u32,
+            ("max_rate", _) => target.limits.max_rate = number(name, value, 0..=LIMIT_MAX)? as u32,
+            ("max_in_flight", Transport::Amqp(amqp)) => {
+                amqp.max_in_flight = number(name, value, 1..=IN_FLIGHT_MAX)? as usize;
+            }
             ("retry_backoff", _) => target.rules.retry.base_ms = duration(name, value, 1..=86_400_000)?,
             ("retry_backoff_max", _) => target.rules.retry.max_ms = duration(name, value, 1..=86_400_000)?,
             ("connect_timeout", _) => {
@@ -372,6 +400,7 @@ impl Target {
                 exchange: Text::default(),
                 exchange_type: ExchangeType::None,
                 routing_key: Template::parse("").expect("an empty template"),
+                max_in_flight: 1,
             }),
             certificates: Certificates::default(),
             http_allow: AllowList::default(),
@@ -386,8 +415,17 @@ impl Target {
                 dead_blocks: true,
                 ordering: Ordering::Key,
             },
+            limits: Limits::default(),
             connect_timeout: Duration::ZERO,
             confirm_timeout: Duration::ZERO,
+        }
+    }
+
+    /// What the connection needs to know: no limits.
+    pub fn unlimited(self) -> Self {
+        Self {
+            limits: Limits::default(),
+            ..self
         }
     }
 }
@@ -546,6 +584,7 @@ mod tests {
                 exchange: Text::shared("outbox"),
                 exchange_type: ExchangeType::Topic,
                 routing_key: Template::parse("{type}").unwrap(),
+                max_in_flight: 1_000,
             }),
             certificates: Certificates {
                 ca: Some(Pem::File("/etc/ca".into())),
@@ -564,6 +603,7 @@ mod tests {
                 dead_blocks: true,
                 ordering: Ordering::Key,
             },
+            limits: Limits::default(),
             connect_timeout: Duration::from_secs(10),
             confirm_timeout: Duration::from_secs(30),
         }
@@ -642,6 +682,9 @@ mod tests {
             ("ordering", "hunter2"),
             ("on_dead", "hunter2"),
             ("max_attempts", "0"),
+            ("max_pending", "-1"),
+            ("max_rate", "2147483648"),
+            ("max_in_flight", "0"),
             ("max_attempts", "hunter2"),
             ("retry_backoff", "hunter2"),
             ("confirm_timeout", "1ms"),
@@ -679,6 +722,9 @@ mod tests {
             ("ordering", "none"),
             ("on_dead", "skip"),
             ("max_attempts", "3"),
+            ("max_pending", "1000"),
+            ("max_rate", "500"),
+            ("max_in_flight", "10"),
             ("retry_backoff", "5s"),
             ("retry_backoff_max", "7s"),
             ("connect_timeout", "1s"),

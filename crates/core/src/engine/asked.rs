@@ -69,7 +69,7 @@ impl Asked {
         }
         match disposition {
             Disposition::Publish => self.tally.published += 1,
-            Disposition::Retry { .. } | Disposition::Dead { .. } => self.tally.failed += 1,
+            Disposition::Retry { .. } | Disposition::Dead { .. } | Disposition::Expire => self.tally.failed += 1,
             Disposition::Release { .. } | Disposition::Wait => {}
         }
     }

@@ -43,6 +43,7 @@ fn batch(seqs: &[i64]) -> Batch<()> {
             lease_epoch: 1,
             replayed: false,
             enqueued_at_us: 0,
+            expires_at_us: None,
         },
         event: Some(Event::default()),
     });

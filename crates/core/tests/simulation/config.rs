@@ -35,6 +35,8 @@ pub struct Config {
     pub dead_blocks: bool,
     /// Of ten thousand messages, those that the broker never routes.
     pub poisoned: u32,
+    /// Of ten thousand messages, those that expire soon.
+    pub expiring: u32,
     /// Of ten thousand publishes, those that fail for once.
     pub nacked: u32,
     /// Of ten thousand steps of a worker, faults of each kind.
@@ -61,6 +63,7 @@ impl Config {
         keys: 8,
         dead_blocks: true,
         poisoned: 0,
+        expiring: 0,
         nacked: 0,
         faults: 0,
         store_errors: 0,

@@ -16,6 +16,10 @@ pub enum Fate {
     Unroutable,
     /// It cannot be put into a message.
     Unsendable,
+    /// It must not be handed over from then on.
+    Expires {
+        at_ms: u64,
+    },
 }
 
 #[derive(Clone, Debug)]

@@ -456,6 +456,7 @@ impl Simulation {
         if !in_time {
             return;
         }
+        engine.expire(&self.rules, self.with(|world| world.now_ms as i64 * 1_000));
         engine.hand_over(|publications| {
             self.with(|world| {
                 if !world.brokers[number].has_room() || (!world.calm && world.dice.chance(500)) {
@@ -570,6 +571,9 @@ fn hand_over_one(world: &mut World, worker: usize, publication: &Publication) {
     let partition = world.oracle.messages[&seq].partition;
     let claimed = world.tables.is_claimed(&name(worker), (partition, seq), epoch, true);
     world.oracle.handed_over(worker, seq, epoch, claimed);
+    if matches!(world.oracle.messages[&seq].fate, Fate::Expires { at_ms } if at_ms <= world.now_ms) {
+        world.oracle.complain(format!("{seq} had expired and was handed over"));
+    }
     let World { brokers, oracle, .. } = world;
     brokers[worker].accept(publication, seq, epoch, oracle);
 }

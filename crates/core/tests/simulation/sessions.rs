@@ -195,6 +195,9 @@ impl World {
         let fate = match self.dice.chance(self.config.poisoned) {
             true if self.dice.chance(3_000) => Fate::Unsendable,
             true => Fate::Unroutable,
+            false if self.config.expiring > 0 && self.dice.chance(self.config.expiring) => Fate::Expires {
+                at_ms: self.now_ms + self.dice.between(1, 2_000),
+            },
             false => Fate::Routed,
         };
         self.oracle.drawn(seq, key, partition as u16, true, fate);

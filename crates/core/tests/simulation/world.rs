@@ -14,7 +14,7 @@ use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::hold::OpenTransaction;
 use outbox_core::message::{Event, Pointer};
 use outbox_core::partition::Partition;
-use outbox_core::settle::Disposition;
+use outbox_core::settle::{Disposition, EXPIRED};
 use std::collections::BTreeSet;
 
 pub struct World {
@@ -89,7 +89,7 @@ impl World {
     }
 }
 
-fn claimed((seq, partition, row): &Claim, epoch: i64) -> Claimed<u64> {
+fn claimed((seq, partition, row): &Claim, epoch: i64, oracle: &Oracle) -> Claimed<u64> {
     Claimed {
         place: *seq as u64,
         pointer: Pointer {
@@ -102,6 +102,10 @@ fn claimed((seq, partition, row): &Claim, epoch: i64) -> Claimed<u64> {
             lease_epoch: epoch,
             replayed: false,
             enqueued_at_us: 0,
+            expires_at_us: match oracle.messages[seq].fate {
+                Fate::Expires { at_ms } => Some(at_ms as i64 * 1_000),
+                _ => None,
+            },
         },
         event: Some(Event {
             seq: *seq,
@@ -175,7 +179,10 @@ impl Ports<'_> {
             rows.iter().for_each(|row| note_claimed(world, me, row));
             Batch {
                 missed: rows.len() < wanted,
-                rows: rows.iter().map(|row| claimed(row, epoch(row.1))).collect(),
+                rows: rows
+                    .iter()
+                    .map(|row| claimed(row, epoch(row.1), &world.oracle))
+                    .collect(),
                 cut,
                 locked: Vec::new(),
             }
@@ -342,10 +349,11 @@ impl engine::Store for Ports<'_> {
                 world
                     .oracle
                     .note(*seq, || format!("claimed by {me} from waiting, {row:?}"));
+                note_expiring(world, *seq);
             }
             let batch = Batch {
                 missed: rows.len() < seen.len(),
-                rows: rows.iter().map(|row| claimed(row, epoch)).collect(),
+                rows: rows.iter().map(|row| claimed(row, epoch, &world.oracle)).collect(),
                 cut,
                 locked: Vec::new(),
             };
@@ -388,12 +396,20 @@ impl engine::Store for Ports<'_> {
     }
 }
 
+/// It may be dead at any time, and hold up nothing then.
+fn note_expiring(world: &mut World, seq: i64) {
+    if let Fate::Expires { .. } = world.oracle.messages[&seq].fate {
+        world.oracle.out_of_order(seq);
+    }
+}
+
 fn note_claimed(world: &mut World, me: &str, (seq, _, row): &Claim) {
     world.oracle.note(*seq, || format!("claimed by {me}, {row:?}"));
     let given_up = row.crashes >= CRASHES_MAX || world.oracle.messages[seq].fate == Fate::Unsendable;
     if given_up && !world.config.dead_blocks {
         world.oracle.out_of_order(*seq); // dead as soon as its turn comes
     }
+    note_expiring(world, *seq);
 }
 
 fn settle_one(world: &mut World, me: &str, at: (u16, i64), epoch: i64, disposition: &Disposition) {
@@ -416,6 +432,15 @@ fn settle_one(world: &mut World, me: &str, at: (u16, i64), epoch: i64, dispositi
             }
             let reason = reason.clone();
             Action::Dead { reason, blocks }
+        }
+        Disposition::Expire => {
+            if matches!(world.oracle.messages[&at.1].fate, Fate::Expires { at_ms } if at_ms > world.now_ms) {
+                world.oracle.complain(format!("{} ended too early", at.1));
+            }
+            Action::Dead {
+                reason: EXPIRED.into(),
+                blocks: false,
+            }
         }
         Disposition::Retry { delay_ms, .. } => Action::Retry { delay_ms: *delay_ms },
         Disposition::Wait => Action::Wait,

@@ -1,0 +1,31 @@
+//! Messages whose time is over while they are claimed: they end before they are handed over, whatever held them up since.
+
+use super::Engine;
+use crate::gate::Handle;
+use crate::message::Outcome;
+use crate::settle::Rules;
+
+impl<P: Clone> Engine<P> {
+    /// Ends what is ready and has expired by `now_us`, in µs since 1970. Before each hand-over.
+    pub fn expire(&mut self, rules: &Rules, now_us: i64) {
+        if !self.may_expire {
+            return;
+        }
+        self.may_expire = !self.messages.is_empty();
+        let is_over = |handle: &Handle| {
+            let expires_at_us = self
+                .messages
+                .get(handle)
+                .and_then(|message| message.pointer.expires_at_us);
+            expires_at_us.is_some_and(|at_us| at_us <= now_us)
+        };
+        let over: Vec<Handle> = self.ready.iter().copied().filter(is_over).collect();
+        if over.is_empty() {
+            return;
+        }
+        self.ready.retain(|handle| !over.contains(handle));
+        for handle in over {
+            self.end(handle, &Outcome::Expired, rules, 0);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+-- Messages that nobody wants any more: past expires_at they become dead letters, unsent, and hold up nothing. One that is
+-- claimed ends in the worker that holds it, before it is handed over; all others end here.
+-- A worker looks through outbox a piece at a time, for an index would make each enqueue and claim dearer. Lock order as ever:
+-- outbox_partitions, outbox, the rest.
+
+create index on @extschema@.outbox_waiting (expires_at) where expires_at is not null;
+
+create function @extschema@.outbox_bury(
+  tids tid[], waiting_tids tid[], out destination text, out buried bigint, out heads boolean
+) returns setof record language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan set jit = off as $$
+#variable_conflict use_column
+declare
+  -- Locked, so that no lease is taken before this is committed: a claim by any other lease than these is nobody's.
+  leased constant bigint[] := array(
+    select p.partition::bigint << 48 | p.lease_epoch from @extschema@.outbox_partitions p
+    where p.lease_owner is not null and cardinality(tids) > 0 order by p.partition for key share);
+begin
+  return query
+  with ready as materialized (
+    select o.ctid as row_tid from @extschema@.outbox o
+    where o.ctid = any (tids) and o.expires_at <= clock_timestamp()
+      and (o.claim_token is null
+           or case when o.claim_token < 0 then o.claim_until <= clock_timestamp()
+                   else not (o.partition::bigint << 48 | o.claim_token) = any (leased) end)
+    for update skip locked
+  ), late as materialized (
+    select w.ctid as row_tid from @extschema@.outbox_waiting w
+    where w.ctid = any (waiting_tids) and w.expires_at <= clock_timestamp() for update skip locked
+  ), gone as (
+    delete from @extschema@.outbox o using ready r where o.ctid = r.row_tid
+    returning o.seq, o.enqueued_at, o.expires_at, o.attempts, o.partition, o.replayed, o.destination, o.key, o.attempts > 0 as has_failed
+  ), gone_late as (
+    delete from @extschema@.outbox_waiting w using late l where w.ctid = l.row_tid
+    returning w.seq, w.enqueued_at, w.expires_at, w.attempts, w.partition, w.replayed, w.destination, w.key, w.state = 'b' as has_failed
+  ), expired as (
+    select * from gone union all select * from gone_late
+  ), written as (
+    insert into @extschema@.outbox_dead
+      (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason)
+    select e.seq, e.enqueued_at, e.expires_at, e.attempts, e.partition, e.replayed, e.destination, e.key,
+           'expired: it was not sent in time'
+    from expired e
+    on conflict on constraint outbox_dead_pkey do update
+    set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
+        replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
+  )
+  select e.destination, count(*), bool_or(e.has_failed and e.key is not null) from expired e group by 1;
+end
+$$;
+comment on function @extschema@.outbox_bury(tid[], tid[]) is
+  'Internal: makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds; returns how many of each destination, and whether keys waited behind one of them.';
+
+create function @extschema@.outbox_expire(
+  first_block bigint, blocks integer, batch integer,
+  out destinations text[], out counts bigint[], out heads boolean, out next_block bigint, out more boolean, out expiring boolean
+) language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan set jit = off as $$
+declare
+  from_tid constant tid := format('(%s,0)', first_block);
+  to_tid constant tid := format('(%s,0)', first_block + blocks);
+  seen tid[];
+  late tid[];
+  all_blocks constant bigint := pg_relation_size('@extschema@.outbox') / current_setting('block_size')::integer;
+begin
+  seen := array(
+    select o.ctid from @extschema@.outbox o
+    where o.ctid >= from_tid and o.ctid < to_tid and o.expires_at <= clock_timestamp()
+      and (o.claim_token is null
+           or case when o.claim_token < 0 then o.claim_until <= clock_timestamp()
+                   else not exists (select from @extschema@.outbox_partitions p
+                                    where p.partition = o.partition and p.lease_epoch = o.claim_token and p.lease_owner is not null)
+              end)
+    limit batch);
+  late := array(
+    select w.ctid from @extschema@.outbox_waiting w where w.expires_at <= clock_timestamp() order by w.expires_at limit batch);
+  if cardinality(seen) + cardinality(late) > 0 then
+    select array_agg(b.destination), array_agg(b.buried), bool_or(b.heads) into destinations, counts, heads
+    from @extschema@.outbox_bury(seen, late) b;
+  end if;
+  more := cardinality(seen) = batch or cardinality(late) = batch;
+  next_block := case when cardinality(seen) = batch then first_block
+                     when first_block + blocks < all_blocks then first_block + blocks else 0 end;
+  expiring := cardinality(seen) + cardinality(late) > 0
+    or exists (select from @extschema@.outbox_waiting w where w.expires_at is not null)
+    or exists (select from @extschema@.outbox o where o.ctid >= from_tid and o.ctid < to_tid and o.expires_at is not null);
+end
+$$;
+comment on function @extschema@.outbox_expire(bigint, integer, integer) is
+  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from first_block on and in outbox_waiting; returns how many of which destination, whether keys waited behind one, where to go on (0 = all was looked through), whether more are there already, and whether any message here expires at all.';

@@ -1,0 +1,145 @@
+//! expires_at: is a message that nobody wants any more left out, wherever it is by then, and does nothing else stand still
+//! for it?
+
+use crate::common::oracle::{Fate, Sent, judge};
+use crate::common::*;
+use crate::{arrived, publish, wait_figures};
+use support::{Broker, Cluster};
+
+fn wait_expired(cluster: &Cluster, n: usize) {
+    wait_true(
+        cluster,
+        &format!("{n} expired messages"),
+        &format!("select count(*) = {n} from outbox_dead where reason like 'expired: %' and not blocks"),
+    );
+}
+
+/// As of a message that nobody may get.
+fn unwanted(sent: Sent) -> Sent {
+    Sent {
+        fate: Fate::RolledBack,
+        ..sent
+    }
+}
+
+const SOON: &str = ", expires_at => clock_timestamp() + '0.7 s'";
+
+#[test]
+fn what_expires_while_its_destination_is_paused_is_left_out_and_its_key_goes_on() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    cluster.exec(DB, "select outbox_pause()");
+    let sent = [
+        publish(&cluster, "m1", "k", ""),
+        unwanted(publish(&cluster, "m2", "k", SOON)),
+        publish(&cluster, "m3", "k", ", expires_at => now() + '1 day'"),
+        unwanted(publish(
+            &cluster,
+            "m4",
+            "k",
+            &format!("{SOON}, available_at => clock_timestamp() + '0.6 s'"),
+        )),
+        unwanted(publish(&cluster, "m5", "other", SOON)),
+    ];
+    wait_expired(&cluster, 3);
+    wait_figures(&cluster, "default", "pending = 2 and dead_total = 3");
+    let attempts: i64 = cluster.query_one(DB, "select sum(attempts) from outbox_dead");
+    assert_eq!(attempts, 0);
+    cluster.exec(DB, "select outbox_resume()");
+    wait_published(&cluster, 2);
+    judge(&sent, &arrived(&all_of(broker, &queue))).assert_perfect();
+
+    // Who asks for it wants it after all.
+    cluster.exec(DB, "select outbox_retry(seq) from outbox_dead where seq in (2, 5)");
+    wait_published(&cluster, 4);
+    cluster.exec(DB, "select outbox_retry_where(seq_from => 1, dry_run => false)");
+    wait_published(&cluster, 5);
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_dead"), 0);
+}
+
+#[test]
+fn a_backlog_expires_while_the_broker_is_down_and_makes_room() {
+    let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &["outbox.max_pending = 20010"]);
+    wait_figures(&cluster, "default", "pending = 0 and max_pending = 20010");
+    let mut client = cluster.connect(DB);
+    client
+        .batch_execute(
+            "begin;
+             select outbox_publish('T', '{}', aggregate_id => (n % 100)::text, expires_at => clock_timestamp() + '3 s')
+             from generate_series(1, 20000) n;
+             select outbox_publish('T', '{}') from generate_series(1, 10);
+             savepoint full",
+        )
+        .expect("room");
+    let said = client
+        .batch_execute("select outbox_publish('T', '{}')")
+        .expect_err("full");
+    assert_eq!(said.code().map(|code| code.code()), Some("53400"));
+    client.batch_execute("rollback to full; commit").expect("commit");
+    wait_expired(&cluster, 20_000);
+    wait_figures(&cluster, "default", "pending = 10");
+    cluster.exec(DB, "select outbox_publish('T', '{}')");
+    assert_eq!(cluster.query_one::<i64>(DB, "select pending from outbox_status"), 11);
+}
+
+#[test]
+fn a_message_that_expires_between_two_attempts_lets_its_key_go_on() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    broker.unbind(&queue, &exchange, "#");
+    broker.bind(&queue, &exchange, "a.good");
+    let cluster = outbox_cluster_with(
+        broker,
+        &exchange,
+        &["outbox.retry_backoff = '1 h'", "outbox.retry_backoff_max = '1 h'"],
+    );
+    let bad = publish(
+        &cluster,
+        "m1",
+        "k",
+        &format!("{SOON}, aggregate_type => 'a', operation => 'bad'"),
+    );
+    wait_true(
+        &cluster,
+        "the first attempt",
+        "select exists (select from outbox_waiting where state = 'b') or exists (select from outbox_dead)",
+    );
+    let good = publish(&cluster, "m2", "k", ", aggregate_type => 'a', operation => 'good'");
+    let sent = [unwanted(bad), good];
+    wait_expired(&cluster, 1);
+    wait_published(&cluster, 1);
+    judge(&sent, &arrived(&all_of(broker, &queue))).assert_perfect();
+}
+
+#[test]
+fn with_leasing_off_what_expires_is_left_out_as_well() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.leasing = off"]);
+    pause(&cluster);
+    let sent = [
+        unwanted(publish(&cluster, "m1", "k", SOON)),
+        publish(&cluster, "m2", "k", ", expires_at => now() + '1 day'"),
+    ];
+    wait_expired(&cluster, 1);
+    cluster.set_conf("outbox.enabled", "on");
+    wait_published(&cluster, 1);
+    judge(&sent, &arrived(&all_of(broker, &queue))).assert_perfect();
+}
+
+#[test]
+fn a_relay_of_ones_own_gets_nothing_that_has_expired() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    cluster.exec(DB, "select outbox_pause()");
+    publish(&cluster, "m1", "k", ", expires_at => clock_timestamp() + '10 ms'");
+    publish(&cluster, "m2", "k", "");
+    wait_true(
+        &cluster,
+        "the first to expire",
+        "select expires_at < clock_timestamp() from outbox where seq = 1",
+    );
+    let got: Vec<i64> = cluster.query_one(DB, "select array_agg(seq) from outbox_fetch_unpublished()");
+    assert_eq!(got, [2]);
+    wait_expired(&cluster, 1);
+}

@@ -1,0 +1,205 @@
+//! max_pending: is enqueue refused when a destination is full, and at no other time?
+
+use crate::common::oracle::judge;
+use crate::common::*;
+use crate::{arrived, publish, wait_figures};
+use postgres::error::SqlState;
+use support::{Broker, Cluster, StopMode, fresh_names};
+
+/// A cluster whose default destination is paused and takes `max_pending` messages, and its queue.
+fn full_stop(broker: &Broker, max_pending: u32) -> (Cluster, String) {
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &[&format!("outbox.max_pending = {max_pending}")]);
+    cluster.exec(DB, "select outbox_pause()");
+    wait_figures(
+        &cluster,
+        "default",
+        &format!("pending = 0 and max_pending = {max_pending}"),
+    );
+    (cluster, queue)
+}
+
+#[track_caller]
+fn assert_full(cluster: &Cluster, sql: &str) {
+    let said = refused(cluster, sql);
+    assert_eq!(said.code(), &SqlState::CONFIGURATION_LIMIT_EXCEEDED, "{sql}: {said:?}");
+    assert!(said.hint().is_some_and(|hint| hint.contains("max_pending")), "{said:?}");
+    assert!(
+        said.detail().is_some_and(|detail| detail.contains("max_pending is")),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn a_full_destination_refuses_every_way_to_enqueue_and_takes_again_what_it_has_room_for() {
+    let broker = Broker::shared();
+    let (cluster, queue) = full_stop(broker, 5);
+    cluster.exec(
+        DB,
+        "create table journal (seq bigint); select outbox_attach('journal', key => '''k''');
+         create table thing (id int primary key); select outbox_capture('thing');
+         create server spare foreign data wrapper outbox_amqp options (max_pending '0')",
+    );
+    let mut sent: Vec<_> = (1..=5).map(|n| publish(&cluster, &format!("m{n}"), "k", "")).collect();
+    for sql in [
+        "select outbox_publish('T', '{}')",
+        "select outbox_enqueue(99, 'k')",
+        "select outbox_enqueue_many('{98,99}', 'k')",
+        "select outbox_store('{}')",
+        "insert into journal values (99)",
+        "insert into thing values (1)",
+    ] {
+        assert_full(&cluster, sql);
+    }
+    assert_eq!(
+        cluster.query_one::<i64>(DB, "select count(*) from outbox_events"),
+        5,
+        "nothing is left of them"
+    );
+    assert_eq!(cluster.query_one::<i64>(DB, "select outbox_enqueue_many('{}')"), 0);
+    let problem = wait_for_problem(&cluster, "room");
+    assert!(
+        problem.contains("5 messages") && problem.contains("is refused"),
+        "{problem}"
+    );
+    wait_figures(&cluster, "spare", "pending = 0 and max_pending is null");
+    sent.push(publish(&cluster, "spare", "s", ", destination => 'spare'")); // its own limit: none
+
+    cluster.exec(DB, "select outbox_resume()");
+    wait_figures(&cluster, "default", "pending = 0");
+    sent.push(publish(&cluster, "m6", "k", ""));
+    wait_published(&cluster, 7);
+    wait_healthy(&cluster, "room");
+    judge(&sent, &arrived(&all_of(broker, &queue))).assert_perfect();
+}
+
+#[test]
+fn a_transaction_counts_what_it_holds_and_not_what_it_rolled_back() {
+    let broker = Broker::shared();
+    let (cluster, _) = full_stop(broker, 4);
+    let publish = "select outbox_publish('T', '{}')";
+    let (mut one, mut other) = (cluster.connect(DB), cluster.connect(DB));
+    one.batch_execute(&format!(
+        "begin; {publish}; savepoint s; {publish}; {publish}; rollback to s"
+    ))
+    .expect("room");
+    for _ in 0..3 {
+        one.batch_execute(&format!("savepoint s; {publish}; release s"))
+            .expect("room");
+    }
+    let said = one.batch_execute(publish).expect_err("the fifth");
+    let said = said.as_db_error().expect("an error of the server");
+    assert_eq!(said.code(), &SqlState::CONFIGURATION_LIMIT_EXCEEDED);
+    assert!(
+        said.hint().is_some_and(|hint| hint.contains("smaller pieces")),
+        "{said:?}"
+    );
+    one.batch_execute("rollback").expect("rollback");
+
+    // Open transactions do not see each other: they may pass the limit by what they hold.
+    for client in [&mut one, &mut other] {
+        client
+            .batch_execute(&format!("begin; {publish}; {publish}; {publish}"))
+            .expect("room");
+    }
+    one.batch_execute("commit").expect("commit");
+    other.batch_execute("commit").expect("commit");
+    wait_figures(&cluster, "default", "pending = 6");
+    assert_full(&cluster, publish);
+}
+
+#[test]
+fn the_counter_follows_what_is_done_by_hand_and_is_right_after_a_crash() {
+    let broker = Broker::shared();
+    let (cluster, _) = full_stop(broker, 4);
+    for n in 1..=4 {
+        publish(&cluster, &format!("m{n}"), &format!("k{n}"), "");
+    }
+    let is_right = |what: &str| {
+        let (counter, rows): (i64, i64) = {
+            let row = cluster.connect(DB).query_one(
+                "select pending, (select count(*) from outbox) + (select count(*) from outbox_waiting)
+                 from outbox_destination_status where destination = 'default'",
+                &[],
+            );
+            let row = row.expect("the figures");
+            (row.get(0), row.get(1))
+        };
+        assert_eq!(counter, rows, "{what}");
+    };
+    assert_full(&cluster, "select outbox_publish('T', '{}')");
+    cluster.exec(DB, "select outbox_discard(1); select outbox_discard(2)");
+    is_right("discard");
+    cluster.exec(DB, "select outbox_publish('T', '{}', available_at => now() + '1 h')");
+    is_right("scheduled");
+    cluster.exec(DB, "select outbox_purge(null, 'k3', dry_run => false)");
+    is_right("purge");
+    cluster.exec(
+        DB,
+        "update outbox set claim_token = null; with gone as (delete from outbox where seq = 4 returning *)
+         insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason)
+         select seq, enqueued_at, 1, partition, destination, key, 'by hand' from gone;
+         select outbox_note_pending('default', -1)",
+    );
+    is_right("a dead letter");
+    cluster.exec(DB, "select outbox_retry_where(seq_from => 1, dry_run => false)");
+    is_right("retry_where");
+    cluster.exec(DB, "select outbox_enqueue_many('{3}', 'k')");
+    is_right("enqueue_many");
+    // What was let in once comes back, full or not.
+    assert_eq!(
+        cluster.query_one::<i64>(DB, "select outbox_replay(seq_from => 1, dry_run => false)"),
+        2
+    );
+    is_right("replay");
+    assert_full(&cluster, "select outbox_publish('T', '{}')");
+
+    cluster.stop(StopMode::Immediate);
+    cluster.start_again();
+    wait_figures(&cluster, "default", "pending is not null and max_pending = 4");
+    is_right("after a crash");
+    assert_full(&cluster, "select outbox_publish('T', '{}')");
+}
+
+#[test]
+fn a_limit_is_changed_without_a_new_connection_and_a_new_extension_starts_at_nothing() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let (other, _) = fresh_names();
+    broker.declare_exchange(&other, "fanout", true);
+    cluster.exec(
+        DB,
+        &format!("create server audit foreign data wrapper outbox_amqp options (exchange '{other}', max_pending '1')"),
+    );
+    wait_figures(
+        &cluster,
+        "audit",
+        "state = 'connected' and max_pending = 1 and pending = 0",
+    );
+    let since = "select since::text from outbox_destination_status where destination = 'audit'";
+    let before: String = cluster.query_one(DB, since);
+    cluster.exec(DB, "alter server audit options (set max_pending '2')");
+    wait_figures(&cluster, "audit", "max_pending = 2");
+    assert_eq!(cluster.query_one::<String>(DB, since), before);
+
+    cluster.exec(DB, "select outbox_pause('audit'); select outbox_pause()");
+    let publish = "select outbox_publish('T', '{}', destination => 'audit')";
+    cluster.exec(DB, &format!("{publish}; {publish}"));
+    assert_full(&cluster, publish);
+    cluster.exec(DB, "drop extension outbox cascade; create extension outbox");
+    cluster.exec(
+        DB,
+        &format!("create server audit foreign data wrapper outbox_amqp options (exchange '{other}', max_pending '2')"),
+    );
+    wait_figures(&cluster, "audit", "max_pending = 2 and pending = 0");
+    cluster.exec(DB, publish);
+}
+
+#[test]
+fn without_preload_nobody_counts_and_nothing_is_refused() {
+    let cluster = Cluster::builder().preload(false).conf("outbox.max_pending = 1").start();
+    cluster.exec(DB, "create extension outbox");
+    cluster.exec(DB, "select outbox_publish('T', '{}') from generate_series(1, 3)");
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 3);
+}
