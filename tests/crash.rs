@@ -189,7 +189,12 @@ fn a_statement_that_fails_ends_no_worker_and_loses_doubles_and_reorders_nothing(
     let pids = "select array_agg(pid order by pid) from outbox_workers";
     let before: Vec<i32> = cluster.query_one(DB, pids);
     let load = Load::start(&cluster, &Plan::default());
-    for function in ["outbox_claim", "outbox_settle", "outbox_heartbeat", "outbox_next_due_ms"] {
+    for function in [
+        "outbox_claim",
+        "outbox_settle",
+        "outbox_heartbeat",
+        "outbox_next_due_ms",
+    ] {
         load.wait_for_more(40);
         let offset = cluster.log_offset();
         cluster.exec(DB, &format!("alter function {function} rename to outbox_hidden"));

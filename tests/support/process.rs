@@ -147,12 +147,12 @@ pub fn children_of(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Waits until none of `pids` runs any more. A zombie counts as ended: its parent may be an init that never reaps.
+/// Waits until none of `pids` runs any more. A zombie counts as ended, for its parent may be an init that never reaps; but
+/// not before its last thread: one of them may outlive the first for a moment, and keeps the memory of them all.
 pub fn wait_until_ended(what: &str, pids: &[u32], timeout: Duration) {
-    wait_until(what, timeout, || {
-        pids.iter()
-            .all(|pid| state_and_parent(*pid).is_none_or(|(state, _)| state == "Z"))
-    });
+    let threads = |pid: u32| std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    let has_ended = |pid: u32| state_and_parent(pid).is_none_or(|(state, _)| state == "Z" && threads(pid) <= 1);
+    wait_until(what, timeout, || pids.iter().all(|pid| has_ended(*pid)));
 }
 
 fn state_and_parent(pid: u32) -> Option<(String, u32)> {
