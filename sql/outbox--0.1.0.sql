@@ -316,16 +316,21 @@ $$;
 comment on function @extschema@.outbox_here() is
   'Internal: which database this is, and outbox.identity.';
 
+-- Asked each second: PL/pgSQL keeps the plan, where SQL makes it anew at each call.
 create function @extschema@.outbox_not_adopted()
-returns text language sql stable set search_path = pg_catalog, pg_temp as $$
-  select case
+returns text language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+  return case
     when i.singleton is null then 'outbox_identity is empty'
     when i.restored then 'it was restored from a dump'
     when i.system_identifier <> @extschema@.outbox_system_identifier() then 'it comes from another server, by a copy or by pg_upgrade'
     when i.database <> here.database then 'it is a copy of another database'
     when i.identity <> here.identity then format('outbox.identity is %L, but it was adopted as %L', here.identity, i.identity)
   end
-  from @extschema@.outbox_here() here left join @extschema@.outbox_identity i on true;
+  from (select d.oid as database, coalesce(current_setting('outbox.identity', true), '') as identity
+        from pg_database d where d.datname = current_database()) here
+  left join @extschema@.outbox_identity i on true;
+end
 $$;
 comment on function @extschema@.outbox_not_adopted() is
   'Why nothing is delivered until outbox_adopt(), in words; NULL if this database is adopted.';
@@ -790,7 +795,9 @@ comment on function @extschema@.outbox_report(text, text, text, text, text, time
 
 create function @extschema@.outbox_destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
-) returns setof record language sql stable set search_path = pg_catalog, pg_temp as $$
+) returns setof record language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+  return query
   with known as (
     select s.srvname::text as name, w.fdwname::text as wrapper, s.oid as server, s.srvoptions as options
     from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
@@ -802,6 +809,7 @@ create function @extschema@.outbox_destinations(
   select distinct on (k.name collate "C") k.name, k.wrapper, k.server, k.options,
          exists (select from @extschema@.outbox_paused p where p.destination = k.name)
   from known k order by k.name collate "C", k.server nulls last;
+end
 $$;
 comment on function @extschema@.outbox_destinations() is
   'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the settings.';
@@ -1129,11 +1137,14 @@ $$;
 comment on function @extschema@.outbox_due(text, smallint[], bigint[], integer, text) is
   'Worker protocol: brings back messages whose time has come, of these leases or (NULL) of all partitions, of a destination or (NULL) of all; returns where they are now.';
 
+-- Asked each second: PL/pgSQL keeps the plan, where SQL makes it anew at each call. So with outbox_destinations.
 create function @extschema@.outbox_next_due_ms()
-returns bigint language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
-  select case when min(w.due_at) is not null -- greatest() leaves NULLs out
-              then greatest(0, ceil(extract(epoch from min(w.due_at) - clock_timestamp()) * 1000)) end::bigint
-  from @extschema@.outbox_waiting w where w.due_at is not null;
+returns bigint language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+declare
+  next constant timestamptz := (select min(w.due_at) from @extschema@.outbox_waiting w where w.due_at is not null);
+begin
+  return case when next is not null then greatest(0, ceil(extract(epoch from next - clock_timestamp()) * 1000)) end;
+end
 $$;
 comment on function @extschema@.outbox_next_due_ms() is
   'Worker protocol: in how many ms the next waiting message is due; NULL = none waits for a time.';

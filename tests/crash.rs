@@ -195,7 +195,7 @@ fn a_statement_that_fails_ends_no_worker_and_loses_doubles_and_reorders_nothing(
         ("view", "outbox_event_text"), // a claim fails
         ("function", "outbox_settle"),
         ("function", "outbox_heartbeat"),
-        ("function", "outbox_due"),
+        ("function", "outbox_next_due_ms"),
     ] {
         load.wait_for_more(40);
         let offset = cluster.log_offset();

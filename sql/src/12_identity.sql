@@ -44,16 +44,21 @@ $$;
 comment on function @extschema@.outbox_here() is
   'Internal: which database this is, and outbox.identity.';
 
+-- Asked each second: PL/pgSQL keeps the plan, where SQL makes it anew at each call.
 create function @extschema@.outbox_not_adopted()
-returns text language sql stable set search_path = pg_catalog, pg_temp as $$
-  select case
+returns text language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+  return case
     when i.singleton is null then 'outbox_identity is empty'
     when i.restored then 'it was restored from a dump'
     when i.system_identifier <> @extschema@.outbox_system_identifier() then 'it comes from another server, by a copy or by pg_upgrade'
     when i.database <> here.database then 'it is a copy of another database'
     when i.identity <> here.identity then format('outbox.identity is %L, but it was adopted as %L', here.identity, i.identity)
   end
-  from @extschema@.outbox_here() here left join @extschema@.outbox_identity i on true;
+  from (select d.oid as database, coalesce(current_setting('outbox.identity', true), '') as identity
+        from pg_database d where d.datname = current_database()) here
+  left join @extschema@.outbox_identity i on true;
+end
 $$;
 comment on function @extschema@.outbox_not_adopted() is
   'Why nothing is delivered until outbox_adopt(), in words; NULL if this database is adopted.';

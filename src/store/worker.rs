@@ -11,8 +11,10 @@ use outbox_core::partition::Partition;
 use outbox_core::settle::{Disposition, EXPIRED};
 use outbox_transport::target::{Kind, split};
 use pgrx::prelude::*;
-use pgrx::spi::{OwnedPreparedStatement, SpiHeapTupleData, SpiResult, quote_identifier};
-use std::cell::OnceCell;
+use pgrx::spi::{OwnedPreparedStatement, SpiClient, SpiHeapTupleData, SpiResult, quote_identifier};
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
 
 /// The functions of one database's outbox, called as the worker role. Each call is one statement in the transaction of
 /// the caller.
@@ -22,6 +24,8 @@ pub struct Store {
     claim: OnceCell<OwnedPreparedStatement>,
     claim_waiting: OnceCell<OwnedPreparedStatement>,
     settle: OnceCell<OwnedPreparedStatement>,
+    /// What an idle worker asks again and again, by its text.
+    looks: RefCell<HashMap<String, Rc<OwnedPreparedStatement>>>,
 }
 
 /// A destination as the catalogs describe it. It has no Debug: `mapping` holds secrets.
@@ -76,6 +80,27 @@ impl Store {
             claim: OnceCell::new(),
             claim_waiting: OnceCell::new(),
             settle: OnceCell::new(),
+            looks: RefCell::default(),
+        })
+    }
+
+    /// A query that only reads, planned once. Run it by `select`: with all else pgrx takes a transaction number, also
+    /// `Spi::get_one`, and the commit then writes WAL.
+    fn look(&self, client: &SpiClient, sql: String) -> SpiResult<Rc<OwnedPreparedStatement>> {
+        let mut looks = self.looks.borrow_mut();
+        if let Some(known) = looks.get(&sql) {
+            return Ok(Rc::clone(known));
+        }
+        let statement = Rc::new(client.prepare(sql.as_str(), &[])?.keep());
+        looks.insert(sql, Rc::clone(&statement));
+        Ok(statement)
+    }
+
+    /// The one value that such a query gives.
+    fn look_at<T: FromDatum + IntoDatum>(&self, sql: String) -> SpiResult<Option<T>> {
+        Spi::connect(|client| {
+            let statement = self.look(client, sql)?;
+            client.select(&*statement, Some(1), &[])?.first().get_one()
         })
     }
 
@@ -96,18 +121,17 @@ impl Store {
 
     /// A text that changes when ALTER DATABASE or ALTER ROLE changes what a new session would start with.
     pub fn session_defaults(&self) -> SpiResult<String> {
-        let text: Option<String> = Spi::get_one(
+        let sql =
             "select string_agg(format('%s %s %s', setdatabase, setrole, setconfig), ';' order by setdatabase, setrole)
              from pg_db_role_setting
              where setdatabase in (0, (select oid from pg_database where datname = current_database()))
-               and setrole in (0, (select oid from pg_roles where rolname = current_user))",
-        )?;
-        Ok(text.unwrap_or_default())
+               and setrole in (0, (select oid from pg_roles where rolname = current_user))";
+        Ok(self.look_at(sql.to_string())?.unwrap_or_default())
     }
 
     /// Why nothing is to be delivered from here; None = this database is adopted.
     pub fn not_adopted(&self) -> SpiResult<Option<String>> {
-        Spi::get_one(&format!("select {}.outbox_not_adopted()", self.schema))
+        self.look_at(format!("select {}.outbox_not_adopted()", self.schema))
     }
 
     /// Tells that this worker lives; returns the ids of all that do.
@@ -155,8 +179,9 @@ impl Store {
                 "select destination, server::bigint, options, paused, wrapper from {}.outbox_destinations()",
                 self.schema
             );
+            let statement = self.look(client, sql)?;
             client
-                .select(sql.as_str(), None, &[])?
+                .select(&*statement, None, &[])?
                 .map(|row| {
                     let server: Option<i64> = row.get(2)?;
                     let options: Option<Vec<String>> = row.get(3)?;
@@ -379,6 +404,14 @@ impl Store {
 
     /// Brings back messages whose time has come. Returns where they are now, and in how many ms the next is due.
     pub fn bring_due(&self, leases: Option<&[Held]>, batch: i32) -> SpiResult<Brought> {
+        let next_due_ms = || {
+            let next_ms: Option<i64> = self.look_at(format!("select {}.outbox_next_due_ms()", self.schema))?;
+            Ok::<_, pgrx::spi::SpiError>(next_ms.and_then(|ms| u64::try_from(ms).ok()))
+        };
+        let next_ms = next_due_ms()?;
+        if next_ms != Some(0) {
+            return Ok((Vec::new(), next_ms));
+        }
         let (partitions, epochs) = leases.map(columns).unzip();
         let moved = Spi::connect_mut(|client| {
             let sql = format!(
@@ -404,8 +437,7 @@ impl Store {
                 })
                 .collect::<SpiResult<Vec<_>>>()
         })?;
-        let next_ms: Option<i64> = Spi::get_one(&format!("select {}.outbox_next_due_ms()", self.schema))?;
-        Ok((moved, next_ms.and_then(|ms| u64::try_from(ms).ok())))
+        Ok((moved, next_due_ms()?))
     }
 
     /// The keys that are closed or have messages waiting behind another.
