@@ -17,16 +17,21 @@ use support::Cluster;
 
 /// Publishes one event; returns what the oracle is to know of it.
 fn publish(cluster: &Cluster, label: &str, key: &str, more: &str) -> Sent {
+    let (sql, sent) = event(label, key, more);
+    cluster.exec(DB, &sql);
+    sent
+}
+
+/// The statement that does, and what the oracle is to know.
+fn event(label: &str, key: &str, more: &str) -> (String, Sent) {
     let payload = json!({ "label": label });
-    cluster.exec(
-        DB,
-        &format!("select outbox_publish('T', '{payload}', aggregate_id => '{key}'{more})"),
-    );
-    Sent {
+    let sent = Sent {
         label: label.to_owned(),
-        payload,
+        payload: payload.clone(),
         fate: Fate::Committed,
-    }
+    };
+    let sql = format!("select outbox_publish('T', '{payload}', aggregate_id => '{key}'{more});");
+    (sql, sent)
 }
 
 fn arrived(deliveries: &[support::Delivery]) -> Vec<Arrived> {

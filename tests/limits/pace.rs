@@ -1,8 +1,8 @@
 //! max_rate, max_in_flight: is a destination sent to no faster than it may be, in order, and no other for that?
 
-use crate::common::oracle::judge;
+use crate::common::oracle::{Sent, judge};
 use crate::common::*;
-use crate::{arrived, publish, wait_figures};
+use crate::{arrived, event, publish, wait_figures};
 use std::time::{Duration, Instant};
 use support::{Broker, Cluster, Consumer, Mode, Proxy, wait_until};
 
@@ -21,42 +21,31 @@ fn a_destination_is_sent_to_no_faster_than_its_rate_in_order_and_no_other_waits_
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
-    let slow = destination(&cluster, broker, "slow", "max_rate '20'");
+    let slow = destination(&cluster, broker, "slow", "max_rate '10'");
     let (consumer, began) = (Consumer::new(broker, &slow), Instant::now());
-    // Both workers have one at once and 10 a second each, of what is in their partitions.
-    let sent: Vec<_> = (0..60)
-        .map(|n| {
-            publish(
-                &cluster,
-                &format!("m{n}"),
-                &format!("k{}", n % 7),
-                ", destination => 'slow'",
-            )
-        })
-        .collect();
-    let other = publish(&cluster, "other", "k0", "");
-    let delivery = Consumer::new(broker, &queue).recv_n(1, LONG);
-    judge(&[other], &arrived(&delivery)).assert_perfect();
-    wait_true(
-        &cluster,
-        "the other to be published",
-        "select exists (select from outbox_history where destination = 'default')",
-    );
-    assert!(
-        cluster.query_one::<bool>(DB, "select exists (select from outbox where destination = 'slow')"),
-        "it did not wait for the slow ones"
-    );
+    let to_slow = ", destination => 'slow'";
+    let (mut sql, sent): (Vec<String>, Vec<Sent>) = (0..60)
+        .map(|n| event(&format!("m{n}"), &format!("k{}", n % 7), to_slow))
+        .unzip();
+    let (other_sql, other) = event("other", "k0", "");
+    sql.push(other_sql);
+    cluster.exec(DB, &sql.concat());
     let deliveries = consumer.recv_n(60, LONG);
+    // Two workers have one at once each, and 5 a second of what is in their partitions.
     for (before, delivery) in deliveries.iter().enumerate() {
-        let at_least_s = (before as f64 + 1.0 - 2.0) / 20.0;
+        let at_least_s = (before as f64 + 1.0 - 2.0).max(0.0) / 10.0;
         let after = delivery.received_at - began;
         assert!(
-            after >= Duration::from_secs_f64(at_least_s.max(0.0)),
+            after >= Duration::from_secs_f64(at_least_s),
             "{before} came after {after:?}"
         );
     }
     wait_drained(&cluster);
     judge(&sent, &arrived(&deliveries)).assert_perfect();
+    judge(&[other], &arrived(&all_of(broker, &queue))).assert_perfect();
+    let sql = "select (select published_at from outbox_history where destination = 'default')
+                    < (select max(published_at) from outbox_history where destination = 'slow')";
+    assert!(cluster.query_one::<bool>(DB, sql), "it did not wait for the slow ones");
 }
 
 #[test]
