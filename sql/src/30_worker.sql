@@ -330,6 +330,7 @@ begin
     from @extschema@.outbox o
     where o.destination = outbox_claim_unleased.destination and (o.claim_until is null or o.claim_until <= now())
       and o.claim_token is distinct from outbox_claim_unleased.token
+      and (o.expires_at is null or o.expires_at > clock_timestamp())
     limit batch for update skip locked
   ), pick as materialized (
     select l.row_tid, l.wal_position, l.seq, case when l.claim_token is null then 0 else 1 end as crashed,
