@@ -2,7 +2,8 @@
 //! destination that is down, paused or slow. By the first worker of a database, a piece of the table a second, so that a
 //! large backlog costs little; and hardly ever where no message expires.
 
-use crate::pg::txn::{Durability, Failure};
+use crate::pg::signals;
+use crate::pg::txn::Durability;
 use crate::ports::in_transaction;
 use crate::shmem;
 use crate::store::{Expired, Store, now_us};
@@ -39,22 +40,33 @@ impl Expiry {
         }
     }
 
-    /// A step, if one is due. Returns how many messages of which destinations are dead letters now.
-    pub fn tend(&mut self, now: Instant, store: &Store) -> Result<Vec<(String, i64)>, Failure> {
+    /// A step, if one is due. Returns how many messages of which destinations are dead letters now. One that fails is logged
+    /// and left for later: it must not hold up delivery.
+    pub fn tend(&mut self, now: Instant, worker: &str, store: &Store) -> Vec<(String, i64)> {
         if now < self.due {
-            return Ok(Vec::new());
+            return Vec::new();
         }
         self.due = now + EVERY;
         let hint = shmem::my_database().map_or(0, shmem::Database::expiring);
         if self.block == 0 {
             if now < self.round_due && hint == self.hint {
-                return Ok(Vec::new());
+                return Vec::new();
             }
             (self.met, self.hint) = (false, hint);
         }
         let step = in_transaction(c"outbox: expire", Durability::Relaxed, || {
             store.expire(self.block, BLOCKS, ROWS)
-        })?;
+        });
+        let step = match step {
+            Ok(step) => step,
+            Err(failure) => {
+                self.due = now + WITHOUT_A_HINT;
+                if !signals::asked_to_end() {
+                    pgrx::warning!("outbox {worker}: cannot look for expired messages: {}", failure.message);
+                }
+                return Vec::new();
+            }
+        };
         self.go_on(now, &step);
         if let (false, Some(database)) = (step.counts.is_empty(), shmem::my_database()) {
             let sum = step.counts.iter().map(|(_, count)| count).sum();
@@ -64,7 +76,7 @@ impl Expiry {
                 shmem::wake_workers();
             }
         }
-        Ok(step.counts)
+        step.counts
     }
 
     fn go_on(&mut self, now: Instant, step: &Expired) {

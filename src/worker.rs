@@ -543,11 +543,11 @@ impl Worker {
             self.counts += 1;
         }
         if self.first && self.common.not_adopted.is_none() {
-            let expired = self.expiry.tend(now, &self.common.store)?;
-            for (name, count) in expired {
+            let common = &self.common;
+            for (name, count) in self.expiry.tend(now, &common.id, &common.store) {
                 let destination = self.destinations.iter().find(|known| known.name == name);
                 if let Some(destination) = destination {
-                    destination.note_expired(&self.common, count);
+                    destination.note_expired(common, count);
                 }
             }
         }

@@ -335,6 +335,7 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
     from @extschema@.outbox o
     where o.destination = $1 and (o.claim_until is null or o.claim_until <= now())
       and o.claim_token is distinct from $2
+      and (o.expires_at is null or o.expires_at > clock_timestamp())
     limit $4 for update skip locked
   ), pick as materialized (
     select l.row_tid, l.wal_position, l.seq, case when l.claim_token is null then 0 else 1 end as crashed,

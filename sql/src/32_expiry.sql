@@ -6,16 +6,11 @@
 create index on @extschema@.outbox_waiting (expires_at) where expires_at is not null;
 
 create function @extschema@.outbox_bury(
-  tids tid[], waiting_tids tid[], out destination text, out buried bigint, out heads boolean
+  tids tid[], waiting_tids tid[], leased bigint[], out destination text, out buried bigint, out heads boolean
 ) returns setof record language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
-declare
-  -- Locked, so that no lease is taken before this is committed: a claim by any other lease than these is nobody's.
-  leased constant bigint[] := array(
-    select p.partition::bigint << 48 | p.lease_epoch from @extschema@.outbox_partitions p
-    where p.lease_owner is not null and cardinality(tids) > 0 order by p.partition for key share);
 begin
   return query
   with ready as materialized (
@@ -23,7 +18,7 @@ begin
     where o.ctid = any (tids) and o.expires_at <= clock_timestamp()
       and (o.claim_token is null
            or case when o.claim_token < 0 then o.claim_until <= clock_timestamp()
-                   else not (o.partition::bigint << 48 | o.claim_token) = any (leased) end)
+                   else leased is not null and not (o.partition::bigint << 48 | o.claim_token) = any (leased) end)
     for update skip locked
   ), late as materialized (
     select w.ctid as row_tid from @extschema@.outbox_waiting w
@@ -49,8 +44,8 @@ begin
   select e.destination, count(*), bool_or(e.has_failed and e.key is not null) from expired e group by 1;
 end
 $$;
-comment on function @extschema@.outbox_bury(tid[], tid[]) is
-  'Internal: makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds; returns how many of each destination, and whether keys waited behind one of them.';
+comment on function @extschema@.outbox_bury(tid[], tid[], bigint[]) is
+  'Internal: makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds: a claim by a lease that is not among leased is nobody''s (NULL = each is somebody''s); returns how many of each destination, and whether keys waited behind one of them.';
 
 create function @extschema@.outbox_expire(
   first_block bigint, blocks integer, batch integer,
@@ -63,6 +58,7 @@ declare
   to_tid constant tid := format('(%s,0)', first_block + blocks);
   seen tid[];
   late tid[];
+  leased bigint[];
   all_blocks constant bigint := pg_relation_size('@extschema@.outbox') / current_setting('block_size')::integer;
 begin
   seen := array(
@@ -77,8 +73,14 @@ begin
   late := array(
     select w.ctid from @extschema@.outbox_waiting w where w.expires_at <= clock_timestamp() order by w.expires_at limit batch);
   if cardinality(seen) + cardinality(late) > 0 then
+    if exists (select from @extschema@.outbox o where o.ctid = any (seen) and o.claim_token > 0) then
+      -- Left behind. Locked, so that no lease is taken, and nothing claimed by it, before this is committed.
+      leased := array(
+        select p.partition::bigint << 48 | p.lease_epoch from @extschema@.outbox_partitions p
+        where p.lease_owner is not null order by p.partition for key share);
+    end if;
     select array_agg(b.destination), array_agg(b.buried), bool_or(b.heads) into destinations, counts, heads
-    from @extschema@.outbox_bury(seen, late) b;
+    from @extschema@.outbox_bury(seen, late, leased) b;
   end if;
   more := cardinality(seen) = batch or cardinality(late) = batch;
   next_block := case when cardinality(seen) = batch then first_block
@@ -90,3 +92,18 @@ end
 $$;
 comment on function @extschema@.outbox_expire(bigint, integer, integer) is
   'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from first_block on and in outbox_waiting; returns how many of which destination, whether keys waited behind one, where to go on (0 = all was looked through), whether more are there already, and whether any message here expires at all.';
+
+create function @extschema@.outbox_expire_firsts(destination text, partitions smallint[], lane_rows bigint)
+returns void language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+  select @extschema@.outbox_note_pending(b.destination, -b.buried), @extschema@.outbox_note_ended(0, 0, b.buried)
+  from @extschema@.outbox_bury(
+    array(select x.tid from unnest($2) p (n) cross join lateral (
+            select o.ctid as tid, o.expires_at from @extschema@.outbox o
+            where o.destination = $1 and o.partition = p.n order by o.destination, o.partition, o.seq limit $3) x
+          where x.expires_at <= clock_timestamp()),
+    array(select w.ctid from @extschema@.outbox_waiting w
+          where w.expires_at <= clock_timestamp() and w.destination = $1 limit 1000),
+    null) b;
+$$;
+comment on function @extschema@.outbox_expire_firsts(text, smallint[], bigint) is
+  'Internal: makes dead letters of what a relay would stumble over: messages that have expired among the first rows of each lane, and that wait.';

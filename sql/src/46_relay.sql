@@ -124,6 +124,7 @@ begin
 
   if not settings.leasing then
     perform @extschema@.outbox_due(null, null, null, 1000, to_destination);
+    perform @extschema@.outbox_expire_firsts(to_destination, settings.partitions, lane_rows);
     return query
     with claimed as (
       select c.seq, c.key, c.attempts, c.claim_token, c.replayed
@@ -150,17 +151,7 @@ begin
             hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.', to_destination);
   end if;
   perform @extschema@.outbox_due(null, null, null, 1000, to_destination);
-  -- Nobody wants what has expired, and there may be no worker to see to it.
-  perform @extschema@.outbox_note_pending(b.destination, -b.buried),
-          @extschema@.outbox_note_ended(0, 0, b.buried)
-  from @extschema@.outbox_bury(array(
-    select x.tid from unnest(settings.partitions) p (n) cross join lateral (
-      select o.ctid as tid, o.expires_at from @extschema@.outbox o
-      where o.destination = to_destination and o.partition = p.n
-      order by o.destination, o.partition, o.seq limit lane_rows) x
-    where x.expires_at <= clock_timestamp()), array(
-    select w.ctid from @extschema@.outbox_waiting w
-    where w.expires_at <= clock_timestamp() and w.destination = to_destination limit 1000)) b;
+  perform @extschema@.outbox_expire_firsts(to_destination, settings.partitions, lane_rows); -- there may be no worker to do it
   -- What waits behind one that has ended meanwhile: the first of each key.
   with behind as (
     select w.ctid as row_tid from @extschema@.outbox_gates(settings.partitions) g

@@ -69,18 +69,26 @@ fn a_backlog_expires_while_the_broker_is_down_and_makes_room() {
              select outbox_publish('T', '{}', aggregate_id => (n % 100)::text, expires_at => clock_timestamp() + '3 s')
              from generate_series(1, 20000) n;
              select outbox_publish('T', '{}') from generate_series(1, 10);
-             savepoint full",
+             savepoint s",
         )
         .expect("room");
     let said = client
         .batch_execute("select outbox_publish('T', '{}')")
         .expect_err("full");
     assert_eq!(said.code().map(|code| code.code()), Some("53400"));
-    client.batch_execute("rollback to full; commit").expect("commit");
-    wait_expired(&cluster, 20_000);
-    wait_figures(&cluster, "default", "pending = 10");
+    // One was claimed under a lease that is over, and another under one that is held.
+    client
+        .batch_execute(
+            "rollback to s; update outbox set claim_token = 1 where seq = 1;
+             update outbox o set claim_token = p.lease_epoch from outbox_partitions p where o.seq = 2 and p.partition = o.partition;
+             commit",
+        )
+        .expect("commit");
+    wait_expired(&cluster, 19_999);
+    wait_figures(&cluster, "default", "pending = 11");
     cluster.exec(DB, "select outbox_publish('T', '{}')");
-    assert_eq!(cluster.query_one::<i64>(DB, "select pending from outbox_status"), 11);
+    assert_eq!(cluster.query_one::<i64>(DB, "select pending from outbox_status"), 12);
+    assert!(cluster.query_one::<bool>(DB, "select exists (select from outbox where seq = 2)"));
 }
 
 #[test]
@@ -130,16 +138,18 @@ fn with_leasing_off_what_expires_is_left_out_as_well() {
 
 #[test]
 fn a_relay_of_ones_own_gets_nothing_that_has_expired() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
-    cluster.exec(DB, "select outbox_pause()");
-    publish(&cluster, "m1", "k", ", expires_at => clock_timestamp() + '10 ms'");
-    publish(&cluster, "m2", "k", "");
-    wait_true(
-        &cluster,
-        "the first to expire",
-        "select expires_at < clock_timestamp() from outbox where seq = 1",
-    );
-    let got: Vec<i64> = cluster.query_one(DB, "select array_agg(seq) from outbox_fetch_unpublished()");
-    assert_eq!(got, [2]);
-    wait_expired(&cluster, 1);
+    for leasing in ["on", "off"] {
+        let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", &format!("outbox.leasing = {leasing}")]);
+        cluster.exec(DB, "select outbox_pause()");
+        publish(&cluster, "m1", "k", ", expires_at => clock_timestamp() + '10 ms'");
+        publish(&cluster, "m2", "k", "");
+        wait_true(
+            &cluster,
+            "the first to expire",
+            "select expires_at < clock_timestamp() from outbox where seq = 1",
+        );
+        let got: Vec<i64> = cluster.query_one(DB, "select array_agg(seq) from outbox_fetch_unpublished()");
+        assert_eq!(got, [2]);
+        wait_expired(&cluster, 1);
+    }
 }
