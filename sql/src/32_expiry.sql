@@ -54,6 +54,7 @@ create function @extschema@.outbox_expire(
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
+  moment constant timestamptz := clock_timestamp(); -- once: an index cannot be asked for what changes
   from_tid constant tid := format('(%s,0)', first_block);
   to_tid constant tid := format('(%s,0)', first_block + blocks);
   seen tid[];
@@ -63,15 +64,15 @@ declare
 begin
   seen := array(
     select o.ctid from @extschema@.outbox o
-    where o.ctid >= from_tid and o.ctid < to_tid and o.expires_at <= clock_timestamp()
+    where o.ctid >= from_tid and o.ctid < to_tid and o.expires_at <= moment
       and (o.claim_token is null
-           or case when o.claim_token < 0 then o.claim_until <= clock_timestamp()
+           or case when o.claim_token < 0 then o.claim_until <= moment
                    else not exists (select from @extschema@.outbox_partitions p
                                     where p.partition = o.partition and p.lease_epoch = o.claim_token and p.lease_owner is not null)
               end)
     limit batch);
   late := array(
-    select w.ctid from @extschema@.outbox_waiting w where w.expires_at <= clock_timestamp() order by w.expires_at limit batch);
+    select w.ctid from @extschema@.outbox_waiting w where w.expires_at <= moment order by w.expires_at limit batch);
   if cardinality(seen) + cardinality(late) > 0 then
     if exists (select from @extschema@.outbox o where o.ctid = any (seen) and o.claim_token > 0) then
       -- Left behind. Locked, so that no lease is taken, and nothing claimed by it, before this is committed.
@@ -102,7 +103,7 @@ returns void language sql volatile set search_path = pg_catalog, pg_temp set ena
             where o.destination = $1 and o.partition = p.n order by o.destination, o.partition, o.seq limit $3) x
           where x.expires_at <= clock_timestamp()),
     array(select w.ctid from @extschema@.outbox_waiting w
-          where w.expires_at <= clock_timestamp() and w.destination = $1 limit 1000),
+          where w.expires_at <= (select clock_timestamp()) and w.destination = $1 limit 1000),
     null) b;
 $$;
 comment on function @extschema@.outbox_expire_firsts(text, smallint[], bigint) is
