@@ -17,11 +17,14 @@ use outbox_core::engine::{Held, Sharing};
 use outbox_core::lease;
 use outbox_core::partition::Partition;
 use outbox_transport::{Bell, Deadline};
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 /// Wait after a transaction failed.
 const PAUSE_AFTER_FAILURE_MS: u32 = 500;
+/// A failure that repeats is logged again after so long.
+const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// At the end: how long outcomes are waited for, and how long each last transaction may take. A fast shutdown must be
 /// through within 2 s, whatever the broker does.
 const LAST_OUTCOMES: Duration = Duration::from_millis(700);
@@ -93,6 +96,8 @@ struct Worker {
     upkeep: Upkeep,
     count_due: Instant,
     counted: bool,
+    /// What was said of a failure, and when.
+    last_failure: RefCell<Option<(String, Instant)>>,
 }
 
 impl Worker {
@@ -156,6 +161,7 @@ impl Worker {
             upkeep: Upkeep::new(now),
             count_due: now,
             counted: false,
+            last_failure: RefCell::default(),
         };
         worker.describe(described);
         worker
@@ -201,9 +207,11 @@ impl Worker {
         let (common, destination) = (&self.common, &mut self.destinations[index]);
         destination.settle_what_must_be(common)?;
         destination.report(common)?;
-        let (claimed, wait_ms) = destination.claim(common)?;
+        // Also when nothing can be claimed, for as long as that may last: what the peer has confirmed is settled.
+        let claimed = destination.claim(common);
+        let wait_ms = claimed.as_ref().map_or(PAUSE_AFTER_FAILURE_MS, |(_, wait_ms)| *wait_ms);
         let wait_ms = destination.settle_what_is_due(common, wait_ms)?;
-        Ok((claimed, wait_ms))
+        Ok((claimed?.0, wait_ms))
     }
 
     /// Returns how long to wait.
@@ -211,7 +219,13 @@ impl Worker {
         if signals::asked_to_end() {
             return 0; // the statement was cancelled for that
         }
-        pgrx::warning!("outbox {}: {}; tries again", self.common.id, failure.message);
+        // What lasts is said once a minute.
+        let now = Instant::now();
+        let last = self.last_failure.replace(Some((failure.message.clone(), now)));
+        match last.filter(|(message, at)| *message == failure.message && now < *at + SAY_AGAIN_AFTER) {
+            Some(said) => _ = self.last_failure.replace(Some(said)),
+            None => pgrx::warning!("outbox {}: {}; tries again", self.common.id, failure.message),
+        }
         PAUSE_AFTER_FAILURE_MS
     }
 
