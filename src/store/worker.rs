@@ -5,7 +5,7 @@ use crate::pg::catalog;
 use outbox_core::engine::{self, Batch, Claimed, Held, Lane, Sharing};
 use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::lease::Lease;
-use outbox_core::message::{Event, Pointer};
+use outbox_core::message::{Event, Outcome, Pointer};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Disposition;
 use outbox_transport::target::{Kind, split};
@@ -558,8 +558,10 @@ fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<String>> {
     };
     let id: Option<String> = row.get(9)?;
     let event = match id {
-        None => None,
-        Some(id) => Some(Event {
+        None => Err(Outcome::Unsendable {
+            reason: format!("the event store has no event with seq {seq}"),
+        }),
+        Some(id) => Ok(Event {
             id,
             seq,
             kind: row.get(10)?.unwrap_or_default(),

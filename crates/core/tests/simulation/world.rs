@@ -103,7 +103,7 @@ fn claimed((seq, partition, row): &Claim, epoch: i64) -> Claimed<u64> {
             replayed: false,
             enqueued_at_us: 0,
         },
-        event: Some(Event {
+        event: Ok(Event {
             seq: *seq,
             ..Event::default()
         }),
