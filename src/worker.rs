@@ -109,6 +109,7 @@ impl Worker {
             remember_table(store.a_table()?);
             let session_defaults = store.session_defaults()?;
             let described = store.destinations()?;
+            store.look_at_source()?;
             if let Some(database) = shmem::my_database()
                 && !database.has_adopted()
             {
@@ -355,7 +356,9 @@ impl Worker {
         if now >= self.config_check_due {
             self.config_check_due = now + CONFIG_CHECK_EVERY;
             let looked = in_transaction(c"outbox: look at settings", Durability::Relaxed, || {
-                Ok((store.session_defaults()?, store.destinations()?, store.not_adopted()?))
+                let looked = (store.session_defaults()?, store.destinations()?, store.not_adopted()?);
+                store.look_at_source()?; // after it was seen to be adopted: a restored dump is complete then
+                Ok(looked)
             });
             let (defaults, described, not_adopted) = looked?;
             self.common.not_adopted = not_adopted;

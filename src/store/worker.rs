@@ -1,6 +1,7 @@
 //! The SQL of a worker: the functions of sql/src that make the worker protocol, each call one statement in the transaction
 //! of the caller, as the worker role. Main thread of a worker.
 
+use super::source::Source;
 use crate::pg::catalog;
 use outbox_core::engine::{self, Batch, Claimed, Held, Lane, Sharing};
 use outbox_core::gate::{Found, OrderedKey};
@@ -11,7 +12,8 @@ use outbox_core::settle::Disposition;
 use outbox_transport::target::{Kind, split};
 use pgrx::prelude::*;
 use pgrx::spi::{OwnedPreparedStatement, SpiHeapTupleData, SpiResult, quote_identifier};
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
+use std::rc::Rc;
 
 /// The functions of one database's outbox, called as the worker role. Each call is one statement in the transaction of
 /// the caller.
@@ -21,6 +23,8 @@ pub struct Store {
     claim: OnceCell<OwnedPreparedStatement>,
     claim_waiting: OnceCell<OwnedPreparedStatement>,
     settle: OnceCell<OwnedPreparedStatement>,
+    /// Where events are, if not in outbox_events.
+    source: RefCell<Option<Rc<Source>>>,
 }
 
 /// A destination as the catalogs describe it. It has no Debug: `mapping` holds secrets.
@@ -61,7 +65,21 @@ impl Store {
             claim: OnceCell::new(),
             claim_waiting: OnceCell::new(),
             settle: OnceCell::new(),
+            source: RefCell::default(),
         })
+    }
+
+    /// Takes over the event source that is set now. outbox_source_set() sends the workers away first, so none claims by
+    /// an older one; a dump that is restored does not.
+    pub fn look_at_source(&self) -> SpiResult<()> {
+        let now = Source::load(&self.schema)?;
+        let mut known = self.source.borrow_mut();
+        match (&now, &*known) {
+            (None, None) => {}
+            (Some(now), Some(known)) if now.is_the_same(known) => {}
+            _ => *known = now.map(Rc::new),
+        }
+        Ok(())
     }
 
     /// The OID of a table of the extension.
@@ -249,7 +267,7 @@ impl Store {
             PgBuiltInOids::INT8OID,
         ];
         let call = "outbox_claim($1, $2, $3, $4, $5, $6, $7)";
-        self.claimed(&self.claim, call, &types, &args)
+        self.claimed(&self.claim, call, &types, &args, &release())
     }
 
     /// Claims messages of any partition, with leasing off.
@@ -269,7 +287,7 @@ impl Store {
             PgBuiltInOids::INT8OID,
         ];
         let call = "outbox_claim_unleased($1, $2, $3, $4, $5)";
-        self.claimed(&self.claim, call, &types, &args)
+        self.claimed(&self.claim, call, &types, &args, &release())
     }
 
     /// Claims the first messages of a key that wait behind another; says whether more are there.
@@ -301,7 +319,7 @@ impl Store {
             PgBuiltInOids::INT8OID,
         ];
         let call = "outbox_claim_waiting($1, $2, $3, $4, $5, $6, $7, $8)";
-        let batch = self.claimed(&self.claim_waiting, call, &types, &args)?;
+        let batch = self.claimed(&self.claim_waiting, call, &types, &args, &Disposition::Wait)?;
         let more: Option<bool> = Spi::get_one_with_args(
             &format!("select {}.outbox_waits($1, $2, $3)", self.schema),
             &[
@@ -314,6 +332,55 @@ impl Store {
     }
 
     fn claimed(
+        &self,
+        cached: &OnceCell<OwnedPreparedStatement>,
+        call: &str,
+        types: &[PgBuiltInOids],
+        args: &[pgrx::datum::DatumWithOid],
+        unclaim: &Disposition,
+    ) -> SpiResult<ClaimedBatch> {
+        let source = self.source.borrow().clone();
+        if let Some(source) = &source {
+            source.check_before_claim().unwrap_or_else(|error| error.raise());
+        }
+        let mut claimed = self.claimed_with_built_in_events(cached, call, types, args)?;
+        if let Some(source) = &source {
+            self.take_events(source, &mut claimed.batch, unclaim)?;
+        }
+        Ok(claimed)
+    }
+
+    /// Events come from the source; those of outbox_events that the claim found by the same seqs are others. (Each costs it
+    /// a look into an index that is empty as a rule. Claims without it would be the same functions twice.) What was not
+    /// read in time, or does not fit into memory, is claimed no more.
+    fn take_events(&self, source: &Source, batch: &mut Batch<String>, unclaim: &Disposition) -> SpiResult<()> {
+        if batch.rows.is_empty() {
+            return Ok(());
+        }
+        let seqs: Vec<i64> = batch.rows.iter().map(|row| row.pointer.seq).collect();
+        let mut events = (source.read(&seqs, CLAIM_BYTES_MAX as usize)).unwrap_or_else(|error| error.raise());
+        let mut unread = Vec::new();
+        for mut row in std::mem::take(&mut batch.rows) {
+            match events.remove(&row.pointer.seq) {
+                Some(event) => {
+                    row.event = event;
+                    batch.rows.push(row);
+                }
+                None => unread.push(Settlement {
+                    place: row.place,
+                    pointer: row.pointer,
+                    disposition: unclaim.clone(),
+                }),
+            }
+        }
+        if !unread.is_empty() {
+            batch.cut = true;
+            self.settle(&unread, false)?;
+        }
+        Ok(())
+    }
+
+    fn claimed_with_built_in_events(
         &self,
         cached: &OnceCell<OwnedPreparedStatement>,
         call: &str,
@@ -540,6 +607,13 @@ impl Store {
 
     pub fn purge_workers(&self) -> SpiResult<()> {
         Spi::run(&format!("select {}.outbox_purge_workers()", self.schema))
+    }
+}
+
+/// As if it had not been claimed.
+fn release() -> Disposition {
+    Disposition::Release {
+        reason: "not read yet".into(),
     }
 }
 
