@@ -734,6 +734,139 @@ $$;
 comment on function @extschema@.outbox_uncapture(regclass) is
   'Ends what outbox_capture began. False if the table was not captured. For the owner of the table.';
 
+-- ---- sql/src/27_source.sql
+
+-- Event sources: events are read from a table or view of the user's own instead of outbox_events. One source a database, for
+-- the seq of a message says nothing else about where its event is. src/source.rs checks a mapping when it is set,
+-- src/store/source.rs reads by it: as the owner of the relation, restricted, read-only.
+-- Lock order: outbox_settings, as outbox_configure(); then outbox_source, outbox_events.
+
+create table @extschema@.outbox_source (
+  singleton        boolean     primary key default true check (singleton),
+  relation         text        not null, -- schema.name, quoted where needed
+  relation_oid     oid         not null, -- as it was when it was set: tells a renamed table from another one
+  owner            text        not null, -- who owned it then: the expressions run as nobody else
+  since            timestamptz not null default pg_catalog.clock_timestamp(),
+  -- SQL expressions over a row of it; NULL = the event has none of it, but for id (seq), payload (the row), key (the aggregate)
+  seq              text        not null,
+  type             text        not null,
+  created_at       text        not null,
+  id               text,
+  aggregate_type   text,
+  aggregate_id     text,
+  operation        text,
+  payload          text,
+  previous_payload text,
+  metadata         text,
+  headers          text,
+  actor            text,
+  correlation_id   text,
+  key              text
+);
+comment on table @extschema@.outbox_source is
+  'The event source, if it is not outbox_events: its relation, and what makes an event of a row. Written by outbox_source_set() and outbox_source_reset().';
+-- By name it comes after outbox_events, so psql restores old events before their table is closed.
+select pg_catalog.pg_extension_config_dump('@extschema@.outbox_source', '');
+
+create function @extschema@.outbox_events_closed() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  -- With several jobs it may restore outbox_source, and so this trigger, before the events.
+  if current_setting('application_name') = 'pg_restore' then
+    return null;
+  end if;
+  raise exception 'outbox_events takes no events: they are read from %', (select s.relation from @extschema@.outbox_source s)
+    using errcode = 'object_not_in_prerequisite_state',
+          hint = format('Write the event there and call outbox_enqueue(seq), or attach the table by outbox_attach(). select %s.outbox_source_reset() goes back to outbox_events.',
+                        quote_ident('@extschema@'));
+end
+$$;
+comment on function @extschema@.outbox_events_closed() is
+  'Internal: refuses events where they are read from a source of the user''s own.';
+
+create function @extschema@.outbox_source_apply() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  drop trigger if exists outbox_source on @extschema@.outbox_events;
+  if tg_op = 'INSERT' then
+    -- Its presence is what tells sessions that there is a source: they ask the cache, not a table.
+    create trigger outbox_source before insert on @extschema@.outbox_events
+      for each statement execute function @extschema@.outbox_events_closed();
+  end if;
+  return null;
+end
+$$;
+comment on function @extschema@.outbox_source_apply() is
+  'Internal: closes outbox_events while there is a source, and opens it again; as its owner or a superuser.';
+create trigger outbox_source_apply after insert or delete on @extschema@.outbox_source
+  for each row execute function @extschema@.outbox_source_apply();
+comment on trigger outbox_source_apply on @extschema@.outbox_source is
+  'Internal: closes outbox_events while there is a source.';
+
+create function @extschema@.outbox_source_write(source @extschema@.outbox_source, seq_is_lost boolean)
+returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  old @extschema@.outbox_source;
+  reads_the_same boolean;
+begin
+  -- Waits for every transaction that has enqueued, prepared ones too, and holds up those that come.
+  lock table @extschema@.outbox_settings in access exclusive mode;
+  select * into old from @extschema@.outbox_source;
+  if source.relation is null and old.relation is null then
+    return false;
+  end if;
+  -- What waits must find its event afterwards. Names of columns may change: then nothing could be read without this.
+  reads_the_same := coalesce((source.relation = old.relation or source.relation_oid = old.relation_oid)
+                             and (source.seq = old.seq or seq_is_lost), false);
+  if not reads_the_same
+     and (exists (select from @extschema@.outbox) or exists (select from @extschema@.outbox_waiting)
+          or exists (select from @extschema@.outbox_dead)) then
+    raise exception 'the source cannot be changed while messages wait for their events'
+      using errcode = 'object_not_in_prerequisite_state',
+            detail = 'Their seqs mean events of ' || coalesce(old.relation, 'outbox_events') || '.',
+            hint = 'Stop what enqueues, wait for outbox_drain(), and retry or discard the dead letters; see outbox_discard_where().';
+  end if;
+  if not @extschema@.outbox_send_workers_away() then
+    raise exception 'the workers of this database did not end in time'
+      using errcode = 'object_in_use', hint = 'Try again; see outbox_worker_status.';
+  end if;
+  delete from @extschema@.outbox_source;
+  if source.relation is not null then
+    source.singleton := true;
+    source.since := case when reads_the_same then old.since else clock_timestamp() end;
+    insert into @extschema@.outbox_source select source.*;
+  end if;
+  perform @extschema@.outbox_note('source', coalesce(to_jsonb(source) - 'singleton' - 'since' - 'relation_oid' - 'owner', '{}')
+    || jsonb_build_object('relation_before', old.relation), null, null);
+  return true;
+end
+$$;
+comment on function @extschema@.outbox_source_write(@extschema@.outbox_source, boolean) is
+  'Internal: makes this the source (relation NULL = outbox_events), unless messages wait that mean another one. It was checked before. seq_is_lost: the seq of the source that is set cannot be read any more.';
+
+create function @extschema@.outbox_source_set(
+  relation regclass, seq text, type text, created_at text, id text default null, aggregate_type text default null,
+  aggregate_id text default null, operation text default null, payload text default null,
+  previous_payload text default null, metadata text default null, headers text default null, actor text default null,
+  correlation_id text default null, key text default null
+) returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_set_wrapper';
+comment on function @extschema@.outbox_source_set(regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text) is
+  'Makes a table or view of your own the source of events: from now on messages get their events there, by seq. Each further argument is a column or an SQL expression over one row. For a member of the role that owns it; expressions run as that role. Refused while messages wait, unless they find their events as before.';
+
+create function @extschema@.outbox_source_reset()
+returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  return @extschema@.outbox_source_write(null, false);
+end
+$$;
+comment on function @extschema@.outbox_source_reset() is
+  'Makes outbox_events the source of events again. False if it is. Refused while messages wait.';
+
+create function @extschema@.outbox_source_problem()
+returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_problem_wrapper';
+comment on function @extschema@.outbox_source_problem() is
+  'Internal: why the source cannot be read at all; NULL if it can, or none is set. outbox_health shows it.';
+
 -- ---- sql/src/30_worker.sql
 
 -- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. What holds the
@@ -1842,7 +1975,7 @@ create table @extschema@.outbox_audit (
   at               timestamptz not null default pg_catalog.clock_timestamp(),
   actor            text        not null, -- session_user: who logged in
   acted_as         text        not null, -- the role of SET ROLE, else the same
-  action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget', 'adopt')),
+  action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget', 'adopt', 'source')),
   filter           jsonb       not null,
   count            bigint,
   reason           text,
@@ -1856,7 +1989,7 @@ comment on table @extschema@.outbox_audit is
 comment on column @extschema@.outbox_audit.filter is
   'What the call asked for. Of a purge the CRC-32 of the key, not the key.';
 comment on column @extschema@.outbox_audit.count is
-  'How many messages were changed; NULL for configure and adopt.';
+  'How many messages were changed; NULL for configure, adopt and source.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_audit', '');
 
 create function @extschema@.outbox_note(action text, filter jsonb, count bigint, reason text)
@@ -1902,6 +2035,10 @@ declare
   f_from constant bigint := coalesce(filter->>'seq_from', '-9223372036854775808');
   f_to constant bigint := coalesce(filter->>'seq_to', '9223372036854775807');
 begin
+  if num_nonnulls(f_type, f_aggregate_type, f_aggregate_id) > 0 and exists (select from @extschema@.outbox_source) then
+    raise exception 'dead letters cannot be chosen by what stands in %', (select s.relation from @extschema@.outbox_source s)
+      using errcode = 'feature_not_supported', hint = 'Choose by key, destination, error_like, time or seq.';
+  end if;
   return query
   select d.ctid from @extschema@.outbox_dead d left join @extschema@.outbox_events e on e.seq = d.seq
   where d.seq between f_from and f_to
@@ -2032,7 +2169,8 @@ comment on function @extschema@.outbox_trim_audit(integer, integer, timestamptz)
 
 -- ---- sql/src/43_replay.sql
 
--- Replay: what has ended is sent again, from outbox_events, with the same seq and id, and says so in a header.
+-- Replay: what has ended is sent again, from outbox_events or the source that is set, with the same seq and id, and says so in
+-- a header.
 -- A replayed message is a row of outbox like any other, so all rules of the delivery hold for it. It is enqueued by one call
 -- in pieces of a bounded size, in order of seq, and locks nothing that a producer waits for.
 
@@ -2049,6 +2187,8 @@ begin
     select distinct on (h.seq, 2) h.seq, coalesce(outbox_replayable.to_destination, h.destination), h.key
     from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
     where h.seq between seqs[1] and seqs[cardinality(seqs)]
+      -- What ended before there was this source had another event.
+      and h.published_at >= coalesce((select s.since from @extschema@.outbox_source s), '-infinity')
       and (outbox_replayable.source_destination is null or (h.destination = outbox_replayable.source_destination and not h.discarded))
       and (outbox_replayable.key is null or h.key = outbox_replayable.key)
     order by h.seq, 2, h.published_at desc
@@ -2074,6 +2214,7 @@ declare
   piece constant integer := 10000;
   partition_count constant bigint := (select s.partition_count from @extschema@.outbox_settings s);
   partitioner constant text := (select s.partitioner from @extschema@.outbox_settings s);
+  source constant text := (select s.relation from @extschema@.outbox_source s);
   filter constant jsonb := @extschema@.outbox_criteria(
     jsonb_build_object('seq_from', seq_from, 'seq_to', seq_to, 'created_from', created_from, 'created_to', created_to,
       'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id, 'key', key,
@@ -2095,8 +2236,17 @@ begin
     raise exception 'outbox_configure() changed the partitions after this transaction began'
       using errcode = 'serialization_failure', hint = 'Run the transaction again.';
   end if;
+  if source is not null
+     and num_nonnulls(created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) > 0 then
+    raise exception 'outbox_replay() cannot choose by what stands in %', source
+      using errcode = 'feature_not_supported',
+            hint = 'Choose by seq_from, seq_to, key and source_destination; look up the seqs in the source yourself.';
+  end if;
   loop
-    seqs := array(
+    seqs := case when source is not null then array(
+      select distinct h.seq from @extschema@.outbox_history h
+      where h.seq > reached and h.seq <= coalesce(seq_to, 9223372036854775807) order by 1 limit piece)
+    else array(
       select e.seq from @extschema@.outbox_events e
       where e.seq > reached and e.seq <= coalesce(seq_to, 9223372036854775807)
         and (created_from is null or e.created_at >= created_from)
@@ -2104,7 +2254,7 @@ begin
         and (outbox_replay.type is null or e.type = outbox_replay.type)
         and (outbox_replay.aggregate_type is null or e.aggregate_type = outbox_replay.aggregate_type)
         and (outbox_replay.aggregate_id is null or e.aggregate_id = outbox_replay.aggregate_id)
-      order by e.seq limit piece);
+      order by e.seq limit piece) end;
     exit when cardinality(seqs) = 0;
     reached := seqs[cardinality(seqs)];
     if coalesce(dry_run, true) then
@@ -2112,11 +2262,19 @@ begin
       from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination);
     else
       with picked as materialized (
-        -- Locked against outbox_trim_events(), which does not see the messages of this transaction.
-        select r.seq, r.destination, r.key_of
-        from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
-        join @extschema@.outbox_events e on e.seq = r.seq
-        order by r.seq, r.destination limit wanted - replayed for key share of e
+        select * from (
+          -- Locked against outbox_trim_events(), which does not see the messages of this transaction.
+          select r.seq, r.destination, r.key_of
+          from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
+          join @extschema@.outbox_events e on e.seq = r.seq
+          where source is null
+          order by r.seq, r.destination limit wanted - replayed for key share of e) built_in
+        union all
+        select * from (
+          select r.seq, r.destination, r.key_of
+          from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
+          where source is not null
+          order by r.seq, r.destination limit wanted - replayed) own
       ), back as (
         insert into @extschema@.outbox as o (destination, partition, seq, key, replayed)
         select p.destination, coalesce(@extschema@.outbox_partition_by(partitioner, p.key_of, partition_count::integer), p.seq % partition_count)::smallint, p.seq, p.key_of, true
@@ -2227,6 +2385,7 @@ create function @extschema@.outbox_seqs_of(aggregate_type text, aggregate_id tex
 returns setof bigint language sql stable set search_path = pg_catalog, pg_temp as $$
   select e.seq from @extschema@.outbox_events e
   where e.aggregate_id = $2 and e.aggregate_type is not distinct from $1
+    and not exists (select from @extschema@.outbox_source) -- else its seq means another event
   union
   -- The event is gone already, and the key still tells whose it was.
   select m.seq from (
@@ -2236,7 +2395,8 @@ returns setof bigint language sql stable set search_path = pg_catalog, pg_temp a
     union all select h.seq, h.key from @extschema@.outbox_history h
   ) m
   where m.key = coalesce($1 || ':', '') || $2
-    and (select true from @extschema@.outbox_events e where e.seq = m.seq) is null;
+    and ((select true from @extschema@.outbox_events e where e.seq = m.seq) is null
+         or exists (select from @extschema@.outbox_source));
 $$;
 comment on function @extschema@.outbox_seqs_of(text, text) is
   'Internal: the seqs of an aggregate, by its events, and by the key of messages whose event is gone.';
@@ -2259,6 +2419,10 @@ begin
       hint = 'Name the aggregate as its events do; its type may be NULL.';
   end if;
   perform from @extschema@.outbox_settings; -- first, as everywhere
+  if exists (select from @extschema@.outbox_source) then
+    raise notice 'the events themselves are in %', (select s.relation from @extschema@.outbox_source s)
+      using hint = 'Erase them there; messages whose key is not the aggregate are found by nothing else.';
+  end if;
   if coalesce(dry_run, true) then
     return query
     with seqs as materialized (select s.seq from @extschema@.outbox_seqs_of(kind, who) s (seq))
@@ -2506,6 +2670,10 @@ begin
     raise exception 'destination "%" does not exist', to_destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;
+  if exists (select from @extschema@.outbox_source) then
+    raise exception 'outbox_fetch_unpublished() brings no events of %', (select s.relation from @extschema@.outbox_source s)
+      using errcode = 'feature_not_supported', hint = 'Deliver by the workers, or keep the events in outbox_events.';
+  end if;
   perform @extschema@.outbox_commit_durably();
 
   if not settings.leasing then
@@ -2700,7 +2868,8 @@ begin
   end if;
   until := clock_timestamp() + timeout;
   -- It cannot have ended before there was its event.
-  select e.created_at - interval '1 minute' into since from @extschema@.outbox_events e where e.seq = outbox_wait.seq;
+  select e.created_at - interval '1 minute' into since from @extschema@.outbox_events e
+  where e.seq = outbox_wait.seq and not exists (select from @extschema@.outbox_source);
   seen := @extschema@.outbox_await_end(null, 0);
   loop
     select s.partitions into partitions from @extschema@.outbox_settings s;
@@ -2800,7 +2969,8 @@ select m.seq, m.seq as global_sequence, m.status,
        e.id as outbox_id, e.type as event_type, e.payload as body, e.actor as "user", m.destination as transport_name,
        m.attempts as retry_count, m.last_error as error_message,
        m.expires_at
-from m left join @extschema@.outbox_events e on e.seq = m.seq;
+-- With a source of the user's own the events are there, under his rights.
+from m left join @extschema@.outbox_events e on e.seq = m.seq and not exists (select from @extschema@.outbox_source);
 comment on view @extschema@.outbox_messages is
   'Every message with its event and one status: pending, in flight, retrying, scheduled, published, dead, discarded. For people and audits; give a seq or a limit.';
 
@@ -2975,6 +3145,10 @@ from (select u.named || u.detail as problem,
       from @extschema@.outbox_destination_status m where m.state = 'missing'
       union all
       select null, null order by 1 nulls last limit 1) p
+union all
+select 'source', p.problem is null, p.problem,
+       case when p.problem is not null then 'messages wait until it can be read: mend it, or call outbox_source_set() again for the same relation' end
+from (select @extschema@.outbox_source_problem() as problem) p
 union all
 select 'paused', z.destination is null,
        case when z.destination is not null
@@ -3462,7 +3636,7 @@ grant select on
   @extschema@.outbox_health, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_history,
   @extschema@.outbox_dead, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings,
   @extschema@.outbox_identity, @extschema@.outbox_destination_status, @extschema@.outbox_connections, @extschema@.outbox_paused,
-  @extschema@.outbox_first_pending
+  @extschema@.outbox_first_pending, @extschema@.outbox_source
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded(), @extschema@.outbox_counters(), @extschema@.outbox_server_state(), @extschema@.outbox_registry(),
@@ -3471,7 +3645,7 @@ grant execute on function
   @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations(),
   @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted(),
   @extschema@.outbox_destination_figures(text), @extschema@.outbox_ask_for_a_look(text), @extschema@.outbox_check(text),
-  @extschema@.outbox_tick(interval)
+  @extschema@.outbox_tick(interval), @extschema@.outbox_source_problem()
   to outbox_monitor;
 
 grant execute on function
@@ -3481,7 +3655,9 @@ grant execute on function
   @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean),
   @extschema@.outbox_purge(text, text, text, boolean),
   @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text),
-  @extschema@.outbox_adopt(text), @extschema@.outbox_drain(interval)
+  @extschema@.outbox_adopt(text), @extschema@.outbox_drain(interval),
+  @extschema@.outbox_source_set(regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text),
+  @extschema@.outbox_source_reset()
   to outbox_admin;
 grant usage on foreign data wrapper outbox_amqp to outbox_admin;
 grant usage on foreign data wrapper outbox_http to outbox_admin;

@@ -8,7 +8,7 @@ use crate::pg::catalog::{self, Oid, OptionsOf};
 use crate::pg::{latch, security, signals, trigger, txn};
 use crate::shmem::Class;
 use crate::store::{self, Enqueue, Keys, Publish, Times};
-use crate::{asks, capture, config, figures, hooks, limits, registry, shmem, wake, worker};
+use crate::{asks, capture, config, figures, hooks, limits, registry, shmem, source, wake, worker};
 use outbox_core::envelope;
 use outbox_core::message::{Event, Outcome};
 use outbox_core::partition::{Partition, crc32};
@@ -329,6 +329,24 @@ pub fn check_event(event: &Event, template: &Template) -> Result<Option<String>,
     }
     envelope::check_routing(template, event, key.as_deref())?;
     Ok(key)
+}
+
+#[pg_extern(sql = false)]
+fn outbox_source_set(fcinfo: pg_sys::FunctionCallInfo) {
+    // SAFETY: the call's own fcinfo; the types are as sql/src/27_source.sql declares them.
+    let args = unsafe { Args::new(fcinfo) };
+    let mapping = (0..store::source::PARTS.len()).map(|part| args.text(part + 1));
+    if let Err(error) = source::set(fcinfo, args.oid(0).map(Oid::to_u32), mapping.collect()) {
+        error.raise();
+    }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_source_problem(fcinfo: pg_sys::FunctionCallInfo) -> Option<String> {
+    match store::source::current(fcinfo) {
+        Ok(source) => source?.problem(),
+        Err(error) => error.raise(),
+    }
 }
 
 /// The trigger of outbox_attach.

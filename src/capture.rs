@@ -65,7 +65,7 @@ pub fn attached(call: Call) -> Result<(), UserError> {
         }
         limits::check_room(destination, seqs.len())?;
         let keys = match attached.key {
-            None if is_own_store => Keys::LookedUp,
+            None if is_own_store || store::source::is_set(fired.call()) => Keys::LookedUp,
             _ => Keys::Given(keys),
         };
         as_owner(&fired, || enqueue(&fired, &seqs, false, keys, destination))

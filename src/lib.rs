@@ -17,6 +17,7 @@ mod pg;
 mod ports;
 mod registry;
 mod shmem;
+mod source;
 mod store;
 mod upkeep;
 mod wake;

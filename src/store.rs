@@ -1,8 +1,9 @@
 //! All SQL of the extension: no other module says Spi. `enqueue` and `written` (the triggers on tables) run in a user's
-//! backend, `worker` in a worker; all on the main thread, inside a transaction. State transitions are the functions of
+//! backend, `worker` in a worker, `source` (events of the user's own tables) in both; all on the main thread, inside a transaction. State transitions are the functions of
 //! sql/src; here they are called.
 
 mod enqueue;
+pub mod source;
 mod worker;
 pub mod written;
 

@@ -19,11 +19,14 @@ use outbox_core::engine::{Errand, Held, Sharing};
 use outbox_core::lease;
 use outbox_core::partition::{Partition, PartitionCount};
 use outbox_transport::{Bell, Deadline};
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 /// Wait after a transaction failed.
 const PAUSE_AFTER_FAILURE_MS: u32 = 500;
+/// A failure that repeats is logged again after so long.
+const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// At the end: how long outcomes are waited for, and how long each last transaction may take. A fast shutdown must be
 /// through within 2 s, whatever the broker does.
 const LAST_OUTCOMES: Duration = Duration::from_millis(700);
@@ -113,6 +116,8 @@ struct Worker {
     heard: u32,
     /// What it is about, while it is not done.
     task: Option<Task>,
+    /// What was said of a failure, and when.
+    last_failure: RefCell<Option<(String, Instant)>>,
 }
 
 /// What a session asked for.
@@ -133,6 +138,7 @@ impl Worker {
             remember_table(store.a_table()?);
             let session_defaults = store.session_defaults()?;
             let described = store.destinations()?;
+            store.look_at_source()?;
             if let Some(database) = shmem::my_database()
                 && !database.has_adopted()
             {
@@ -190,6 +196,7 @@ impl Worker {
             counts: 0,
             heard: 0,
             task: None,
+            last_failure: RefCell::default(),
         };
         worker.describe(described);
         worker
@@ -286,9 +293,11 @@ impl Worker {
         destination.settle_what_must_be(common)?;
         destination.report(common)?;
         // What crashes with that one would be charged to what is claimed here.
-        let (claimed, wait_ms) = destination.claim(common, !another_tries_one_alone)?;
+        let claimed = destination.claim(common, !another_tries_one_alone);
+        // Also when nothing can be claimed, for as long as that may last: what the peer has confirmed is settled.
+        let wait_ms = claimed.as_ref().map_or(PAUSE_AFTER_FAILURE_MS, |(_, wait_ms)| *wait_ms);
         let wait_ms = destination.settle_what_is_due(common, wait_ms)?;
-        Ok((claimed, wait_ms))
+        Ok((claimed?.0, wait_ms))
     }
 
     /// Returns how long to wait.
@@ -296,7 +305,13 @@ impl Worker {
         if signals::asked_to_end() {
             return 0; // the statement was cancelled for that
         }
-        pgrx::warning!("outbox {}: {}; tries again", self.common.id, failure.message);
+        // What lasts is said once a minute.
+        let now = Instant::now();
+        let last = self.last_failure.replace(Some((failure.message.clone(), now)));
+        match last.filter(|(message, at)| *message == failure.message && now < *at + SAY_AGAIN_AFTER) {
+            Some(said) => _ = self.last_failure.replace(Some(said)),
+            None => pgrx::warning!("outbox {}: {}; tries again", self.common.id, failure.message),
+        }
         PAUSE_AFTER_FAILURE_MS
     }
 
@@ -521,7 +536,9 @@ impl Worker {
         if now >= self.config_check_due {
             self.config_check_due = now + CONFIG_CHECK_EVERY;
             let looked = in_transaction(c"outbox: look at settings", Durability::Relaxed, || {
-                Ok((store.session_defaults()?, store.destinations()?, store.not_adopted()?))
+                let looked = (store.session_defaults()?, store.destinations()?, store.not_adopted()?);
+                store.look_at_source()?; // after it was seen to be adopted: a restored dump is complete then
+                Ok(looked)
             });
             let (defaults, described, not_adopted) = looked?;
             self.common.not_adopted = not_adopted;

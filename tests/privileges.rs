@@ -24,7 +24,7 @@ fn denied(cluster: &Cluster, role: &str, sql: &str) -> bool {
     }
 }
 
-const TABLES: [&str; 15] = [
+const TABLES: [&str; 16] = [
     "outbox",
     "outbox_identity",
     "outbox_audit",
@@ -38,6 +38,7 @@ const TABLES: [&str; 15] = [
     "outbox_workers",
     "outbox_connections",
     "outbox_paused",
+    "outbox_source",
     "outbox_settings",
     "outbox_policies",
 ];

@@ -28,6 +28,8 @@ fn the_documented_calls_work_with_untyped_parameters() {
         "select outbox_detach($1)",
         "select outbox_capture($1, aggregate_type => $2, columns => $3)",
         "select outbox_uncapture($1)",
+        "select outbox_source_set($1, seq => $2, type => $3, created_at => $4, payload => $5)",
+        "select outbox_source_reset()",
         "select outbox_retry_where(type => $1, error_like => $2, died_after => $3, dry_run => $4)",
         "select outbox_discard_where(seq_from => $1, max_rows => $2, reason => $3)",
         "select outbox_inbox_receive($1, $2)",

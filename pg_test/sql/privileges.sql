@@ -12,7 +12,7 @@ select f.name, has_function_privilege('regress_nobody', p.oid, 'execute') as nob
        has_function_privilege('regress_monitor', p.oid, 'execute') as monitor,
        has_function_privilege('regress_admin', p.oid, 'execute') as admin,
        has_function_privilege('regress_relay', p.oid, 'execute') as relay
-from unnest('{publish,enqueue,enqueue_many,store,wait,fetch_unpublished,mark_published,mark_failed,attach,detach,capture,uncapture,retry,discard,retry_where,discard_where,replay,purge,inbox_receive,inbox_forget,partition_of,partition_label,crc32,uuid_v7}'::text[]) with ordinality f (name, n)
+from unnest('{publish,enqueue,enqueue_many,store,wait,fetch_unpublished,mark_published,mark_failed,attach,detach,capture,uncapture,retry,discard,retry_where,discard_where,replay,purge,source_set,source_reset,inbox_receive,inbox_forget,partition_of,partition_label,crc32,uuid_v7}'::text[]) with ordinality f (name, n)
 join pg_proc p on p.proname = 'outbox_' || f.name order by f.n;
 -- the protocol of the workers is for nobody
 select count(distinct p.oid), bool_or(has_function_privilege(r, p.oid, 'execute')) as open
@@ -26,7 +26,7 @@ select t.name, has_table_privilege('regress_nobody', t.name, 'select') as nobody
        has_table_privilege('regress_admin', t.name, 'select') as admin,
        has_table_privilege('regress_admin', t.name, 'insert, update, delete, truncate') as admin_writes
 from unnest('{outbox_status,outbox_health,outbox_worker_status,outbox_partition_status,outbox_messages,outbox_events,
-              outbox,outbox_history,outbox_dead,outbox_partitions,outbox_workers,outbox_settings,outbox_policies}'::text[]) with ordinality t (name, n)
+              outbox,outbox_history,outbox_dead,outbox_partitions,outbox_workers,outbox_settings,outbox_policies,outbox_source}'::text[]) with ordinality t (name, n)
 order by t.n;
 
 -- and they are enough: a writer needs nothing but EXECUTE

@@ -5,7 +5,7 @@ create table @extschema@.outbox_audit (
   at               timestamptz not null default pg_catalog.clock_timestamp(),
   actor            text        not null, -- session_user: who logged in
   acted_as         text        not null, -- the role of SET ROLE, else the same
-  action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget', 'adopt')),
+  action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget', 'adopt', 'source')),
   filter           jsonb       not null,
   count            bigint,
   reason           text,
@@ -19,7 +19,7 @@ comment on table @extschema@.outbox_audit is
 comment on column @extschema@.outbox_audit.filter is
   'What the call asked for. Of a purge the CRC-32 of the key, not the key.';
 comment on column @extschema@.outbox_audit.count is
-  'How many messages were changed; NULL for configure and adopt.';
+  'How many messages were changed; NULL for configure, adopt and source.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_audit', '');
 
 create function @extschema@.outbox_note(action text, filter jsonb, count bigint, reason text)
@@ -65,6 +65,10 @@ declare
   f_from constant bigint := coalesce(filter->>'seq_from', '-9223372036854775808');
   f_to constant bigint := coalesce(filter->>'seq_to', '9223372036854775807');
 begin
+  if num_nonnulls(f_type, f_aggregate_type, f_aggregate_id) > 0 and exists (select from @extschema@.outbox_source) then
+    raise exception 'dead letters cannot be chosen by what stands in %', (select s.relation from @extschema@.outbox_source s)
+      using errcode = 'feature_not_supported', hint = 'Choose by key, destination, error_like, time or seq.';
+  end if;
   return query
   select d.ctid from @extschema@.outbox_dead d left join @extschema@.outbox_events e on e.seq = d.seq
   where d.seq between f_from and f_to

@@ -1,4 +1,5 @@
--- Replay: what has ended is sent again, from outbox_events, with the same seq and id, and says so in a header.
+-- Replay: what has ended is sent again, from outbox_events or the source that is set, with the same seq and id, and says so in
+-- a header.
 -- A replayed message is a row of outbox like any other, so all rules of the delivery hold for it. It is enqueued by one call
 -- in pieces of a bounded size, in order of seq, and locks nothing that a producer waits for.
 
@@ -15,6 +16,8 @@ begin
     select distinct on (h.seq, 2) h.seq, coalesce(outbox_replayable.to_destination, h.destination), h.key
     from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
     where h.seq between seqs[1] and seqs[cardinality(seqs)]
+      -- What ended before there was this source had another event.
+      and h.published_at >= coalesce((select s.since from @extschema@.outbox_source s), '-infinity')
       and (outbox_replayable.source_destination is null or (h.destination = outbox_replayable.source_destination and not h.discarded))
       and (outbox_replayable.key is null or h.key = outbox_replayable.key)
     order by h.seq, 2, h.published_at desc
@@ -40,6 +43,7 @@ declare
   piece constant integer := 10000;
   partition_count constant bigint := (select s.partition_count from @extschema@.outbox_settings s);
   partitioner constant text := (select s.partitioner from @extschema@.outbox_settings s);
+  source constant text := (select s.relation from @extschema@.outbox_source s);
   filter constant jsonb := @extschema@.outbox_criteria(
     jsonb_build_object('seq_from', seq_from, 'seq_to', seq_to, 'created_from', created_from, 'created_to', created_to,
       'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id, 'key', key,
@@ -61,8 +65,17 @@ begin
     raise exception 'outbox_configure() changed the partitions after this transaction began'
       using errcode = 'serialization_failure', hint = 'Run the transaction again.';
   end if;
+  if source is not null
+     and num_nonnulls(created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) > 0 then
+    raise exception 'outbox_replay() cannot choose by what stands in %', source
+      using errcode = 'feature_not_supported',
+            hint = 'Choose by seq_from, seq_to, key and source_destination; look up the seqs in the source yourself.';
+  end if;
   loop
-    seqs := array(
+    seqs := case when source is not null then array(
+      select distinct h.seq from @extschema@.outbox_history h
+      where h.seq > reached and h.seq <= coalesce(seq_to, 9223372036854775807) order by 1 limit piece)
+    else array(
       select e.seq from @extschema@.outbox_events e
       where e.seq > reached and e.seq <= coalesce(seq_to, 9223372036854775807)
         and (created_from is null or e.created_at >= created_from)
@@ -70,7 +83,7 @@ begin
         and (outbox_replay.type is null or e.type = outbox_replay.type)
         and (outbox_replay.aggregate_type is null or e.aggregate_type = outbox_replay.aggregate_type)
         and (outbox_replay.aggregate_id is null or e.aggregate_id = outbox_replay.aggregate_id)
-      order by e.seq limit piece);
+      order by e.seq limit piece) end;
     exit when cardinality(seqs) = 0;
     reached := seqs[cardinality(seqs)];
     if coalesce(dry_run, true) then
@@ -78,11 +91,19 @@ begin
       from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination);
     else
       with picked as materialized (
-        -- Locked against outbox_trim_events(), which does not see the messages of this transaction.
-        select r.seq, r.destination, r.key_of
-        from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
-        join @extschema@.outbox_events e on e.seq = r.seq
-        order by r.seq, r.destination limit wanted - replayed for key share of e
+        select * from (
+          -- Locked against outbox_trim_events(), which does not see the messages of this transaction.
+          select r.seq, r.destination, r.key_of
+          from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
+          join @extschema@.outbox_events e on e.seq = r.seq
+          where source is null
+          order by r.seq, r.destination limit wanted - replayed for key share of e) built_in
+        union all
+        select * from (
+          select r.seq, r.destination, r.key_of
+          from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
+          where source is not null
+          order by r.seq, r.destination limit wanted - replayed) own
       ), back as (
         insert into @extschema@.outbox as o (destination, partition, seq, key, replayed)
         select p.destination, coalesce(@extschema@.outbox_partition_by(partitioner, p.key_of, partition_count::integer), p.seq % partition_count)::smallint, p.seq, p.key_of, true

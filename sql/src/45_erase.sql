@@ -6,6 +6,7 @@ create function @extschema@.outbox_seqs_of(aggregate_type text, aggregate_id tex
 returns setof bigint language sql stable set search_path = pg_catalog, pg_temp as $$
   select e.seq from @extschema@.outbox_events e
   where e.aggregate_id = $2 and e.aggregate_type is not distinct from $1
+    and not exists (select from @extschema@.outbox_source) -- else its seq means another event
   union
   -- The event is gone already, and the key still tells whose it was.
   select m.seq from (
@@ -15,7 +16,8 @@ returns setof bigint language sql stable set search_path = pg_catalog, pg_temp a
     union all select h.seq, h.key from @extschema@.outbox_history h
   ) m
   where m.key = coalesce($1 || ':', '') || $2
-    and (select true from @extschema@.outbox_events e where e.seq = m.seq) is null;
+    and ((select true from @extschema@.outbox_events e where e.seq = m.seq) is null
+         or exists (select from @extschema@.outbox_source));
 $$;
 comment on function @extschema@.outbox_seqs_of(text, text) is
   'Internal: the seqs of an aggregate, by its events, and by the key of messages whose event is gone.';
@@ -38,6 +40,10 @@ begin
       hint = 'Name the aggregate as its events do; its type may be NULL.';
   end if;
   perform from @extschema@.outbox_settings; -- first, as everywhere
+  if exists (select from @extschema@.outbox_source) then
+    raise notice 'the events themselves are in %', (select s.relation from @extschema@.outbox_source s)
+      using hint = 'Erase them there; messages whose key is not the aggregate are found by nothing else.';
+  end if;
   if coalesce(dry_run, true) then
     return query
     with seqs as materialized (select s.seq from @extschema@.outbox_seqs_of(kind, who) s (seq))

@@ -120,6 +120,10 @@ begin
     raise exception 'destination "%" does not exist', to_destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;
+  if exists (select from @extschema@.outbox_source) then
+    raise exception 'outbox_fetch_unpublished() brings no events of %', (select s.relation from @extschema@.outbox_source s)
+      using errcode = 'feature_not_supported', hint = 'Deliver by the workers, or keep the events in outbox_events.';
+  end if;
   perform @extschema@.outbox_commit_durably();
 
   if not settings.leasing then
@@ -314,7 +318,8 @@ begin
   end if;
   until := clock_timestamp() + timeout;
   -- It cannot have ended before there was its event.
-  select e.created_at - interval '1 minute' into since from @extschema@.outbox_events e where e.seq = outbox_wait.seq;
+  select e.created_at - interval '1 minute' into since from @extschema@.outbox_events e
+  where e.seq = outbox_wait.seq and not exists (select from @extschema@.outbox_source);
   seen := @extschema@.outbox_await_end(null, 0);
   loop
     select s.partitions into partitions from @extschema@.outbox_settings s;

@@ -76,7 +76,8 @@ select m.seq, m.seq as global_sequence, m.status,
        e.id as outbox_id, e.type as event_type, e.payload as body, e.actor as "user", m.destination as transport_name,
        m.attempts as retry_count, m.last_error as error_message,
        m.expires_at
-from m left join @extschema@.outbox_events e on e.seq = m.seq;
+-- With a source of the user's own the events are there, under his rights.
+from m left join @extschema@.outbox_events e on e.seq = m.seq and not exists (select from @extschema@.outbox_source);
 comment on view @extschema@.outbox_messages is
   'Every message with its event and one status: pending, in flight, retrying, scheduled, published, dead, discarded. For people and audits; give a seq or a limit.';
 
@@ -251,6 +252,10 @@ from (select u.named || u.detail as problem,
       from @extschema@.outbox_destination_status m where m.state = 'missing'
       union all
       select null, null order by 1 nulls last limit 1) p
+union all
+select 'source', p.problem is null, p.problem,
+       case when p.problem is not null then 'messages wait until it can be read: mend it, or call outbox_source_set() again for the same relation' end
+from (select @extschema@.outbox_source_problem() as problem) p
 union all
 select 'paused', z.destination is null,
        case when z.destination is not null

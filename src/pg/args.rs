@@ -23,6 +23,11 @@ impl Args {
         unsafe { pgrx::fcinfo::pg_getarg(self.0, number) }
     }
 
+    pub fn oid(&self, number: usize) -> Option<pg_sys::Oid> {
+        // SAFETY: promised in `new`.
+        unsafe { pgrx::fcinfo::pg_getarg(self.0, number) }
+    }
+
     pub fn time(&self, number: usize) -> Option<TimestampWithTimeZone> {
         // SAFETY: promised in `new`.
         unsafe { pgrx::fcinfo::pg_getarg(self.0, number) }

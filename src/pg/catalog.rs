@@ -191,6 +191,50 @@ pub fn table_beside(function: u32, table: &CStr) -> u32 {
     unsafe { pg_sys::get_relname_relid(table.as_ptr(), pg_sys::get_func_namespace(function.into())).to_u32() }
 }
 
+/// Holds a relation against being dropped or renamed for the rest of this transaction, if there is one of this name; its
+/// owner.
+pub fn hold_relation(schema: &CStr, name: &CStr) -> Option<u32> {
+    // SAFETY: inside a transaction, on the main thread. The name is looked up again under the lock.
+    unsafe {
+        let find = || pg_sys::get_relname_relid(name.as_ptr(), pg_sys::get_namespace_oid(schema.as_ptr(), true));
+        let before = find();
+        if before == pg_sys::InvalidOid {
+            return None;
+        }
+        pg_sys::LockRelationOid(before, pg_sys::AccessShareLock as i32);
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, before.into());
+        if tuple.is_null() {
+            return None;
+        }
+        let owner = (*(pg_sys::GETSTRUCT(tuple) as *mut pg_sys::FormData_pg_class)).relowner;
+        pg_sys::ReleaseSysCache(tuple);
+        (find() == before).then(|| owner.to_u32())
+    }
+}
+
+/// Whether a table has a trigger of this name, as the cache of the server knows.
+pub fn has_trigger(table: u32, name: &CStr) -> bool {
+    // SAFETY: inside a transaction that holds the extension, and so its tables; the entry is closed again.
+    unsafe {
+        let relation = pg_sys::RelationIdGetRelation(table.into());
+        if relation.is_null() {
+            return false;
+        }
+        let triggers = (*relation).trigdesc;
+        let found = !triggers.is_null()
+            && (0..(*triggers).numtriggers as usize)
+                .any(|n| CStr::from_ptr((*(*triggers).triggers.add(n)).tgname) == name);
+        pg_sys::RelationClose(relation);
+        found
+    }
+}
+
+/// Whether the current role has the rights of this one.
+pub fn may_act_as(role: u32) -> bool {
+    // SAFETY: inside a transaction.
+    unsafe { pg_sys::has_privs_of_role(pg_sys::GetUserId(), role.into()) }
+}
+
 /// The OID of the SQL function that is being called.
 pub fn called_function(fcinfo: pg_sys::FunctionCallInfo) -> u32 {
     // SAFETY: every call through SQL has flinfo.

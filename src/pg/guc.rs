@@ -131,9 +131,9 @@ pub fn without_sequential_scans<T>(body: impl FnOnce() -> T) -> T {
     with(&[(c"enable_seqscan", c"off"), (c"jit", c"off")], body)
 }
 
-/// Runs `body` with other values of these settings.
+/// Runs `body` with other values of these settings. What it sets itself ends with it: it may be code of other people.
 pub fn with<T>(settings: &[(&CStr, &CStr)], body: impl FnOnce() -> T) -> T {
-    // SAFETY: what a function's SET clause does (fmgr_security_definer in fmgr.c); an error on the way is cleaned up by
+    // SAFETY: what core does around functions of indexes (index_build in index.c); an error on the way is cleaned up by
     // the end of the (sub)transaction.
     unsafe {
         let level = pg_sys::NewGUCNestLevel();
@@ -150,7 +150,7 @@ pub fn with<T>(settings: &[(&CStr, &CStr)], body: impl FnOnce() -> T) -> T {
             );
         }
         let value = body();
-        pg_sys::AtEOXact_GUC(true, level);
+        pg_sys::AtEOXact_GUC(false, level);
         value
     }
 }

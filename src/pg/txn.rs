@@ -2,7 +2,7 @@
 //! lets an ERROR end the worker.
 
 use super::{signals, stat};
-use pgrx::pg_sys::panic::CaughtError;
+use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
 use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
 use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
@@ -78,11 +78,54 @@ pub fn run<T>(
     result
 }
 
-fn failure_of(caught: &CaughtError) -> Failure {
-    let report = match caught {
+/// Runs `body` in a subtransaction. An ERROR inside, or an Err of `body`, undoes what it did and is returned in words, with
+/// its SQLSTATE; the transaction goes on.
+pub fn attempt<T>(body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    // SAFETY: inside a transaction, on the main thread: what a block of PL/pgSQL with an exception clause does
+    // (exec_stmt_block in pl_exec.c).
+    unsafe {
+        let (context, owner) = (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner);
+        pg_sys::BeginInternalSubTransaction(std::ptr::null());
+        pg_sys::MemoryContextSwitchTo(context);
+        let result = PgTryBuilder::new(AssertUnwindSafe(body))
+            .catch_others(|caught| Err(in_words(&caught)))
+            .catch_rust_panic(|caught| Err(in_words(&caught)))
+            .execute();
+        match result {
+            Ok(_) => pg_sys::ReleaseCurrentSubTransaction(),
+            Err(_) => pg_sys::RollbackAndReleaseCurrentSubTransaction(),
+        }
+        pg_sys::MemoryContextSwitchTo(context);
+        pg_sys::CurrentResourceOwner = owner;
+        result
+    }
+}
+
+fn in_words(caught: &CaughtError) -> String {
+    let report = report_of(caught);
+    // MAKE_SQLSTATE in elog.h: six bits a character.
+    let code = report.sql_error_code() as i32;
+    let sqlstate: String = (0..5)
+        .map(|n| char::from(((code >> (6 * n)) & 0x3f) as u8 + b'0'))
+        .collect();
+    format!("{} (SQLSTATE {sqlstate})", report.message())
+}
+
+/// From now on the statements of this transaction of a worker may take so long, together.
+pub fn limit_statements(timeout_ms: i32) {
+    // SAFETY: main thread of a worker, inside `run`, which takes the timer down.
+    unsafe { enable_timeout_after(STATEMENT_TIMEOUT, timeout_ms) }
+}
+
+fn report_of(caught: &CaughtError) -> &ErrorReportWithLevel {
+    match caught {
         CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => report,
         CaughtError::RustPanic { ereport, .. } => ereport,
-    };
+    }
+}
+
+fn failure_of(caught: &CaughtError) -> Failure {
+    let report = report_of(caught);
     Failure {
         message: report.message().to_string(),
         locked: report.sql_error_code() == PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE,

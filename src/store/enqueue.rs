@@ -1,5 +1,6 @@
 //! The SQL of enqueue and publish: in a user's backend, in its transaction, with the rights of the owner of the tables.
 
+use super::source;
 use crate::error::{UserError, invalid};
 use crate::pg::args::Jsonb;
 use crate::pg::{catalog, guc, security};
@@ -70,7 +71,8 @@ pub(super) struct Statements {
     settings: u32,
     pub(super) schema: String,
     /// The owner of the function and of the tables.
-    owner: u32,
+    pub(super) owner: u32,
+    pub(super) event_table: u32,
     /// By whether the event was stored just now, and whether it is scheduled.
     insert: [[OnceCell<OwnedPreparedStatement>; 2]; 2],
     aggregates: OnceCell<OwnedPreparedStatement>,
@@ -102,6 +104,7 @@ pub(super) fn statements(fcinfo: pg_sys::FunctionCallInfo) -> Rc<Statements> {
                 settings: catalog::table_beside(function, c"outbox_settings"),
                 schema,
                 owner: catalog::owner_of_function(function),
+                event_table: catalog::table_beside(function, c"outbox_events"),
                 insert: Default::default(),
                 aggregates: OnceCell::new(),
                 event: OnceCell::new(),
@@ -254,7 +257,7 @@ fn insert_pointers(statements: &Statements, request: Enqueue) -> Result<i64, Use
     Spi::connect_mut(|client| {
         let keys = match &request.keys {
             Keys::Given(keys) => keys.clone(),
-            Keys::LookedUp => aggregate_keys(client, statements, request.seqs)?,
+            Keys::LookedUp => looked_up_keys(client, statements, request.seqs)?,
         };
         let crcs: Vec<Option<i64>> = keys
             .iter()
@@ -456,13 +459,45 @@ fn insert_statement<'a>(
     Ok(cached.get_or_init(|| prepared))
 }
 
-/// The keys of events by their aggregate; an error names the seqs that the store lacks. The events are locked against
-/// outbox_trim_events: it does not see the messages of this transaction.
-fn aggregate_keys(
+/// The keys of events that were enqueued without one; an error names the seqs that the store lacks.
+fn looked_up_keys(
     client: &mut pgrx::spi::SpiClient,
     statements: &Statements,
     seqs: &[i64],
 ) -> Result<Vec<Option<String>>, UserError> {
+    let (found, place) = match source::of(statements)? {
+        None => (aggregate_keys(client, statements, seqs)?, "outbox_events".to_owned()),
+        Some(source) => (source.keys(seqs)?, source.relation),
+    };
+    let missing: Vec<String> = seqs
+        .iter()
+        .filter(|seq| !found.contains_key(seq))
+        .take(5)
+        .map(i64::to_string)
+        .collect();
+    if !missing.is_empty() {
+        return Err(UserError {
+            detail: Some(format!("{place} has no row for {}.", missing.join(", "))),
+            ..UserError::new(
+                PgSqlErrorCode::ERRCODE_NO_DATA_FOUND,
+                format!("there is no event with seq {}", missing[0]),
+                "Store the event first, in this transaction or an earlier one; or pass a key, and it is not looked up.",
+            )
+        });
+    }
+    for key in found.values().flatten() {
+        envelope::check_short(AGGREGATE_KEY, key)?;
+    }
+    Ok(seqs.iter().map(|seq| found[seq].clone()).collect())
+}
+
+/// By their aggregate, from outbox_events. The events are locked against outbox_trim_events: it does not see the messages
+/// of this transaction.
+fn aggregate_keys(
+    client: &mut pgrx::spi::SpiClient,
+    statements: &Statements,
+    seqs: &[i64],
+) -> Result<HashMap<i64, Option<String>>, UserError> {
     let select = match statements.aggregates.get() {
         Some(select) => select,
         None => {
@@ -487,26 +522,7 @@ fn aggregate_keys(
         let aggregate_id: Option<String> = row.get(3).map_err(internal)?;
         found.insert(seq, aggregate_key(aggregate_type.as_deref(), aggregate_id.as_deref()));
     }
-    let missing: Vec<String> = seqs
-        .iter()
-        .filter(|seq| !found.contains_key(seq))
-        .take(5)
-        .map(i64::to_string)
-        .collect();
-    if !missing.is_empty() {
-        return Err(UserError {
-            detail: Some(format!("outbox_events has no row for {}.", missing.join(", "))),
-            ..UserError::new(
-                PgSqlErrorCode::ERRCODE_NO_DATA_FOUND,
-                format!("there is no event with seq {}", missing[0]),
-                "Store the event first, in this transaction or an earlier one; or pass a key, and it is not looked up.",
-            )
-        });
-    }
-    for key in found.values().flatten() {
-        envelope::check_short(AGGREGATE_KEY, key)?;
-    }
-    Ok(seqs.iter().map(|seq| found[seq].clone()).collect())
+    Ok(found)
 }
 
 /// Why nothing was inserted, unless all of it waits already. True: for the partitioner is another than was known, so it

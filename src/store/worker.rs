@@ -1,12 +1,13 @@
 //! The SQL of a worker: the functions of sql/src that make the worker protocol, each call one statement in the transaction
 //! of the caller, as the worker role. Main thread of a worker.
 
+use super::source::Source;
 use crate::pg::tid::Tid;
 use crate::pg::{catalog, guc};
 use outbox_core::engine::{self, Batch, Claimed, Held, Lane, Sharing};
 use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::lease::Lease;
-use outbox_core::message::{Event, Pointer};
+use outbox_core::message::{Event, Outcome, Pointer};
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Disposition, EXPIRED};
 use outbox_transport::target::{Kind, split};
@@ -26,6 +27,8 @@ pub struct Store {
     settle: OnceCell<OwnedPreparedStatement>,
     /// What an idle worker asks again and again, by its text.
     looks: RefCell<HashMap<String, Rc<OwnedPreparedStatement>>>,
+    /// Where events are, if not in outbox_events.
+    source: RefCell<Option<Rc<Source>>>,
 }
 
 /// A destination as the catalogs describe it. It has no Debug: `mapping` holds secrets.
@@ -81,6 +84,7 @@ impl Store {
             claim_waiting: OnceCell::new(),
             settle: OnceCell::new(),
             looks: RefCell::default(),
+            source: RefCell::default(),
         })
     }
 
@@ -102,6 +106,19 @@ impl Store {
             let statement = self.look(client, sql)?;
             client.select(&*statement, Some(1), &[])?.first().get_one()
         })
+    }
+
+    /// Takes over the event source that is set now. outbox_source_set() sends the workers away first, so none claims by
+    /// an older one; a dump that is restored does not.
+    pub fn look_at_source(&self) -> SpiResult<()> {
+        let now = Source::load(&self.schema)?;
+        let mut known = self.source.borrow_mut();
+        match (&now, &*known) {
+            (None, None) => {}
+            (Some(now), Some(known)) if now.is_the_same(known) => {}
+            _ => *known = now.map(Rc::new),
+        }
+        Ok(())
     }
 
     /// The OID of a table of the extension.
@@ -290,7 +307,8 @@ impl Store {
             PgBuiltInOids::INT8OID,
             PgBuiltInOids::INT8OID,
         ];
-        self.claimed(&self.claim, &|| self.body("outbox_claim"), &types, &args)
+        let body = || self.body("outbox_claim");
+        self.claimed(&self.claim, &body, &types, &args, &release())
     }
 
     /// Claims messages of any partition, with leasing off.
@@ -309,7 +327,8 @@ impl Store {
             PgBuiltInOids::INT4OID,
             PgBuiltInOids::INT8OID,
         ];
-        self.claimed(&self.claim, &|| self.body("outbox_claim_unleased"), &types, &args)
+        let body = || self.body("outbox_claim_unleased");
+        self.claimed(&self.claim, &body, &types, &args, &release())
     }
 
     /// Claims the first messages of a key that wait behind another; says whether more are there.
@@ -346,7 +365,7 @@ impl Store {
                 self.schema
             ))
         };
-        let batch = self.claimed(&self.claim_waiting, &call, &types, &args)?;
+        let batch = self.claimed(&self.claim_waiting, &call, &types, &args, &Disposition::Wait)?;
         let more: Option<bool> = Spi::get_one_with_args(
             &format!("select {}.outbox_waits($1, $2, $3)", self.schema),
             &[
@@ -370,6 +389,55 @@ impl Store {
 
     /// `sql` has the columns of outbox_claimed.
     fn claimed(
+        &self,
+        cached: &OnceCell<OwnedPreparedStatement>,
+        sql: &dyn Fn() -> SpiResult<String>,
+        types: &[PgBuiltInOids],
+        args: &[pgrx::datum::DatumWithOid],
+        unclaim: &Disposition,
+    ) -> SpiResult<ClaimedBatch> {
+        let source = self.source.borrow().clone();
+        if let Some(source) = &source {
+            source.check_before_claim().unwrap_or_else(|error| error.raise());
+        }
+        let mut claimed = self.claimed_with_built_in_events(cached, sql, types, args)?;
+        if let Some(source) = &source {
+            self.take_events(source, &mut claimed.batch, unclaim)?;
+        }
+        Ok(claimed)
+    }
+
+    /// Events come from the source; those of outbox_events that the claim found by the same seqs are others. (Each costs it
+    /// a look into an index that is empty as a rule. Claims without it would be the same functions twice.) What was not
+    /// read in time, or does not fit into memory, is claimed no more.
+    fn take_events(&self, source: &Source, batch: &mut Batch<Tid>, unclaim: &Disposition) -> SpiResult<()> {
+        if batch.rows.is_empty() {
+            return Ok(());
+        }
+        let seqs: Vec<i64> = batch.rows.iter().map(|row| row.pointer.seq).collect();
+        let mut events = (source.read(&seqs, CLAIM_BYTES_MAX as usize)).unwrap_or_else(|error| error.raise());
+        let mut unread = Vec::new();
+        for mut row in std::mem::take(&mut batch.rows) {
+            match events.remove(&row.pointer.seq) {
+                Some(event) => {
+                    row.event = event;
+                    batch.rows.push(row);
+                }
+                None => unread.push(Settlement {
+                    place: row.place,
+                    pointer: row.pointer,
+                    disposition: unclaim.clone(),
+                }),
+            }
+        }
+        if !unread.is_empty() {
+            batch.cut = true;
+            self.settle(&unread, false)?;
+        }
+        Ok(())
+    }
+
+    fn claimed_with_built_in_events(
         &self,
         cached: &OnceCell<OwnedPreparedStatement>,
         sql: &dyn Fn() -> SpiResult<String>,
@@ -632,6 +700,13 @@ impl Store {
     }
 }
 
+/// As if it had not been claimed.
+fn release() -> Disposition {
+    Disposition::Release {
+        reason: "not read yet".into(),
+    }
+}
+
 fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<Tid>> {
     let seq: i64 = row.get(2)?.unwrap_or_default();
     let pointer = Pointer {
@@ -648,8 +723,10 @@ fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<Tid>> {
     };
     let id: Option<String> = row.get(9)?;
     let event = match id {
-        None => None,
-        Some(id) => Some(Event {
+        None => Err(Outcome::Unsendable {
+            reason: format!("the event store has no event with seq {seq}"),
+        }),
+        Some(id) => Ok(Event {
             id,
             seq,
             kind: row.get(10)?.unwrap_or_default(),

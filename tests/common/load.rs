@@ -33,6 +33,8 @@ pub struct Plan {
     pub reconnects: bool,
     /// Each event goes to these destinations, too.
     pub also_to: &'static [&'static str],
+    /// Stores an event, payload $1 and aggregate $2, enqueues it and returns its seq.
+    pub statement: &'static str,
 }
 
 impl Default for Plan {
@@ -48,6 +50,7 @@ impl Default for Plan {
             database: DB,
             reconnects: false,
             also_to: &[],
+            statement: "select outbox_publish('Loaded', $1::jsonb, 'load', $2::text, 'written')",
         }
     }
 }
@@ -256,7 +259,7 @@ impl Writer {
             let mut client = Client::connect(&self.conn_string, NoTls).ok()?;
             let set = client.batch_execute(&format!("set synchronous_commit = {asynchronous}"));
             set.ok()?;
-            let publish = client.prepare("select outbox_publish('Loaded', $1::jsonb, 'load', $2::text, 'written')");
+            let publish = client.prepare(self.plan.statement);
             Some(Some(Session {
                 publish: publish.ok()?,
                 client,

@@ -43,13 +43,14 @@ pub const CRASHES_MAX: i32 = 5;
 /// A lease that is held: the partition and its epoch.
 pub type Held = (Partition, i64);
 
-/// A claimed message; `event` is None where the event store lacks it.
+/// A claimed message with its event.
 #[derive(Clone, Debug)]
 pub struct Claimed<P> {
     /// Where the row lies, in the words of the store.
     pub place: P,
     pub pointer: Pointer,
-    pub event: Option<Event>,
+    /// Or what becomes of a message whose event is missing or cannot be read: Unsendable or Failed.
+    pub event: Result<Event, Outcome>,
 }
 
 /// One message to settle.
@@ -148,7 +149,7 @@ struct Message<P> {
     place: P,
     pointer: Pointer,
     /// What goes to the wire, or why nothing can; None once handed over.
-    publication: Option<Result<Publication, String>>,
+    publication: Option<Result<Publication, Outcome>>,
 }
 
 /// The messages of one worker.
@@ -736,13 +737,14 @@ impl<P: Clone> Engine<P> {
         self.asked.claimed(handle);
         let Claimed { place, pointer, event } = claimed;
         self.may_expire |= pointer.expires_at_us.is_some();
+        let unsendable = |reason| Outcome::Unsendable { reason };
         let publication = match event {
-            None => Err(format!("the event store has no event with seq {}", pointer.seq)),
-            Some(_) if pointer.crashes >= CRASHES_MAX => Err(format!(
+            Ok(_) if pointer.crashes >= CRASHES_MAX => Err(unsendable(format!(
                 "{} workers crashed with it, the last of them with it alone",
                 pointer.crashes
-            )),
-            Some(event) => make(handle, &pointer, &event),
+            ))),
+            Ok(event) => make(handle, &pointer, &event).map_err(unsendable),
+            Err(outcome) => Err(outcome),
         };
         let message = Message {
             place,
@@ -774,10 +776,7 @@ impl<P: Clone> Engine<P> {
             }
             match &message.publication {
                 Some(Ok(_)) => self.ready.push_back(handle),
-                Some(Err(reason)) => {
-                    let outcome = Outcome::Unsendable { reason: reason.clone() };
-                    self.end(handle, &outcome, rules, 0);
-                }
+                Some(Err(outcome)) => self.end(handle, &outcome.clone(), rules, 0),
                 None => {}
             }
         }

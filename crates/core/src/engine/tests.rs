@@ -10,6 +10,8 @@ use std::convert::Infallible;
 #[derive(Default)]
 struct Script {
     claims: Vec<Vec<i64>>,
+    /// The event with this seq cannot be read.
+    unreadable: i64,
     /// The next claim misses a row.
     missed: bool,
     /// What the first claim brings instead.
@@ -45,7 +47,7 @@ fn batch(seqs: &[i64]) -> Batch<()> {
             enqueued_at_us: 0,
             expires_at_us: None,
         },
-        event: Some(Event::default()),
+        event: Ok(Event::default()),
     });
     let rows = rows.collect();
     Batch {
@@ -69,10 +71,13 @@ impl Store for Script {
             self.claims.remove(0);
             return Ok(suspects);
         }
-        Ok(Batch {
-            missed: std::mem::take(&mut self.missed),
-            ..batch(&if asked { self.claims.remove(0) } else { Vec::new() })
-        })
+        let mut batch = batch(&if asked { self.claims.remove(0) } else { Vec::new() });
+        batch.missed = std::mem::take(&mut self.missed);
+        for row in (batch.rows.iter_mut()).filter(|row| row.pointer.seq == self.unreadable) {
+            let reason = "division by zero".into();
+            row.event = Err(Outcome::Failed { reason });
+        }
+        Ok(batch)
     }
 
     fn claim_unleased(&mut self, _: u32) -> Result<Batch<()>, Infallible> {
@@ -221,6 +226,31 @@ fn nothing_is_claimed_beside_messages_that_workers_crashed_with() {
     claim(&mut engine, &mut script, &Shared::default(), 4, 0);
     assert_eq!(engine.outstanding(), 1);
     assert_eq!(seqs(&hand_over(&mut engine, 9)), [2]);
+}
+
+#[test]
+fn an_event_that_cannot_be_read_is_tried_again_and_nothing_is_sent_behind_it() {
+    let mut engine = engine();
+    let mut script = Script {
+        claims: vec![vec![1, 2, 3]],
+        unreadable: 2,
+        ..Script::default()
+    };
+    claim(&mut engine, &mut script, &Shared::default(), 0, 0);
+    let sent = hand_over(&mut engine, 9);
+    assert_eq!(seqs(&sent), [1]);
+    engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
+    assert!(hand_over(&mut engine, 9).is_empty());
+    let dispositions: Vec<&Disposition> = engine.unsettled.iter().map(|ended| &ended.disposition).collect();
+    let [
+        Disposition::Publish,
+        Disposition::Retry { error, .. },
+        Disposition::Wait,
+    ] = dispositions[..]
+    else {
+        panic!("{dispositions:?}");
+    };
+    assert_eq!(error, "division by zero");
 }
 
 #[test]

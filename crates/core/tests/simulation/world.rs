@@ -107,7 +107,7 @@ fn claimed((seq, partition, row): &Claim, epoch: i64, oracle: &Oracle) -> Claime
                 _ => None,
             },
         },
-        event: Some(Event {
+        event: Ok(Event {
             seq: *seq,
             ..Event::default()
         }),

@@ -1,0 +1,130 @@
+-- Event sources: events are read from a table or view of the user's own instead of outbox_events. One source a database, for
+-- the seq of a message says nothing else about where its event is. src/source.rs checks a mapping when it is set,
+-- src/store/source.rs reads by it: as the owner of the relation, restricted, read-only.
+-- Lock order: outbox_settings, as outbox_configure(); then outbox_source, outbox_events.
+
+create table @extschema@.outbox_source (
+  singleton        boolean     primary key default true check (singleton),
+  relation         text        not null, -- schema.name, quoted where needed
+  relation_oid     oid         not null, -- as it was when it was set: tells a renamed table from another one
+  owner            text        not null, -- who owned it then: the expressions run as nobody else
+  since            timestamptz not null default pg_catalog.clock_timestamp(),
+  -- SQL expressions over a row of it; NULL = the event has none of it, but for id (seq), payload (the row), key (the aggregate)
+  seq              text        not null,
+  type             text        not null,
+  created_at       text        not null,
+  id               text,
+  aggregate_type   text,
+  aggregate_id     text,
+  operation        text,
+  payload          text,
+  previous_payload text,
+  metadata         text,
+  headers          text,
+  actor            text,
+  correlation_id   text,
+  key              text
+);
+comment on table @extschema@.outbox_source is
+  'The event source, if it is not outbox_events: its relation, and what makes an event of a row. Written by outbox_source_set() and outbox_source_reset().';
+-- By name it comes after outbox_events, so psql restores old events before their table is closed.
+select pg_catalog.pg_extension_config_dump('@extschema@.outbox_source', '');
+
+create function @extschema@.outbox_events_closed() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  -- With several jobs it may restore outbox_source, and so this trigger, before the events.
+  if current_setting('application_name') = 'pg_restore' then
+    return null;
+  end if;
+  raise exception 'outbox_events takes no events: they are read from %', (select s.relation from @extschema@.outbox_source s)
+    using errcode = 'object_not_in_prerequisite_state',
+          hint = format('Write the event there and call outbox_enqueue(seq), or attach the table by outbox_attach(). select %s.outbox_source_reset() goes back to outbox_events.',
+                        quote_ident('@extschema@'));
+end
+$$;
+comment on function @extschema@.outbox_events_closed() is
+  'Internal: refuses events where they are read from a source of the user''s own.';
+
+create function @extschema@.outbox_source_apply() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  drop trigger if exists outbox_source on @extschema@.outbox_events;
+  if tg_op = 'INSERT' then
+    -- Its presence is what tells sessions that there is a source: they ask the cache, not a table.
+    create trigger outbox_source before insert on @extschema@.outbox_events
+      for each statement execute function @extschema@.outbox_events_closed();
+  end if;
+  return null;
+end
+$$;
+comment on function @extschema@.outbox_source_apply() is
+  'Internal: closes outbox_events while there is a source, and opens it again; as its owner or a superuser.';
+create trigger outbox_source_apply after insert or delete on @extschema@.outbox_source
+  for each row execute function @extschema@.outbox_source_apply();
+comment on trigger outbox_source_apply on @extschema@.outbox_source is
+  'Internal: closes outbox_events while there is a source.';
+
+create function @extschema@.outbox_source_write(source @extschema@.outbox_source, seq_is_lost boolean)
+returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  old @extschema@.outbox_source;
+  reads_the_same boolean;
+begin
+  -- Waits for every transaction that has enqueued, prepared ones too, and holds up those that come.
+  lock table @extschema@.outbox_settings in access exclusive mode;
+  select * into old from @extschema@.outbox_source;
+  if source.relation is null and old.relation is null then
+    return false;
+  end if;
+  -- What waits must find its event afterwards. Names of columns may change: then nothing could be read without this.
+  reads_the_same := coalesce((source.relation = old.relation or source.relation_oid = old.relation_oid)
+                             and (source.seq = old.seq or seq_is_lost), false);
+  if not reads_the_same
+     and (exists (select from @extschema@.outbox) or exists (select from @extschema@.outbox_waiting)
+          or exists (select from @extschema@.outbox_dead)) then
+    raise exception 'the source cannot be changed while messages wait for their events'
+      using errcode = 'object_not_in_prerequisite_state',
+            detail = 'Their seqs mean events of ' || coalesce(old.relation, 'outbox_events') || '.',
+            hint = 'Stop what enqueues, wait for outbox_drain(), and retry or discard the dead letters; see outbox_discard_where().';
+  end if;
+  if not @extschema@.outbox_send_workers_away() then
+    raise exception 'the workers of this database did not end in time'
+      using errcode = 'object_in_use', hint = 'Try again; see outbox_worker_status.';
+  end if;
+  delete from @extschema@.outbox_source;
+  if source.relation is not null then
+    source.singleton := true;
+    source.since := case when reads_the_same then old.since else clock_timestamp() end;
+    insert into @extschema@.outbox_source select source.*;
+  end if;
+  perform @extschema@.outbox_note('source', coalesce(to_jsonb(source) - 'singleton' - 'since' - 'relation_oid' - 'owner', '{}')
+    || jsonb_build_object('relation_before', old.relation), null, null);
+  return true;
+end
+$$;
+comment on function @extschema@.outbox_source_write(@extschema@.outbox_source, boolean) is
+  'Internal: makes this the source (relation NULL = outbox_events), unless messages wait that mean another one. It was checked before. seq_is_lost: the seq of the source that is set cannot be read any more.';
+
+create function @extschema@.outbox_source_set(
+  relation regclass, seq text, type text, created_at text, id text default null, aggregate_type text default null,
+  aggregate_id text default null, operation text default null, payload text default null,
+  previous_payload text default null, metadata text default null, headers text default null, actor text default null,
+  correlation_id text default null, key text default null
+) returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_set_wrapper';
+comment on function @extschema@.outbox_source_set(regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text) is
+  'Makes a table or view of your own the source of events: from now on messages get their events there, by seq. Each further argument is a column or an SQL expression over one row. For a member of the role that owns it; expressions run as that role. Refused while messages wait, unless they find their events as before.';
+
+create function @extschema@.outbox_source_reset()
+returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  return @extschema@.outbox_source_write(null, false);
+end
+$$;
+comment on function @extschema@.outbox_source_reset() is
+  'Makes outbox_events the source of events again. False if it is. Refused while messages wait.';
+
+create function @extschema@.outbox_source_problem()
+returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_problem_wrapper';
+comment on function @extschema@.outbox_source_problem() is
+  'Internal: why the source cannot be read at all; NULL if it can, or none is set. outbox_health shows it.';

@@ -1,0 +1,568 @@
+//! The event source of the user's own: how events and keys are read from it. A worker reads events here after a claim, in
+//! the same transaction; a session that enqueues without a key reads keys.
+//!
+//! The relation and the expressions are other people's: they run as the owner of the relation, restricted, and cannot write.
+//! A worker bounds their time, and gives the error of one row to that row alone.
+
+use super::enqueue::{Statements, internal, statements};
+use crate::error::UserError;
+use crate::pg::trigger::Call;
+use crate::pg::{catalog, guc, security, signals, txn};
+use crate::ports::STATEMENT_TIMEOUT_MS;
+use crate::store::{aggregate_key, check_body};
+use outbox_core::envelope::check_short;
+use outbox_core::message::{Event, Outcome};
+use pgrx::prelude::*;
+use pgrx::spi::{OwnedPreparedStatement, SpiClient, SpiHeapTupleData, SpiResult, quote_identifier};
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// One statement over the source may take so long in a worker,
+const READ_MS: i32 = 2_000;
+/// and after so long a worker goes on with what it has: it has leases to renew.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long it takes what was found to be unreadable for that.
+const TRY_AGAIN_AFTER: Duration = Duration::from_millis(400);
+/// Rows that are fetched at once: so few that their bodies fit into memory, if one is like the next.
+const FETCH_BYTES: usize = 1 << 20;
+const FETCH_ROWS: usize = 25;
+
+/// What a statement over the source sees of the session. Values become the same text whoever reads them; the plan is made
+/// once, by the index; nothing can be written.
+const SETTINGS: [(&CStr, &CStr); 12] = [
+    (c"search_path", c"pg_catalog, pg_temp"),
+    (c"transaction_read_only", c"on"),
+    (c"enable_seqscan", c"off"),
+    (c"enable_hashjoin", c"on"), // a worker's session has them off, and a view may join anything
+    (c"enable_mergejoin", c"on"),
+    (c"jit", c"off"),
+    (c"plan_cache_mode", c"force_generic_plan"),
+    (c"timezone", c"UTC"),
+    (c"datestyle", c"ISO, MDY"),
+    (c"intervalstyle", c"postgres"),
+    (c"bytea_output", c"hex"),
+    (c"extra_float_digits", c"1"),
+];
+/// In a worker, and where health asks: who locks the relation holds up what reads it, not the worker.
+const PATIENT: (&CStr, &CStr) = (c"lock_timeout", c"1s");
+
+/// The parts of an event that are mapped, in the order of the arguments of outbox_source_set.
+pub const PARTS: [(&str, Kind); 14] = [
+    ("seq", Kind::Seq),
+    ("type", Kind::Text),
+    ("created_at", Kind::Time),
+    ("id", Kind::Text),
+    ("aggregate_type", Kind::Text),
+    ("aggregate_id", Kind::Text),
+    ("operation", Kind::Text),
+    ("payload", Kind::Json),
+    ("previous_payload", Kind::Json),
+    ("metadata", Kind::Json),
+    ("headers", Kind::Json),
+    ("actor", Kind::Text),
+    ("correlation_id", Kind::Text),
+    ("key", Kind::Text),
+];
+const SEQ: usize = 0;
+const AGGREGATE: [usize; 2] = [4, 5];
+const KEY: usize = 13;
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Kind {
+    Seq,
+    Text,
+    Json,
+    Time,
+}
+
+/// An SQL expression over a row for each of PARTS.
+pub type Mapping = Vec<Option<String>>;
+
+/// What was asked for and read: the event, or what becomes of its message.
+type Events = HashMap<i64, Result<Event, Outcome>>;
+
+pub struct Source {
+    /// With its schema, as SQL.
+    pub relation: String,
+    /// The same as the catalogs have it.
+    name: (CString, CString),
+    /// Who owned it when it was set, and whom its expressions run as.
+    owner: u32,
+    mapping: Mapping,
+    prepared: OnceCell<OwnedPreparedStatement>,
+    /// Why the last try could read nothing, and when that was.
+    broken: RefCell<Option<(Instant, String)>>,
+}
+
+impl Source {
+    pub fn new(schema: &str, name: &str, owner: u32, mapping: Mapping) -> Self {
+        let c = |text: &str| CString::new(text).expect("a name holds no NUL");
+        Self {
+            relation: format!("{}.{}", quote_identifier(schema), quote_identifier(name)),
+            name: (c(schema), c(name)),
+            owner,
+            mapping,
+            prepared: OnceCell::new(),
+            broken: RefCell::default(),
+        }
+    }
+
+    /// The one that is set, by the tables of the extension in this schema. As their owner.
+    pub fn load(extension: &str) -> SpiResult<Option<Self>> {
+        Spi::connect(|client| {
+            let parts: Vec<String> = PARTS.iter().map(|(part, _)| format!("s.{part}")).collect();
+            let sql = format!(
+                "select pg_catalog.parse_ident(s.relation), array[{}]::pg_catalog.text[],
+                        (select r.oid::pg_catalog.int8 from pg_catalog.pg_roles r where r.rolname::pg_catalog.text operator(pg_catalog.=) s.owner)
+                 from {extension}.outbox_source s",
+                parts.join(", ")
+            );
+            let rows = client.select(sql.as_str(), Some(1), &[])?;
+            if rows.is_empty() {
+                return Ok(None);
+            }
+            let (name, mapping, owner): (Option<Vec<String>>, Option<Mapping>, Option<i64>) =
+                rows.first().get_three()?;
+            let (name, owner) = (name.unwrap_or_default(), owner.unwrap_or_default() as u32);
+            Ok(match (name.as_slice(), mapping) {
+                ([schema, name], Some(mapping)) => Some(Self::new(schema, name, owner, mapping)),
+                _ => None,
+            })
+        })
+    }
+
+    pub fn is_the_same(&self, other: &Self) -> bool {
+        (&self.relation, self.owner, &self.mapping) == (&other.relation, other.owner, &other.mapping)
+    }
+
+    // ---- in a worker, after a claim ---------------------------------------------------------------------------------
+
+    /// The events of these seqs, in their order as far as it came: it stops after `bytes_max`, or when its time is over.
+    /// An error: nothing can be read, whatever the row.
+    pub fn read(&self, seqs: &[i64], bytes_max: usize) -> Result<Events, UserError> {
+        let read = self.try_to_read(seqs, bytes_max);
+        (self.broken).replace(read.as_ref().err().map(|why| (Instant::now(), why.clone())));
+        txn::limit_statements(STATEMENT_TIMEOUT_MS);
+        read.map_err(|why| self.unreadable(&why))
+    }
+
+    /// Refuses to claim while nothing can be read: else each try would write the claim and undo it. It asks once for all
+    /// destinations, for it may have to wait for a lock.
+    pub fn check_before_claim(&self) -> Result<(), UserError> {
+        let broken = self.broken.borrow().clone();
+        match broken {
+            None => Ok(()),
+            Some((at, why)) if at.elapsed() < TRY_AGAIN_AFTER => Err(self.unreadable(&why)),
+            Some(_) => self.read(&[], 0).map(drop),
+        }
+    }
+
+    fn try_to_read(&self, seqs: &[i64], bytes_max: usize) -> Result<Events, String> {
+        let begun = Instant::now();
+        let mut events = Events::with_capacity(seqs.len());
+        let (mut bytes, mut is_readable) = (0, false);
+        let mut pieces = vec![seqs];
+        while let Some(piece) = pieces.pop() {
+            if bytes >= bytes_max.max(1) || (begun.elapsed() >= PATIENCE && !events.is_empty()) {
+                break;
+            }
+            txn::limit_statements(READ_MS);
+            let mut rows = Vec::new();
+            let ended = txn::attempt(|| self.as_owner(&[PATIENT], || self.fetch(piece, bytes_max - bytes, &mut rows)));
+            // They come in order of seq, so all up to the last are known: there, or missing.
+            let known = match (&ended, rows.last()) {
+                (Ok(true), _) => piece.len(),
+                (_, Some((last, _))) => piece.partition_point(|seq| seq <= last),
+                (_, None) => 0,
+            };
+            for (seq, event) in rows {
+                bytes += event.as_ref().map_or(0, bytes_of);
+                if events.insert(seq, event).is_some() {
+                    let reason = format!("{} has more than one row with seq {seq}", self.relation);
+                    events.insert(seq, Err(Outcome::Failed { reason }));
+                }
+            }
+            for seq in &piece[..known] {
+                let reason = || format!("{} has no row with seq {seq}", self.relation);
+                events
+                    .entry(*seq)
+                    .or_insert_with(|| Err(Outcome::Unsendable { reason: reason() }));
+            }
+            let rest = &piece[known..];
+            let Err(reason) = ended else { continue };
+            if piece.is_empty() || signals::asked_to_end() {
+                return Err(reason);
+            }
+            if !is_readable {
+                txn::limit_statements(READ_MS);
+                txn::attempt(|| self.as_owner(&[PATIENT], || self.fetch(&[], 0, &mut Vec::new())))?;
+                is_readable = true;
+            }
+            match rest {
+                [] => {}
+                [seq] if known == 0 => _ = events.insert(*seq, Err(Outcome::Failed { reason })),
+                rest if known > 0 => pieces.push(rest),
+                rest => {
+                    let (first, second) = rest.split_at(rest.len() / 2);
+                    pieces.extend([second, first]);
+                }
+            }
+        }
+        Ok(events)
+    }
+
+    /// Says whether that is all, or `bytes_max` were reached before. What came until an error is in `rows`, too.
+    fn fetch(
+        &self,
+        seqs: &[i64],
+        bytes_max: usize,
+        rows: &mut Vec<(i64, Result<Event, Outcome>)>,
+    ) -> Result<bool, String> {
+        let internal = |error: pgrx::spi::Error| error.to_string();
+        let cursor = Spi::connect_mut(|client| {
+            let statement = match self.prepared.get() {
+                Some(statement) => statement,
+                None => {
+                    let prepared = client
+                        .prepare_mut(self.events_sql("$1").as_str(), &[seqs_type()])?
+                        .keep();
+                    self.prepared.get_or_init(|| prepared)
+                }
+            };
+            let cursor = client.try_open_cursor_mut(statement, &[seqs.to_vec().into()])?;
+            Ok(cursor.detach_into_name())
+        })
+        .map_err(internal)?;
+        let (mut bytes, mut largest, mut wanted) = (0, 1, 1);
+        let is_all = loop {
+            // In a session of its own, whose end frees the rows.
+            let fetched = Spi::connect_mut(|client| {
+                let mut cursor = client.find_cursor(&cursor)?;
+                let fetched = cursor.fetch(wanted as std::ffi::c_long)?;
+                let fetched: SpiResult<Vec<_>> = fetched.map(|row| event_of(&row)).collect();
+                cursor.detach_into_name();
+                fetched
+            })
+            .map_err(internal)?;
+            let came = fetched.len();
+            for (_, event) in &fetched {
+                let size = event.as_ref().map_or(0, bytes_of);
+                (bytes, largest) = (bytes + size, largest.max(size));
+            }
+            rows.extend(fetched);
+            if came < wanted {
+                break true;
+            }
+            if bytes >= bytes_max {
+                break false;
+            }
+            wanted = (FETCH_BYTES / largest).clamp(1, FETCH_ROWS);
+        };
+        Spi::connect_mut(|client| client.find_cursor(&cursor).map(drop)).map_err(internal)?; // which closes it
+        Ok(is_all)
+    }
+
+    // ---- in a session -----------------------------------------------------------------------------------------------
+
+    /// The keys of those of these events that there are. An error of the source is an error of the call.
+    pub fn keys(&self, seqs: &[i64]) -> Result<HashMap<i64, Option<String>>, UserError> {
+        let read = || {
+            Spi::connect_mut(|client| {
+                let statement = keys_statement(client, self.keys_sql())?;
+                let rows = client.update(&*statement, None, &[seqs.to_vec().into()])?;
+                rows.map(|row| {
+                    let (kind, id): (Option<String>, Option<String>) = (row.get(2)?, row.get(3)?);
+                    let key = match self.mapping[KEY] {
+                        Some(_) => row.get(4)?,
+                        None => aggregate_key(kind.as_deref(), id.as_deref()),
+                    };
+                    Ok((row.get(1)?.unwrap_or_default(), key))
+                })
+                .collect::<SpiResult<_>>()
+            })
+            .map_err(|error| error.to_string())
+        };
+        self.as_owner(&[], read).map_err(|why| self.unreadable(&why))
+    }
+
+    /// Why nothing can be read, if that is so.
+    pub fn problem(&self) -> Option<String> {
+        let nothing = || self.fetch(&[], 0, &mut Vec::new());
+        let tried = txn::attempt(|| {
+            self.as_owner(&[PATIENT], nothing)?;
+            self.keys(&[]).map(drop).map_err(|error| error.message)
+        });
+        tried.err().map(|why| self.unreadable(&why).message)
+    }
+
+    /// The type that an expression over a row has, by its OID; an error if it is none. For who sets it.
+    pub fn type_of(&self, expression: &str) -> Result<u32, String> {
+        // WHERE takes no aggregate and no set, which would make one row of many, or many of one.
+        let where_it_is = format!("select from {} as r where (({expression}\n)) is null", self.relation);
+        let what = format!("select ({expression}\n) from {} as r limit 0", self.relation);
+        let ask = || {
+            Spi::connect_mut(|client| {
+                client.prepare_mut(where_it_is.as_str(), &[])?;
+                let rows = client.update(what.as_str(), None, &[])?;
+                Ok(rows.column_type_oid(1)?.value().to_u32())
+            })
+            .map_err(|error: pgrx::spi::Error| error.to_string())
+        };
+        txn::attempt(|| self.as_owner(&[PATIENT], ask))
+    }
+
+    /// Whether rows cannot be found by their seq any more.
+    pub fn seq_is_lost(&self) -> bool {
+        self.type_of(self.mapping[SEQ].as_deref().unwrap_or_default()).is_err()
+    }
+
+    /// Whether events are looked up without reading a whole table.
+    pub fn is_read_by_index(&self) -> Result<bool, String> {
+        let sql = self.events_sql("'{1}'::int8[]");
+        let ask = || {
+            let plan: SpiResult<Vec<Option<String>>> = Spi::connect_mut(|client| {
+                let rows = client.update(format!("explain {sql}").as_str(), None, &[])?;
+                rows.map(|row| row.get(1)).collect()
+            });
+            let plan = plan.map_err(|error| error.to_string())?;
+            Ok(!plan.into_iter().flatten().any(|line| line.contains("Seq Scan on ")))
+        };
+        txn::attempt(|| self.as_owner(&[PATIENT], ask))
+    }
+
+    // ---- both -------------------------------------------------------------------------------------------------------
+
+    fn as_owner<T>(&self, settings: &[(&CStr, &CStr)], body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+        let settings: Vec<_> = SETTINGS.iter().chain(settings).copied().collect();
+        guc::with(&settings, || {
+            // Asked for each time: by now it may be another one of that name, of somebody who never saw these expressions.
+            match catalog::hold_relation(&self.name.0, &self.name.1) {
+                Some(owner) if owner == self.owner => security::run_restricted_as(owner, body),
+                Some(_) => Err("it belongs to another role than when it was set (SQLSTATE 42501)".into()),
+                None => Err("it does not exist (SQLSTATE 42P01)".into()),
+            }
+        })
+    }
+
+    fn unreadable(&self, why: &str) -> UserError {
+        UserError::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("the source {} cannot be read: {why}", self.relation),
+            "Mend it, or call outbox_source_set() again for the same relation.",
+        )
+    }
+
+    fn events_sql(&self, seqs: &str) -> String {
+        let seq = self.expression(SEQ);
+        let columns: Vec<String> = (PARTS[..KEY].iter().enumerate())
+            .map(|(part, (name, kind))| format!("{} as outbox_{name}", self.column(part, *kind)))
+            .collect();
+        // Names that no column has: ORDER BY would take such a column for the one of the result.
+        format!(
+            "select x.outbox_seq, x.outbox_id, x.outbox_type, x.outbox_aggregate_type, x.outbox_aggregate_id,
+               x.outbox_operation, coalesce(x.outbox_payload, 'null'), x.outbox_previous_payload, x.outbox_metadata,
+               x.outbox_headers, x.outbox_actor, x.outbox_correlation_id,
+               to_char(x.outbox_created_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"'),
+               floor(extract(epoch from x.outbox_created_at))::int8
+             from (select {columns} from {relation} as r where {seq} = any ({seqs}) order by {seq}) x",
+            columns = columns.join(", "),
+            relation = self.relation,
+        )
+    }
+
+    fn keys_sql(&self) -> String {
+        let [kind, id, key] = [AGGREGATE[0], AGGREGATE[1], KEY].map(|part| self.column(part, Kind::Text));
+        format!(
+            "select {}, {kind}, {id}, {key} from {} as r where {} = any ($1)",
+            self.column(SEQ, Kind::Seq),
+            self.relation,
+            self.expression(SEQ)
+        )
+    }
+
+    /// The line feed ends a comment in it.
+    fn expression(&self, part: usize) -> String {
+        format!("({}\n)", self.mapping[part].as_deref().unwrap_or("null"))
+    }
+
+    fn column(&self, part: usize, kind: Kind) -> String {
+        let (name, _) = PARTS[part];
+        let expression = match (&self.mapping[part], name) {
+            (None, "id") => self.expression(SEQ),
+            (None, "payload") => "r.*".into(),
+            (None, _) => return "null::text".into(),
+            _ => self.expression(part),
+        };
+        match kind {
+            Kind::Seq => format!("{expression}::int8"),
+            Kind::Text => format!("{expression}::text"),
+            Kind::Json => format!("to_json({expression})::text"),
+            Kind::Time => format!("{expression}::timestamptz"),
+        }
+    }
+}
+
+/// Planned once per backend, as long as the source stays the same.
+fn keys_statement(client: &SpiClient, sql: String) -> SpiResult<Rc<OwnedPreparedStatement>> {
+    thread_local! {
+        static KNOWN: RefCell<Option<(String, Rc<OwnedPreparedStatement>)>> = const { RefCell::new(None) };
+    }
+    let known = KNOWN.with_borrow(|known| known.as_ref().filter(|(of, _)| *of == sql).map(|(_, s)| Rc::clone(s)));
+    if let Some(statement) = known {
+        return Ok(statement);
+    }
+    let statement = Rc::new(client.prepare_mut(sql.as_str(), &[seqs_type()])?.keep());
+    KNOWN.set(Some((sql, Rc::clone(&statement))));
+    Ok(statement)
+}
+
+// ---- which one is set, asked by sessions ----------------------------------------------------------------------------
+
+/// Whether events are elsewhere than in outbox_events: then that has a trigger which refuses them, and the server's cache
+/// knows it. By a function of ours that was called.
+pub fn is_set(call: Call) -> bool {
+    catalog::has_trigger(statements(call).event_table, c"outbox_source")
+}
+
+/// The source that is set. As the owner of the tables.
+pub(super) fn of(statements: &Statements) -> Result<Option<Source>, UserError> {
+    match catalog::has_trigger(statements.event_table, c"outbox_source") {
+        false => Ok(None),
+        true => Source::load(&statements.schema).map_err(internal),
+    }
+}
+
+/// The same, whoever asks.
+pub fn current(call: Call) -> Result<Option<Source>, UserError> {
+    let statements = statements(call);
+    security::run_as(statements.owner, || of(&statements))
+}
+
+/// Makes it the one that is set. `seq_is_lost`: what was set before cannot find its rows any more.
+pub fn set(call: Call, source: &Source, oid: u32, seq_is_lost: bool) -> Result<(), UserError> {
+    let statements = statements(call);
+    let schema = &statements.schema;
+    let parts: Vec<String> = (0..PARTS.len()).map(|part| format!("$4[{}]", part + 1)).collect();
+    let sql = format!(
+        "select {schema}.outbox_source_write(
+           row(true, $1, $2::pg_catalog.oid, pg_catalog.pg_get_userbyid($5::pg_catalog.oid)::pg_catalog.text, pg_catalog.now(), {})::{schema}.outbox_source, $3)",
+        parts.join(", ")
+    );
+    let args = [
+        source.relation.as_str().into(),
+        i64::from(oid).into(),
+        seq_is_lost.into(),
+        source.mapping.clone().into(),
+        i64::from(source.owner).into(),
+    ];
+    security::run_as(statements.owner, || Spi::run_with_args(&sql, &args)).map_err(internal)
+}
+
+/// A relation as the catalogs describe it, for who sets it.
+pub struct Relation {
+    pub schema: String,
+    pub name: String,
+    pub kind: String,
+    pub is_temporary: bool,
+    pub owner: u32,
+    pub owner_name: String,
+    /// It belongs to outbox itself.
+    pub is_ours: bool,
+    pub columns: Vec<String>,
+}
+
+pub fn relation(oid: u32) -> Result<Option<Relation>, UserError> {
+    let sql = "select n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence = 't', c.relowner::int8,
+                      pg_get_userbyid(c.relowner)::text,
+                      exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
+                              where d.classid = 'pg_class'::regclass
+                                and d.objid = coalesce(pg_partition_root(c.oid), c.oid::regclass)
+                                and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e'),
+                      array(select a.attname::text from pg_attribute a
+                            where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped)
+               from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = $1::oid";
+    let read = |client: &SpiClient| {
+        let rows = client.select(sql, Some(1), &[i64::from(oid).into()])?;
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        let row = rows.first();
+        Ok(Some(Relation {
+            schema: row.get(1)?.unwrap_or_default(),
+            name: row.get(2)?.unwrap_or_default(),
+            kind: row.get(3)?.unwrap_or_default(),
+            is_temporary: row.get(4)?.unwrap_or_default(),
+            owner: row.get::<i64>(5)?.unwrap_or_default() as u32,
+            owner_name: row.get(6)?.unwrap_or_default(),
+            is_ours: row.get(7)?.unwrap_or_default(),
+            columns: row.get(8)?.unwrap_or_default(),
+        }))
+    };
+    guc::with(&[(c"search_path", c"pg_catalog, pg_temp")], || Spi::connect(read)).map_err(internal)
+}
+
+fn seqs_type() -> PgOid {
+    PgOid::from(PgBuiltInOids::INT8ARRAYOID)
+}
+
+/// What a row makes, with its seq.
+fn event_of(row: &SpiHeapTupleData) -> SpiResult<(i64, Result<Event, Outcome>)> {
+    let seq: i64 = row.get(1)?.unwrap_or_default();
+    let (kind, created_at): (Option<String>, Option<String>) = (row.get(3)?, row.get(13)?);
+    let empty = match (&kind, &created_at) {
+        (None, _) => Some("type"),
+        (_, None) => Some("created_at"),
+        _ => None,
+    };
+    if let Some(part) = empty {
+        let reason = format!("its {part} is NULL in the source");
+        return Ok((seq, Err(Outcome::Failed { reason })));
+    }
+    let event = Event {
+        id: row.get(2)?.unwrap_or_default(),
+        seq,
+        kind: kind.unwrap_or_default(),
+        aggregate_type: row.get(4)?,
+        aggregate_id: row.get(5)?,
+        operation: row.get(6)?,
+        payload: row.get(7)?.unwrap_or_default(),
+        previous_payload: row.get(8)?,
+        metadata: row.get(9)?,
+        headers: row.get(10)?,
+        actor: row.get(11)?,
+        correlation_id: row.get(12)?,
+        created_at: created_at.unwrap_or_default(),
+        created_at_s: row.get(14)?.unwrap_or_default(),
+    };
+    let event = match check(&event) {
+        Ok(()) => Ok(event),
+        Err(reason) => Err(Outcome::Failed { reason }),
+    };
+    Ok((seq, event))
+}
+
+/// What outbox_publish would have refused.
+fn check(event: &Event) -> Result<(), String> {
+    let short = [
+        ("id", Some(&event.id)),
+        ("type", Some(&event.kind)),
+        ("aggregate_type", event.aggregate_type.as_ref()),
+        ("aggregate_id", event.aggregate_id.as_ref()),
+        ("operation", event.operation.as_ref()),
+        ("correlation_id", event.correlation_id.as_ref()),
+    ];
+    for (part, text) in short {
+        if let Some(text) = text {
+            check_short(part, text).map_err(|refusal| refusal.message)?;
+        }
+    }
+    check_body(bytes_of(event) as i64).map_err(|error| error.message)
+}
+
+fn bytes_of(event: &Event) -> usize {
+    let more = [&event.previous_payload, &event.metadata, &event.headers];
+    event.payload.len() + more.into_iter().flatten().map(String::len).sum::<usize>()
+}

@@ -1,0 +1,275 @@
+//! Trouble with a source: rows that cannot be read, expressions that want more than they may, and a source that is gone.
+
+use support::{Broker, Cluster, Consumer};
+
+use crate::common::*;
+use crate::{MAPPED, SHOP, numbers, set_source, write};
+
+const TWO_TRIES: &[&str] = &["outbox.max_attempts = 2", "outbox.retry_backoff = '10ms'"];
+
+/// The reasons of all dead letters, by seq.
+fn dead(cluster: &Cluster) -> Vec<(i64, i32, String)> {
+    let rows = cluster
+        .connect(DB)
+        .query("select seq, attempts, reason from outbox_dead order by seq", &[]);
+    rows.expect("dead letters")
+        .iter()
+        .map(|row| (row.get(0), row.get(1), row.get(2)))
+        .collect()
+}
+
+fn wait_dead(cluster: &Cluster, n: usize) -> Vec<(i64, i32, String)> {
+    wait_true(
+        cluster,
+        "dead letters",
+        &format!("select count(*) >= {n} from outbox_dead"),
+    );
+    let dead = dead(cluster);
+    assert_eq!(dead.len(), n, "{dead:?}");
+    dead
+}
+
+#[test]
+fn the_error_of_a_row_is_charged_to_it_and_the_others_go_out() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, TWO_TRIES);
+    cluster.exec(DB, SHOP);
+    cluster.exec(
+        DB,
+        "set role shopkeeper; create function shop.checked(n int) returns int language plpgsql immutable as $$
+         begin if n = 70 then raise 'seventy'; end if; return n; end $$",
+    );
+    let checked = ", payload => 'jsonb_build_object(''n'', shop.checked((data->>''n'')::int), ''i'', 1 / ((data->>''n'')::int - 50))',
+                   actor => 'case data->>''n'' when ''30'' then (''x'' || uid)::int end'";
+    cluster.exec(DB, &set_source(checked));
+    write(&cluster, 100);
+    cluster.exec(DB, "select outbox_enqueue(101, 'none')"); // no row
+    let dead = wait_dead(&cluster, 4);
+    wait_drained(&cluster);
+    let expected = [
+        (30, 2, "invalid input syntax for type integer", "22P02"),
+        (50, 2, "division by zero", "22012"),
+        (70, 2, "seventy", "P0001"),
+        (101, 1, "shop.events has no row with seq 101", ""),
+    ];
+    for ((seq, attempts, reason), (row, tries, words, sqlstate)) in dead.iter().zip(expected) {
+        assert_eq!((*seq, *attempts), (row, tries), "{reason}");
+        assert!(reason.contains(words) && reason.contains(sqlstate), "{reason}");
+    }
+    let ill = [30, 50, 70];
+    let well: Vec<i64> = (1..=100).filter(|n| !ill.contains(n)).collect();
+    assert_eq!(numbers(&all_of(broker, &queue)), well);
+    cluster.exec(DB, &set_source(MAPPED));
+    cluster.exec(
+        DB,
+        "select outbox_discard(101); select outbox_retry(seq) from outbox_dead",
+    );
+    wait_drained(&cluster);
+    assert_eq!(numbers(&all_of(broker, &queue)), ill);
+}
+
+#[test]
+fn a_seq_that_names_two_rows_names_none() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_attempts = 1"]);
+    cluster.exec(DB, SHOP);
+    cluster.exec(
+        DB,
+        "set role shopkeeper; create view shop.twice as select e.*, case g when 2 then 'b' else 'a' end as half
+           from shop.events e cross join lateral generate_series(1, case e.position when 2 then 2 else 1 end) g",
+    );
+    cluster.exec(DB, &set_source(MAPPED).replace("shop.events", "shop.twice"));
+    write(&cluster, 3);
+    let dead = wait_dead(&cluster, 1);
+    assert!(dead[0].0 == 2 && dead[0].2.contains("more than one row"), "{dead:?}");
+    wait_drained(&cluster);
+    assert_eq!(numbers(&all_of(broker, &queue)), [1, 3]);
+}
+
+#[test]
+fn expressions_run_as_the_owner_and_can_do_nothing_else() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, TWO_TRIES);
+    cluster.exec(DB, SHOP);
+    cluster.exec(
+        DB,
+        "set role shopkeeper; create function shop.nosy(what text) returns jsonb language plpgsql as $$ begin
+           case what
+             when 'role' then set role outbox_worker;
+             when 'reset' then reset role;
+             when 'authorization' then set session authorization postgres;
+             when 'tables' then create temp table t ();
+             when 'rows' then delete from public.outbox;
+             when 'own rows' then update shop.events set data = '1';
+             when 'setting' then set transaction_read_only = off;
+             when 'commit' then commit;
+             when 'nothing' then perform set_config('my.mark', 'left behind', false);
+             else null;
+           end case;
+           return to_jsonb(current_user || ' ' || current_setting('search_path') || ' ' || current_setting('transaction_read_only'));
+         end $$",
+    );
+    cluster.exec(DB, &set_source(", payload => 'shop.nosy(data#>>''{}'')'"));
+    let tricks = [
+        "role",
+        "reset",
+        "authorization",
+        "tables",
+        "rows",
+        "own rows",
+        "setting",
+        "commit",
+    ];
+    for what in tricks.iter().chain(&["nothing"]) {
+        cluster.exec(DB, &format!("select shop.write(to_jsonb('{what}'::text), '{what}')"));
+    }
+    let dead = wait_dead(&cluster, tricks.len());
+    for ((_, attempts, reason), what) in dead.iter().zip(tricks) {
+        assert_eq!(*attempts, 2, "{what}: {reason}");
+        let sqlstates = ["42501", "25006", "25001", "2D000"]; // rights, read-only, too late for read-write, no transaction of its own
+        assert!(
+            sqlstates.iter().any(|sqlstate| reason.contains(sqlstate)),
+            "{what}: {reason}"
+        );
+    }
+    wait_drained(&cluster);
+    let arrived = all_of(broker, &queue);
+    assert_eq!(arrived.len(), 1);
+    assert_eq!(arrived[0].json()["payload"], "shopkeeper pg_catalog, pg_temp on");
+    // Who enqueues without a key lets them run as well, and keeps his own rights to himself.
+    cluster.exec(DB, &set_source(", key => 'shop.nosy(data#>>''{}'')::text'"));
+    cluster.exec(DB, "create role teller in role outbox_writer");
+    for what in tricks {
+        let seq: i64 = cluster.query_one(
+            DB,
+            &format!("select position from shop.events where stream_id = '{what}'"),
+        );
+        let said = refused(&cluster, &format!("set role teller; select outbox_enqueue({seq})"));
+        let sqlstates = ["42501", "25006", "25001", "2D000"];
+        assert!(sqlstates.contains(&said.code().code()), "{what}: {said:?}");
+    }
+    let mut teller = cluster.connect(DB);
+    teller
+        .batch_execute("set role teller; select outbox_enqueue(9)")
+        .expect("enqueue");
+    let mark = teller
+        .query_one("select current_setting('my.mark', true)", &[])
+        .expect("a setting");
+    assert_eq!(mark.get::<_, Option<String>>(0).unwrap_or_default(), "");
+    let key = "select exists (select from outbox_history where seq = 9 and key like '%shopkeeper%')";
+    wait_true(&cluster, "a key that the owner made", key);
+}
+
+#[test]
+fn row_security_holds_for_the_owner_where_it_is_forced() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    cluster.exec(DB, SHOP);
+    cluster.exec(DB, &set_source(MAPPED));
+    cluster.exec(
+        DB,
+        "alter table shop.events enable row level security, force row level security;
+         create policy open_ones on shop.events using (data->>'n' <> '2');
+         insert into shop.events (\"eventKind\", data) select 'T', jsonb_build_object('n', i) from generate_series(1, 3) i;
+         select outbox_enqueue(i, 'key ' || i) from generate_series(1, 3) i",
+    );
+    let dead = wait_dead(&cluster, 1);
+    assert!(dead[0].2.contains("no row with seq 2"), "{dead:?}");
+    wait_drained(&cluster);
+    assert_eq!(numbers(&all_of(broker, &queue)), [1, 3]);
+}
+
+#[test]
+fn a_source_that_breaks_holds_its_messages_and_goes_on_when_it_is_mended() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, TWO_TRIES);
+    let consumer = Consumer::new(broker, &queue);
+    cluster.exec(DB, SHOP);
+    cluster.exec(DB, &set_source(MAPPED));
+    // Each takes a lock: a worker is woken before its caches hear of a commit.
+    let troubles = [
+        (
+            "alter table shop.events drop data",
+            "alter table shop.events add data jsonb",
+            "42703",
+        ),
+        (
+            "alter table shop.events rename to gone",
+            "alter table shop.gone rename to events",
+            "42P01",
+        ),
+        (
+            "lock shop.events; revoke select on shop.events from shopkeeper",
+            "grant select on shop.events to shopkeeper",
+            "42501",
+        ),
+        (
+            "alter table shop.events owner to postgres",
+            "alter table shop.events owner to shopkeeper",
+            "belongs to another role",
+        ),
+        (
+            "alter table shop.events rename position to place",
+            "select outbox_source_set('shop.events', seq => 'place', type => 'eventKind', created_at => 'at')",
+            "42703",
+        ),
+    ];
+    let mut seq = 0;
+    for (trouble, mending, sqlstate) in troubles {
+        let (ok, problem) = health(&cluster, "source");
+        assert!(ok, "{trouble}: {problem}");
+        seq += 1;
+        let offset = cluster.log_offset();
+        cluster.exec(
+            DB,
+            &format!("begin; insert into shop.events (\"eventKind\") values ('T'); select outbox_enqueue({seq}, 'k'); {trouble}; commit"),
+        );
+        cluster.wait_for_log("the source shop.events cannot be read: ", offset);
+        let problem = wait_for_problem(&cluster, "source");
+        assert!(problem.contains(sqlstate), "{problem}");
+        let untouched = format!("select attempts = 0 and claim_token is null from outbox where seq = {seq}");
+        assert!(cluster.query_one::<bool>(DB, &untouched), "{trouble}");
+        cluster.exec(DB, mending);
+        let delivery = consumer.recv(LONG).expect("a message");
+        assert_eq!(delivery.json()["seq"], seq);
+    }
+    wait_drained(&cluster);
+    assert!(dead(&cluster).is_empty());
+}
+
+#[test]
+fn a_locked_source_charges_nothing_and_a_slow_row_is_charged_alone() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_attempts = 1"]);
+    cluster.exec(DB, SHOP);
+    cluster.exec(
+        DB,
+        "set role shopkeeper; create function shop.never() returns jsonb language plpgsql as 'begin loop null; end loop; end'",
+    );
+    cluster.exec(
+        DB,
+        &set_source(", payload => 'case data->>''n'' when ''3'' then shop.never() else data end'"),
+    );
+    let mut holder = cluster.connect(DB);
+    let offset = cluster.log_offset();
+    write(&cluster, 2);
+    wait_drained(&cluster);
+    holder
+        .batch_execute("begin; lock table shop.events in access exclusive mode")
+        .expect("lock");
+    cluster.exec(DB, "select outbox_enqueue(1, 'again')");
+    cluster.wait_for_log("lock timeout (SQLSTATE 55P03)", offset);
+    holder.batch_execute("commit").expect("commit");
+    wait_published(&cluster, 3);
+    write(&cluster, 10);
+    let dead = wait_dead(&cluster, 1);
+    assert!(dead[0].2.contains("57014"), "{dead:?}");
+    wait_drained(&cluster);
+    assert_eq!(numbers(&all_of(broker, &queue)), [1, 1, 1, 2, 2, 4, 5, 6, 7, 8, 9, 10]);
+}
