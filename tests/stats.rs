@@ -117,7 +117,10 @@ fn what_a_lost_connection_gives_back_is_released_and_no_failure() {
     proxy.reset_all();
     wait_published(&cluster, 5);
     wait_figures(&cluster, "default", "in_flight = 0");
-    assert_eq!(totals(&cluster, "default"), [5, 0, 0, 5, 0]);
+    let [published, failed, dead, released, in_flight] = totals(&cluster, "default");
+    assert_eq!([published, failed, dead, in_flight], [5, 0, 0, 0]);
+    // Again, if they were handed over anew before the worker heard of the loss.
+    assert!(released == 5 || released == 10, "{released} released");
 }
 
 #[test]

@@ -99,7 +99,9 @@ create view @extschema@.outbox_status as
 select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- NULL = not preloaded: nobody counts
        c.counters[2] as in_flight,
        (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) d) as dead,
-       (select pg_catalog.clock_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_first_pending o) as oldest_pending_age,
+       -- A volatile function here would be asked for even by who selects other columns, and the look walks what a held snapshot
+       -- keeps of ended messages.
+       (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_first_pending o) as oldest_pending_age,
        c.counters[3] as published_total,
        c.counters[4] as failed_total,
        pg_catalog.round(c.counters[5] / 60.0, 1) as published_per_s,
