@@ -12,7 +12,7 @@ use common::load::{Load, Plan};
 use common::oracle::{Arrived, Fate, Sent, judge, last_arrivals_out_of_order};
 use common::{
     DB, LONG, all_of, as_survived, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_connected,
-    wait_drained, wait_true,
+    wait_drained, wait_shared, wait_true,
 };
 use postgres::Client;
 use serde_json::{Value, json};
@@ -64,16 +64,6 @@ fn worker(cluster: &Cluster, number: usize) -> Worker {
     let id = format!("server-{number}");
     let pid = cluster.query_one(DB, &format!("select pid from outbox_workers where worker_id = '{id}'"));
     Worker { id, pid }
-}
-
-/// Three workers, each with its share.
-fn wait_shared(cluster: &Cluster) {
-    wait_true(
-        cluster,
-        "three workers to share 16 partitions",
-        "select count(*) = 3 and sum(partitions) = 16 and min(partitions) >= 5 from outbox_worker_status
-         where alive and state = 'connected'",
-    );
 }
 
 /// Ends a worker; returns the line of the log that says so.

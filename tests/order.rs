@@ -10,7 +10,7 @@ use common::load::{Load, Plan};
 use common::oracle::{Arrived, judge, last_arrivals_out_of_order};
 use common::{
     DB, LONG, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, pause, unconnected_cluster,
-    wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_true,
+    wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_shared, wait_true,
 };
 use postgres::Client;
 use serde_json::json;
@@ -466,15 +466,6 @@ fn pid_of(cluster: &Cluster, worker: &str) -> i32 {
         DB,
         &format!("select pid from outbox_workers where worker_id = '{worker}'"),
     )
-}
-
-/// Three workers, each with its share.
-fn wait_shared(cluster: &Cluster) {
-    wait_true(
-        cluster,
-        "three workers to share 16 partitions",
-        "select count(*) = 3 and sum(partitions) = 16 and min(partitions) >= 5 from outbox_worker_status where alive",
-    );
 }
 
 #[test]

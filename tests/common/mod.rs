@@ -178,6 +178,16 @@ pub fn all_of(broker: &Broker, queue: &str) -> Vec<Delivery> {
     }
 }
 
+/// Three workers, each with its share.
+pub fn wait_shared(cluster: &Cluster) {
+    wait_true(
+        cluster,
+        "three workers to share 16 partitions",
+        "select count(*) = 3 and sum(partitions) = 16 and min(partitions) >= 5 from outbox_worker_status
+         where alive and state = 'connected'",
+    );
+}
+
 /// The account of producers whose commits a crash could undo: committed is what the tables hold.
 pub fn as_survived(cluster: &Cluster, sent: &[Sent]) -> Vec<Sent> {
     let rows = cluster
