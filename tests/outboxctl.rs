@@ -17,7 +17,7 @@ mod tls;
 use common::{DB, unconnected_cluster};
 use serde_json::Value;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use support::Cluster;
 use support::workdir::ServerDir;
 
@@ -91,14 +91,31 @@ impl Ctl {
 
     pub fn run(mut self) -> Ran {
         let output = self.command.output().expect("run outboxctl");
+        self.home.finish();
+        Ran::of(output)
+    }
+
+    /// It runs, and nobody waits for it yet.
+    pub fn start(mut self) -> Child {
+        let child = self
+            .command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("start outboxctl");
+        self.home.finish();
+        child
+    }
+}
+
+impl Ran {
+    pub fn of(output: Output) -> Self {
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
-        let ran = Ran {
+        Self {
             code: output.status.code().unwrap_or(-1),
             out: text(output.stdout),
             err: text(output.stderr),
-        };
-        self.home.finish();
-        ran
+        }
     }
 }
 

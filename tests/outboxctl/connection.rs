@@ -392,3 +392,50 @@ fn a_session_says_who_it_is() {
     let name = "select application_name from outbox_audit";
     assert_eq!(cluster.query_one::<String>(DB, name), "outboxctl");
 }
+
+/// A command that waits for a lock which somebody else holds; and who holds it.
+fn waiting(cluster: &Cluster) -> (postgres::Client, std::process::Child) {
+    let mut holder = cluster.connect(DB);
+    holder.batch_execute("begin; lock table outbox_dead").expect("a lock");
+    let child = Ctl::new(cluster, &["list", "--status", "dead"]).start();
+    wait_true(
+        cluster,
+        "outboxctl to wait for the lock",
+        "select exists (select from pg_stat_activity where application_name = 'outboxctl' and wait_event_type = 'Lock')",
+    );
+    (holder, child)
+}
+
+#[test]
+fn ctrl_c_cancels_the_statement_in_the_server() {
+    let cluster = quiet_cluster();
+    let (_holder, child) = waiting(&cluster);
+    process::signal(child.id(), libc::SIGINT);
+    let said = Ran::of(child.wait_with_output().expect("its end")).failed(5);
+    assert!(said.contains("canceling statement due to user request"), "{said}");
+    let sessions = "select not exists (select from pg_stat_activity where application_name = 'outboxctl')";
+    wait_true(&cluster, "the session to be gone while the lock is held", sessions);
+}
+
+#[test]
+fn a_connection_that_is_lost_is_exit_code_3() {
+    let cluster = quiet_cluster();
+    let (_holder, child) = waiting(&cluster);
+    cluster.exec(
+        DB,
+        "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'outboxctl'",
+    );
+    let said = Ran::of(child.wait_with_output().expect("its end")).failed(3);
+    assert!(said.contains("terminating connection"), "{said}");
+}
+
+#[test]
+fn a_lock_of_somebody_else_is_not_waited_for_without_end() {
+    let cluster = quiet_cluster();
+    let (_holder, child) = waiting(&cluster);
+    let said = Ran::of(child.wait_with_output().expect("its end")).failed(5);
+    assert!(
+        said.contains("lock timeout") && said.contains("HINT: Another session"),
+        "{said}"
+    );
+}

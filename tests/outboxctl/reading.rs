@@ -373,3 +373,62 @@ fn completions_and_man_pages_know_every_command() {
     let version = Ctl::bare(&["--version"]).run().well();
     assert_eq!(version, format!("outboxctl {}\n", env!("CARGO_PKG_VERSION")));
 }
+
+/// The names at the top of a document, in its order.
+fn names(document: &Value) -> Vec<&str> {
+    let object = document.as_object().expect("an object");
+    object.keys().map(String::as_str).collect()
+}
+
+#[test]
+fn the_keys_of_each_document_stand_in_the_docs() {
+    let cluster = quiet_cluster();
+    one_of_each(&cluster);
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/outboxctl.md")).expect("the page");
+    let row = |command: &str| {
+        let start = format!("| `{command}`");
+        let keys = page.split("## Output").nth(1).expect("a chapter on output");
+        keys.lines()
+            .find(|line| line.starts_with(&start))
+            .unwrap_or_else(|| panic!("no row for {command}"))
+    };
+    let named = |command: &str, document: &Value| {
+        for name in names(document) {
+            assert!(
+                row(command).contains(&format!("`{name}`")),
+                "{command}: {name} in {}",
+                row(command)
+            );
+        }
+    };
+    let json = |args: &[&str]| {
+        let args: Vec<&str> = args.iter().copied().chain(["--json"]).collect();
+        let ran = Ctl::new(&cluster, &args).run();
+        serde_json::from_str::<Value>(ran.out.lines().next().expect("a document")).expect("JSON")
+    };
+    let status = json(&["status"]);
+    named("status", &status);
+    named("status", &status["messages"]);
+    named("status", &status["problems"][0]);
+    let check = json(&["check"]);
+    named("check", &check);
+    named("check", &check["steps"][0]);
+    let list = json(&["list"]);
+    named("list", &list);
+    let show = json(&["show", "5"]);
+    named("show", &show);
+    for name in names(&show["messages"][0]) {
+        let name = format!("`{name}`");
+        assert!(
+            row("show").contains(&name) || row("list").contains(&name),
+            "show: {name}"
+        );
+    }
+    named("show", &show["messages"][0]["why"][0]);
+    named("retry", &json(&["retry", "--type", "none"]));
+    let by_seq = json(&["discard", "5", "--dry-run"]);
+    named("retry", &by_seq);
+    named("retry", &by_seq["messages"][0]);
+    named("pause", &json(&["resume"]));
+    named("version", &json(&["version"]));
+}

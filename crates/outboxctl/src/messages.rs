@@ -201,7 +201,7 @@ impl Filter {
     /// Whether most of what waits meets it, so that a page is found at the start of each lane. Otherwise all of it is looked
     /// through at once: page by page it would be as well, and in a worse order.
     fn is_met_by_most(&self) -> bool {
-        let picky = self.asks_for_events() || self.key.is_some() || self.error_like.is_some() || self.since.is_some();
+        let picky = self.asks_for_events() || self.key.is_some() || self.error_like.is_some();
         !picky && self.wants(&[Status::Pending])
     }
 
@@ -233,7 +233,7 @@ fn current(filter: &Filter, events: bool, statement: &mut Statement) -> String {
     let mut parts = Vec::new();
     let outbox = [Status::Pending, Status::InFlight, Status::Retrying];
     if filter.wants(&outbox) {
-        let status = "case when outbox_claim_is_live(t.claim_token, t.partition, t.claim_until) then 'in flight'
+        let status = "case when t.claim_token is not null and outbox_claim_is_live(t.claim_token, t.partition, t.claim_until) then 'in flight'
                            when t.attempts > 0 then 'retrying' else 'pending' end";
         let mut part = Part::new("outbox t", status, "t.enqueued_at", "t.last_error", filter, statement);
         part.columns =
@@ -274,7 +274,14 @@ fn current(filter: &Filter, events: bool, statement: &mut Statement) -> String {
             "t.attempts, null::timestamptz as available_at, t.enqueued_at, t.died_at as ended_at, t.expires_at".into();
         parts.push(part.sql());
     }
-    with_events(&parts.join("\nunion all\n"), events)
+    let order = if filter.newest_first { "desc" } else { "asc" };
+    let limit = statement.bind(filter.limit);
+    // Cut before events are looked up.
+    let cut = format!(
+        "select * from ({}) u order by u.seq {order} fetch first ({limit}::bigint) rows with ties",
+        parts.join("\nunion all\n")
+    );
+    with_events(&cut, events)
 }
 
 /// What has ended: by ranges of seq, from where the page begins, until it is full.
@@ -449,12 +456,13 @@ impl Part {
     }
 }
 
-/// The columns of a page, with those of the event where they can be read. What is sorted and cut is joined, not all.
+/// The columns of a page, with those of the event where they can be read.
 fn with_events(parts: &str, events: bool) -> String {
     let (columns, join) = match events {
         true => (
             "e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation",
-            "left join outbox_events e on e.seq = m.seq",
+            // One look into the index for each row; a planner that expects more of them reads all events.
+            "left join lateral (select * from outbox_events x where x.seq = m.seq offset 0) e on true",
         ),
         false => (
             "null::uuid as id, null as type, null as aggregate_type, null as aggregate_id, null as operation",

@@ -204,6 +204,7 @@ impl Table {
                     line.push_str("  ");
                 }
             }
+            line.truncate(line.trim_end().len());
             line.push('\n');
             line
         };

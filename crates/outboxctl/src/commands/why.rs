@@ -86,7 +86,7 @@ pub fn reasons(facts: &Facts<'_>) -> Vec<Reason> {
     }
     reasons.extend(facts.problems.iter().map(|problem| {
         reason(
-            sentence(text(problem, "problem")),
+            format!("{}.", text(problem, "problem")),
             Some(text(problem, "remedy").to_owned()).filter(|remedy| !remedy.is_empty()),
         )
     }));
@@ -182,12 +182,6 @@ fn of_destination(row: &Value, destination: &str) -> Option<Reason> {
         )),
         _ => None,
     }
-}
-
-fn sentence(text: &str) -> String {
-    let mut chars = text.chars();
-    let first = chars.next().map(|c| c.to_uppercase().to_string()).unwrap_or_default();
-    format!("{first}{}.", chars.as_str())
 }
 
 #[cfg(test)]
@@ -296,7 +290,7 @@ mod tests {
             "{}",
             reasons[0].0
         );
-        assert_eq!(reasons[1].0, "Outbox.enabled is off: messages wait.");
+        assert_eq!(reasons[1].0, "outbox.enabled is off: messages wait.");
         assert!(reasons[2].0.contains("paused by ann"));
     }
 
