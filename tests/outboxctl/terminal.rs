@@ -149,6 +149,20 @@ fn it_asks_with_the_count_and_does_only_what_is_agreed_to() {
 }
 
 #[test]
+fn no_more_is_changed_than_was_counted() {
+    let cluster = quiet_cluster();
+    dead_letter(&cluster);
+    let string = cluster.conn_string(DB);
+    let mut seated = Seated::start(&["discard", "--type", "T", "-d", &string], &[]);
+    seated.wait_to_see("Discard 1 dead letter? [y/N]");
+    dead_letter(&cluster);
+    seated.type_in("y\n");
+    let (code, seen) = seated.end();
+    assert!(code == 0 && seen.contains("Discarded: 1 dead letter."), "{seen}");
+    assert_eq!(dead(&cluster), 1, "nobody has agreed to the one that came meanwhile");
+}
+
+#[test]
 fn a_row_is_a_line_and_colours_are_only_for_who_wants_them() {
     let cluster = quiet_cluster();
     dead_letter(&cluster);

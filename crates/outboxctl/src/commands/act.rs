@@ -419,13 +419,19 @@ async fn act(
     reason: &Option<String>,
 ) -> Result<Option<String>, Failure> {
     let client = &session.client;
-    let done = match verb {
-        Verb::Retry => {
+    let done = match (verb, reason) {
+        (Verb::Retry, None) => {
+            let sql = "select outbox_retry($1, $2)";
+            session.until_done(client.query_one(sql, &[&seq, &destination])).await
+        }
+        // Only the function for many takes a reason to the audit.
+        (Verb::Retry, Some(reason)) => {
+            let sql = "select outbox_retry_where(destination => $2, seq_from => $1, seq_to => $1, reason => $3, dry_run => false) > 0";
             session
-                .until_done(client.query_one("select outbox_retry($1, $2)", &[&seq, &destination]))
+                .until_done(client.query_one(sql, &[&seq, &destination, reason]))
                 .await
         }
-        Verb::Discard => {
+        (Verb::Discard, _) => {
             let sql = "select outbox_discard($1, $2, $3)";
             session
                 .until_done(client.query_one(sql, &[&seq, &destination, reason]))
@@ -435,6 +441,9 @@ async fn act(
     match done {
         Ok(row) if row.get(0) => Ok(None),
         Ok(_) => Ok(Some(match verb {
+            Verb::Retry if reason.is_some() => {
+                "it is no dead letter, and only with those a reason is written down".into()
+            }
             Verb::Retry => "it is in flight, has ended, or waits behind another of its key".into(),
             Verb::Discard => "it has ended, or there is none".into(),
         })),
