@@ -267,7 +267,7 @@ async fn counted_first(
         )?;
         return Ok(ExitCode::SUCCESS);
     }
-    consent.ask(&format!("{} {what}?", capitalised(verb)))?;
+    consent.ask(&format!("{} {what}?", capitalised(verb))).await?;
     // What came meanwhile was not counted, so nobody has agreed to it.
     let agreed = i32::try_from(found).ok().or(criteria.max_rows());
     let done = call().run(&session, agreed, &consent.reason, false).await?;
@@ -307,26 +307,39 @@ fn capitalised(verb: &str) -> &'static str {
 
 impl Consent {
     /// Asks, unless that was answered beforehand. Who cannot be asked has not agreed.
-    fn ask(&self, question: &str) -> Result<(), Failure> {
+    async fn ask(&self, question: &str) -> Result<(), Failure> {
         if self.yes {
             return Ok(());
         }
         if !stdin().is_terminal() || !stderr().is_terminal() {
-            return Err(Failure::new(
-                Code::Refused,
-                format!("{question} There is no terminal to ask on; nothing is changed."),
-            )
-            .hint("Say --yes, or look first with --dry-run."));
+            let message = format!("{question} There is no terminal to ask on; nothing is changed.");
+            return Err(Failure::new(Code::Refused, message).hint("Say --yes, or look first with --dry-run."));
         }
         eprint!("{question} [y/N] ");
-        let mut answer = String::new();
-        let read = stderr().flush().and_then(|()| stdin().lock().read_line(&mut answer));
-        match read {
-            Ok(_) if ["y", "yes"].contains(&answer.trim().to_lowercase().as_str()) => Ok(()),
-            _ => Err(Failure::new(Code::Refused, "you did not agree; nothing is changed")),
+        let _ = stderr().flush();
+        let answer = tokio::task::spawn_blocking(|| {
+            let mut answer = String::new();
+            stdin()
+                .lock()
+                .read_line(&mut answer)
+                .map(|_| answer.trim().to_lowercase())
+        });
+        let answer = tokio::select! {
+            answer = answer => answer,
+            // A statement that can be cancelled has taken Ctrl-C from the system; and a read that has begun cannot be taken back.
+            _ = tokio::signal::ctrl_c() => {
+                eprintln!("\noutboxctl: {NOT_AGREED}");
+                std::process::exit(i32::from(Code::Refused as u8));
+            }
+        };
+        match answer {
+            Ok(Ok(answer)) if answer == "y" || answer == "yes" => Ok(()),
+            _ => Err(Failure::new(Code::Refused, NOT_AGREED)),
         }
     }
 }
+
+const NOT_AGREED: &str = "you did not agree; nothing is changed";
 
 // ---- one by one -----------------------------------------------------------------------------------------------------
 
@@ -350,7 +363,9 @@ async fn by_seq(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCo
             ),
         );
     } else if !chosen.is_empty() {
-        args.consent.ask(&format!("{} {what}?", capitalised(verb.word())))?;
+        args.consent
+            .ask(&format!("{} {what}?", capitalised(verb.word())))
+            .await?;
         for (seq, destination) in &chosen {
             let problem = act(&session, verb, *seq, destination, &args.consent.reason).await?;
             results
