@@ -248,6 +248,11 @@ fn status_tells_what_is_there_and_what_is_wrong() {
     ] {
         assert!(page.contains(part), "{part} in {page}");
     }
+    let show = Ctl::new(&cluster, &["show", "1"]).run().well();
+    assert!(
+        show.contains("cannot be reached") && show.contains("remedy: start the broker"),
+        "{show}"
+    );
     let check = Ctl::new(&cluster, &["check"]).run();
     assert_eq!(check.code, 1, "{check:?}");
     assert!(
@@ -268,6 +273,9 @@ fn a_destination_that_works_passes_its_check() {
         DB,
         &format!("create server hook foreign data wrapper outbox_http options (url '{url}')"),
     );
+    let connected =
+        "select exists (select from outbox_destination_status where destination = 'hook' and state = 'connected')";
+    wait_true(&cluster, "a worker to serve it", connected);
     let check = Ctl::new(&cluster, &["check", "hook", "--json"]).run().json();
     assert_eq!(check["ok"], true, "{check}");
     assert_eq!(Ctl::new(&cluster, &["check", "nowhere"]).run().code, 1);

@@ -139,12 +139,14 @@ async fn why(session: &Session, message: &Value) -> Result<Vec<Reason>, Failure>
         .as_i64()
         .and_then(|partition| i16::try_from(partition).ok());
     let key = message["key"].as_str();
-    // What is wrong with one destination stands in its own row.
+    // What is wrong with one destination stands in its own row; but for a broker only health knows the remedy.
     let problems = session
         .rows(
-            r#"select "check", problem, remedy from outbox_health
-               where not ok and "check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source')"#,
-            &[],
+            r#"select h."check", h.problem, h.remedy from outbox_health h
+               where not h.ok and (h."check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source')
+                 or h."check" = 'broker' and case when $1 = 'default' then h.problem not like 'destination %: %'
+                                             else starts_with(h.problem, format('destination %I: ', $1)) end)"#,
+            &[&destination],
         )
         .await?;
     let destinations = session
