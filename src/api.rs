@@ -436,6 +436,11 @@ fn outbox_note_ended(published: i64, failed: i64, gone: i64) {
     wake::note_ended(Ended::of(published, failed, gone));
 }
 
+#[pg_extern(sql = false)]
+fn outbox_note_took(took_us: Vec<i64>) {
+    wake::note_took(took_us);
+}
+
 /// seq NULL: nobody knows which messages they were.
 #[pg_extern(sql = false)]
 fn outbox_note_fault(

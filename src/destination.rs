@@ -5,7 +5,6 @@ use crate::broker::{Broker, Outcomes, Status};
 use crate::config::Settings;
 use crate::faults::{self, Fault};
 use crate::figures::Figures;
-use crate::minutes::Took;
 use crate::pg::tid::Tid;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::ports::{STATEMENT_TIMEOUT_MS, Shared, Tables, in_transaction};
@@ -13,6 +12,7 @@ use crate::shmem;
 use crate::store::{Described, Settlement, Store, now_us};
 use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Held, Sharing, Tally};
 use outbox_core::message::{Outcome, Text};
+use outbox_core::minutes::Took;
 use outbox_core::pace::Pace;
 use outbox_core::partition::Partition;
 use outbox_core::route::{Route, Template, TransportKind};
@@ -115,7 +115,7 @@ impl Destination {
             reported: None,
             proven: true,
             figures: Figures::of(&description.name),
-            took: Took::new(),
+            took: Took::default(),
             ended: Ended::default(),
             pace: Pace::new(0, 1, common.now_us()),
             wants_look: false,

@@ -14,7 +14,6 @@ mod figures;
 mod hooks;
 mod launcher;
 mod limits;
-mod minutes;
 mod pg;
 mod ports;
 mod registry;

@@ -2,10 +2,10 @@
 //! says who writes it. Nothing here is an authority: the tables are; a lost value costs a poll or a wrong digit.
 
 use crate::asks::{Answer, Ask, Report};
-use crate::minutes::{Minutes, Took};
 use crate::pg::shmem::{Shareable, Shared, SharedSlice, request};
 use crate::pg::{bgworker, catalog, latch, xact};
 use crate::{faults, figures, registry, ticks};
+use outbox_core::minutes::{Minutes, Took};
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::settle::Ended;
 use std::sync::atomic::{

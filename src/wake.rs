@@ -9,6 +9,7 @@ use crate::pg::xact::{self, End};
 use crate::shmem::Class;
 use crate::store::now_us;
 use crate::{asks, capture, faults, figures, registry, shmem};
+use outbox_core::minutes::Took;
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
 use std::cell::{Cell, RefCell};
@@ -23,6 +24,8 @@ thread_local! {
     static LOWS: RefCell<BTreeMap<(Class, Partition), i64>> = const { RefCell::new(BTreeMap::new()) };
     /// (savepoint, what a relay ended in it)
     static ENDED: RefCell<Vec<(u32, Ended)>> = const { RefCell::new(Vec::new()) };
+    /// (savepoint, in how many µs a message got through that a relay published in it)
+    static TOOK: RefCell<Vec<(u32, i64)>> = const { RefCell::new(Vec::new()) };
     /// (savepoint, messages that failed in it)
     static FAULTS: RefCell<Vec<(u32, Fault)>> = const { RefCell::new(Vec::new()) };
     static WAITING: Cell<bool> = const { Cell::new(false) };
@@ -85,6 +88,12 @@ pub fn note_ended(ended: Ended) {
         Some((last, sum)) if *last == savepoint => sum.add(ended),
         _ => entries.push((savepoint, ended)),
     });
+}
+
+/// So long took messages that a relay published in this transaction.
+pub fn note_took(took_us: Vec<i64>) {
+    let savepoint = xact::current_savepoint();
+    TOOK.with_borrow_mut(|entries| entries.extend(took_us.into_iter().map(|took_us| (savepoint, took_us))));
 }
 
 /// In this transaction messages failed. Of more kinds than are kept the rest is left out.
@@ -196,6 +205,7 @@ fn ended(end: End) {
         End::SavepointReleased { id, into } => {
             ENQUEUED.with_borrow_mut(|entries| move_up(entries, id, into));
             ENDED.with_borrow_mut(|entries| move_up(entries, id, into));
+            TOOK.with_borrow_mut(|entries| move_up(entries, id, into));
             FAULTS.with_borrow_mut(|entries| move_up(entries, id, into));
             PENDING.with_borrow_mut(|entries| {
                 move_up(entries, id, into);
@@ -205,6 +215,7 @@ fn ended(end: End) {
         End::SavepointAborted { id } => {
             ENQUEUED.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
             ENDED.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
+            TOOK.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
             FAULTS.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
             PENDING.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
             capture::savepoint_aborted(id);
@@ -243,6 +254,13 @@ fn tell_ended() {
             database.settled(&sum, now_us());
         }
     });
+    TOOK.with_borrow(|entries| {
+        if let (false, Some(database)) = (entries.is_empty(), shmem::my_database()) {
+            let mut took = Took::default();
+            entries.iter().for_each(|(_, took_us)| took.note(*took_us));
+            database.confirmed(&mut took, now_us());
+        }
+    });
 }
 
 /// The transaction is over, however it ended: messages may have waited for its own.
@@ -264,6 +282,7 @@ fn leave() {
     stop_asking();
     ENQUEUED.with_borrow_mut(Vec::clear);
     ENDED.with_borrow_mut(Vec::clear);
+    TOOK.with_borrow_mut(Vec::clear);
     FAULTS.with_borrow_mut(Vec::clear);
     PENDING.with_borrow_mut(Vec::clear);
     LOWS.with_borrow_mut(BTreeMap::clear);

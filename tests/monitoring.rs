@@ -203,6 +203,8 @@ fn what_relays_end_is_counted_when_they_commit_and_not_before() {
     let row = relay.query_one("select outbox_mark_published($1, $2)", &[&second.0, &second.1]);
     assert!(row.expect("mark published").get::<_, bool>(0));
     assert_eq!(sums(&cluster, DB), [1, 1, 0]);
+    let in_time = "select max(p95_ms) between 0.1 and 3600000 and count(p95_ms) = 1 from outbox_throughput";
+    assert!(cluster.query_one::<bool>(DB, in_time), "of a relay too");
     wait_true(
         &cluster,
         "the failed one to be due",

@@ -27,6 +27,7 @@
 //! - [`fault`]: what kind of failure an error text tells of, and which make one group.
 //! - [`backoff`]: how long a failed message waits.
 //! - [`latency`]: how long messages took, counted in buckets.
+//! - [`minutes`]: what was delivered in each of the last minutes.
 
 pub mod backoff;
 pub mod budget;
@@ -41,6 +42,7 @@ pub mod hold;
 pub mod latency;
 pub mod lease;
 pub mod message;
+pub mod minutes;
 pub mod pace;
 pub mod partition;
 pub mod route;

@@ -1,9 +1,9 @@
-//! What a database delivered in each of the last minutes, in shared memory: a ring, one place a minute. Counted by workers
-//! at settle and by sessions at COMMIT, all of them in the same places without a lock; read by outbox_throughput. As in
-//! `shmem`, nothing here is an authority, and a restart of the server begins anew.
+//! What was delivered in each of the last minutes: a ring, one place a minute, that processes share and count in without a
+//! lock. It lies in the shared memory of the server, one of each database; counted by workers at settle and by sessions at
+//! COMMIT, read by outbox_throughput. It is no authority: a restart of the server begins anew.
 
-use outbox_core::latency::{self, BUCKETS};
-use outbox_core::settle::Ended;
+use crate::latency::{self, BUCKETS};
+use crate::settle::Ended;
 use std::sync::atomic::{
     AtomicI64, AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -17,9 +17,12 @@ const MINUTE_US: i64 = 60_000_000;
 /// Somebody makes a place ready for another minute.
 const CLEARING: i64 = -1;
 
+/// Only atomics; zero is a valid value of each.
+#[derive(Debug)]
 #[repr(C)]
 pub struct Minutes([Minute; KEPT]);
 
+#[derive(Debug)]
 #[repr(C)]
 struct Minute {
     /// Which one, counted from 1970, or `CLEARING`. Written by who is the first to count in it.
@@ -32,16 +35,32 @@ struct Minute {
     took: [AtomicU32; BUCKETS],
 }
 
-/// How long messages took, counted by one worker until it settles them: so the shared counts are touched once a batch.
+/// How long messages took, counted by one process until they are settled: so the shared counts are touched once a batch.
+#[derive(Clone, Debug)]
 pub struct Took([u32; BUCKETS]);
 
-impl Took {
-    pub fn new() -> Self {
+impl Default for Took {
+    fn default() -> Self {
         Self([0; BUCKETS])
     }
+}
 
+impl Took {
     pub fn note(&mut self, took_us: i64) {
         self.0[latency::bucket(took_us)] += 1;
+    }
+}
+
+impl Default for Minutes {
+    fn default() -> Self {
+        let minute = || Minute {
+            number: AtomicI64::new(0),
+            published: AtomicU64::new(0),
+            retried: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            took: std::array::from_fn(|_| AtomicU32::new(0)),
+        };
+        Self(std::array::from_fn(|_| minute()))
     }
 }
 
@@ -53,7 +72,7 @@ impl Minutes {
         }
     }
 
-    /// Called in the commit callback: no allocation, no error.
+    /// Neither allocates nor fails.
     pub fn count(&self, ended: &Ended, now_us: i64) {
         let minute = self.open(now_us);
         minute.published.fetch_add(ended.published, Relaxed);
@@ -61,7 +80,7 @@ impl Minutes {
         minute.failed.fetch_add(ended.buried(), Relaxed);
     }
 
-    /// Takes over what was counted so far.
+    /// Takes over what was counted so far. Neither allocates nor fails.
     pub fn count_times(&self, took: &mut Took, now_us: i64) {
         let minute = self.open(now_us);
         for (shared, count) in minute.took.iter().zip(&mut took.0).filter(|(_, count)| **count > 0) {
@@ -88,7 +107,7 @@ impl Minutes {
                 minute.number.store(number, Release);
                 return minute;
             }
-            std::thread::yield_now();
+            std::hint::spin_loop(); // it is soon done
         }
     }
 
