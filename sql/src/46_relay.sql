@@ -39,10 +39,15 @@ returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'o
 comment on function @extschema@.outbox_note_ended(bigint, bigint, bigint) is
   'Internal: at COMMIT, counts what a relay has ended and wakes who waits for it.';
 
+create function @extschema@.outbox_note_took(took_us bigint[])
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_took_wrapper';
+comment on function @extschema@.outbox_note_took(bigint[]) is
+  'Internal: at COMMIT, tells outbox_throughput in how many µs messages went from enqueue to confirm that a relay has published.';
+
 create function @extschema@.outbox_firsts(
   destination text, partitions smallint[], lane_rows integer, out tid tid, out seq bigint, out key text
 ) returns setof record language sql stable
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
   with closed as materialized (
     select g.partition, g.key, g.head from @extschema@.outbox_gates($2) g where g.destination = $1 and g.head is not null
   ), lane as (
@@ -96,7 +101,7 @@ create function @extschema@.outbox_fetch_unpublished(
   out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text, out created_at timestamptz,
   out replayed boolean
 ) returns setof record language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
 #variable_conflict use_column
 declare
   to_destination constant text := coalesce(outbox_fetch_unpublished.destination, 'default');
@@ -218,7 +223,7 @@ declare
   message record;
 begin
   perform @extschema@.outbox_commit_durably();
-  select o.ctid as tid, o.partition, o.key, o.attempts into message from @extschema@.outbox o
+  select o.ctid as tid, o.partition, o.key, o.attempts, o.enqueued_at into message from @extschema@.outbox o
   where o.destination = to_destination and o.partition = any (settings.partitions) and o.seq = outbox_end_claim.seq
     and o.claim_token = outbox_end_claim.claim_token and o.claim_token < 0 and o.claim_until > clock_timestamp()
   for update;
@@ -241,6 +246,9 @@ begin
   end if;
   perform @extschema@.outbox_note_ended(published::integer, (not published)::integer, (verdict[1] <> 'r')::integer);
   perform @extschema@.outbox_note_pending(to_destination, -(verdict[1] <> 'r')::integer);
+  if published then
+    perform @extschema@.outbox_note_took(array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
+  end if;
   return true;
 end
 $$;
