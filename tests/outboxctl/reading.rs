@@ -364,6 +364,8 @@ fn who_may_only_look_sees_no_payload_and_changes_nothing() {
         let refused = of("watcher", args).failed(5);
         assert!(refused.contains("outbox_admin"), "{args:?}: {refused}");
     }
+    let by_type = of("watcher", &["list", "--type", "T"]).failed(5);
+    assert!(by_type.contains("cannot be chosen by their events"), "{by_type}");
     let refused = of("nobody", &["status"]).failed(5);
     assert!(refused.contains("GRANT outbox_monitor"), "{refused}");
 }

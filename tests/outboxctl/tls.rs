@@ -4,16 +4,19 @@ use crate::common::*;
 use crate::connection::{Way, who_may};
 use crate::quiet_cluster;
 use serde_json::Value;
-use support::{Authority, Cluster};
+use support::{Authority, Certificate, Cluster};
 
 /// A server that speaks TLS, with a certificate for 127.0.0.1.
 fn tls_cluster(authority: &Authority) -> Cluster {
+    tls_cluster_with(&authority.issue("127.0.0.1"), &authority.cert_pem)
+}
+
+fn tls_cluster_with(certificate: &Certificate, clients: &str) -> Cluster {
     let cluster = quiet_cluster();
-    let certificate = authority.issue("127.0.0.1");
     let file = |name: &str, text: &str| server_file(&cluster, name, text, 0o600).display().to_string();
     cluster.write_conf("ssl_cert_file", &file("server.pem", &certificate.cert_pem));
     cluster.write_conf("ssl_key_file", &file("server.key", &certificate.key_pem));
-    cluster.write_conf("ssl_ca_file", &file("clients.pem", &authority.cert_pem));
+    cluster.write_conf("ssl_ca_file", &file("clients.pem", clients));
     cluster.set_conf("ssl", "on");
     cluster
 }
@@ -129,4 +132,28 @@ fn a_refused_certificate_is_told_with_what_to_do() {
     );
     let name = said("localhost", &authority);
     assert!(name.contains("localhost") && name.contains("subjectAltName"), "{name}");
+}
+
+/// Many a server has what `openssl req -x509` makes: one certificate that is an authority's and the server's own.
+#[test]
+fn a_certificate_that_signs_itself_is_trusted_by_whoever_has_it() {
+    let own = Authority::self_signed("127.0.0.1", false);
+    let cluster = tls_cluster_with(&own, &own.cert_pem);
+    let other = Authority::self_signed("127.0.0.1", false);
+    for (host, mode, trusted, expected) in [
+        ("127.0.0.1", "verify-full", &own, Some(true)),
+        ("127.0.0.1", "verify-ca", &own, Some(true)),
+        ("localhost", "verify-ca", &own, Some(true)),
+        ("localhost", "verify-full", &own, None),
+        ("127.0.0.1", "verify-ca", &other, None),
+    ] {
+        let way = Way::to(string(&cluster, host, "postgres", &format!("sslmode={mode}")));
+        let way = way.file(".postgresql/root.crt", &trusted.cert_pem, 0o644);
+        assert_eq!(encrypted(&cluster, way), expected, "{host} {mode}");
+    }
+    let expired = Authority::self_signed("127.0.0.1", true);
+    let cluster = tls_cluster_with(&expired, &expired.cert_pem);
+    let way = Way::to(string(&cluster, "127.0.0.1", "postgres", "sslmode=verify-ca"));
+    let way = way.file(".postgresql/root.crt", &expired.cert_pem, 0o644);
+    assert_eq!(encrypted(&cluster, way), None, "it has run out");
 }

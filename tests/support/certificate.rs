@@ -39,6 +39,21 @@ impl Authority {
         self.sign(params)
     }
 
+    /// A certificate that an authority has made for itself, and a server shows as its own: what `openssl req -x509` makes.
+    pub fn self_signed(name: &str, expired: bool) -> Certificate {
+        let key = KeyPair::generate().expect("a key");
+        let mut params = params_of(name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        if expired {
+            params.not_before = date_time_ymd(2019, 1, 1);
+            params.not_after = date_time_ymd(2020, 2, 29);
+        }
+        Certificate {
+            cert_pem: params.self_signed(&key).expect("a certificate").pem(),
+            key_pem: key.serialize_pem(),
+        }
+    }
+
     fn sign(&self, params: CertificateParams) -> Certificate {
         let key = KeyPair::generate().expect("a key");
         Certificate {

@@ -5,11 +5,12 @@
 
 use super::target::{Roots, SslMode, TlsWanted};
 use crate::failure::{Code, Failure};
-use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -37,7 +38,7 @@ pub fn config(wanted: &TlsWanted, begun: Arc<AtomicBool>) -> Result<ClientConfig
         versions.push(&rustls::version::TLS13);
     }
     let verifier = Verifier {
-        trusted: trusted(&wanted.roots, &provider)?,
+        trusted: Trusted::read(&wanted.roots, &provider)?,
         check_name: wanted.mode == SslMode::VerifyFull,
         provider: Arc::clone(&provider),
         begun,
@@ -57,21 +58,59 @@ pub fn config(wanted: &TlsWanted, begun: Arc<AtomicBool>) -> Result<ClientConfig
     Ok(config)
 }
 
-fn trusted(roots: &Roots, provider: &Arc<CryptoProvider>) -> Result<Option<Arc<WebPkiServerVerifier>>, Failure> {
-    let path = match roots {
-        Roots::None => return Ok(None),
-        Roots::File(path) => path.clone(),
-        Roots::System => system_roots()?,
-    };
-    let mut store = RootCertStore::empty();
-    let (added, _) = store.add_parsable_certificates(certificates(&path)?);
-    if added == 0 {
-        return Err(unusable(&path, "none of its certificates can be read"));
+/// Whose certificates are taken.
+#[derive(Debug)]
+struct Trusted {
+    verifier: Arc<WebPkiServerVerifier>,
+    certificates: Vec<CertificateDer<'static>>,
+}
+
+impl Trusted {
+    fn read(roots: &Roots, provider: &Arc<CryptoProvider>) -> Result<Option<Self>, Failure> {
+        let path = match roots {
+            Roots::None => return Ok(None),
+            Roots::File(path) => path.clone(),
+            Roots::System => system_roots()?,
+        };
+        let certificates = certificates(&path)?;
+        let mut store = RootCertStore::empty();
+        let (added, _) = store.add_parsable_certificates(certificates.iter().cloned());
+        if added == 0 {
+            return Err(unusable(&path, "none of its certificates can be read"));
+        }
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(store), Arc::clone(provider)).build();
+        Ok(Some(Self {
+            verifier: verifier.map_err(|error| unusable(&path, &error.to_string()))?,
+            certificates,
+        }))
     }
-    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(store), Arc::clone(provider)).build();
-    match verifier {
-        Ok(verifier) => Ok(Some(verifier)),
-        Err(error) => Err(unusable(&path, &error.to_string())),
+
+    /// The verdict on a certificate, its name included.
+    fn judge(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        now: UnixTime,
+    ) -> Result<(), Error> {
+        let verdict = self
+            .verifier
+            .verify_server_cert(end_entity, intermediates, server_name, &[], now);
+        match verdict {
+            Ok(_) => Ok(()),
+            // An authority's certificate as the server's own: not for webpki, but good for OpenSSL where it is trusted itself.
+            // It has not run out, for webpki looks at that before; the name is looked at here.
+            Err(Error::InvalidCertificate(CertificateError::Other(problem)))
+                if format!("{problem:?}").contains("CaUsedAsEndEntity")
+                    && self
+                        .certificates
+                        .iter()
+                        .any(|trusted| trusted.as_ref() == end_entity.as_ref()) =>
+            {
+                verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)
+            }
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -124,7 +163,7 @@ fn unusable(path: &Path, problem: &str) -> Failure {
 /// Checks of a server's certificate what the mode asks for.
 #[derive(Debug)]
 struct Verifier {
-    trusted: Option<Arc<WebPkiServerVerifier>>,
+    trusted: Option<Trusted>,
     check_name: bool,
     provider: Arc<CryptoProvider>,
     begun: Arc<AtomicBool>,
@@ -136,19 +175,19 @@ impl ServerCertVerifier for Verifier {
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         server_name: &ServerName<'_>,
-        ocsp_response: &[u8],
+        _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         self.begun.store(true, Ordering::Relaxed);
         let Some(trusted) = &self.trusted else {
             return Ok(ServerCertVerified::assertion());
         };
-        match trusted.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
+        match trusted.judge(end_entity, intermediates, server_name, now) {
             // The name is looked at last: whoever gets that far has a certificate of a trusted issuer.
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) if !self.check_name => Ok(ServerCertVerified::assertion()),
-            verdict => verdict,
+            verdict => verdict.map(|()| ServerCertVerified::assertion()),
         }
     }
 
@@ -189,10 +228,6 @@ pub fn hint(problem: &str) -> Option<&'static str> {
         (
             "NotValidForName",
             "Connect by a name that the certificate is for (its subjectAltName), or use sslmode=verify-ca.",
-        ),
-        (
-            "CaUsedAsEndEntity",
-            "The server's certificate is that of an authority itself; give the server one that an authority issued.",
         ),
         (
             "does not support TLS",
