@@ -298,6 +298,38 @@ fn status_tells_what_is_there_and_what_is_wrong() {
 }
 
 #[test]
+fn a_standby_can_be_looked_at_and_says_what_it_is() {
+    let cluster = quiet_cluster();
+    cluster.exec(DB, "select outbox_publish('T', '{}', 'order', '1')");
+    let standby = cluster.copy(true, &[]);
+    let status = Ctl::new(&standby, &["status", "--json"]).run().json();
+    assert_eq!(status["standby"], true);
+    assert!(
+        Ctl::new(&standby, &["status"])
+            .run()
+            .well()
+            .contains("standby: nothing is delivered from here")
+    );
+    assert_eq!(seqs(&standby, &[]), [1]);
+    assert!(
+        Ctl::new(&standby, &["show", "1"])
+            .run()
+            .well()
+            .contains("This server is a standby")
+    );
+    let refused = Ctl::new(&standby, &["discard", "1", "--yes"]).run().failed(5);
+    assert!(
+        refused.contains("read-only") || refused.contains("recovery"),
+        "{refused}"
+    );
+    let target = format!("{} target_session_attrs=primary", standby.conn_string(DB));
+    let way = crate::connection::Way::to(&target);
+    assert_eq!(way.as_psql(&standby), None);
+    let way = crate::connection::Way::to(target.replace("primary", "standby"));
+    assert!(way.as_psql(&standby).is_some());
+}
+
+#[test]
 fn a_destination_that_works_passes_its_check() {
     let receiver = Receiver::start(|_| Reply::status(200));
     let cluster = unconnected_cluster("", "x", &["outbox.http_allow = '127.0.0.1'"]);

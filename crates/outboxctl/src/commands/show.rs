@@ -126,6 +126,7 @@ async fn why(session: &Session, message: &Value) -> Result<Vec<Reason>, Failure>
     if matches!(text(message, "status"), "published" | "discarded" | "dead") {
         return Ok(reasons(&Facts {
             message,
+            standby: false,
             problems: &[],
             destination: &Value::Null,
             partition: &Value::Null,
@@ -188,9 +189,11 @@ async fn why(session: &Session, message: &Value) -> Result<Vec<Reason>, Failure>
             &[&seq],
         )
         .await?;
+    let standby = session.rows("select pg_is_in_recovery() as standby", &[]).await?[0]["standby"] == true;
     let first = |rows: Vec<Value>| rows.into_iter().next().unwrap_or_default();
     Ok(reasons(&Facts {
         message,
+        standby,
         problems: &problems,
         destination: &first(destinations),
         partition: &first(partitions),

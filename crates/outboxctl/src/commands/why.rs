@@ -8,6 +8,8 @@ use serde_json::Value;
 /// What is known of a message beside its own row. What there is none of is null.
 pub struct Facts<'a> {
     pub message: &'a Value,
+    /// The server follows another one.
+    pub standby: bool,
     /// Problems of outbox_health that keep every message, or those for its destination: `check, problem, remedy`.
     pub problems: &'a [Value],
     /// Its row of outbox_destination_status.
@@ -57,6 +59,12 @@ pub fn reasons(facts: &Facts<'_>) -> Vec<Reason> {
         return vec![reason(
             why,
             format!("{}, or {}", command("retry", seq), command("discard", seq)),
+        )];
+    }
+    if facts.standby {
+        return vec![reason(
+            "This server is a standby: the workers of its primary deliver.",
+            None,
         )];
     }
     let mut reasons = Vec::new();
@@ -204,6 +212,7 @@ mod tests {
         let [destination, partition, ahead, transaction] = &others;
         let facts = Facts {
             message: &message,
+            standby: message["standby"] == true,
             problems: &problems,
             destination,
             partition,
@@ -267,6 +276,14 @@ mod tests {
             json!({ "seq": 3, "status": "retrying", "last_error": "x", "available_at": "2026-11-21T05:12:18Z" });
         let reasons = why(message("pending"), |others, _| others[2] = ahead.clone());
         assert_eq!(reasons[0].1, "outboxctl retry 3");
+    }
+
+    #[test]
+    fn on_a_standby_nothing_else_matters() {
+        let mut pending = message("pending");
+        pending["standby"] = true.into();
+        let reasons = why(pending, |others, _| others[0]["state"] = "not served".into());
+        assert!(reasons.len() == 1 && reasons[0].0.contains("standby"), "{reasons:?}");
     }
 
     #[test]
