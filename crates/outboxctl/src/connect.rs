@@ -389,7 +389,8 @@ async fn begin(client: Client, stop: Stop, target: &Target, wanted: SessionWante
         .query_one(
             "select pg_catalog.current_setting('server_version'), pg_catalog.current_database()::text, x.extversion,
                     n.nspname::text,
-                    -- The schema of the extension, wherever it was created, and nothing that others could put before it.
+                    -- The schema of the extension, wherever it was created. Others may create there too, so calls name the types of
+                    -- their arguments: a function that fits better would be taken.
                     case when n.oid is not null
                          then pg_catalog.set_config('search_path', pg_catalog.format('pg_catalog, %I, pg_temp', n.nspname), false) end,
                     case when $1::text is not null then pg_catalog.set_config('TimeZone', $1, false) end,

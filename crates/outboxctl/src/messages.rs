@@ -470,7 +470,7 @@ fn with_events(parts: &str, events: bool) -> String {
         ),
     };
     format!(
-        "select m.seq, m.destination, outbox_partition_label(m.partition) as partition_key, m.key, m.status, m.attempts,
+        "select m.seq, m.destination, outbox_partition_label(m.partition::integer) as partition_key, m.key, m.status, m.attempts,
                 m.available_at, m.enqueued_at, m.ended_at,
                 extract(epoch from statement_timestamp() - coalesce(m.ended_at, m.enqueued_at))::float8 as age_s,
                 m.last_error, m.replayed, m.expires_at, {columns}

@@ -436,18 +436,18 @@ async fn act(
     let client = &session.client;
     let done = match (verb, reason) {
         (Verb::Retry, None) => {
-            let sql = "select outbox_retry($1, $2)";
+            let sql = "select outbox_retry($1::bigint, $2::text)";
             session.until_done(client.query_one(sql, &[&seq, &destination])).await
         }
         // Only the function for many takes a reason to the audit.
         (Verb::Retry, Some(reason)) => {
-            let sql = "select outbox_retry_where(destination => $2, seq_from => $1, seq_to => $1, reason => $3, dry_run => false) > 0";
+            let sql = "select outbox_retry_where(destination => $2::text, seq_from => $1::bigint, seq_to => $1::bigint, reason => $3::text, dry_run => false) > 0";
             session
                 .until_done(client.query_one(sql, &[&seq, &destination, reason]))
                 .await
         }
         (Verb::Discard, _) => {
-            let sql = "select outbox_discard($1, $2, $3)";
+            let sql = "select outbox_discard($1::bigint, $2::text, $3::text)";
             session
                 .until_done(client.query_one(sql, &[&seq, &destination, reason]))
                 .await

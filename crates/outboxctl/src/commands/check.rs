@@ -17,7 +17,10 @@ pub struct CheckArgs {
 pub async fn run(context: &Context, args: &CheckArgs) -> Result<ExitCode, Failure> {
     let session = context.reader().await?;
     let steps = session
-        .rows("select step, ok, detail from outbox_check($1)", &[&args.destination])
+        .rows(
+            "select step, ok, detail from outbox_check($1::text)",
+            &[&args.destination],
+        )
         .await?;
     // What nobody knows is no failure.
     let failed = steps.iter().any(|step| step["ok"] == false);

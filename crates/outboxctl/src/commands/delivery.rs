@@ -39,7 +39,7 @@ pub async fn pause(context: &Context, args: &PauseArgs) -> Result<ExitCode, Fail
     let session = context.actor().await?;
     let rows = session
         .rows(
-            "select outbox_pause($1, $2) as changed",
+            "select outbox_pause($1::text, $2::text) as changed",
             &[&args.destination, &args.reason],
         )
         .await?;
@@ -53,7 +53,7 @@ pub async fn pause(context: &Context, args: &PauseArgs) -> Result<ExitCode, Fail
 pub async fn resume(context: &Context, args: &ResumeArgs) -> Result<ExitCode, Failure> {
     let session = context.actor().await?;
     let rows = session
-        .rows("select outbox_resume($1) as changed", &[&args.destination])
+        .rows("select outbox_resume($1::text) as changed", &[&args.destination])
         .await?;
     let words = match rows[0]["changed"] == true {
         true => format!("Destination {} goes on.", args.destination),
@@ -77,7 +77,7 @@ pub async fn relay(context: &Context, args: &RelayArgs) -> Result<ExitCode, Fail
     let began = session.rows("select clock_timestamp()::text as at", &[]).await?;
     let rows = session
         .rows(
-            "select messages, published, failed, dead, waiting, ok from outbox_relay($1, make_interval(secs => $2::integer))",
+            "select messages, published, failed, dead, waiting, ok from outbox_relay($1::integer, make_interval(secs => $2::integer::float8))",
             &[&args.limit, &args.timeout],
         )
         .await?;

@@ -91,7 +91,7 @@ pub async fn run(context: &Context, args: &ShowArgs) -> Result<ExitCode, Failure
 /// From each table by its own index: outbox has none that begins with seq, so each lane is asked.
 async fn messages_of(session: &Session, args: &ShowArgs) -> Result<Vec<Value>, Failure> {
     let sql = "
-        select m.seq, m.destination, outbox_partition_label(m.partition) as partition_key, m.partition, m.key, m.status,
+        select m.seq, m.destination, outbox_partition_label(m.partition::integer) as partition_key, m.partition, m.key, m.status,
                m.attempts, m.crashes, m.available_at, m.enqueued_at, m.ended_at, m.last_error, m.replayed, m.expires_at,
                m.waits, m.blocks, m.claim_token
         from (
@@ -160,7 +160,7 @@ async fn why(session: &Session, message: &Value) -> Result<Vec<Reason>, Failure>
     let partitions = session
         .rows(
             "select p.lease_owner, p.first_waiting_seq, s.leasing from outbox_partition_status p, outbox_settings s
-             where p.partition_key = outbox_partition_label($1)",
+             where p.partition_key = outbox_partition_label($1::integer)",
             &[&partition.map(i32::from)],
         )
         .await?;
