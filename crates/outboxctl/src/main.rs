@@ -2,6 +2,8 @@
 
 mod connect;
 mod failure;
+mod screen;
+mod top;
 
 use clap::{Parser, Subcommand};
 use connect::ConnectArgs;
@@ -24,6 +26,8 @@ struct Cli {
 enum Command {
     /// Versions of this program, of the extension and of the server
     Version,
+    /// The outbox live, on a terminal
+    Top(top::Args),
 }
 
 #[tokio::main]
@@ -31,6 +35,7 @@ async fn main() -> ExitCode {
     let cli = Cli::parse();
     let done: Result<ExitCode, Failure> = match cli.command {
         Command::Version => version(&cli.connect).await,
+        Command::Top(args) => top::run(&cli.connect, &args).await,
     };
     done.unwrap_or_else(|failure| {
         eprintln!("outboxctl: {failure}");

@@ -1,0 +1,53 @@
+//! The terminal: taken over for the time of a screen, and given back whatever happens.
+
+use ratatui::Terminal;
+use ratatui::backend::CrosstermBackend;
+use ratatui::crossterm::cursor::Show;
+use ratatui::crossterm::execute;
+use ratatui::crossterm::terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode};
+use std::io::{self, IsTerminal, Stdout, stdout};
+use std::sync::Once;
+
+/// Whether a screen can be shown: a person sits there, at something that moves a cursor.
+pub fn is_there() -> bool {
+    stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// A terminal in raw mode, on its other screen. Dropping it brings back the first one.
+pub struct Screen(pub Terminal<CrosstermBackend<Stdout>>);
+
+impl Screen {
+    pub fn enter() -> io::Result<Self> {
+        restore_at_a_panic();
+        let mut screen = Self(Terminal::new(CrosstermBackend::new(stdout()))?);
+        // From here on each way out drops it.
+        enable_raw_mode()?;
+        execute!(stdout(), EnterAlternateScreen)?;
+        screen.0.clear()?;
+        Ok(screen)
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+/// Each step is tried whatever became of the one before; a terminal that is gone needs none.
+fn restore() {
+    let _ = disable_raw_mode();
+    let _ = execute!(stdout(), LeaveAlternateScreen, Show);
+}
+
+/// A panic prints its message to the terminal, on whichever thread: it must be the one that the person keeps.
+fn restore_at_a_panic() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let print = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            restore();
+            print(info);
+        }));
+    });
+}
