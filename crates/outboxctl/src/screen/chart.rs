@@ -5,33 +5,21 @@ use ratatui::text::Line;
 
 const EIGHTHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// How a series is laid out in so many columns: each value as wide as all can be, or several together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scale {
-    /// Columns of each value.
-    Wide(usize),
-    /// Values of each column.
-    Many(usize),
-}
-
-impl Scale {
-    pub fn of(values: usize, columns: usize) -> Self {
-        match (values, columns) {
-            (0, _) | (_, 0) => Self::Wide(1),
-            (values, columns) if values <= columns => Self::Wide((columns / values).min(3)),
-            (values, columns) => Self::Many(values.div_ceil(columns)),
+/// A series over at most so many columns: each value as wide as all can be, or `together` what falls into a column.
+pub fn spread<T: Copy>(values: &[T], columns: usize, together: impl Fn(&[T]) -> T) -> Vec<T> {
+    const WIDE_MAX: usize = 3;
+    match values.len() {
+        0 => Vec::new(),
+        n if n <= columns => {
+            let wide = (columns / n).min(WIDE_MAX);
+            values
+                .iter()
+                .flat_map(|value| std::iter::repeat_n(*value, wide))
+                .collect()
         }
-    }
-
-    /// One value a column, the newest last; `together` makes one of those that share a column.
-    pub fn spread<T: Copy>(self, values: &[T], together: impl Fn(&[T]) -> T) -> Vec<T> {
-        match self {
-            Self::Wide(columns) => {
-                let wide = values.iter().flat_map(|value| std::iter::repeat_n(*value, columns));
-                wide.collect()
-            }
-            // Counted from the end, so that the newest column is full and the oldest may be short.
-            Self::Many(n) => values.rchunks(n).rev().map(together).collect(),
+        n => {
+            let column = |c: usize| together(&values[c * n / columns..(c + 1) * n / columns]);
+            (0..columns).map(column).collect()
         }
     }
 }
@@ -73,13 +61,14 @@ mod tests {
     }
 
     #[test]
-    fn a_series_is_stretched_or_drawn_together_from_the_newest_on() {
-        let sum = |values: &[i64]| values.iter().sum();
-        let spread = |columns: usize| Scale::of(5, columns).spread(&[1, 2, 3, 4, 5], sum);
+    fn a_series_is_stretched_or_drawn_together_and_none_of_it_is_left_out() {
+        let max = |values: &[i64]| values.iter().copied().max().unwrap_or(0);
+        let spread = |columns: usize| super::spread(&[1, 2, 3, 4, 5], columns, max);
         assert_eq!(spread(5), [1, 2, 3, 4, 5]);
         assert_eq!(spread(11), [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]);
-        assert_eq!(spread(4), [1, 5, 9]);
-        assert_eq!(spread(1), [15]);
-        assert!(Scale::of(0, 10).spread(&[], sum).is_empty());
+        assert_eq!(spread(4), [1, 2, 3, 5]);
+        assert_eq!(spread(2), [2, 5]);
+        assert_eq!(spread(1), [5]);
+        assert!(spread(0).is_empty() && super::spread(&[], 10, max).is_empty());
     }
 }

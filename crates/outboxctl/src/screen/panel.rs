@@ -7,7 +7,7 @@ use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Paragraph};
+use ratatui::widgets::{Block, BorderType, Paragraph};
 
 /// What a panel shows at the width that it was made for.
 #[derive(Clone, Debug, Default)]
@@ -53,19 +53,16 @@ impl Panel {
         if area.width < 3 || area.height < 3 {
             return;
         }
-        let edge = match self.has_focus {
-            true => theme.accent(),
-            false => theme.dim(),
+        let (edge, lines, title_style) = match self.has_focus {
+            true => (theme.accent(), BorderType::Thick, theme.accent().patch(theme.strong())),
+            false => (theme.dim(), BorderType::Plain, theme.strong()),
         };
-        let title_style = match self.has_focus {
-            true => theme.accent().patch(theme.strong()),
-            false => theme.strong(),
-        };
-        let room = usize::from(area.width) - 4;
+        let room = usize::from(area.width).saturating_sub(4);
         let title = format!(" {} ", text::fit(&self.title, room));
         let left = room.saturating_sub(text::width(&title));
         let mut block = Block::bordered()
             .border_style(edge)
+            .border_type(lines)
             .title(Span::styled(title, title_style));
         if !self.remark.is_empty() && left > 4 {
             let remark = format!(" {} ", text::fit(&self.remark, left - 2));
@@ -138,14 +135,18 @@ fn heights(panels: &[Panel], room: u16) -> Vec<u16> {
             left = 0;
         }
     }
-    // Then what each would like: those of fixed size before those that grow.
+    // Then what each would like: those of fixed size before those that grow, which share line by line.
     for grows in [false, true] {
-        for (i, panel) in panels.iter().enumerate() {
-            if heights[i] > 0 && panel.grows == grows {
-                let more = left.min(panel.height() - heights[i].min(panel.height()));
-                heights[i] += more;
-                left -= more;
+        loop {
+            let wishing: Vec<usize> = (0..panels.len())
+                .filter(|i| heights[*i] > 0 && panels[*i].grows == grows && heights[*i] < panels[*i].height())
+                .take(usize::from(left))
+                .collect();
+            if wishing.is_empty() {
+                break;
             }
+            wishing.iter().for_each(|i| heights[*i] += 1);
+            left -= u16::try_from(wishing.len()).unwrap_or(left);
         }
     }
     // What is left goes to those that can use it one day, the last first.

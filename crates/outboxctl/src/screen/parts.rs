@@ -1,6 +1,6 @@
 //! The panels of a screen, each made of plain data for a width.
 
-use super::chart::{Scale, bars};
+use super::chart::{bars, spread};
 use super::model::{Destination, ErrorGroup, Message, Minute, Part, Partition, Problem, Snapshot, Ticks, Worker};
 use super::panel::Panel;
 use super::table::{self, Cell, Column};
@@ -55,10 +55,22 @@ fn prose(said: &str, width: usize, style: Style) -> Vec<Line<'static>> {
     lines.map(|line| Line::styled(line, style)).collect()
 }
 
+/// Columns that a value of the summary has at least.
+const VALUE: usize = 9;
+
+/// A count that fits there: cut off, it would be another one.
+fn total(n: i64) -> String {
+    let exact = count(n);
+    match exact.len() <= VALUE {
+        true => exact,
+        false => short(n),
+    }
+}
+
 /// `name value    name value`, in two columns where there is room.
 fn facts(facts: &[(&'static str, String, Style)], width: usize, theme: Theme) -> Vec<Line<'static>> {
     let names = facts.iter().map(|(name, ..)| text::width(name)).max().unwrap_or(0);
-    let per_line = if width >= 2 * (names + 10) + 2 { 2 } else { 1 };
+    let per_line = if width >= 2 * (names + 1 + VALUE) + 2 { 2 } else { 1 };
     let column = (width + 2) / per_line - 2;
     let fact = |(name, value, style): &(&'static str, String, Style)| {
         let room = column.saturating_sub(names + 1);
@@ -94,60 +106,50 @@ pub fn summary(snapshot: &Snapshot, width: usize, theme: Theme) -> Panel {
     let partitions: &[Partition] = snapshot.partitions.as_deref().unwrap_or_default();
     let owned = partitions.iter().filter(|partition| partition.owner.is_some()).count();
     let minutes: &[Minute] = snapshot.minutes.as_deref().unwrap_or_default();
-    let p95_ms = minutes.iter().rev().find_map(|minute| minute.p95_ms);
+    let running_p95_ms = minutes.last().and_then(|minute| minute.p95_ms);
+    let p95_ms = whole_minute(minutes)
+        .and_then(|minute| minute.p95_ms)
+        .or(running_p95_ms);
     let heartbeat = workers.iter().filter(|worker| worker.is_alive);
     let heartbeat_s = heartbeat.map(|worker| worker.heartbeat_s).reduce(f64::min);
     let oldest_s = status.oldest_s.unwrap_or(0.0);
     let dead = match status.dead {
-        10_000.. => "10,000 or more".into(),
+        10_000.. => "10,000+".into(),
         dead => count(dead),
     };
-    let mut shown = vec![
-        ("pending", known(status.pending, count), plain),
+    let ticks: &[Ticks] = snapshot.ticks.as_deref().unwrap_or_default();
+    let all: i64 = ticks.iter().map(|ticks| ticks.count).sum();
+    let tick_ms = ticks
+        .iter()
+        .map(|ticks| ticks.mean_ms * ticks.count as f64)
+        .sum::<f64>()
+        / all as f64;
+    let tick_ms = Some(tick_ms).filter(|_| all > 0);
+    let claimed_per_s = ticks.iter().map(|ticks| ticks.per_s(|ticks| ticks.claimed)).sum();
+    let shown = [
+        ("pending", known(status.pending, total), plain),
         ("oldest", known(status.oldest_s, age), alarm_if(oldest_s >= 60.0)),
-        ("in flight", known(status.in_flight, count), plain),
+        ("in flight", known(status.in_flight, total), plain),
         ("dead", dead, alarm_if(status.dead > 0)),
-        ("published", known(status.published_total, count), plain),
-        ("published/s", known(status.published_per_s, rate), plain),
-        ("failed", known(status.failed_total, count), plain),
+        ("published", known(status.published_total, total), plain),
+        ("failed", known(status.failed_total, total), plain),
+        ("tick", known(tick_ms, ms), plain),
+        ("workers", format!("{alive} of {}", workers.len()), alarm_if(alive == 0)),
         (
-            "failed/s",
+            "partitions",
+            format!("{owned} of {}", partitions.len()),
+            alarm_if(owned == 0 && !partitions.is_empty()),
+        ),
+        ("heartbeat", known(heartbeat_s, age), plain),
+        ("p95", known(p95_ms, ms), plain),
+        ("publ/s", known(status.published_per_s, rate), plain),
+        (
+            "fail/s",
             known(status.failed_per_s, rate),
             alarm_if(status.failed_per_s.unwrap_or(0.0) > 0.0),
         ),
-        ("p95", known(p95_ms, ms), plain),
-        (
-            "workers",
-            format!("{alive} of {} alive", workers.len()),
-            alarm_if(alive == 0),
-        ),
-        (
-            "partitions",
-            format!("{owned} of {} owned", partitions.len()),
-            alarm_if(owned < partitions.len() && alive == 0),
-        ),
-        ("heartbeat", known(heartbeat_s, |s| format!("{} left", age(s))), plain),
+        ("claim/s", rate(claimed_per_s), plain),
     ];
-    let ticks: &[Ticks] = snapshot.ticks.as_deref().unwrap_or_default();
-    let all: i64 = ticks.iter().map(|ticks| ticks.count).sum();
-    if all > 0 {
-        let sum = |of: fn(&Ticks) -> i64| count(ticks.iter().map(of).sum());
-        let per_s = |of: fn(&Ticks) -> i64| rate(ticks.iter().map(|ticks| ticks.per_s(of)).sum());
-        let mean_ms = ticks
-            .iter()
-            .map(|ticks| ticks.mean_ms * ticks.count as f64)
-            .sum::<f64>()
-            / all as f64;
-        shown.push(("tick mean", ms(mean_ms), plain));
-        shown.push(("ticks/s", per_s(|ticks| ticks.count), plain));
-        shown.push(("claimed/s", per_s(|ticks| ticks.claimed), plain));
-        let moved = format!(
-            "{}, released {}",
-            sum(|ticks| ticks.leased),
-            sum(|ticks| ticks.released)
-        );
-        shown.push(("leased", moved, plain));
-    }
     Panel {
         title: "Summary".into(),
         head: facts(&shown, width, theme),
@@ -155,58 +157,56 @@ pub fn summary(snapshot: &Snapshot, width: usize, theme: Theme) -> Panel {
     }
 }
 
-const BARS: usize = 4;
-
-/// Messages a minute of the last hour, and a second of this session.
-pub fn throughput(minutes: &Part<Vec<Minute>>, session_per_s: &[f64], width: usize, theme: Theme) -> Panel {
-    let mut head = Vec::new();
-    let mut remark = String::new();
-    match minutes {
+/// Messages a minute of the last hour, and a second of this session. `bar_lines` is the height of the first.
+pub fn throughput(
+    minutes: &Part<Vec<Minute>>,
+    session_per_s: &[f64],
+    bar_lines: usize,
+    width: usize,
+    theme: Theme,
+) -> Panel {
+    let mut head = match minutes {
         Err(why) => {
             let why = text::harmless(&format!("not readable: {why}"));
-            head.extend(prose(&why, width, theme.warning()));
+            prose(&why, width, theme.warning())
         }
-        Ok(minutes) => {
-            let scale = Scale::of(minutes.len(), width);
-            remark = match scale {
-                Scale::Wide(_) => "per minute, 60 minutes".into(),
-                Scale::Many(n) => format!("60 minutes, each column {n}"),
-            };
-            head.extend(hour(minutes, scale, theme));
-        }
-    }
+        Ok(minutes) => hour(minutes, bar_lines, width, theme),
+    };
     let now = session_per_s.last().copied().unwrap_or(0.0);
     let peak = session_per_s.iter().copied().fold(0.0, f64::max);
     head.push(Line::from(vec![
         Span::styled("this session  ", theme.dim()),
-        Span::styled(rate(now), theme.strong()),
-        Span::styled(format!("/s now  peak {}/s", rate(peak)), theme.dim()),
+        Span::styled(format!("{}/s", rate(now)), theme.strong()),
+        Span::styled(format!("  peak {}/s", rate(peak)), theme.dim()),
     ]));
     let recent = &session_per_s[session_per_s.len().saturating_sub(width)..];
-    head.extend(bars(recent, 2, theme.accent()));
+    head.extend(bars(recent, bar_lines / 2, theme.accent()));
     Panel {
         title: "Throughput".into(),
-        remark,
+        remark: "per minute, 60 minutes".into(),
         head,
         ..Panel::default()
     }
 }
 
-fn hour(minutes: &[Minute], scale: Scale, theme: Theme) -> Vec<Line<'static>> {
+/// The last minute that is over.
+fn whole_minute(minutes: &[Minute]) -> Option<&Minute> {
+    minutes.len().checked_sub(2).map(|i| &minutes[i])
+}
+
+fn hour(minutes: &[Minute], bar_lines: usize, width: usize, theme: Theme) -> Vec<Line<'static>> {
     let published: Vec<f64> = minutes.iter().map(|minute| minute.published as f64).collect();
-    let whole = minutes.len().checked_sub(2).map(|i| &minutes[i]);
-    let peak = minutes.iter().map(|minute| minute.published).max().unwrap_or(0);
-    let columns = scale.spread(&published, |values| values.iter().sum());
-    // One mark a column: what failed is worse than what is tried again.
-    let marks: Vec<char> = minutes
-        .iter()
-        .map(|minute| match (minute.failed > 0, minute.retried > 0) {
-            (true, _) => 'x',
-            (false, true) => 'r',
-            _ => '·',
-        })
-        .collect();
-    let marks = scale.spread(&marks, |marks| {
+    let columns = spread(&published, width, |values| {
+        values.iter().sum::<f64>() / values.len() as f64
+    });
+    let mark_of = |minute: &Minute| match (minute.failed > 0, minute.retried > 0) {
+        (true, _) => 'x',
+        (false, true) => 'r',
+        _ => '·',
+    };
+    let marks: Vec<char> = minutes.iter().map(mark_of).collect();
+    // What failed is worse than what is tried again.
+    let marks = spread(&marks, width, |marks| {
         *['x', 'r'].iter().find(|mark| marks.contains(mark)).unwrap_or(&'·')
     });
     let mark = |mark: &char| {
@@ -217,19 +217,18 @@ fn hour(minutes: &[Minute], scale: Scale, theme: Theme) -> Vec<Line<'static>> {
         };
         Span::styled(mark.to_string(), style)
     };
+    let whole = whole_minute(minutes);
+    let p95_ms = whole.and_then(|minute| minute.p95_ms);
+    let peak = minutes.iter().map(|minute| minute.published).max().unwrap_or(0);
     let mut lines = vec![Line::from(vec![
         Span::styled("last minute  ", theme.dim()),
         Span::styled(known(whole, |minute| count(minute.published)), theme.strong()),
         Span::styled(
-            format!(
-                "  p95 {}  peak {}",
-                known(whole.and_then(|minute| minute.p95_ms), ms),
-                count(peak)
-            ),
+            format!("  p95 {}  peak {}", known(p95_ms, ms), count(peak)),
             theme.dim(),
         ),
     ])];
-    lines.extend(bars(&columns, BARS, theme.good()));
+    lines.extend(bars(&columns, bar_lines, theme.good()));
     lines.push(Line::from(marks.iter().map(mark).collect::<Vec<_>>()));
     let first = minutes.first().map_or("", |minute| &minute.clock);
     let last = minutes.last().map_or("", |minute| &minute.clock);
@@ -243,7 +242,8 @@ fn hour(minutes: &[Minute], scale: Scale, theme: Theme) -> Vec<Line<'static>> {
         true => format!("{legend:^room$}"),
         false => " ".repeat(room),
     };
-    lines.push(Line::styled(format!("{first}{middle}{last}"), theme.dim()));
+    let axis = text::harmless(&format!("{first}{middle}{last}"));
+    lines.push(Line::styled(axis, theme.dim()));
     lines
 }
 
@@ -316,6 +316,7 @@ pub fn partitions(
         rows: lines.collect(),
         selected: selected.map(|i| i / per_line),
         keeps_row_style: true,
+        grows: true,
         ..Panel::default()
     }
 }
@@ -480,7 +481,7 @@ pub fn errors(rows: &Part<Vec<&ErrorGroup>>, look: Look) -> Panel {
         Column::figure("seq", 3),
         Column::prose("destination", 1, 7),
         Column::prose("kind", 2, 8),
-        Column::prose("message", 0, 12),
+        Column::prose("message", 0, 20),
     ];
     let row = |group: &&ErrorGroup| {
         vec![
@@ -519,7 +520,7 @@ pub fn messages(rows: &Part<Vec<&Message>>, look: Look) -> Panel {
         Column::figure("tries", 5),
         Column::figure("age", 4),
         Column::figure("due", 7),
-        Column::prose("why", 1, 12),
+        Column::prose("why", 1, 16),
     ];
     let row = |message: &&Message| {
         vec![

@@ -75,7 +75,12 @@ pub fn lines(
     columns_wide: usize,
     theme: Theme,
 ) -> (Line<'static>, Vec<Line<'static>>) {
-    let widths = widths(columns, rows, columns_wide);
+    // Two blanks between columns, or one where that saves a column or a word.
+    let gap = match widths(columns, rows, columns_wide, 2) {
+        (_, true) => 2,
+        (_, false) => 1,
+    };
+    let (widths, _) = widths(columns, rows, columns_wide, gap);
     let shown = || (0..columns.len()).filter(|i| widths[*i].is_some());
     let place = |i: usize, text: &str| {
         let width = widths[i].unwrap_or(0);
@@ -88,7 +93,7 @@ pub fn lines(
         let mut spans = Vec::new();
         for cell in cells {
             if !spans.is_empty() {
-                spans.push(Span::raw("  "));
+                spans.push(Span::raw(" ".repeat(gap)));
             }
             spans.push(cell);
         }
@@ -105,10 +110,8 @@ pub fn lines(
     (join(head.collect()), rows.iter().map(row).collect())
 }
 
-const GAP: usize = 2;
-
-/// The width of each column, None for one that finds no room.
-fn widths(columns: &[Column], rows: &[Vec<Cell>], room: usize) -> Vec<Option<usize>> {
+/// The width of each column, None for one that finds no room; and whether all of all is shown.
+fn widths(columns: &[Column], rows: &[Vec<Cell>], room: usize, gap: usize) -> (Vec<Option<usize>>, bool) {
     let natural: Vec<usize> = (0..columns.len())
         .map(|i| {
             let cells = rows.iter().map(|row| text::width(&row[i].text));
@@ -118,8 +121,8 @@ fn widths(columns: &[Column], rows: &[Vec<Cell>], room: usize) -> Vec<Option<usi
     let least = |i: usize| columns[i].cut_to.map_or(natural[i], |cut| natural[i].min(cut));
     let mut shown: Vec<bool> = vec![true; columns.len()];
     let sum = |shown: &[bool], width: &dyn Fn(usize) -> usize| -> usize {
-        let taken = (0..columns.len()).filter(|i| shown[*i]).map(|i| width(i) + GAP);
-        taken.sum::<usize>().saturating_sub(GAP)
+        let taken = (0..columns.len()).filter(|i| shown[*i]).map(|i| width(i) + gap);
+        taken.sum::<usize>().saturating_sub(gap)
     };
     while sum(&shown, &least) > room {
         let droppable = (0..columns.len()).filter(|i| shown[*i] && columns[*i].rank > 0);
@@ -144,7 +147,11 @@ fn widths(columns: &[Column], rows: &[Vec<Cell>], room: usize) -> Vec<Option<usi
         *width -= less;
         over -= less;
     }
-    widths
+    let is_whole = widths
+        .iter()
+        .zip(&natural)
+        .all(|(width, natural)| *width == Some(*natural));
+    (widths, is_whole)
 }
 
 #[cfg(test)]
@@ -178,10 +185,10 @@ mod tests {
                 "orders     1,234  5  a sentence␛[2J"
             ]
         );
-        assert_eq!(at(30)[1], "orders     1,234  5  a senten…");
-        assert_eq!(at(24), ["name    n  text         ", "orders  5  a sentence␛[…"]);
-        assert_eq!(at(15)[1], "orders  a sent…");
-        assert_eq!(at(9)[1].trim_end(), "orders  …");
+        assert_eq!(at(30)[1], "orders    1,234 5 a sentence␛…");
+        assert_eq!(at(22), ["name   n text         ", "orders 5 a sentence␛[…"]);
+        assert_eq!(at(13)[1], "orders a sen…");
+        assert_eq!(at(8)[1].trim_end(), "orders …");
         assert_eq!(at(0)[1].trim_end(), "");
     }
 }

@@ -3,7 +3,7 @@
 use super::state::{Pane, Row, State, orders};
 use crate::screen::model::{Destination, ErrorGroup, Letter, Message, Partition, Ticks, Worker};
 use crate::screen::text::{self, age, count, known, ms, rate};
-use ratatui::text::{Line, Span};
+use ratatui::text::Line;
 
 const KEYS: [(&str, &str); 16] = [
     ("q, ctrl-c", "quit"),
@@ -39,17 +39,17 @@ const KEYS: [(&str, &str); 16] = [
     ),
 ];
 
-pub fn help(state: &State) -> Vec<Line<'static>> {
-    let line = |(key, does): (&'static str, &'static str)| {
-        Line::from(vec![
-            Span::styled(text::left(key, 24), state.theme.accent()),
-            Span::raw(does),
-        ])
-    };
-    let mut lines: Vec<Line> = KEYS.into_iter().map(line).collect();
-    let sorts = format!("{:?} is sorted by: {}", state.pane, orders(state.pane).join(", "));
-    lines.extend([Line::raw(""), Line::styled(sorts, state.theme.dim())]);
-    lines
+pub fn help(state: &State, width: usize) -> Vec<Line<'static>> {
+    page(width.saturating_sub(2), |page| {
+        for (key, does) in KEYS {
+            page.fact(key, does);
+        }
+        page.blank();
+        page.fact(
+            &format!("{:?}", state.pane),
+            &format!("are sorted by: {}", orders(state.pane).join(", ")),
+        );
+    })
 }
 
 pub fn health(state: &State, width: usize) -> Vec<Line<'static>> {

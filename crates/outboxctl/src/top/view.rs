@@ -14,6 +14,9 @@ use ratatui::widgets::Paragraph;
 const THREE_COLUMNS: u16 = 140;
 const TWO_COLUMNS: u16 = 90;
 
+/// Below that the bars are less high.
+const LOW: u16 = 30;
+
 /// Problems that are shown above everything else; `h` shows all.
 const PROBLEMS_MAX: usize = 3;
 
@@ -43,7 +46,7 @@ pub fn draw(state: &State, frame: &mut Frame) {
     frame.render_widget(Paragraph::new(footer(state, width)), place(area.height - foot, foot));
     let body = place(head, area.height - head - foot);
     match &state.mode {
-        Mode::Help => draw_page(state, "Keys", detail::help(state), 0, frame, body),
+        Mode::Help => draw_page(state, "Keys", detail::help(state, width), 0, frame, body),
         Mode::Health { scroll } => draw_page(state, "Health", detail::health(state, width), *scroll, frame, body),
         Mode::Detail { id, scroll } => {
             let (title, lines) = detail::detail(state, id, width.saturating_sub(2));
@@ -59,7 +62,7 @@ pub fn draw(state: &State, frame: &mut Frame) {
 
 /// Lines that a frame needs to show everything, at a width.
 pub fn height_of_all(state: &State, width: u16) -> u16 {
-    let area = Rect::new(0, 0, width, 1);
+    let area = Rect::new(0, 0, width, LOW);
     let columns = columns(state, area).into_iter();
     let highest = columns.map(|(_, panels)| panels.iter().map(Panel::height).fold(0, u16::saturating_add));
     let problems = state.shown.problems.as_ref().map_or(1, Vec::len).min(PROBLEMS_MAX) as u16;
@@ -157,13 +160,14 @@ fn keys(state: &State, width: usize) -> Line<'static> {
         ("tab 1-5", "pane"),
         ("j k", "move"),
         ("enter", "detail"),
+        ("h", "health"),
         ("/", "filter"),
         ("s", "sort"),
     ];
     if state.may_act {
         keys.extend([("r", "retry"), ("d", "discard"), ("p", "pause, resume")]);
     }
-    keys.extend([("space", "hold"), ("+ -", "interval"), ("h", "health")]);
+    keys.extend([("space", "hold"), ("+ -", "interval")]);
     let mut spans = Vec::new();
     let mut used = 0;
     for (key, does) in keys {
@@ -183,37 +187,35 @@ fn keys(state: &State, width: usize) -> Line<'static> {
 /// The panels, by column.
 fn columns(state: &State, area: Rect) -> Vec<(Rect, Vec<Panel>)> {
     let column = |x: u16, width: u16| Rect::new(area.x + x, area.y, width, area.height);
+    let bar_lines = if area.height < LOW { 2 } else { 4 };
     let make = |column: Rect, which: &[Which]| {
         let width = usize::from(column.width.saturating_sub(2));
-        let panels = which.iter().map(|which| panel(state, *which, width));
+        let panels = which.iter().map(|which| panel(state, *which, bar_lines, width));
         (column, panels.collect())
     };
     use Which::{List, Summary, Throughput};
     let [partitions, workers, destinations, errors, messages] = Pane::ALL.map(List);
     match area.width {
         THREE_COLUMNS.. => {
-            let first = (area.width * 3 / 10).min(66);
-            let second = (area.width - first) * 4 / 10;
+            let first = (area.width * 28 / 100).clamp(44, 66);
+            let second = (area.width - first) * 45 / 100;
             let third = area.width - first - second;
             vec![
                 make(column(0, first), &[Summary, Throughput, partitions]),
-                make(column(first, second), &[workers, destinations]),
-                make(column(first + second, third), &[messages, errors]),
+                make(column(first, second), &[workers, destinations, errors]),
+                make(column(first + second, third), &[messages]),
             ]
         }
         TWO_COLUMNS.. => {
             let first = area.width * 9 / 20;
             vec![
-                make(column(0, first), &[Summary, Throughput, partitions]),
-                make(
-                    column(first, area.width - first),
-                    &[workers, destinations, messages, errors],
-                ),
+                make(column(0, first), &[Summary, Throughput, partitions, workers]),
+                make(column(first, area.width - first), &[destinations, errors, messages]),
             ]
         }
         width => vec![make(
             column(0, width),
-            &[Summary, Throughput, partitions, workers, destinations, messages, errors],
+            &[Summary, Throughput, partitions, workers, destinations, errors, messages],
         )],
     }
 }
@@ -225,14 +227,14 @@ enum Which {
     List(Pane),
 }
 
-fn panel(state: &State, which: Which, width: usize) -> Panel {
+fn panel(state: &State, which: Which, bar_lines: usize, width: usize) -> Panel {
     let theme = state.theme;
     let shown = &state.shown;
     let pane = match which {
         Which::Summary => return parts::summary(shown, width, theme),
         Which::Throughput => {
             let session: Vec<f64> = state.session_per_s.iter().copied().collect();
-            return parts::throughput(&shown.minutes, &session, width, theme);
+            return parts::throughput(&shown.minutes, &session, bar_lines, width, theme);
         }
         Which::List(pane) => pane,
     };
