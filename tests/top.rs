@@ -82,7 +82,7 @@ impl Screen {
         let mut text = self.text();
         wait_until(&format!("the screen to show {what}"), LONG * 2, || {
             text = self.text();
-            let is_late = std::time::Instant::now() >= deadline;
+            let is_late = std::time::Instant::now() >= deadline || self.pty.has_ended();
             assert!(!is_late, "waited in vain for {what} on this screen:\n{text}");
             condition(&text)
         });
@@ -152,10 +152,7 @@ fn a_dead_letter_is_found_read_and_retried_with_keys_and_the_terminal_comes_back
     assert!(fact(&shown, "published", "3"), "{shown}");
     assert!(fact(&shown, "dead", "1"), "{shown}");
     assert!(fact(&shown, "pending", "0"), "{shown}");
-    assert!(
-        shown.contains("16 of 16 owned") && shown.contains("1 of 1 alive"),
-        "{shown}"
-    );
+    assert!(shown.contains("16 of 16") && shown.contains("1 of 1"), "{shown}");
     assert!(shown.contains("A server-1 16"), "{shown}");
     assert!(shown.contains("! dead letters: 1 dead letter(s)"), "{shown}");
     assert!(!screen.pty.is_cooked() && screen.screen().alternate_screen());
@@ -273,7 +270,7 @@ fn nothing_of_a_hostile_text_reaches_the_terminal() {
         r"select outbox_pause(reason => E'owned\x1b[2J\x1b]0;gotcha\x07\u009b31m\u202E 日本')",
     );
     let mut screen = Screen::start(top_of(&cluster, &[]), 200, 40);
-    screen.wait_for(&["owned␛[2J␛]0;gotcha␇�31m� 日本"]);
+    screen.wait_for(&["owned␛[2J␛]0;gotcha␇□31m□ 日本"]);
     screen.pty.send("3\r");
     screen.wait_for(&["Destination default", "gotcha␇"]);
     screen.pty.send("\u{1b}q");

@@ -111,6 +111,10 @@ impl Pty {
         settings.c_lflag & wanted == wanted
     }
 
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("wait for a child of ours").is_some()
+    }
+
     /// Waits until the program has ended by itself.
     pub fn wait(&mut self) -> ExitStatus {
         process::reap(&mut self.child, EXIT_TIMEOUT).expect("the program to end")

@@ -125,7 +125,7 @@ pub fn summary(snapshot: &Snapshot, width: usize, theme: Theme) -> Panel {
         .sum::<f64>()
         / all as f64;
     let tick_ms = Some(tick_ms).filter(|_| all > 0);
-    let claimed_per_s = ticks.iter().map(|ticks| ticks.per_s(|ticks| ticks.claimed)).sum();
+    let claimed_per_s: f64 = ticks.iter().map(|ticks| ticks.per_s(|ticks| ticks.claimed)).sum();
     let shown = [
         ("pending", known(status.pending, total), plain),
         ("oldest", known(status.oldest_s, age), alarm_if(oldest_s >= 60.0)),
@@ -148,7 +148,11 @@ pub fn summary(snapshot: &Snapshot, width: usize, theme: Theme) -> Panel {
             known(status.failed_per_s, rate),
             alarm_if(status.failed_per_s.unwrap_or(0.0) > 0.0),
         ),
-        ("claim/s", rate(claimed_per_s), plain),
+        (
+            "claim/s",
+            known(snapshot.ticks.as_ref().ok(), |_| rate(claimed_per_s)),
+            plain,
+        ),
     ];
     Panel {
         title: "Summary".into(),

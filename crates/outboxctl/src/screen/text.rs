@@ -11,9 +11,9 @@ pub fn harmless(text: &str) -> String {
     for c in text.chars() {
         let c = match c {
             '\t' | '\n' | '\r' => ' ',
-            '\0'..='\u{1f}' => char::from_u32(0x2400 + c as u32).unwrap_or('�'), // ␛ for ESC
+            '\0'..='\u{1f}' => char::from_u32(0x2400 + c as u32).unwrap_or(UNSEEN), // ␛ for ESC
             '\u{7f}' => '␡',
-            c if c.is_control() || is_unseen(c) => '�',
+            c if c.is_control() || is_unseen(c) => UNSEEN,
             c => c,
         };
         match c.width() {
@@ -31,6 +31,9 @@ pub fn harmless(text: &str) -> String {
     }
     shown
 }
+
+/// Stands for what cannot be seen. Not U+FFFD, which some terminals leave out.
+const UNSEEN: char = '□';
 
 /// Format characters: joiners, marks of direction, separators of lines, variation selectors, tags.
 fn is_unseen(c: char) -> bool {
@@ -165,7 +168,7 @@ pub fn ms(ms: f64) -> String {
 /// `12.5`, `1,234`
 pub fn rate(per_s: f64) -> String {
     match per_s < 999.95 {
-        true => format!("{per_s:.1}"),
+        true => format!("{:.1}", per_s.max(0.0)), // not -0.0
         false => count(per_s.round() as i64),
     }
 }
@@ -179,7 +182,7 @@ mod tests {
     fn an_escape_sequence_becomes_something_to_see() {
         assert_eq!(harmless("a\u{1b}[2Jb\u{7}"), "a␛[2Jb␇");
         assert_eq!(harmless("one\r\ntwo\tthree"), "one  two three");
-        assert_eq!(harmless("\u{9b}31m\u{7f}\u{202e}x\u{200b}"), "�31m␡�x�");
+        assert_eq!(harmless("\u{9b}31m\u{7f}\u{202e}x\u{200b}"), "□31m␡□x□");
         assert_eq!(harmless("e\u{301}\u{301}\u{301}\u{301}f"), "e\u{301}\u{301}f");
         assert_eq!(harmless("größer, 日本"), "größer, 日本");
     }
@@ -209,7 +212,7 @@ mod tests {
             ["0.0 s", "10 s", "119 s", "2 min", "2 h", "12 d"]
         );
         assert_eq!([ms(3.21), ms(321.4), ms(12_300.0)], ["3.2 ms", "321 ms", "12.3 s"]);
-        assert_eq!([rate(0.04), rate(12.5), rate(12_345.6)], ["0.0", "12.5", "12,346"]);
+        assert_eq!([rate(-0.0), rate(12.5), rate(12_345.6)], ["0.0", "12.5", "12,346"]);
         assert_eq!(known(None::<i64>, count), "–");
     }
 

@@ -9,9 +9,12 @@ use crate::screen::model::{
     Attempt, Destination, ErrorGroup, EventText, Letter, Message, Minute, Now, Part, Partition, Problem, Snapshot,
     Status, Ticks, Worker,
 };
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::time::{Instant, sleep_until, timeout};
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{Client, Row};
 
@@ -108,7 +111,12 @@ struct Link {
     client: Client,
     /// Of the extension, quoted.
     schema: String,
+    /// Statements that the server refuses whenever they come, with its words: each would be a line in its log.
+    refused: Mutex<HashMap<&'static str, (Instant, String)>>,
 }
+
+/// What was refused is asked again after so long: somebody may have granted a right.
+const ASK_AGAIN: Duration = Duration::from_secs(60);
 
 impl Session {
     /// Without `may_act` the server itself refuses every write of this session.
@@ -276,7 +284,11 @@ impl Link {
                 .hint("Connect to the database that has it, or CREATE EXTENSION outbox.")
         };
         let schema = schema.first().ok_or_else(missing)?.try_get(0)?;
-        Ok(Self { client, schema })
+        Ok(Self {
+            client,
+            schema,
+            refused: Mutex::default(),
+        })
     }
 
     fn sql(&self, sql: &str) -> String {
@@ -312,19 +324,38 @@ impl Link {
         })
     }
 
-    async fn part<T>(&self, sql: &str, take: fn(&Row) -> Taken<T>) -> Part<Vec<T>> {
+    async fn part<T>(&self, sql: &'static str, take: fn(&Row) -> Taken<T>) -> Part<Vec<T>> {
         self.part_of(sql, &[], take).await
     }
 
     async fn part_of<T>(
         &self,
-        sql: &str,
+        sql: &'static str,
         arguments: &[(&(dyn ToSql + Sync), Type)],
         take: fn(&Row) -> Taken<T>,
     ) -> Part<Vec<T>> {
+        let refused = || self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((until, why)) = refused().get(sql)
+            && Instant::now() < *until
+        {
+            return Err(why.clone());
+        }
         let rows = self.client.query_typed(&self.sql(sql), arguments).await;
         let taken = rows.and_then(|rows| rows.iter().map(take).collect());
-        taken.map_err(|error| Failure::from(error).message)
+        taken.map_err(|error| {
+            let is_lasting = [
+                SqlState::INSUFFICIENT_PRIVILEGE,
+                SqlState::UNDEFINED_TABLE,
+                SqlState::UNDEFINED_COLUMN,
+            ]
+            .iter()
+            .any(|state| error.code() == Some(state));
+            let why = Failure::from(error).message;
+            if is_lasting {
+                refused().insert(sql, (Instant::now() + ASK_AGAIN, why.clone()));
+            }
+            why
+        })
     }
 
     async fn letter(&self, seq: i64, destination: &str) -> (Part<Option<EventText>>, Part<Vec<Attempt>>) {

@@ -4,7 +4,9 @@ use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::execute;
-use ratatui::crossterm::terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode};
+use ratatui::crossterm::terminal::{
+    Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+};
 use std::io::{self, IsTerminal, Stdout, stdout};
 use std::sync::Once;
 
@@ -19,11 +21,11 @@ pub struct Screen(pub Terminal<CrosstermBackend<Stdout>>);
 impl Screen {
     pub fn enter() -> io::Result<Self> {
         restore_at_a_panic();
-        let mut screen = Self(Terminal::new(CrosstermBackend::new(stdout()))?);
+        let screen = Self(Terminal::new(CrosstermBackend::new(stdout()))?);
         // From here on each way out drops it.
         enable_raw_mode()?;
-        execute!(stdout(), EnterAlternateScreen)?;
-        screen.0.clear()?;
+        // Not Terminal::clear: it asks the terminal where the cursor is, and fails where no answer comes in time.
+        execute!(stdout(), EnterAlternateScreen, Clear(ClearType::All))?;
         Ok(screen)
     }
 }
