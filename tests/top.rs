@@ -146,7 +146,10 @@ fn a_dead_letter_is_found_read_and_retried_with_keys_and_the_terminal_comes_back
         "4711",
     ]);
     let fact = |text: &str, name: &str, value: &str| {
-        let words: Vec<&str> = text.split_whitespace().collect();
+        let words: Vec<&str> = text
+            .split(|c: char| c.is_whitespace() || c == '│')
+            .filter(|word| !word.is_empty())
+            .collect();
         words.windows(2).any(|pair| pair == [name, value])
     };
     assert!(fact(&shown, "published", "3"), "{shown}");
@@ -273,7 +276,9 @@ fn nothing_of_a_hostile_text_reaches_the_terminal() {
     screen.wait_for(&["owned␛[2J␛]0;gotcha␇□31m□ 日本"]);
     screen.pty.send("3\r");
     screen.wait_for(&["Destination default", "gotcha␇"]);
-    screen.pty.send("\u{1b}q");
+    screen.pty.send("\u{1b}");
+    screen.wait_for(&["Summary"]);
+    screen.pty.send("q");
     screen.assert_restored(0);
     let written = screen.pty.written();
     let has = |what: &[u8]| written.windows(what.len()).any(|bytes| bytes == what);

@@ -61,8 +61,8 @@ fn on_key(state: &mut State, key: KeyEvent) -> Option<Request> {
         state.has_ended = true;
         return None;
     }
-    if with_control {
-        return None;
+    if with_control || key.modifiers.contains(KeyModifiers::ALT) {
+        return None; // Esc and a key that follow each other at once look like Alt
     }
     state.notice = None;
     match std::mem::replace(&mut state.mode, Mode::Watch) {
