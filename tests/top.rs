@@ -11,7 +11,7 @@ use serde_json::json;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use support::program::outboxctl;
-use support::{Broker, Cluster, Pty, StopMode, process, wait_until};
+use support::{Broker, Cluster, Mode, Proxy, Pty, StopMode, process, wait_until};
 
 /// `outboxctl top` for a database of `cluster`, with further arguments.
 fn top_of(cluster: &Cluster, arguments: &[&str]) -> Command {
@@ -19,18 +19,12 @@ fn top_of(cluster: &Cluster, arguments: &[&str]) -> Command {
 }
 
 fn top_as(user: &str, cluster: &Cluster, arguments: &[&str]) -> Command {
+    top_at(cluster.port(), user, arguments)
+}
+
+fn top_at(port: u16, user: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(outboxctl());
-    command.args([
-        "-h",
-        "127.0.0.1",
-        "-p",
-        &cluster.port().to_string(),
-        "-U",
-        user,
-        "-d",
-        DB,
-        "top",
-    ]);
+    command.args(["-h", "127.0.0.1", "-p", &port.to_string(), "-U", user, "-d", DB, "top"]);
     // An interval among the arguments is the one that counts.
     if !arguments.contains(&"--interval-ms") {
         command.args(["--interval-ms", "200"]);
@@ -158,13 +152,25 @@ fn a_dead_letter_is_found_read_and_retried_with_keys_and_the_terminal_comes_back
     assert!(shown.contains("16 of 16") && shown.contains("1 of 1"), "{shown}");
     assert!(shown.contains("A server-1 16"), "{shown}");
     assert!(shown.contains("! dead letters: 1 dead letter(s)"), "{shown}");
+    // A minute in which one was given up; what it said; and nothing that could not be read.
+    assert!(shown.contains("x failed") && shown.contains("last minute"), "{shown}");
+    let errors = shown.split("4 Recent errors").nth(1).unwrap_or_default();
+    assert!(
+        errors.contains("default") && errors.contains("unroutable: 312 NO_ROUTE"),
+        "{shown}"
+    );
+    assert!(!shown.contains("not readable"), "{shown}");
     assert!(!screen.pty.is_cooked() && screen.screen().alternate_screen());
 
     // The message in full: its event, and why it is dead.
     screen.pty.send("\r");
-    let shown = screen.wait_for(&["payload"]);
+    let shown = screen.wait_for(&["payload", "attempt 1"]);
     assert!(shown.contains(r#"{"n": 4}"#) && shown.contains("order:4711"), "{shown}");
     assert!(shown.contains("312 NO_ROUTE") && shown.contains("Lost"), "{shown}");
+    assert!(
+        shown.contains("attempt 1") && shown.contains("by server-1, dead"),
+        "{shown}"
+    );
     screen.pty.send("\u{1b}");
     screen.wait_for(&["Summary"]);
 
@@ -262,6 +268,54 @@ fn a_lost_connection_is_said_and_made_again() {
     });
     screen.pty.send("q");
     screen.assert_restored(0);
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_said_and_q_still_ends_it() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let proxy = Proxy::start(cluster.port());
+    let mut screen = Screen::start(top_at(proxy.port(), "postgres", &["--allow-actions"]), 100, 40);
+    screen.wait_for(&["Summary"]);
+    proxy.mode(Mode::Blackhole);
+    screen.wait_for(&["Connection lost: the server has not answered for 15 s."]);
+    proxy.mode(Mode::Pass);
+    proxy.reset_all();
+    screen.wait_until("no banner", |text| {
+        text.contains("Summary") && !text.contains("Connection lost")
+    });
+    proxy.mode(Mode::Blackhole);
+    screen.pty.send("q");
+    screen.assert_restored(0);
+}
+
+#[test]
+fn a_look_reads_a_bounded_number_of_rows_whatever_the_backlog() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    cluster.exec(
+        DB,
+        "select outbox_enqueue_many(array(select g from generate_series(1, 20000) g), 'one key');
+         select outbox_enqueue(n, n::text, available_at => now() + interval '1 h') from generate_series(20001, 30000) n",
+    );
+    cluster.exec(DB, "analyze");
+    cluster.exec(DB, "select pg_stat_reset()");
+    let once = top_of(&cluster, &["--once"]).output().expect("run outboxctl");
+    let text = String::from_utf8_lossy(&once.stdout).into_owned();
+    assert!(
+        text.contains("30,000") && text.contains("scheduled") && !text.contains("not readable"),
+        "{text}"
+    );
+    // The figures of a session are there when it has ended.
+    wait_true(
+        &cluster,
+        "the session to end",
+        "select not exists (select from pg_stat_activity where application_name = 'outboxctl top')",
+    );
+    let read: i64 = cluster.query_one(
+        DB,
+        "select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::int8 from pg_stat_user_tables
+         where relname in ('outbox', 'outbox_waiting', 'outbox_events')",
+    );
+    assert!((1..=1_000).contains(&read), "{read} rows read, of 30,000");
 }
 
 #[test]

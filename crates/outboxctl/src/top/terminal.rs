@@ -53,3 +53,38 @@ fn restore_at_a_panic() {
         }));
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Screen;
+    use std::process::Command;
+    use support::Pty;
+
+    #[test]
+    #[ignore = "it panics: the test below runs it on a terminal"]
+    fn a_panic_on_another_thread_and_on_this_one() {
+        let _screen = Screen::enter().expect("a terminal");
+        let other = std::thread::spawn(|| panic!("the first"));
+        assert!(other.join().is_err());
+        panic!("the last");
+    }
+
+    #[test]
+    fn a_panic_gives_the_terminal_back_before_it_says_why() {
+        let mut command = Command::new(std::env::current_exe().expect("the path of this test"));
+        command.args([
+            "--exact",
+            "top::terminal::tests::a_panic_on_another_thread_and_on_this_one",
+        ]);
+        command.args(["--ignored", "--nocapture"]);
+        let mut pty = Pty::start(command, 80, 24);
+        assert!(!pty.wait().success());
+        assert!(pty.is_cooked(), "the terminal is raw");
+        support::wait_until("the last words", std::time::Duration::from_secs(30), || {
+            let written = String::from_utf8_lossy(&pty.written()).into_owned();
+            let first = |what: &str| written.find(what);
+            let (entered, left) = (first("\u{1b}[?1049h"), first("\u{1b}[?1049l"));
+            first("the last").is_some() && entered.is_some() && entered < left && left < first("the first")
+        });
+    }
+}

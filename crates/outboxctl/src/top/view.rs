@@ -198,12 +198,12 @@ fn columns(state: &State, area: Rect) -> Vec<(Rect, Vec<Panel>)> {
     match area.width {
         THREE_COLUMNS.. => {
             let first = (area.width * 28 / 100).clamp(44, 66);
-            let second = (area.width - first) * 45 / 100;
+            let second = (area.width - first) * 44 / 100;
             let third = area.width - first - second;
             vec![
                 make(column(0, first), &[Summary, Throughput, partitions]),
-                make(column(first, second), &[workers, destinations, errors]),
-                make(column(first + second, third), &[messages]),
+                make(column(first, second), &[workers, destinations]),
+                make(column(first + second, third), &[errors, messages]),
             ]
         }
         TWO_COLUMNS.. => {
