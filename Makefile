@@ -2,6 +2,7 @@
 #
 # PG_CONFIG   the pg_config of the server to build for (as with any PGXS extension)
 # DESTDIR     root to install under
+# PREFIX      where `make install-ctl` puts outboxctl below it: /usr/local
 # PROFILE     release (default) or dev
 # ROWS, FLAGS rows and flags of `make bench`; FLAGS=--help names them
 
@@ -20,12 +21,19 @@ LIBRARY    = $(PG_TARGET)/$(if $(filter release,$(PROFILE)),release,debug)/libou
 SHAREDIR   = $(DESTDIR)$(shell $(PG_CONFIG) --sharedir)/extension
 LIBDIR     = $(DESTDIR)$(shell $(PG_CONFIG) --pkglibdir)
 
-.PHONY: help demo test bench build install sql lint fmt clean tools servers private
+# outboxctl runs on any machine, with a server of Postgres or without: where other programs go, not into the server's directories.
+PREFIX      ?= /usr/local
+bindir      ?= $(PREFIX)/bin
+datarootdir ?= $(PREFIX)/share
+mandir      ?= $(datarootdir)/man
+CTL          = target/release/outboxctl
+
+.PHONY: help demo test bench build install install-ctl sql lint fmt clean tools servers private
 
 help: ## this text
 	@echo "outbox $(VERSION): a transactional outbox for Postgres with its relay inside the server"
 	@echo
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 	@echo
 	@echo "  for another server: make PG_CONFIG=/path/to/pg_config install"
 
@@ -34,8 +42,8 @@ demo: private ## commit one event, roll back another, and see what a RabbitMQ co
 	@$(RUN) target/debug/demo
 
 test: private ## every test, on private servers under target/
-	$(CARGO) build --locked -p outbox-tests --bins
-	$(CARGO) test --locked -p outbox-core -p outbox-bench
+	$(CARGO) build --locked -p outbox-tests -p outboxctl --bins
+	$(CARGO) test --locked -p outbox-core -p outbox-bench -p outboxctl
 	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-transport
 	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-tests -- --test-threads=2
 
@@ -54,12 +62,22 @@ install: build $(SQL) ## install into the server of PG_CONFIG
 	chmod 644 $(SHAREDIR)/outbox.control
 	install -m 644 sql/outbox--*.sql $(SHAREDIR)/
 
+install-ctl: ## install outboxctl, with man pages and completions, below PREFIX
+	$(CARGO) build --locked --release -p outboxctl
+	install -d $(DESTDIR)$(bindir) $(DESTDIR)$(mandir)/man1 $(DESTDIR)$(datarootdir)/bash-completion/completions \
+	  $(DESTDIR)$(datarootdir)/zsh/site-functions $(DESTDIR)$(datarootdir)/fish/vendor_completions.d
+	install -m 755 $(CTL) $(DESTDIR)$(bindir)/outboxctl
+	$(CTL) man --to $(DESTDIR)$(mandir)/man1
+	$(CTL) completions bash > $(DESTDIR)$(datarootdir)/bash-completion/completions/outboxctl
+	$(CTL) completions zsh > $(DESTDIR)$(datarootdir)/zsh/site-functions/_outboxctl
+	$(CTL) completions fish > $(DESTDIR)$(datarootdir)/fish/vendor_completions.d/outboxctl.fish
+
 sql: ## put sql/src/*.sql together into the install script
 	@tests/support/build_sql.sh $(SQL)
 
 lint: tools ## formatting and clippy, warnings denied
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --all-targets -p outbox-core -p outbox-transport -p outbox-tests -p outbox-bench -- -D warnings
+	$(CARGO) clippy --locked --all-targets -p outbox-core -p outbox-transport -p outboxctl -p outbox-tests -p outbox-bench -- -D warnings
 	PGRX_PG_CONFIG_PATH=$(PG_CONFIG_PATH) CARGO_TARGET_DIR=$(PG_TARGET) \
 	  $(CARGO) clippy --locked --profile $(PROFILE) --no-default-features --features pg$(PG_MAJOR) -p outbox -- -D warnings
 

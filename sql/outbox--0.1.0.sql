@@ -1085,6 +1085,10 @@ $$;
 comment on function @extschema@.outbox_suspicion(integer, bigint) is
   'Internal: how much of a claim a message takes with which workers crashed: after one crash a hundred go together, after two ten, then one. So the next crash charges few beside the one that is to blame.';
 
+-- Nothing is known of the tables when a plan is made: vacuum may have seen outbox empty a moment before a million rows came.
+-- One row expected, a bitmap or a sort of the whole lane looks as cheap as the index that brings the first rows in order,
+-- and costs a second a claim. So those are off here, and wherever the first rows of many are wanted.
+
 -- A worker in the server plans the bodies of outbox_claim and outbox_claim_unleased itself, once: the call, with its SET clauses,
 -- costs as much again as the claim of one message. So their parameters have numbers.
 
@@ -1093,7 +1097,7 @@ create function @extschema@.outbox_claim(
   bytes_max bigint, reach bigint default 9223372036854775807
 ) returns setof @extschema@.outbox_claimed language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
   with pick as materialized (
     select due.*, l.epoch, sum(due.share) over (order by due.seq) - due.share as bytes_before
     from unnest($3, $4, $5, $6) as l (partition, epoch, n, mark)
@@ -1139,7 +1143,7 @@ create function @extschema@.outbox_claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, reach bigint, n integer, bytes_max bigint
 ) returns setof @extschema@.outbox_claimed language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 begin
   -- Locked until this is committed: else the next owner could have read the lane before the rows are in it.
@@ -1200,7 +1204,7 @@ create function @extschema@.outbox_claim_unleased(
   destination text, token bigint, claim_ttl_s integer, batch integer, bytes_max bigint
 ) returns setof @extschema@.outbox_claimed language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
   with locked as materialized (
     select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq, o.claim_token, o.crashes
     from @extschema@.outbox o
@@ -1245,7 +1249,7 @@ create function @extschema@.outbox_due(
   out destination text, out partition smallint, out seq bigint
 ) returns setof record language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 begin
   return query
@@ -1286,7 +1290,8 @@ comment on function @extschema@.outbox_next_due_ms() is
 create function @extschema@.outbox_gates(
   partitions smallint[], out destination text, out partition smallint, out key text, out head bigint, out followers boolean
 ) returns setof record language sql stable set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set enable_bitmapscan = off set enable_sort = off
+set jit = off as $$
   with recursive behind as ( -- one look into the index for each key, however much waits in it
     (select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g'
      order by w.destination, w.partition, w.key limit 1)
@@ -1445,7 +1450,7 @@ create function @extschema@.outbox_expire(
   out destinations text[], out counts bigint[], out heads boolean, out next_block bigint, out more boolean, out expiring boolean
 ) language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   moment constant timestamptz := clock_timestamp(); -- once: an index cannot be asked for what changes
   from_tid constant tid := format('(%s,0)', first_block);
@@ -1488,7 +1493,8 @@ comment on function @extschema@.outbox_expire(bigint, integer, integer) is
   'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from first_block on and in outbox_waiting; returns how many of which destination, whether keys waited behind one, where to go on (0 = all was looked through), whether more are there already, and whether any message here expires at all.';
 
 create function @extschema@.outbox_expire_firsts(destination text, partitions smallint[], lane_rows bigint)
-returns void language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+returns void language sql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
   select @extschema@.outbox_note_pending(b.destination, -b.buried), @extschema@.outbox_note_ended(0, 0, b.buried)
   from @extschema@.outbox_bury(
     array(select x.tid from unnest($2) p (n) cross join lateral (
@@ -1625,7 +1631,8 @@ comment on function @extschema@.outbox_trim(integer, integer, timestamptz) is
   'Removes up to batch rows that are older than retention_s from the default partition of the history; returns how many.';
 
 create function @extschema@.outbox_expire_dead(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns bigint language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+returns bigint language sql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with expired as (
     delete from @extschema@.outbox_dead d
     where d.ctid = any (array(
@@ -1648,7 +1655,7 @@ comment on function @extschema@.outbox_expire_dead(integer, integer, timestamptz
 
 create function @extschema@.outbox_unended(low bigint, high bigint, out seq bigint, out destination text)
 returns setof record language sql stable
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
   -- outbox is indexed by lane (destination, partition), then seq. The destinations are found by leaps over the index; a
   -- lane by itself each, which OFFSET 0 makes sure of: in one join the whole index would be read.
   with recursive d as (
@@ -1673,7 +1680,7 @@ create function @extschema@.outbox_trim_events(
   after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
   out reached bigint, out removed bigint, out more boolean
 ) language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   cutoff constant timestamptz := moment - make_interval(secs => retention_s);
   seen bigint;
@@ -2022,7 +2029,8 @@ comment on function @extschema@.outbox_criteria(jsonb, integer) is
 
 create function @extschema@.outbox_dead_matching(filter jsonb, max_rows integer, out row_tid tid)
 returns setof tid language plpgsql stable rows 100
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set enable_bitmapscan = off set enable_sort = off set jit = off as $$
 declare
   f_destination constant text := filter->>'destination';
   f_type constant text := filter->>'type';
@@ -2155,7 +2163,8 @@ comment on function @extschema@.outbox_discard_where(text, text, text, text, tex
   'Gives up the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only, unless dry_run is false.';
 
 create function @extschema@.outbox_trim_audit(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns bigint language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+returns bigint language sql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with old as (
     delete from @extschema@.outbox_audit a
     where a.ctid = any (array(
@@ -2363,7 +2372,8 @@ comment on function @extschema@.outbox_inbox_forget(text, text) is
   'Lets a consumer receive a message (NULL = all) as for the first time, for example before a replay; returns how many were forgotten.';
 
 create function @extschema@.outbox_trim_inbox(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns bigint language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+returns bigint language sql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with old as (
     delete from @extschema@.outbox_inbox i
     where i.ctid = any (array(
@@ -2592,7 +2602,7 @@ comment on function @extschema@.outbox_note_ended(bigint, bigint, bigint) is
 create function @extschema@.outbox_firsts(
   destination text, partitions smallint[], lane_rows integer, out tid tid, out seq bigint, out key text
 ) returns setof record language sql stable
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
   with closed as materialized (
     select g.partition, g.key, g.head from @extschema@.outbox_gates($2) g where g.destination = $1 and g.head is not null
   ), lane as (
@@ -2646,7 +2656,7 @@ create function @extschema@.outbox_fetch_unpublished(
   out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text, out created_at timestamptz,
   out replayed boolean
 ) returns setof record language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
 #variable_conflict use_column
 declare
   to_destination constant text := coalesce(outbox_fetch_unpublished.destination, 'default');
@@ -3489,7 +3499,8 @@ comment on function @extschema@.outbox_tick(interval) is
 -- ---- delivery by hand -----------------------------------------------------------------------------------------------
 
 create function @extschema@.outbox_next(max_rows integer, out seq bigint, out destination text, out attempts integer)
-returns setof record language sql volatile set search_path = pg_catalog, pg_temp set jit = off as $$
+returns setof record language sql volatile
+set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sort = off set jit = off as $$
   with closed as materialized (
     select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
     where w.state = 'b' and w.due_at > clock_timestamp() and w.key is not null

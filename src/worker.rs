@@ -59,8 +59,14 @@ pub fn main(argument: u64) -> ! {
     txn::set_for_session(c"lock_timeout", c"500ms"); // a heartbeat must not wait behind somebody's row
     txn::set_for_session(c"jit", c"off");
     // The statements of a worker are planned once and reused for years of table sizes: the right plan is always an index or a ctid.
-    for scan in [c"enable_seqscan", c"enable_hashjoin", c"enable_mergejoin"] {
-        txn::set_for_session(scan, c"off");
+    for way in [
+        c"enable_seqscan",
+        c"enable_bitmapscan",
+        c"enable_hashjoin",
+        c"enable_mergejoin",
+        c"enable_sort",
+    ] {
+        txn::set_for_session(way, c"off");
     }
     txn::set_for_session(c"plan_cache_mode", c"force_generic_plan");
     let mut worker = Worker::start(number, slot);

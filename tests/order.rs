@@ -719,6 +719,44 @@ fn a_claim_and_a_settle_read_each_row_once_also_where_vacuum_found_the_outbox_em
 }
 
 #[test]
+fn a_worker_reads_each_row_of_a_backlog_once_also_where_an_index_looks_dear() {
+    const BACKLOG: usize = 20_000;
+    // As it looks by a hair after vacuum has seen the outbox empty: then a bitmap and a sort of all that waits seemed to be cheaper.
+    let (cluster, _, _, _) = stage(&["autovacuum = off", "enable_indexscan = off"]);
+    let read = "select idx_tup_read from pg_stat_user_indexes where indexrelname = 'outbox_events_pkey'";
+    cluster.set_conf("outbox.enabled", "off");
+    wait_true(
+        &cluster,
+        "a pause",
+        "select bool_and(state = 'paused') from outbox_worker_status where alive",
+    );
+    cluster.exec(
+        DB,
+        &format!(
+            "select count(outbox_publish('T', '{{}}', 'item', n::text, 'good')) from generate_series(1, {BACKLOG}) n"
+        ),
+    );
+    let before: i64 = cluster.query_one(DB, read);
+    cluster.set_conf("outbox.enabled", "on");
+    wait_published(&cluster, BACKLOG);
+    // What a worker reads is told to the statistics when it is idle, or ends.
+    cluster.exec(
+        DB,
+        "select pg_terminate_backend(pid) from outbox_worker_status where alive",
+    );
+    wait_true(
+        &cluster,
+        "statistics",
+        &format!("select ({read}) - {before} >= {BACKLOG}"),
+    );
+    let by_claims = (cluster.query_one::<i64>(DB, read) - before).cast_unsigned() as usize;
+    assert!(
+        by_claims < BACKLOG * 3 / 2,
+        "{by_claims} events read to deliver {BACKLOG}"
+    );
+}
+
+#[test]
 fn a_claim_never_walks_what_was_settled_before_however_old_a_snapshot_is_held() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "outbox.partition_count = 1"]);
     let mut snapshot = cluster.connect(DB);

@@ -174,6 +174,65 @@ fn views_and_partitioned_tables_are_sources_like_tables() {
 }
 
 #[test]
+fn materialized_views_and_foreign_tables_are_sources_like_tables() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    cluster.exec(DB, SHOP);
+    cluster.exec(DB, "create database archive");
+    cluster.exec(
+        "archive",
+        "create table events as select i as seq, 'Kept' as type, now() as at, jsonb_build_object('n', i) as body
+           from generate_series(1, 100) i;
+         create unique index on events (seq);
+         create role archivist login; grant select on events to archivist",
+    );
+    // The server asks itself, without a password.
+    cluster.exec(
+        DB,
+        "create extension postgres_fdw;
+         do $$ begin
+           execute format('create server archive foreign data wrapper postgres_fdw
+                             options (host %L, port %L, dbname %L)', '127.0.0.1', current_setting('port'), 'archive');
+         end $$;
+         grant usage on foreign server archive to shopkeeper;
+         create user mapping for shopkeeper server archive options (user 'archivist', password_required 'false');
+         set role shopkeeper;
+         create foreign table shop.far (seq int, type text, at timestamptz, body jsonb) server archive options (schema_name 'public', table_name 'events');
+         create materialized view shop.kept as select * from shop.far;
+         create unique index on shop.kept (seq)",
+    );
+    for relation in ["kept", "far"] {
+        cluster.exec(
+            DB,
+            &format!(
+                "select outbox_source_set('shop.{relation}', seq => 'seq', type => 'type', created_at => 'at', payload => 'body');
+                 select outbox_enqueue_many(array(select generate_series(1, 100)))"
+            ),
+        );
+        wait_drained(&cluster);
+        assert_eq!(
+            numbers(&all_of(broker, &queue)),
+            (1..=100).collect::<Vec<_>>(),
+            "{relation}"
+        );
+    }
+    // What is far away may be out of reach: nobody is charged, and it goes on.
+    cluster.exec(DB, "select outbox_pause(); select outbox_enqueue(1)");
+    cluster.exec("archive", "alter table events rename to elsewhere");
+    cluster.exec(DB, "select outbox_resume()");
+    wait_true(
+        &cluster,
+        "a reason",
+        "select exists (select from outbox_health where \"check\" = 'source' and not ok)",
+    );
+    cluster.exec("archive", "alter table elsewhere rename to events");
+    wait_drained(&cluster);
+    assert_eq!(numbers(&all_of(broker, &queue)), [1]);
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_dead"), 0);
+}
+
+#[test]
 fn what_outbox_attach_enqueues_has_the_key_that_the_source_says() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);

@@ -7,7 +7,7 @@ use common::{
     DB, LONG, all_of, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_drained, wait_published,
     wait_true,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use support::program::outboxctl;
@@ -407,6 +407,13 @@ fn where_no_terminal_is_it_prints_a_line_for_each_look_or_one_frame() {
     );
     assert!(text.lines().all(|line| line.chars().count() <= 90), "{text}");
 
+    // The same as JSON, for programs.
+    let once = top_of(&cluster, &["--once", "--json"]).output().expect("run outboxctl");
+    let look: Value = serde_json::from_slice(&once.stdout).expect("JSON");
+    assert_eq!(look["status"]["pending"], json!(1));
+    assert_eq!(look["problems"][0]["check"], json!("workers"));
+    assert_eq!(look["messages"][0]["seq"], json!(1));
+
     // A reader that goes away is no error.
     let mut child: Child = top_of(&cluster, &[])
         .stdout(Stdio::piped())
@@ -423,7 +430,7 @@ fn what_keeps_it_from_starting_is_an_exit_code_and_a_sentence() {
     assert_eq!(missing.status.code(), Some(4));
     let said = String::from_utf8_lossy(&missing.stderr).into_owned();
     assert!(
-        said.contains("extension outbox is not installed") && said.contains("HINT"),
+        said.contains("does not have the extension outbox") && said.contains("HINT"),
         "{said}"
     );
     cluster.stop(StopMode::Fast);

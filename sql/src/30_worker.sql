@@ -214,6 +214,10 @@ $$;
 comment on function @extschema@.outbox_suspicion(integer, bigint) is
   'Internal: how much of a claim a message takes with which workers crashed: after one crash a hundred go together, after two ten, then one. So the next crash charges few beside the one that is to blame.';
 
+-- Nothing is known of the tables when a plan is made: vacuum may have seen outbox empty a moment before a million rows came.
+-- One row expected, a bitmap or a sort of the whole lane looks as cheap as the index that brings the first rows in order,
+-- and costs a second a claim. So those are off here, and wherever the first rows of many are wanted.
+
 -- A worker in the server plans the bodies of outbox_claim and outbox_claim_unleased itself, once: the call, with its SET clauses,
 -- costs as much again as the claim of one message. So their parameters have numbers.
 
@@ -222,7 +226,7 @@ create function @extschema@.outbox_claim(
   bytes_max bigint, reach bigint default 9223372036854775807
 ) returns setof @extschema@.outbox_claimed language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
   with pick as materialized (
     select due.*, l.epoch, sum(due.share) over (order by due.seq) - due.share as bytes_before
     from unnest($3, $4, $5, $6) as l (partition, epoch, n, mark)
@@ -268,7 +272,7 @@ create function @extschema@.outbox_claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, reach bigint, n integer, bytes_max bigint
 ) returns setof @extschema@.outbox_claimed language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 begin
   -- Locked until this is committed: else the next owner could have read the lane before the rows are in it.
@@ -329,7 +333,7 @@ create function @extschema@.outbox_claim_unleased(
   destination text, token bigint, claim_ttl_s integer, batch integer, bytes_max bigint
 ) returns setof @extschema@.outbox_claimed language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
   with locked as materialized (
     select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq, o.claim_token, o.crashes
     from @extschema@.outbox o
@@ -374,7 +378,7 @@ create function @extschema@.outbox_due(
   out destination text, out partition smallint, out seq bigint
 ) returns setof record language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 begin
   return query
@@ -415,7 +419,8 @@ comment on function @extschema@.outbox_next_due_ms() is
 create function @extschema@.outbox_gates(
   partitions smallint[], out destination text, out partition smallint, out key text, out head bigint, out followers boolean
 ) returns setof record language sql stable set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set enable_bitmapscan = off set enable_sort = off
+set jit = off as $$
   with recursive behind as ( -- one look into the index for each key, however much waits in it
     (select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g'
      order by w.destination, w.partition, w.key limit 1)

@@ -52,7 +52,7 @@ create function @extschema@.outbox_expire(
   out destinations text[], out counts bigint[], out heads boolean, out next_block bigint, out more boolean, out expiring boolean
 ) language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   moment constant timestamptz := clock_timestamp(); -- once: an index cannot be asked for what changes
   from_tid constant tid := format('(%s,0)', first_block);
@@ -95,7 +95,8 @@ comment on function @extschema@.outbox_expire(bigint, integer, integer) is
   'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from first_block on and in outbox_waiting; returns how many of which destination, whether keys waited behind one, where to go on (0 = all was looked through), whether more are there already, and whether any message here expires at all.';
 
 create function @extschema@.outbox_expire_firsts(destination text, partitions smallint[], lane_rows bigint)
-returns void language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+returns void language sql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
   select @extschema@.outbox_note_pending(b.destination, -b.buried), @extschema@.outbox_note_ended(0, 0, b.buried)
   from @extschema@.outbox_bury(
     array(select x.tid from unnest($2) p (n) cross join lateral (

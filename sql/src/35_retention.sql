@@ -119,7 +119,8 @@ comment on function @extschema@.outbox_trim(integer, integer, timestamptz) is
   'Removes up to batch rows that are older than retention_s from the default partition of the history; returns how many.';
 
 create function @extschema@.outbox_expire_dead(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns bigint language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+returns bigint language sql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with expired as (
     delete from @extschema@.outbox_dead d
     where d.ctid = any (array(
@@ -142,7 +143,7 @@ comment on function @extschema@.outbox_expire_dead(integer, integer, timestamptz
 
 create function @extschema@.outbox_unended(low bigint, high bigint, out seq bigint, out destination text)
 returns setof record language sql stable
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
   -- outbox is indexed by lane (destination, partition), then seq. The destinations are found by leaps over the index; a
   -- lane by itself each, which OFFSET 0 makes sure of: in one join the whole index would be read.
   with recursive d as (
@@ -167,7 +168,7 @@ create function @extschema@.outbox_trim_events(
   after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
   out reached bigint, out removed bigint, out more boolean
 ) language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   cutoff constant timestamptz := moment - make_interval(secs => retention_s);
   seen bigint;

@@ -52,7 +52,8 @@ comment on function @extschema@.outbox_criteria(jsonb, integer) is
 
 create function @extschema@.outbox_dead_matching(filter jsonb, max_rows integer, out row_tid tid)
 returns setof tid language plpgsql stable rows 100
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set enable_bitmapscan = off set enable_sort = off set jit = off as $$
 declare
   f_destination constant text := filter->>'destination';
   f_type constant text := filter->>'type';
@@ -185,7 +186,8 @@ comment on function @extschema@.outbox_discard_where(text, text, text, text, tex
   'Gives up the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only, unless dry_run is false.';
 
 create function @extschema@.outbox_trim_audit(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns bigint language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+returns bigint language sql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with old as (
     delete from @extschema@.outbox_audit a
     where a.ctid = any (array(

@@ -54,7 +54,8 @@ comment on function @extschema@.outbox_inbox_forget(text, text) is
   'Lets a consumer receive a message (NULL = all) as for the first time, for example before a replay; returns how many were forgotten.';
 
 create function @extschema@.outbox_trim_inbox(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns bigint language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+returns bigint language sql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with old as (
     delete from @extschema@.outbox_inbox i
     where i.ctid = any (array(

@@ -42,7 +42,7 @@ comment on function @extschema@.outbox_note_ended(bigint, bigint, bigint) is
 create function @extschema@.outbox_firsts(
   destination text, partitions smallint[], lane_rows integer, out tid tid, out seq bigint, out key text
 ) returns setof record language sql stable
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
   with closed as materialized (
     select g.partition, g.key, g.head from @extschema@.outbox_gates($2) g where g.destination = $1 and g.head is not null
   ), lane as (
@@ -96,7 +96,7 @@ create function @extschema@.outbox_fetch_unpublished(
   out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text, out created_at timestamptz,
   out replayed boolean
 ) returns setof record language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
 #variable_conflict use_column
 declare
   to_destination constant text := coalesce(outbox_fetch_unpublished.destination, 'default');

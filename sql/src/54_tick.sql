@@ -112,7 +112,8 @@ comment on function @extschema@.outbox_tick(interval) is
 -- ---- delivery by hand -----------------------------------------------------------------------------------------------
 
 create function @extschema@.outbox_next(max_rows integer, out seq bigint, out destination text, out attempts integer)
-returns setof record language sql volatile set search_path = pg_catalog, pg_temp set jit = off as $$
+returns setof record language sql volatile
+set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sort = off set jit = off as $$
   with closed as materialized (
     select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
     where w.state = 'b' and w.due_at > clock_timestamp() and w.key is not null

@@ -32,12 +32,14 @@ const FETCH_ROWS: usize = 25;
 
 /// What a statement over the source sees of the session. Values become the same text whoever reads them; the plan is made
 /// once, by the index; nothing can be written.
-const SETTINGS: [(&CStr, &CStr); 12] = [
+const SETTINGS: [(&CStr, &CStr); 14] = [
     (c"search_path", c"pg_catalog, pg_temp"),
     (c"transaction_read_only", c"on"),
     (c"enable_seqscan", c"off"),
-    (c"enable_hashjoin", c"on"), // a worker's session has them off, and a view may join anything
+    (c"enable_hashjoin", c"on"), // a worker's session has these off, and a view may join anything
     (c"enable_mergejoin", c"on"),
+    (c"enable_bitmapscan", c"on"),
+    (c"enable_sort", c"on"),
     (c"jit", c"off"),
     (c"plan_cache_mode", c"force_generic_plan"),
     (c"timezone", c"UTC"),

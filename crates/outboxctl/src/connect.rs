@@ -1,11 +1,28 @@
-//! A session with the database, as psql would make it.
+//! A session with the database, as psql would make it: the same options, connection strings, variables, files and defaults.
 
-use crate::failure::{Code, Failure};
+mod conninfo;
+mod passfile;
+mod prompt;
+mod service;
+mod target;
+mod tls;
+
+use crate::failure::{Code, Failure, with_sources};
 use clap::Args;
-use tokio_postgres::{Client, NoTls};
+use std::fmt;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use target::{Host, Place, Secret, SessionWanted, SslMode, Surroundings, Target};
+use tokio_postgres::config::SslMode as Negotiation;
+use tokio_postgres::{Client, Config};
+use tokio_postgres_rustls::MakeRustlsConnect;
 
 /// Where the database is, and who asks. What is not given is taken from where psql takes it.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Default)]
+#[command(next_help_heading = "Connection, as with psql")]
 pub struct ConnectArgs {
     /// Database name, connection string or URI
     #[arg(short = 'd', long = "dbname", value_name = "DBNAME", global = true)]
@@ -15,47 +32,445 @@ pub struct ConnectArgs {
     pub host: Option<String>,
     /// Port
     #[arg(short = 'p', long = "port", value_name = "PORT", global = true)]
-    pub port: Option<u16>,
+    pub port: Option<String>,
     /// User name
     #[arg(short = 'U', long = "username", value_name = "USER", global = true)]
     pub user: Option<String>,
+    /// Never ask for a password
+    #[arg(short = 'w', long = "no-password", global = true, conflicts_with = "ask_password")]
+    pub no_password: bool,
+    /// Ask for the password before connecting
+    #[arg(short = 'W', long = "password", global = true)]
+    pub ask_password: bool,
 }
 
-/// Opens a session; what the server sends beside answers is dropped.
+/// A connection string may hold a password: no format string may show it.
+impl fmt::Debug for ConnectArgs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectArgs").finish_non_exhaustive()
+    }
+}
+
+/// A session, and what was found there.
+pub struct Session {
+    pub client: Client,
+    pub server_version: String,
+    pub database: String,
+    /// The extension, if this database has it.
+    pub extension: Option<Extension>,
+    stop: Stop,
+}
+
+/// Version, and the schema that it was created in.
+pub struct Extension {
+    pub version: String,
+    pub schema: String,
+}
+
+/// Ends what a session is doing, from beside it.
+#[derive(Clone)]
+pub struct Stop {
+    token: tokio_postgres::CancelToken,
+    tls: MakeRustlsConnect,
+}
+
+impl Stop {
+    /// As Ctrl-C in psql. Whether it came in time, the statement says.
+    pub async fn now(&self) {
+        let _ = self.token.cancel_query(self.tls.clone()).await;
+    }
+}
+
+/// Opens a session with a database that has the extension, in a version that this program knows. Names of the extension need no
+/// schema in it. What the server sends beside answers is dropped.
+#[allow(dead_code)] // for who needs nothing but the session
 pub async fn connect(args: &ConnectArgs) -> Result<Client, Failure> {
-    let config = config(args)?;
-    let (client, connection) = config.connect(NoTls).await.map_err(|error| {
-        let mut failure = Failure::from(error);
-        failure.code = Code::CannotConnect;
-        failure
+    Ok(connect_session(args).await?.client)
+}
+
+/// The same with what is known of the session.
+pub async fn connect_session(args: &ConnectArgs) -> Result<Session, Failure> {
+    let session = connect_anywhere(args).await?;
+    match &session.extension {
+        None => Err(Failure::new(
+            Code::Incompatible,
+            format!("database {:?} does not have the extension outbox", session.database),
+        )
+        .hint("CREATE EXTENSION outbox; or name another database with -d.")),
+        Some(extension) if !is_compatible(&extension.version, env!("CARGO_PKG_VERSION")) => Err(Failure::new(
+            Code::Incompatible,
+            format!(
+                "the extension outbox of database {:?} is of version {}, and this program of {}",
+                session.database,
+                extension.version,
+                env!("CARGO_PKG_VERSION")
+            ),
+        )
+        .hint("Use an outboxctl of the same version, or ALTER EXTENSION outbox UPDATE.")),
+        Some(_) => Ok(session),
+    }
+}
+
+/// Before 1.0 each minor version may change what SQL offers, afterwards each major one.
+fn is_compatible(extension: &str, program: &str) -> bool {
+    fn series(version: &str) -> Option<(&str, Option<&str>)> {
+        let mut parts = version.split('.');
+        let major = parts.next()?;
+        Some((major, parts.next().filter(|_| major == "0")))
+    }
+    series(extension) == series(program)
+}
+
+/// Opens a session, be the extension there or not.
+pub async fn connect_anywhere(args: &ConnectArgs) -> Result<Session, Failure> {
+    let mut target = target::target(args, &Process)?;
+    // Asked for once: `serve` and `top` open sessions again and again.
+    static TYPED: OnceLock<String> = OnceLock::new();
+    let question = format!("Password for user {}: ", target.user);
+    if args.ask_password && TYPED.get().is_none() {
+        let _ = TYPED.set(prompt::password(&question)?);
+    }
+    if let Some(typed) = TYPED.get() {
+        target.password = Some(Secret(typed.clone()));
+    }
+    match open(&target).await {
+        Err(Refusal::NeedsPassword(_)) if !args.no_password && target.password.is_none() && prompt::possible() => {
+            let typed = prompt::password(&question)?;
+            target.password = Some(Secret(typed.clone()));
+            let session = open(&target).await.map_err(Refusal::failure)?;
+            let _ = TYPED.set(typed);
+            Ok(session)
+        }
+        opened => opened.map_err(Refusal::failure),
+    }
+}
+
+enum Refusal {
+    NeedsPassword(Failure),
+    Other(Failure),
+}
+
+impl Refusal {
+    fn failure(self) -> Failure {
+        match self {
+            Self::NeedsPassword(failure) | Self::Other(failure) => failure,
+        }
+    }
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Self {
+        Self::Other(failure)
+    }
+}
+
+/// Tries one host after the other.
+async fn open(target: &Target) -> Result<Session, Refusal> {
+    let passes: &[SessionWanted] = match target.session {
+        SessionWanted::PreferStandby => &[SessionWanted::Standby, SessionWanted::Any],
+        _ => std::slice::from_ref(&target.session),
+    };
+    let mut refusals = Vec::new();
+    for wanted in passes {
+        for host in &target.hosts {
+            match open_host(target, host, *wanted).await {
+                Ok(session) => return Ok(session),
+                // Another server would be asked with a password that nobody has typed yet.
+                Err(refusal @ Refusal::NeedsPassword(_)) => return Err(refusal),
+                Err(Refusal::Other(failure)) => refusals.push(failure),
+            }
+        }
+    }
+    let last = refusals
+        .pop()
+        .unwrap_or_else(|| Failure::new(Code::CannotConnect, "there is no server to connect to"));
+    let mut before = refusals.into_iter().map(|failure| failure.message).collect::<Vec<_>>();
+    before.dedup();
+    before.retain(|message| *message != last.message);
+    let detail = last
+        .detail
+        .clone()
+        .into_iter()
+        .chain(before)
+        .collect::<Vec<_>>()
+        .join("\n");
+    Err(Refusal::Other(Failure {
+        detail: Some(detail).filter(|detail| !detail.is_empty()),
+        ..last
+    }))
+}
+
+/// One host, with TLS and without as the mode allows it.
+async fn open_host(target: &Target, host: &Host, wanted: SessionWanted) -> Result<Session, Refusal> {
+    let attempts: &[Negotiation] = match (&host.place, target.tls.mode) {
+        (Place::Socket(_), _) | (_, SslMode::Disable) => &[Negotiation::Disable],
+        (_, SslMode::Allow) => &[Negotiation::Disable, Negotiation::Require],
+        (_, SslMode::Prefer) => &[Negotiation::Prefer, Negotiation::Disable],
+        (_, SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull) => &[Negotiation::Require],
+    };
+    let mut first: Option<Failure> = None;
+    for attempt in attempts {
+        let (error, again) = match open_once(target, host, *attempt, wanted).await {
+            Ok(session) => return Ok(session),
+            Err(Tried { refusal, worth_another }) => (refusal, worth_another),
+        };
+        match (error, first.take()) {
+            (Refusal::Other(failure), None) if again => first = Some(failure),
+            (Refusal::Other(failure), Some(first)) if failure.message != first.message => {
+                return Err(Refusal::Other(Failure {
+                    detail: Some(format!(
+                        "Before that, {}: {}",
+                        with_or_without(attempts[0]),
+                        first.message
+                    )),
+                    ..failure
+                }));
+            }
+            (refusal, _) => return Err(refusal),
+        }
+    }
+    let failure = first.unwrap_or_else(|| Failure::new(Code::CannotConnect, "no way to connect was tried"));
+    Err(Refusal::Other(failure))
+}
+
+fn with_or_without(attempt: Negotiation) -> &'static str {
+    match attempt {
+        Negotiation::Disable => "without TLS",
+        _ => "with TLS",
+    }
+}
+
+struct Tried {
+    refusal: Refusal,
+    /// The other way may do: it is the server that refused this one, or TLS that failed.
+    worth_another: bool,
+}
+
+async fn open_once(
+    target: &Target,
+    host: &Host,
+    negotiation: Negotiation,
+    wanted: SessionWanted,
+) -> Result<Session, Tried> {
+    let last = |failure: Failure| Tried {
+        refusal: failure.into(),
+        worth_another: false,
+    };
+    let begun = Arc::new(AtomicBool::new(false));
+    let tls = match negotiation {
+        // A broken file must not keep anybody from a session without TLS.
+        Negotiation::Disable => tls::config(&target::TlsWanted::nothing(), Arc::clone(&begun)),
+        _ => tls::config(&target.tls, Arc::clone(&begun)),
+    };
+    let tls = MakeRustlsConnect::new(tls.map_err(last)?);
+    let config = config(target, host, negotiation).map_err(last)?;
+    let connected = config.connect(tls.clone()).await;
+    let (client, connection) = connected.map_err(|error| {
+        let failed_tls = error.to_string().contains("TLS");
+        let refused = error.as_db_error().is_some();
+        Tried {
+            worth_another: failed_tls
+                || (refused && (begun.load(Ordering::Relaxed) || negotiation == Negotiation::Disable)),
+            refusal: refusal(error, host),
+        }
     })?;
     tokio::spawn(connection);
-    Ok(client)
+    let stop = Stop {
+        token: client.cancel_token(),
+        tls,
+    };
+    begin(client, stop, target, wanted).await.map_err(|mut failure| {
+        failure.message = format!("{}: {}", place_in_words(host), failure.message);
+        last(failure)
+    })
 }
 
-fn config(args: &ConnectArgs) -> Result<tokio_postgres::Config, Failure> {
-    let mut config = match &args.dbname {
-        Some(text) if text.contains('=') || text.contains("://") => {
-            text.parse().map_err(|error: tokio_postgres::Error| {
-                Failure::new(Code::Usage, format!("bad connection string: {error}"))
-            })?
+fn refusal(error: tokio_postgres::Error, host: &Host) -> Refusal {
+    let text = with_sources(&error);
+    let needs_password = error.as_db_error().is_none() && text.contains("password missing");
+    let mut failure = Failure::from(error);
+    failure.code = Code::CannotConnect;
+    if needs_password {
+        failure.message = format!(
+            "{}: the server asks for a password, and none is known",
+            place_in_words(host)
+        );
+        failure = failure.hint("Put it into ~/.pgpass (mode 0600), or into a file that PGPASSFILE names.");
+        return Refusal::NeedsPassword(failure);
+    }
+    if failure.hint.is_none() {
+        failure.hint = tls::hint(&text).map(str::to_owned);
+    }
+    failure.message = format!("{}: {}", place_in_words(host), failure.message);
+    Refusal::Other(failure)
+}
+
+fn place_in_words(host: &Host) -> String {
+    match &host.place {
+        Place::Socket(path) => format!("cannot connect to socket {}/.s.PGSQL.{}", path.display(), host.port),
+        Place::Network { name, .. } => format!("cannot connect to {name}, port {}", host.port),
+    }
+}
+
+fn config(target: &Target, host: &Host, negotiation: Negotiation) -> Result<Config, Failure> {
+    let mut config = Config::new();
+    match &host.place {
+        Place::Socket(path) => _ = config.host_path(path),
+        Place::Network { name, address } => {
+            config.host(name);
+            if let Some(address) = address {
+                config.hostaddr(*address);
+            }
         }
-        Some(name) => {
-            let mut config = tokio_postgres::Config::new();
-            config.dbname(name);
-            config
-        }
-        None => tokio_postgres::Config::new(),
+    }
+    config
+        .port(host.port)
+        .user(&target.user)
+        .dbname(&target.dbname)
+        .application_name(&target.application_name)
+        .ssl_mode(negotiation)
+        .channel_binding(target.channel_binding)
+        .keepalives(!target.keepalives.off);
+    if let Some(options) = &target.options {
+        config.options(options);
+    }
+    if let Some(timeout) = target.connect_timeout {
+        config.connect_timeout(timeout);
+    }
+    if let Some(idle) = target.keepalives.idle {
+        config.keepalives_idle(idle);
+    }
+    if let Some(interval) = target.keepalives.interval {
+        config.keepalives_interval(interval);
+    }
+    if let Some(count) = target.keepalives.count {
+        config.keepalives_retries(count);
+    }
+    if let Some(timeout) = target.keepalives.user_timeout {
+        config.tcp_user_timeout(timeout);
+    }
+    let password = match &target.password {
+        Some(Secret(password)) => Some(password.clone()),
+        None => password_from_file(target, host),
     };
-    if let Some(host) = &args.host {
-        config.host(host);
+    if let Some(password) = password {
+        config.password(password);
     }
-    if let Some(port) = args.port {
-        config.port(port);
-    }
-    if let Some(user) = &args.user {
-        config.user(user);
-    }
-    config.application_name("outboxctl");
     Ok(config)
+}
+
+/// Like libpq it passes over a file that others may read, and says so: a password in it is none any more.
+fn password_from_file(target: &Target, host: &Host) -> Option<String> {
+    static WARNED: OnceLock<()> = OnceLock::new();
+    let path = target.passfile.as_deref()?;
+    let metadata = std::fs::metadata(path).ok()?;
+    let problem = match () {
+        () if !metadata.is_file() => "is not a plain file",
+        () if metadata.mode() & 0o077 != 0 => "can be read by others; its permissions should be 0600 or less",
+        () => {
+            let text = std::fs::read_to_string(path).ok()?;
+            return passfile::password(&text, &host.wanted(&target.dbname, &target.user));
+        }
+    };
+    if WARNED.set(()).is_ok() {
+        eprintln!(
+            "outboxctl: warning: password file {} is not used: it {problem}",
+            path.display()
+        );
+    }
+    None
+}
+
+/// What a session needs before its first statement.
+async fn begin(client: Client, stop: Stop, target: &Target, wanted: SessionWanted) -> Result<Session, Failure> {
+    let row = client
+        .query_one(
+            "select pg_catalog.current_setting('server_version'), pg_catalog.current_database()::text, x.extversion,
+                    n.nspname::text,
+                    -- The schema of the extension, wherever it was created, and nothing that others could put before it.
+                    case when n.oid is not null
+                         then pg_catalog.set_config('search_path', pg_catalog.format('pg_catalog, %I, pg_temp', n.nspname), false) end,
+                    case when $1::text is not null then pg_catalog.set_config('TimeZone', $1, false) end,
+                    pg_catalog.current_setting('transaction_read_only')::boolean, pg_catalog.pg_is_in_recovery(),
+                    -- With millions that wait the planner fears more rows than are read, and compiles for 0.7 s what runs for 0.01 s.
+                    pg_catalog.set_config('jit', 'off', false)
+             from (select) one
+             left join pg_catalog.pg_extension x on x.extname = 'outbox'
+             left join pg_catalog.pg_namespace n on n.oid = x.extnamespace",
+            &[&target.time_zone],
+        )
+        .await?;
+    let (read_only, standby): (bool, bool) = (row.get(6), row.get(7));
+    let missing = match wanted {
+        SessionWanted::ReadWrite if read_only => Some("the session is read-only"),
+        SessionWanted::ReadOnly if !read_only => Some("the session is not read-only"),
+        SessionWanted::Primary if standby => Some("the server is in hot standby mode"),
+        SessionWanted::Standby if !standby => Some("the server is not in hot standby mode"),
+        _ => None,
+    };
+    if let Some(missing) = missing {
+        return Err(Failure::new(Code::CannotConnect, missing).hint("target_session_attrs asks for another."));
+    }
+    let version: Option<String> = row.get(2);
+    Ok(Session {
+        server_version: row.get(0),
+        database: row.get(1),
+        extension: version.map(|version| Extension {
+            version,
+            schema: row.get(3),
+        }),
+        client,
+        stop,
+    })
+}
+
+impl Session {
+    pub fn stop(&self) -> Stop {
+        self.stop.clone()
+    }
+}
+
+/// What surrounds this process.
+struct Process;
+
+impl Surroundings for Process {
+    fn variable(&self, name: &str) -> Option<String> {
+        std::env::var(name).ok()
+    }
+
+    fn read(&self, path: &Path) -> io::Result<String> {
+        std::fs::read_to_string(path)
+    }
+
+    fn exists(&self, path: &Path) -> bool {
+        path.exists()
+    }
+
+    fn home(&self) -> Option<PathBuf> {
+        std::env::home_dir().filter(|home| !home.as_os_str().is_empty())
+    }
+
+    fn os_user(&self) -> Result<String, String> {
+        whoami::username().map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_known_by_its_series() {
+        for (extension, program, known) in [
+            ("0.1.0", "0.1.0", true),
+            ("0.1.7", "0.1.0", true),
+            ("0.2.0", "0.1.0", false),
+            ("1.0", "0.1.0", false),
+            ("1.2", "1.3.4", true),
+            ("2.0", "1.0", false),
+            ("9", "0.9", false),
+        ] {
+            assert_eq!(is_compatible(extension, program), known, "{extension} {program}");
+        }
+    }
 }

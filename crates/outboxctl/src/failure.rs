@@ -1,6 +1,9 @@
 //! Why a command ended without doing what it was asked: the sentence for a person, and the exit code for a script.
 
+use crate::output::clean;
+use serde_json::json;
 use std::fmt;
+use tokio_postgres::error::{DbError, Severity, SqlState};
 
 /// Exit codes. 0 is done; clap itself ends with 2 for arguments that it does not understand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,36 +44,80 @@ impl Failure {
         self.hint = Some(hint.into());
         self
     }
+
+    /// For who reads standard error with a program.
+    pub fn json(&self) -> String {
+        json!({ "error": self.message, "detail": self.detail, "hint": self.hint, "exit_code": self.code as u8 })
+            .to_string()
+    }
 }
 
 /// The server's own words: message, DETAIL and HINT.
 impl From<tokio_postgres::Error> for Failure {
     fn from(error: tokio_postgres::Error) -> Self {
         let Some(db) = error.as_db_error() else {
-            let code = if error.is_closed() {
-                Code::CannotConnect
-            } else {
-                Code::Refused
-            };
+            let lost = error.is_closed() || error.to_string().starts_with("error communicating");
+            let code = if lost { Code::CannotConnect } else { Code::Refused };
             return Self::new(code, with_sources(&error));
         };
         Self {
-            code: Code::Refused,
+            code: code_of(db),
             message: db.message().to_owned(),
             detail: db.detail().map(str::to_owned),
-            hint: db.hint().map(str::to_owned),
+            hint: db
+                .hint()
+                .map(str::to_owned)
+                .or_else(|| hint_for(db.code()).map(str::to_owned)),
         }
+    }
+}
+
+fn code_of(error: &DbError) -> Code {
+    let code = error.code();
+    if *code == SqlState::UNDEFINED_FUNCTION
+        || *code == SqlState::UNDEFINED_TABLE
+        || *code == SqlState::UNDEFINED_COLUMN
+    {
+        Code::Incompatible
+    } else if *code == SqlState::INVALID_DATETIME_FORMAT || *code == SqlState::DATETIME_FIELD_OVERFLOW {
+        Code::Usage
+    } else if error.parsed_severity() == Some(Severity::Fatal) {
+        Code::CannotConnect // the session is over
+    } else {
+        Code::Refused
+    }
+}
+
+/// Where the server itself has none.
+fn hint_for(code: &SqlState) -> Option<&'static str> {
+    if *code == SqlState::INSUFFICIENT_PRIVILEGE {
+        Some("GRANT outbox_monitor to this role lets it look, GRANT outbox_admin lets it act and see payloads.")
+    } else if *code == SqlState::QUERY_CANCELED {
+        Some(
+            "A query ends after 30 s unless PGOPTIONS sets another statement_timeout; narrow it, for example with --after or --partition.",
+        )
+    } else if *code == SqlState::LOCK_NOT_AVAILABLE {
+        Some("Another session holds what this one needs; try again.")
+    } else if *code == SqlState::UNDEFINED_FUNCTION
+        || *code == SqlState::UNDEFINED_TABLE
+        || *code == SqlState::UNDEFINED_COLUMN
+    {
+        Some("The extension in this database is older or newer than this program: see outboxctl version.")
+    } else if *code == SqlState::INVALID_DATETIME_FORMAT || *code == SqlState::DATETIME_FIELD_OVERFLOW {
+        Some("Give a time such as 2026-11-21 or 2026-11-21T05:00Z, or how long ago: 90s, 15m, 2h, 7d.")
+    } else {
+        None
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.message)?;
+        write!(f, "{}", clean(&self.message))?;
         if let Some(detail) = &self.detail {
-            write!(f, "\nDETAIL: {detail}")?;
+            write!(f, "\nDETAIL: {}", clean(detail))?;
         }
         if let Some(hint) = &self.hint {
-            write!(f, "\nHINT: {hint}")?;
+            write!(f, "\nHINT: {}", clean(hint))?;
         }
         Ok(())
     }
@@ -78,7 +125,8 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-fn with_sources(error: &dyn std::error::Error) -> String {
+/// An error with all that it comes from.
+pub fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(next) = source {

@@ -1,22 +1,31 @@
 //! `outboxctl`: see, steer and run the outbox of a database from outside its server. It uses only what SQL offers to all.
 
+mod commands;
 mod connect;
 mod failure;
+mod messages;
+mod output;
+mod pages;
 mod screen;
 mod top;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use commands::{Context, act, check, delivery, list, show, status, version};
 use connect::ConnectArgs;
 use failure::Failure;
 use std::process::ExitCode;
 
+/// See, steer and run the outbox of a database from outside its server
 #[derive(Parser)]
-#[command(name = "outboxctl", version, about, disable_help_flag = true)]
+#[command(name = "outboxctl", version, disable_help_flag = true, after_help = pages::EXIT_CODES)]
 struct Cli {
     #[command(flatten)]
     connect: ConnectArgs,
+    /// Print JSON: one document, or one for each line of a list
+    #[arg(long, global = true, help_heading = "Output")]
+    json: bool,
     /// Print help
-    #[arg(long, action = clap::ArgAction::Help, global = true)]
+    #[arg(long, action = clap::ArgAction::Help, global = true, help_heading = "Output")]
     help: Option<bool>,
     #[command(subcommand)]
     command: Command,
@@ -24,39 +33,76 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// What waits, who delivers, where to, and what is wrong
+    Status,
+    /// Whether a destination can be used
+    Check(check::CheckArgs),
+    /// Messages by filter, a page at a time
+    List(messages::Filter),
+    /// All of one message, and why it does not move
+    Show(show::ShowArgs),
+    /// Bring dead letters back, or let a message that waits for its time go at once
+    Retry(act::DeadArgs),
+    /// Give dead or waiting messages up
+    Discard(act::DeadArgs),
+    /// Send again what was published or discarded
+    Replay(act::ReplayArgs),
+    /// Stop delivery to a destination; messages wait
+    Pause(delivery::PauseArgs),
+    /// Let a paused destination go on
+    Resume(delivery::ResumeArgs),
+    /// Let the workers deliver what waits, in stored order, and wait for it
+    Relay(delivery::RelayArgs),
     /// Versions of this program, of the extension and of the server
     Version,
     /// The outbox live, on a terminal
-    Top(top::Args),
+    Top(top::TopArgs),
+    /// Print the completions for a shell
+    Completions(pages::CompletionsArgs),
+    /// Print the man page, or write one for each command
+    Man(pages::ManArgs),
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
-    let done: Result<ExitCode, Failure> = match cli.command {
-        Command::Version => version(&cli.connect).await,
-        Command::Top(args) => top::run(&cli.connect, &args).await,
+    let context = Context {
+        connect: cli.connect,
+        json: cli.json,
     };
-    done.unwrap_or_else(|failure| {
-        eprintln!("outboxctl: {failure}");
-        ExitCode::from(failure.code as u8)
-    })
+    let done = match &cli.command {
+        Command::Status => status::run(&context).await,
+        Command::Check(args) => check::run(&context, args).await,
+        Command::List(filter) => list::run(&context, filter).await,
+        Command::Show(args) => show::run(&context, args).await,
+        Command::Retry(args) => act::dead(&context, act::Verb::Retry, args).await,
+        Command::Discard(args) => act::dead(&context, act::Verb::Discard, args).await,
+        Command::Replay(args) => act::replay(&context, args).await,
+        Command::Pause(args) => delivery::pause(&context, args).await,
+        Command::Resume(args) => delivery::resume(&context, args).await,
+        Command::Relay(args) => delivery::relay(&context, args).await,
+        Command::Version => version::run(&context).await,
+        Command::Top(args) => top::run(&context, args).await,
+        Command::Completions(args) => pages::completions(args, Cli::command()),
+        Command::Man(args) => pages::man(args, Cli::command()),
+    };
+    done.unwrap_or_else(|failure| fail(&failure, context.json))
 }
 
-async fn version(connect: &ConnectArgs) -> Result<ExitCode, Failure> {
-    println!("outboxctl {}", env!("CARGO_PKG_VERSION"));
-    let client = connect::connect(connect).await?;
-    let row = client
-        .query_one(
-            "select current_setting('server_version'), (select extversion from pg_extension where extname = 'outbox')",
-            &[],
-        )
-        .await?;
-    println!(
-        "outbox {}",
-        row.get::<_, Option<&str>>(1)
-            .unwrap_or("is not installed in this database")
-    );
-    println!("PostgreSQL {}", row.get::<_, &str>(0));
-    Ok(ExitCode::SUCCESS)
+fn fail(failure: &Failure, json: bool) -> ExitCode {
+    match json {
+        true => eprintln!("{}", failure.json()),
+        false => eprintln!("outboxctl: {failure}"),
+    }
+    ExitCode::from(failure.code as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arguments_do_not_contradict_each_other() {
+        Cli::command().debug_assert();
+    }
 }

@@ -1,25 +1,48 @@
 //! The figures that a screen shows, as plain data. Ages and times to go are seconds by the clock of the database.
 
+use serde::{Serialize, Serializer};
+
 /// What was read, or why it could not be: a part that fails leaves the others readable.
 pub type Part<T> = Result<T, String>;
 
 /// All that one look at the database brings.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Snapshot {
     pub now: Now,
+    #[serde(serialize_with = "part")]
     pub status: Part<Status>,
+    #[serde(serialize_with = "part")]
     pub minutes: Part<Vec<Minute>>,
+    #[serde(serialize_with = "part")]
     pub partitions: Part<Vec<Partition>>,
+    #[serde(serialize_with = "part")]
     pub workers: Part<Vec<Worker>>,
+    #[serde(serialize_with = "part")]
     pub ticks: Part<Vec<Ticks>>,
+    #[serde(serialize_with = "part")]
     pub destinations: Part<Vec<Destination>>,
+    #[serde(serialize_with = "part")]
     pub errors: Part<Vec<ErrorGroup>>,
+    #[serde(serialize_with = "part")]
     pub messages: Part<Vec<Message>>,
+    #[serde(serialize_with = "part")]
     pub problems: Part<Vec<Problem>>,
 }
 
+/// As JSON it is itself, or an object that says why it is missing.
+fn part<T: Serialize, S: Serializer>(part: &Part<T>, serializer: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Missing<'a> {
+        error: &'a str,
+    }
+    match part {
+        Ok(part) => part.serialize(serializer),
+        Err(error) => Missing { error }.serialize(serializer),
+    }
+}
+
 /// Where and when a snapshot was taken.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Now {
     /// Seconds since 1970.
     pub epoch_s: f64,
@@ -31,7 +54,7 @@ pub struct Now {
 }
 
 /// The row of `outbox_status`. None = nobody counts, for the library is not preloaded.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Status {
     pub pending: Option<i64>,
     pub in_flight: Option<i64>,
@@ -44,7 +67,7 @@ pub struct Status {
 }
 
 /// A minute of `outbox_throughput`; the last one is not over yet.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Minute {
     /// Hour and minute at which it began.
     pub clock: String,
@@ -55,7 +78,7 @@ pub struct Minute {
 }
 
 /// A row of `outbox_partition_status`.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Partition {
     pub label: String,
     pub owner: Option<String>,
@@ -67,7 +90,7 @@ pub struct Partition {
 }
 
 /// A row of `outbox_worker_status`.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Worker {
     pub id: String,
     pub pid: Option<i32>,
@@ -82,7 +105,7 @@ pub struct Worker {
 }
 
 /// The ticks of a worker that did something, from `outbox_ticks`: of the last minute, or as far back as it holds them.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Ticks {
     pub worker_id: String,
     pub count: i64,
@@ -106,7 +129,7 @@ impl Ticks {
 }
 
 /// A row of `outbox_destination_status`. None = no worker counts.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Destination {
     pub name: String,
     pub described_by: Option<String>,
@@ -128,7 +151,7 @@ pub struct Destination {
 }
 
 /// A row of `outbox_errors`: failures that say the same.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ErrorGroup {
     pub destination: String,
     pub kind: String,
@@ -140,7 +163,7 @@ pub struct ErrorGroup {
 }
 
 /// A message that is not published: dead, waiting, or the first of its lane.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Message {
     /// One of the words of `outbox_messages.status`.
     pub status: String,
@@ -156,7 +179,7 @@ pub struct Message {
 }
 
 /// A line of `outbox_health` that is not well.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Problem {
     pub check: String,
     pub problem: String,

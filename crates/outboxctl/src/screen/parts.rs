@@ -485,7 +485,7 @@ pub fn errors(rows: &Part<Vec<&ErrorGroup>>, look: Look) -> Panel {
         Column::figure("seq", 3),
         Column::prose("destination", 1, 7),
         Column::prose("kind", 2, 8),
-        Column::prose("message", 0, 20),
+        Column::prose("message", 0, 28),
     ];
     let row = |group: &&ErrorGroup| {
         vec![

@@ -168,7 +168,7 @@ pub fn ms(ms: f64) -> String {
 /// `12.5`, `1,234`
 pub fn rate(per_s: f64) -> String {
     match per_s < 999.95 {
-        true => format!("{:.1}", per_s.max(0.0)), // not -0.0
+        true => format!("{:.1}", per_s + 0.0), // not -0.0
         false => count(per_s.round() as i64),
     }
 }

@@ -24,29 +24,29 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 const BACKOFF_FIRST: Duration = Duration::from_millis(500);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
 
-// `@` stands for the schema of the extension. Whatever the backlog, each of them reads a bounded number of rows.
+// Whatever the backlog, each of them reads a bounded number of rows.
 
 const NOW: &str = "select extract(epoch from clock_timestamp())::float8, to_char(clock_timestamp(), 'HH24:MI:SS'),
   current_database()::text, current_user::text, pg_is_in_recovery()";
 
 const STATUS: &str =
     "select pending::int8, in_flight::int8, dead::int8, extract(epoch from oldest_pending_age)::float8,
-  published_total::int8, failed_total::int8, published_per_s::float8, failed_per_s::float8 from @.outbox_status";
+  published_total::int8, failed_total::int8, published_per_s::float8, failed_per_s::float8 from outbox_status";
 
 const MINUTES: &str = "select to_char(minute, 'HH24:MI'), published::int8, retried::int8, failed::int8, p95_ms::float8
-  from @.outbox_throughput order by minute";
+  from outbox_throughput order by minute";
 
 const PARTITIONS: &str =
     "select p.partition_key, p.lease_owner, extract(epoch from p.lease_ttl)::float8, p.lease_epoch::int8,
     p.first_waiting_seq::int8, b.partition_key is not null
-  from @.outbox_partition_status p left join (
-    select distinct @.outbox_partition_label(d.partition) as partition_key
-    from (select x.partition from @.outbox_dead x where x.blocks limit 10000) d) b on b.partition_key = p.partition_key
+  from outbox_partition_status p left join (
+    select distinct outbox_partition_label(d.partition) as partition_key
+    from (select x.partition from outbox_dead x where x.blocks limit 10000) d) b on b.partition_key = p.partition_key
   order by length(p.partition_key), p.partition_key";
 
 const WORKERS: &str = "select worker_id, pid, state, reason, detail, alive, extract(epoch from heartbeat_ttl)::float8,
     partitions::int8, extract(epoch from clock_timestamp() - started_at)::float8
-  from @.outbox_worker_status order by length(worker_id), worker_id limit 1000";
+  from outbox_worker_status order by length(worker_id), worker_id limit 1000";
 
 // 120 of each worker are kept: fewer are all of the minute.
 const TICKS: &str = "select worker_id, count(*)::int8,
@@ -54,51 +54,50 @@ const TICKS: &str = "select worker_id, count(*)::int8,
     avg(duration_ms)::float8, sum(claimed)::int8, sum(published)::int8, sum(failed)::int8,
     (array_agg(backoff_ms order by at desc))[1]::float8, (array_agg(desired_count order by at desc))[1]::int8,
     sum(leased_count)::int8, sum(released_count)::int8
-  from @.outbox_ticks where at > clock_timestamp() - interval '1 minute' group by 1";
+  from outbox_ticks where at > clock_timestamp() - interval '1 minute' group by 1";
 
 const DESTINATIONS: &str =
     "select destination, described_by, state, extract(epoch from clock_timestamp() - since)::float8, reason, detail,
     extract(epoch from oldest_pending_age)::float8, pending::int8, max_pending::int8, in_flight::int8, published_total::int8,
     failed_total::int8, dead_total::int8, published_per_s::float8, p50_ms::float8, p95_ms::float8, p99_ms::float8
-  from @.outbox_destination_status limit 1000";
+  from outbox_destination_status limit 1000";
 
 const ERRORS: &str =
     "select destination, kind, message, count::int8, extract(epoch from clock_timestamp() - first_at)::float8,
     extract(epoch from clock_timestamp() - last_at)::float8, last_seq::int8
-  from @.outbox_errors limit 100";
+  from outbox_errors limit 100";
 
 // What does not move, worst first: dead letters, what waits for a time, what is behind another of its key, and the first of each
 // lane. Each is looked up by an index and cut, but for dead letters, of which 10,000 at most are looked at.
 const MESSAGES: &str = "
-  (select 'dead', d.seq::int8, d.destination::text, @.outbox_partition_label(d.partition), d.key, d.attempts,
+  (select 'dead', d.seq::int8, d.destination::text, outbox_partition_label(d.partition), d.key, d.attempts,
      extract(epoch from clock_timestamp() - d.enqueued_at)::float8, null::float8, d.reason
-   from (select * from @.outbox_dead limit 10000) d order by d.died_at desc limit 50)
+   from (select * from outbox_dead limit 10000) d order by d.died_at desc limit 50)
   union all
   (select case when w.state = 'b' and w.attempts > 0 then 'retrying' when w.due_at > clock_timestamp() then 'scheduled' else 'pending' end,
-     w.seq, w.destination, @.outbox_partition_label(w.partition), w.key, w.attempts,
+     w.seq, w.destination, outbox_partition_label(w.partition), w.key, w.attempts,
      extract(epoch from clock_timestamp() - w.enqueued_at)::float8, extract(epoch from w.due_at - clock_timestamp())::float8, w.last_error
-   from @.outbox_waiting w where w.due_at is not null order by w.due_at limit 50)
+   from outbox_waiting w where w.due_at is not null order by w.due_at limit 50)
   union all
-  (select 'pending', w.seq, w.destination, @.outbox_partition_label(w.partition), w.key, w.attempts,
+  (select 'pending', w.seq, w.destination, outbox_partition_label(w.partition), w.key, w.attempts,
      extract(epoch from clock_timestamp() - w.enqueued_at)::float8, null, 'behind an earlier message of its key'
-   from @.outbox_waiting w where w.state = 'g' order by w.destination, w.partition, w.key, w.seq limit 50)
+   from outbox_waiting w where w.state = 'g' order by w.destination, w.partition, w.key, w.seq limit 50)
   union all
-  (select case when @.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until) then 'in flight'
+  (select case when outbox_claim_is_live(o.claim_token, o.partition, o.claim_until) then 'in flight'
                when o.attempts > 0 then 'retrying' else 'pending' end,
-     o.seq, o.destination, @.outbox_partition_label(o.partition), o.key, o.attempts,
+     o.seq, o.destination, outbox_partition_label(o.partition), o.key, o.attempts,
      extract(epoch from clock_timestamp() - o.enqueued_at)::float8, null, o.last_error
-   from (select * from @.outbox_first_pending limit 50) f
-   join @.outbox o on o.destination = f.destination and o.partition = f.partition and o.seq = f.seq)";
+   from (select * from outbox_first_pending limit 50) f
+   join outbox o on o.destination = f.destination and o.partition = f.partition and o.seq = f.seq)";
 
-const PROBLEMS: &str =
-    r#"select "check", coalesce(problem, ''), coalesce(remedy, '') from @.outbox_health where not ok"#;
+const PROBLEMS: &str = r#"select "check", coalesce(problem, ''), coalesce(remedy, '') from outbox_health where not ok"#;
 
 const EVENT: &str = "select id::text, type, aggregate_type || coalesce(':' || aggregate_id, ''), operation,
     to_char(created_at, 'YYYY-MM-DD HH24:MI:SS TZ'), correlation_id, actor, left(headers::text, 4000), left(payload::text, 16000)
-  from @.outbox_events where seq = $1";
+  from outbox_events where seq = $1";
 
 const ATTEMPTS: &str = "select attempt, to_char(at, 'YYYY-MM-DD HH24:MI:SS'), outcome, error, worker_id
-  from @.outbox_attempts where seq = $1 and destination = $2 order by at desc limit 50";
+  from outbox_attempts where seq = $1 and destination = $2 order by at desc limit 50";
 
 /// Where the database is, and the session with it while there is one.
 pub struct Session {
@@ -109,8 +108,6 @@ pub struct Session {
 
 struct Link {
     client: Client,
-    /// Of the extension, quoted.
-    schema: String,
     /// Statements that the server refuses whenever they come, with its words: each would be a line in its log.
     refused: Mutex<HashMap<&'static str, (Instant, String)>>,
 }
@@ -276,23 +273,10 @@ impl Link {
                  set default_transaction_read_only = {read_only}"
             ))
             .await?;
-        const SCHEMA: &str = "select quote_ident(n.nspname) from pg_catalog.pg_extension e
-          join pg_catalog.pg_namespace n on n.oid = e.extnamespace where e.extname = 'outbox'";
-        let schema = client.query_typed(SCHEMA, &[]).await?;
-        let missing = || {
-            Failure::new(Code::Incompatible, "extension outbox is not installed in this database")
-                .hint("Connect to the database that has it, or CREATE EXTENSION outbox.")
-        };
-        let schema = schema.first().ok_or_else(missing)?.try_get(0)?;
         Ok(Self {
             client,
-            schema,
             refused: Mutex::default(),
         })
-    }
-
-    fn sql(&self, sql: &str) -> String {
-        sql.replace("@.", &format!("{}.", self.schema))
     }
 
     /// The statements go out together, so that the distance to the server counts once.
@@ -340,7 +324,7 @@ impl Link {
         {
             return Err(why.clone());
         }
-        let rows = self.client.query_typed(&self.sql(sql), arguments).await;
+        let rows = self.client.query_typed(sql, arguments).await;
         let taken = rows.and_then(|rows| rows.iter().map(take).collect());
         taken.map_err(|error| {
             let is_lasting = [
@@ -383,7 +367,7 @@ impl Link {
             arguments.push((seq, Type::INT8));
         }
         arguments.push((destination, Type::TEXT));
-        let sql = format!("select {}.{function}", self.schema);
+        let sql = format!("select {function}");
         let row = self.client.query_typed_one(&sql, &arguments).await?;
         Ok(row.try_get::<_, Option<bool>>(0)?.unwrap_or(false))
     }

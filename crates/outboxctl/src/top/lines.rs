@@ -1,4 +1,4 @@
-//! Where no terminal is: a line for each look.
+//! Where no terminal is, or no person: a line for each look.
 
 use crate::screen::model::{Partition, Snapshot, Worker};
 use crate::screen::text::{age, harmless, known, rate};
@@ -34,4 +34,9 @@ pub fn line(snapshot: &Snapshot) -> String {
         said += &format!("; {}: {}", problem.check, problem.problem);
     }
     harmless(&said)
+}
+
+/// All of a look as one JSON document, in which control characters are escaped.
+pub fn json(snapshot: &Snapshot) -> String {
+    serde_json::to_string(snapshot).expect("no map with other keys than text")
 }

@@ -13,8 +13,9 @@ mod tests;
 mod update;
 mod view;
 
-use crate::connect::ConnectArgs;
+use crate::commands::Context;
 use crate::failure::{Code, Failure};
+use crate::screen::model::Snapshot;
 use crate::screen::theme::Theme;
 use data::Session;
 use ratatui::Terminal;
@@ -31,8 +32,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use update::{Event, Request, update};
 
-#[derive(clap::Args, Debug)]
-pub struct Args {
+#[derive(clap::Args)]
+pub struct TopArgs {
     /// Time between two looks at the database, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(100..=3_600_000))]
     interval_ms: u64,
@@ -44,13 +45,18 @@ pub struct Args {
     once: bool,
 }
 
-pub async fn run(connect: &ConnectArgs, args: &Args) -> Result<ExitCode, Failure> {
+pub async fn run(context: &Context, args: &TopArgs) -> Result<ExitCode, Failure> {
     let interval = Duration::from_millis(args.interval_ms);
-    let mut session = Session::open(connect, args.allow_actions).await?;
-    if !args.once && !terminal::is_there() {
-        return print_lines(session, interval).await;
-    }
+    let mut session = Session::open(&context.connect, args.allow_actions).await?;
     let first = session.read().await?;
+    let line: fn(&Snapshot) -> String = if context.json { lines::json } else { lines::line };
+    if args.once && context.json {
+        print(&line(&first))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !args.once && (context.json || !terminal::is_there()) {
+        return print_lines(line, &first, session, interval).await;
+    }
     let mut state = State::new(first, interval, args.allow_actions, Theme::from_env());
     match args.once {
         true => print_frame(&state),
@@ -153,9 +159,14 @@ impl Stop {
 // ---- as text --------------------------------------------------------------------------------------------------------
 
 /// A line for each look, until a signal ends it or nobody reads.
-async fn print_lines(mut session: Session, interval: Duration) -> Result<ExitCode, Failure> {
+async fn print_lines(
+    line: fn(&Snapshot) -> String,
+    first: &Snapshot,
+    session: Session,
+    interval: Duration,
+) -> Result<ExitCode, Failure> {
     let mut stop = Stop::new()?;
-    if !print(&lines::line(&session.read().await?))? {
+    if !print(&line(first))? {
         return Ok(ExitCode::SUCCESS);
     }
     let (events, mut inbox): (_, Receiver<Event>) = channel(EVENTS_MAX);
@@ -168,7 +179,7 @@ async fn print_lines(mut session: Session, interval: Duration) -> Result<ExitCod
         };
         match event {
             Some(Event::Snapshot(snapshot)) => {
-                if !print(&lines::line(&snapshot))? {
+                if !print(&line(&snapshot))? {
                     return Ok(ExitCode::SUCCESS);
                 }
             }

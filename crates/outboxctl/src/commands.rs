@@ -1,0 +1,127 @@
+//! The commands that ask or do one thing and end. Each opens a session, asks what SQL offers, and prints it for a person or as
+//! JSON.
+
+pub mod act;
+pub mod check;
+pub mod delivery;
+pub mod list;
+pub mod show;
+pub mod status;
+pub mod version;
+mod why;
+
+use crate::connect::{self, ConnectArgs, Session};
+use crate::failure::Failure;
+use crate::output;
+use serde::Serialize;
+use serde_json::Value;
+use std::future::Future;
+use tokio_postgres::types::ToSql;
+
+/// What every command is told.
+pub struct Context {
+    pub connect: ConnectArgs,
+    pub json: bool,
+}
+
+impl Context {
+    /// A session that asks: what takes longer than half a minute was not meant, or is better asked otherwise.
+    pub async fn reader(&self) -> Result<Session, Failure> {
+        let session = connect::connect_session(&self.connect).await?;
+        self.prepare(&session, &[("statement_timeout", "30s"), ("lock_timeout", "10s")])
+            .await?;
+        Ok(session)
+    }
+
+    /// A session that changes something: as long as it takes, but for locks of others.
+    pub async fn actor(&self) -> Result<Session, Failure> {
+        let session = connect::connect_session(&self.connect).await?;
+        self.prepare(&session, &[("lock_timeout", "10s")]).await?;
+        Ok(session)
+    }
+
+    /// Limits count where nobody has set others, by PGOPTIONS or for the role. JSON has all times in UTC.
+    async fn prepare(&self, session: &Session, limits: &[(&str, &str)]) -> Result<(), Failure> {
+        for (name, limit) in limits {
+            let sql = "select set_config($1, $2, false) where current_setting($1) = '0'";
+            session.client.execute(sql, &[name, limit]).await?;
+        }
+        if self.json {
+            session
+                .client
+                .execute("select set_config('TimeZone', 'UTC', false)", &[])
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Prints one JSON document.
+    pub fn print_json(&self, document: &impl Serialize) -> Result<(), Failure> {
+        output::print(&format!(
+            "{}\n",
+            serde_json::to_string(document).expect("no map with other keys than text")
+        ))
+    }
+}
+
+impl Session {
+    /// Waits for a statement. Ctrl-C cancels it in the server first; another one ends the program.
+    pub async fn until_done<F: Future>(&self, statement: F) -> F::Output {
+        tokio::pin!(statement);
+        tokio::select! {
+            done = &mut statement => return done,
+            _ = tokio::signal::ctrl_c() => {}
+        }
+        self.stop().now().await;
+        tokio::select! {
+            done = &mut statement => done,
+            _ = tokio::signal::ctrl_c() => std::process::exit(130),
+        }
+    }
+
+    /// The rows of a statement, each as a JSON object, its columns in their order.
+    pub async fn rows(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Value>, Failure> {
+        let sql = format!("select row_to_json(x) from ({sql}) x");
+        let rows = self.until_done(self.client.query(&sql, parameters)).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+}
+
+/// Text of a row; empty where it is NULL.
+pub fn text<'a>(row: &'a Value, name: &str) -> &'a str {
+    row[name].as_str().unwrap_or_default()
+}
+
+/// A count of a row; empty where it is NULL.
+pub fn count(row: &Value, name: &str) -> String {
+    row[name].as_i64().map(output::grouped).unwrap_or_default()
+}
+
+/// A length of time of a row in seconds; empty where it is NULL.
+pub fn age(row: &Value, name: &str) -> String {
+    row[name].as_f64().map(output::duration).unwrap_or_default()
+}
+
+/// A time of a row as people write it: `2026-11-21 05:12:18+00`; empty where it is NULL.
+pub fn time(row: &Value, name: &str) -> String {
+    let stamp = text(row, name);
+    let Some((day, clock)) = stamp.split_once('T') else {
+        return stamp.to_owned();
+    };
+    let (seconds, rest) = clock.split_at(clock.len().min(8));
+    let zone = rest.trim_start_matches(|c: char| c == '.' || c.is_ascii_digit());
+    format!("{day} {seconds}{}", zone.strip_suffix(":00").unwrap_or(zone))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_shown_to_the_second() {
+        let shown = |stamp: &str| time(&serde_json::json!({ "at": stamp }), "at");
+        assert_eq!(shown("2026-11-21T05:12:18.297537+00:00"), "2026-11-21 05:12:18+00");
+        assert_eq!(shown("2026-11-21T05:12:18-03:30"), "2026-11-21 05:12:18-03:30");
+        assert_eq!(shown("infinity"), "infinity");
+    }
+}

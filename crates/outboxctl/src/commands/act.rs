@@ -1,0 +1,445 @@
+//! `outboxctl retry`, `discard` and `replay`: what a person does to messages. By filter they are counted first; on a terminal the
+//! person is asked, a script says --yes; and no more is changed than was counted.
+
+use super::{Context, text};
+use crate::connect::Session;
+use crate::failure::{Code, Failure};
+use crate::messages::{Statement, When};
+use crate::output::{self, counted};
+use clap::Args;
+use serde_json::json;
+use std::io::{BufRead, IsTerminal, Write, stderr, stdin};
+use std::process::ExitCode;
+use tokio_postgres::error::SqlState;
+
+/// Which dead letters.
+#[derive(Args)]
+pub struct DeadArgs {
+    /// Seqs of messages; without any, the dead letters that meet the options
+    #[arg(value_name = "SEQ")]
+    seqs: Vec<i64>,
+    /// To this destination
+    #[arg(long)]
+    destination: Option<String>,
+    #[command(flatten)]
+    criteria: Criteria,
+    /// With an error LIKE this
+    #[arg(long, value_name = "PATTERN", conflicts_with = "seqs")]
+    error_like: Option<String>,
+    /// That died since then: a time, or how long ago (90s, 15m, 2h, 7d)
+    #[arg(long, value_name = "WHEN", conflicts_with = "seqs")]
+    since: Option<When>,
+    /// That died before then
+    #[arg(long, value_name = "WHEN", conflicts_with = "seqs")]
+    until: Option<When>,
+    #[command(flatten)]
+    consent: Consent,
+}
+
+/// Which messages to send again.
+#[derive(Args)]
+pub struct ReplayArgs {
+    #[command(flatten)]
+    criteria: Criteria,
+    /// Of events created since then: a time, or how long ago (90s, 15m, 2h, 7d)
+    #[arg(long, value_name = "WHEN")]
+    since: Option<When>,
+    /// Of events created before then
+    #[arg(long, value_name = "WHEN")]
+    until: Option<When>,
+    /// Only what was published to this destination
+    #[arg(long, value_name = "DESTINATION")]
+    source_destination: Option<String>,
+    /// Send them there instead of to where they went
+    #[arg(long = "to-destination", value_name = "DESTINATION")]
+    to_destination: Option<String>,
+    #[command(flatten)]
+    consent: Consent,
+}
+
+#[derive(Args)]
+struct Criteria {
+    /// Events of this type
+    #[arg(long = "type", value_name = "TYPE")]
+    event_type: Option<String>,
+    /// Events of this type of aggregate
+    #[arg(long, value_name = "TYPE")]
+    aggregate_type: Option<String>,
+    /// Events of this aggregate
+    #[arg(long, value_name = "ID")]
+    aggregate_id: Option<String>,
+    /// Of this ordering key
+    #[arg(long)]
+    key: Option<String>,
+    /// From this seq on
+    #[arg(long = "from", value_name = "SEQ")]
+    seq_from: Option<i64>,
+    /// Up to this seq
+    #[arg(long = "to", value_name = "SEQ")]
+    seq_to: Option<i64>,
+    /// The first so many by seq
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(i32).range(1..), conflicts_with = "no_max")]
+    max: i32,
+    /// However many there are
+    #[arg(long)]
+    no_max: bool,
+}
+
+#[derive(Args)]
+struct Consent {
+    /// Why; it stands in the audit
+    #[arg(long)]
+    reason: Option<String>,
+    /// Only say how many it would be
+    #[arg(long)]
+    dry_run: bool,
+    /// Do not ask
+    #[arg(short = 'y', long)]
+    yes: bool,
+}
+
+impl Criteria {
+    fn is_empty(&self) -> bool {
+        let texts = [&self.event_type, &self.aggregate_type, &self.aggregate_id, &self.key];
+        texts.iter().all(|text| text.is_none()) && self.seq_from.is_none() && self.seq_to.is_none()
+    }
+
+    /// How many at most; none = no limit.
+    fn max_rows(&self) -> Option<i32> {
+        Some(self.max).filter(|_| !self.no_max)
+    }
+
+    fn arguments(&self, call: &mut Call) {
+        call.text("type", &self.event_type);
+        call.text("aggregate_type", &self.aggregate_type);
+        call.text("aggregate_id", &self.aggregate_id);
+        call.text("key", &self.key);
+        call.number("seq_from", self.seq_from);
+        call.number("seq_to", self.seq_to);
+    }
+}
+
+/// A call of one of the functions with many criteria.
+struct Call {
+    function: &'static str,
+    arguments: Vec<String>,
+    statement: Statement,
+}
+
+impl Call {
+    fn new(function: &'static str) -> Self {
+        Self {
+            function,
+            arguments: Vec::new(),
+            statement: Statement::default(),
+        }
+    }
+
+    fn text(&mut self, name: &str, value: &Option<String>) {
+        if let Some(value) = value {
+            self.arguments
+                .push(format!("{name} => {}", self.statement.bind_text(value)));
+        }
+    }
+
+    fn number(&mut self, name: &str, value: Option<i64>) {
+        if let Some(value) = value {
+            self.arguments
+                .push(format!("{name} => {}::bigint", self.statement.bind(value)));
+        }
+    }
+
+    fn time(&mut self, name: &str, value: &Option<When>) {
+        if let Some(value) = value {
+            self.arguments
+                .push(format!("{name} => {}", self.statement.bind_time(value)));
+        }
+    }
+
+    async fn run(
+        mut self,
+        session: &Session,
+        max_rows: Option<i32>,
+        reason: &Option<String>,
+        dry_run: bool,
+    ) -> Result<i64, Failure> {
+        self.text("reason", reason);
+        let max_rows = self.statement.bind(max_rows);
+        self.arguments.push(format!("max_rows => {max_rows}::integer"));
+        self.arguments.push(format!("dry_run => {dry_run}"));
+        let sql = format!("select {}({}) as count", self.function, self.arguments.join(", "));
+        Ok(self.statement.rows(session, &sql).await?[0]["count"]
+            .as_i64()
+            .unwrap_or_default())
+    }
+}
+
+/// What is done to dead letters.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    Retry,
+    Discard,
+}
+
+impl Verb {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Retry => "retry",
+            Self::Discard => "discard",
+        }
+    }
+}
+
+pub async fn dead(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCode, Failure> {
+    if args.seqs.is_empty() {
+        return by_criteria(context, verb, args).await;
+    }
+    if !args.criteria.is_empty() {
+        return Err(Failure::new(Code::Usage, "give either seqs or criteria, not both"));
+    }
+    by_seq(context, verb, args).await
+}
+
+async fn by_criteria(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCode, Failure> {
+    let call = || {
+        let mut call = Call::new(match verb {
+            Verb::Retry => "outbox_retry_where",
+            Verb::Discard => "outbox_discard_where",
+        });
+        args.criteria.arguments(&mut call);
+        call.text("destination", &args.destination);
+        call.text("error_like", &args.error_like);
+        call.time("died_after", &args.since);
+        call.time("died_before", &args.until);
+        call
+    };
+    counted_first(
+        context,
+        verb.word(),
+        ("dead letter", "dead letters"),
+        &args.criteria,
+        &args.consent,
+        &call,
+    )
+    .await
+}
+
+pub async fn replay(context: &Context, args: &ReplayArgs) -> Result<ExitCode, Failure> {
+    let call = || {
+        let mut call = Call::new("outbox_replay");
+        args.criteria.arguments(&mut call);
+        call.time("created_from", &args.since);
+        call.time("created_to", &args.until);
+        call.text("source_destination", &args.source_destination);
+        call.text("destination", &args.to_destination);
+        call
+    };
+    counted_first(
+        context,
+        "replay",
+        ("message", "messages"),
+        &args.criteria,
+        &args.consent,
+        &call,
+    )
+    .await
+}
+
+async fn counted_first(
+    context: &Context,
+    verb: &str,
+    nouns: (&str, &str),
+    criteria: &Criteria,
+    consent: &Consent,
+    call: &dyn Fn() -> Call,
+) -> Result<ExitCode, Failure> {
+    let session = context.actor().await?;
+    let found = call().run(&session, criteria.max_rows(), &None, true).await?;
+    let what = counted(found, nouns.0, nouns.1);
+    if consent.dry_run || found == 0 {
+        report(
+            context,
+            verb,
+            found,
+            0,
+            consent.dry_run,
+            &format!("{what} would be meant; nothing is changed."),
+        )?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    consent.ask(&format!("{} {what}?", capitalised(verb)))?;
+    // What came meanwhile was not counted, so nobody has agreed to it.
+    let agreed = i32::try_from(found).ok().or(criteria.max_rows());
+    let done = call().run(&session, agreed, &consent.reason, false).await?;
+    report(
+        context,
+        verb,
+        found,
+        done,
+        false,
+        &format!("{}: {}.", past(verb), counted(done, nouns.0, nouns.1)),
+    )?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn report(context: &Context, verb: &str, matched: i64, done: i64, dry_run: bool, words: &str) -> Result<(), Failure> {
+    match context.json {
+        true => context.print_json(&json!({ "action": verb, "matched": matched, "done": done, "dry_run": dry_run })),
+        false => output::print(&format!("{words}\n")),
+    }
+}
+
+fn past(verb: &str) -> &'static str {
+    match verb {
+        "retry" => "Retried",
+        "discard" => "Discarded",
+        _ => "Replayed",
+    }
+}
+
+fn capitalised(verb: &str) -> &'static str {
+    match verb {
+        "retry" => "Retry",
+        "discard" => "Discard",
+        _ => "Replay",
+    }
+}
+
+impl Consent {
+    /// Asks, unless that was answered beforehand. Who cannot be asked has not agreed.
+    fn ask(&self, question: &str) -> Result<(), Failure> {
+        if self.yes {
+            return Ok(());
+        }
+        if !stdin().is_terminal() || !stderr().is_terminal() {
+            return Err(Failure::new(
+                Code::Refused,
+                format!("{question} There is no terminal to ask on; nothing is changed."),
+            )
+            .hint("Say --yes, or look first with --dry-run."));
+        }
+        eprint!("{question} [y/N] ");
+        let mut answer = String::new();
+        let read = stderr().flush().and_then(|()| stdin().lock().read_line(&mut answer));
+        match read {
+            Ok(_) if ["y", "yes"].contains(&answer.trim().to_lowercase().as_str()) => Ok(()),
+            _ => Err(Failure::new(Code::Refused, "you did not agree; nothing is changed")),
+        }
+    }
+}
+
+// ---- one by one -----------------------------------------------------------------------------------------------------
+
+async fn by_seq(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCode, Failure> {
+    let session = context.actor().await?;
+    let mut chosen = Vec::new();
+    let mut results = Vec::new();
+    for seq in &args.seqs {
+        match destination_of(&session, *seq, args.destination.as_deref()).await? {
+            Ok(destination) => chosen.push((*seq, destination)),
+            Err(problem) => {
+                results.push(json!({ "seq": seq, "destination": args.destination, "done": false, "error": problem }))
+            }
+        }
+    }
+    let what = counted(chosen.len() as i64, "message", "messages");
+    if args.consent.dry_run {
+        results.extend(
+            chosen.iter().map(
+                |(seq, destination)| json!({ "seq": seq, "destination": destination, "done": false, "error": null }),
+            ),
+        );
+    } else if !chosen.is_empty() {
+        args.consent.ask(&format!("{} {what}?", capitalised(verb.word())))?;
+        for (seq, destination) in &chosen {
+            let problem = act(&session, verb, *seq, destination, &args.consent.reason).await?;
+            results
+                .push(json!({ "seq": seq, "destination": destination, "done": problem.is_none(), "error": problem }));
+        }
+    }
+    let failed = results.iter().filter(|result| !result["error"].is_null()).count();
+    let done = results.iter().filter(|result| result["done"] == true).count();
+    if context.json {
+        context.print_json(&json!({
+            "action": verb.word(), "matched": chosen.len(), "done": done, "dry_run": args.consent.dry_run, "messages": results,
+        }))?;
+    } else {
+        for result in results.iter().filter(|result| !result["error"].is_null()) {
+            eprintln!(
+                "outboxctl: message {}: {}",
+                result["seq"],
+                output::clean(text(result, "error"))
+            );
+        }
+        output::print(&match args.consent.dry_run {
+            true => format!("{what} would be meant; nothing is changed.\n"),
+            false => format!(
+                "{}: {}.\n",
+                past(verb.word()),
+                counted(done as i64, "message", "messages")
+            ),
+        })?;
+    }
+    Ok(match failed {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::from(Code::SomeFailed as u8),
+    })
+}
+
+/// Where the message with this seq can be acted on: the one that was named, or the only one there is.
+async fn destination_of(session: &Session, seq: i64, named: Option<&str>) -> Result<Result<String, String>, Failure> {
+    if let Some(named) = named {
+        return Ok(Ok(named.to_owned()));
+    }
+    let sql = "with s as materialized (select destination from outbox_destination_status)
+               select d.destination from outbox_dead d where d.seq = $1
+               union select w.destination from outbox_waiting w where w.seq = $1
+               union select o.destination from s cross join outbox_partitions p
+                     cross join lateral (select x.destination from outbox x
+                       where x.destination = s.destination and x.partition = p.partition and x.seq = $1 offset 0) o
+               order by 1";
+    let found = session.rows(sql, &[&seq]).await?;
+    let names: Vec<&str> = found.iter().map(|row| text(row, "destination")).collect();
+    Ok(match names[..] {
+        [] => Err("no message of this seq is dead or waits".into()),
+        [only] => Ok(only.to_owned()),
+        _ => Err(format!(
+            "it is for {}: say which with --destination",
+            names.join(" and ")
+        )),
+    })
+}
+
+/// Why it was not done; none if it was.
+async fn act(
+    session: &Session,
+    verb: Verb,
+    seq: i64,
+    destination: &str,
+    reason: &Option<String>,
+) -> Result<Option<String>, Failure> {
+    let client = &session.client;
+    let done = match verb {
+        Verb::Retry => {
+            session
+                .until_done(client.query_one("select outbox_retry($1, $2)", &[&seq, &destination]))
+                .await
+        }
+        Verb::Discard => {
+            let sql = "select outbox_discard($1, $2, $3)";
+            session
+                .until_done(client.query_one(sql, &[&seq, &destination, reason]))
+                .await
+        }
+    };
+    match done {
+        Ok(row) if row.get(0) => Ok(None),
+        Ok(_) => Ok(Some(match verb {
+            Verb::Retry => "it is in flight, has ended, or waits behind another of its key".into(),
+            Verb::Discard => "it has ended, or there is none".into(),
+        })),
+        // One that is in flight says so; the others are done all the same.
+        Err(error) if error.code() == Some(&SqlState::OBJECT_IN_USE) => Ok(Some(Failure::from(error).message)),
+        Err(error) => Err(error.into()),
+    }
+}

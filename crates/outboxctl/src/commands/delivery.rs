@@ -1,0 +1,149 @@
+//! `outboxctl pause`, `resume` and `relay`: whether messages are delivered, and delivery by hand.
+
+use super::{Context, text};
+use crate::connect::Session;
+use crate::failure::{Code, Failure};
+use crate::output::{self, counted};
+use clap::Args;
+use serde_json::{Value, json};
+use std::process::ExitCode;
+
+#[derive(Args)]
+pub struct PauseArgs {
+    /// Destination
+    #[arg(default_value = "default")]
+    destination: String,
+    /// Why; whoever asks for the status reads it
+    #[arg(long)]
+    reason: Option<String>,
+}
+
+#[derive(Args)]
+pub struct ResumeArgs {
+    /// Destination
+    #[arg(default_value = "default")]
+    destination: String,
+}
+
+#[derive(Args)]
+pub struct RelayArgs {
+    /// At most so many messages
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(i32).range(1..=10_000))]
+    limit: i32,
+    /// How long to wait for them
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(i32).range(1..=3600))]
+    timeout: i32,
+}
+
+pub async fn pause(context: &Context, args: &PauseArgs) -> Result<ExitCode, Failure> {
+    let session = context.actor().await?;
+    let rows = session
+        .rows(
+            "select outbox_pause($1, $2) as changed",
+            &[&args.destination, &args.reason],
+        )
+        .await?;
+    let words = match rows[0]["changed"] == true {
+        true => format!("Destination {} is paused; messages wait.", args.destination),
+        false => format!("Destination {} was paused already; its reason stays.", args.destination),
+    };
+    changed(context, "pause", &args.destination, &rows[0], &words)
+}
+
+pub async fn resume(context: &Context, args: &ResumeArgs) -> Result<ExitCode, Failure> {
+    let session = context.actor().await?;
+    let rows = session
+        .rows("select outbox_resume($1) as changed", &[&args.destination])
+        .await?;
+    let words = match rows[0]["changed"] == true {
+        true => format!("Destination {} goes on.", args.destination),
+        false => format!("Destination {} was not paused.", args.destination),
+    };
+    changed(context, "resume", &args.destination, &rows[0], &words)
+}
+
+fn changed(context: &Context, verb: &str, destination: &str, row: &Value, words: &str) -> Result<ExitCode, Failure> {
+    match context.json {
+        true => {
+            context.print_json(&json!({ "action": verb, "destination": destination, "changed": row["changed"] }))?
+        }
+        false => output::print(&format!("{}\n", output::clean(words)))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub async fn relay(context: &Context, args: &RelayArgs) -> Result<ExitCode, Failure> {
+    let session = context.actor().await?;
+    let began = session.rows("select clock_timestamp()::text as at", &[]).await?;
+    let rows = session
+        .rows(
+            "select messages, published, failed, dead, waiting, ok from outbox_relay($1, make_interval(secs => $2::integer))",
+            &[&args.limit, &args.timeout],
+        )
+        .await?;
+    let relayed = &rows[0];
+    let ok = relayed["ok"] == true;
+    let failures = match ok {
+        true => Vec::new(),
+        false => failures(&session, text(&began[0], "at")).await?,
+    };
+    if context.json {
+        let mut document = relayed.clone();
+        document["failures"] = failures.into();
+        context.print_json(&document)?;
+    } else {
+        for failure in &failures {
+            eprintln!(
+                "outboxctl: message {} to {}: {}",
+                failure["seq"],
+                output::clean(text(failure, "destination")),
+                output::clean(text(failure, "error"))
+            );
+        }
+        output::print(&in_words(relayed))?;
+    }
+    Ok(match ok {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(Code::SomeFailed as u8),
+    })
+}
+
+fn in_words(relayed: &Value) -> String {
+    let number = |name: &str| relayed[name].as_i64().unwrap_or_default();
+    let mut words = format!(
+        "{} of {} published",
+        number("published"),
+        counted(number("messages"), "message", "messages")
+    );
+    for (name, what) in [
+        ("failed", "failed and will be tried again"),
+        ("dead", "given up"),
+        (
+            "waiting",
+            "not tried: behind one that failed, for an open transaction, or for a destination that is down",
+        ),
+    ] {
+        if number(name) > 0 {
+            words.push_str(&format!("; {} {what}", output::grouped(number(name))));
+        }
+    }
+    words + ".\n"
+}
+
+/// What failed since then, where this role may see it: who may only relay sees no tables.
+async fn failures(session: &Session, since: &str) -> Result<Vec<Value>, Failure> {
+    let may = "select coalesce(has_table_privilege(to_regclass('outbox_attempts'), 'select'), false) as attempts,
+                      has_table_privilege('outbox_dead', 'select') and has_table_privilege('outbox_waiting', 'select') as tables";
+    let may = session.rows(may, &[]).await?;
+    let sql = match (may[0]["attempts"] == true, may[0]["tables"] == true) {
+        (true, _) => "select a.seq, a.destination, a.error from outbox_attempts a
+                      where a.at >= ($1::text)::timestamptz and a.error is not null order by a.seq, a.destination limit 1000",
+        (false, true) => "select d.seq, d.destination, d.reason as error from outbox_dead d where d.died_at >= ($1::text)::timestamptz
+                          union all
+                          select w.seq, w.destination, w.last_error from outbox_waiting w
+                          where w.state = 'b' and w.due_at is not null and w.due_at >= ($1::text)::timestamptz and w.last_error is not null
+                          order by 1, 2 limit 1000",
+        (false, false) => return Ok(Vec::new()),
+    };
+    session.rows(sql, &[&since]).await
+}

@@ -1,0 +1,72 @@
+//! `outboxctl list`: messages by filter, a page at a time.
+
+use super::{Context, age, text};
+use crate::failure::Failure;
+use crate::messages::{self, Filter};
+use crate::output::{self, Cell, Colour, Table};
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+pub async fn run(context: &Context, filter: &Filter) -> Result<ExitCode, Failure> {
+    let session = context.reader().await?;
+    let rows = messages::page(&session, filter).await?;
+    let mut page = String::new();
+    if context.json {
+        for row in &rows {
+            writeln!(page, "{row}").expect("write to a string");
+        }
+        output::print(&page)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    match rows.last() {
+        None => eprintln!("No message meets that."),
+        Some(last) => {
+            output::print(&table(&rows).render())?;
+            if rows.len() as i64 >= filter.limit {
+                eprintln!("There may be more: --after {}", last["seq"]);
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn status_colour(status: &str) -> Option<Colour> {
+    match status {
+        "published" => Some(Colour::Good),
+        "retrying" => Some(Colour::Careful),
+        "dead" => Some(Colour::Bad),
+        _ => None,
+    }
+}
+
+/// With the columns that say something of these messages.
+pub fn table(rows: &[Value]) -> Table {
+    let all_default = rows.iter().all(|row| text(row, "destination") == "default");
+    let mut table = Table::new(&[
+        ">SEQ",
+        "STATUS",
+        "DESTINATION",
+        "TYPE",
+        "KEY",
+        "PARTITION",
+        ">ATTEMPTS",
+        ">AGE",
+        "ERROR",
+    ]);
+    for row in rows {
+        let status = text(row, "status");
+        table.row([
+            row["seq"].to_string().into(),
+            Cell::coloured(status, status_colour(status)),
+            if all_default { "" } else { text(row, "destination") }.into(),
+            text(row, "type").into(),
+            text(row, "key").into(),
+            text(row, "partition_key").into(),
+            row["attempts"].to_string().into(),
+            age(row, "age_s").into(),
+            text(row, "last_error").into(),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,501 @@
+//! Where to connect, as whom and how: decided as libpq decides it from what was given, the service file, the environment and the
+//! defaults. What it looks at is handed in, so that it can be tested without an environment.
+
+use super::conninfo::{self, KEYWORDS, Params};
+use super::passfile::Wanted;
+use super::{ConnectArgs, service};
+use crate::failure::{Code, Failure};
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio_postgres::config::ChannelBinding;
+
+/// Where Debian's libpq looks for the socket, and where that of the Postgres project does.
+const SOCKET_DIRECTORIES: [&str; 2] = ["/var/run/postgresql", "/tmp"];
+const PORT: u16 = 5432;
+/// Of Debian's libpq.
+const SYSTEM_CONFIGURATION: &str = "/etc/postgresql-common";
+
+/// What surrounds the process.
+pub trait Surroundings {
+    fn variable(&self, name: &str) -> Option<String>;
+    fn read(&self, path: &Path) -> io::Result<String>;
+    fn exists(&self, path: &Path) -> bool;
+    fn home(&self) -> Option<PathBuf>;
+    fn os_user(&self) -> Result<String, String>;
+}
+
+/// A server to try, and all that is the same for each of them.
+#[derive(Clone, Debug)]
+pub struct Target {
+    pub hosts: Vec<Host>,
+    pub user: String,
+    pub dbname: String,
+    pub password: Option<Secret>,
+    pub passfile: Option<PathBuf>,
+    pub application_name: String,
+    pub options: Option<String>,
+    pub connect_timeout: Option<Duration>,
+    pub keepalives: Keepalives,
+    pub session: SessionWanted,
+    pub channel_binding: ChannelBinding,
+    pub tls: TlsWanted,
+    /// `PGTZ`, as psql hands it on.
+    pub time_zone: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    pub place: Place,
+    pub port: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    Socket(PathBuf),
+    /// The name is what a certificate must be for; the address, if given, spares the look-up.
+    Network {
+        name: String,
+        address: Option<IpAddr>,
+    },
+}
+
+/// No format string may show it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SslMode {
+    Disable,
+    Allow,
+    Prefer,
+    Require,
+    VerifyCa,
+    VerifyFull,
+}
+
+#[derive(Clone, Debug)]
+pub struct TlsWanted {
+    pub mode: SslMode,
+    pub roots: Roots,
+    /// Certificate and key; the key may lie beside the default certificate.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+    pub sni: bool,
+    pub versions: Versions,
+}
+
+impl TlsWanted {
+    /// For a session without TLS.
+    pub fn nothing() -> Self {
+        Self {
+            mode: SslMode::Disable,
+            roots: Roots::None,
+            certificate: None,
+            sni: false,
+            versions: Versions {
+                tls12: true,
+                tls13: true,
+            },
+        }
+    }
+}
+
+/// Which certificates are trusted to have issued the server's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Roots {
+    None,
+    System,
+    File(PathBuf),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Versions {
+    pub tls12: bool,
+    pub tls13: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Keepalives {
+    pub off: bool,
+    pub idle: Option<Duration>,
+    pub interval: Option<Duration>,
+    pub count: Option<u32>,
+    pub user_timeout: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionWanted {
+    Any,
+    ReadWrite,
+    ReadOnly,
+    Primary,
+    Standby,
+    PreferStandby,
+}
+
+impl Host {
+    /// The name under which a password file has it.
+    pub fn wanted<'a>(&'a self, dbname: &'a str, user: &'a str) -> Wanted<'a> {
+        let host = match &self.place {
+            Place::Socket(path) if SOCKET_DIRECTORIES.iter().any(|default| path == Path::new(default)) => "localhost",
+            Place::Socket(path) => path.to_str().unwrap_or_default(),
+            Place::Network { name, .. } => name,
+        };
+        Wanted {
+            host,
+            port: self.port,
+            dbname,
+            user,
+        }
+    }
+}
+
+fn usage<T>(message: impl Into<String>) -> Result<T, Failure> {
+    Err(Failure::new(Code::Usage, message))
+}
+
+/// Decides. What is given in a connection string counts more than an option, as with psql; both more than the service file, that
+/// more than the environment.
+pub fn target(args: &ConnectArgs, around: &dyn Surroundings) -> Result<Target, Failure> {
+    let params = params(args, around)?;
+    refuse_unsupported(&params)?;
+    let user = match params.get("user") {
+        Some(user) => user.to_owned(),
+        None => around
+            .os_user()
+            .or_else(|problem| usage(format!("your name as a user is not known: {problem}; say it with -U")))?,
+    };
+    let home = around.home();
+    let in_home = |name: &str| home.as_ref().map(|home| home.join(name));
+    Ok(Target {
+        hosts: hosts(&params, around)?,
+        dbname: params.get("dbname").unwrap_or(&user).to_owned(),
+        user,
+        password: params.get("password").map(|password| Secret(password.to_owned())),
+        passfile: params.get("passfile").map(PathBuf::from).or_else(|| in_home(".pgpass")),
+        application_name: ["application_name", "fallback_application_name"]
+            .iter()
+            .find_map(|keyword| params.get(keyword))
+            .unwrap_or("outboxctl")
+            .to_owned(),
+        options: params.get("options").map(str::to_owned),
+        // 0 and less is for ever.
+        connect_timeout: match number::<i64>(&params, "connect_timeout")? {
+            Some(seconds @ 1..) => Some(Duration::from_secs(seconds.unsigned_abs())),
+            _ => None,
+        },
+        keepalives: keepalives(&params)?,
+        session: match params.get("target_session_attrs") {
+            None | Some("any") => SessionWanted::Any,
+            Some("read-write") => SessionWanted::ReadWrite,
+            Some("read-only") => SessionWanted::ReadOnly,
+            Some("primary") => SessionWanted::Primary,
+            Some("standby") => SessionWanted::Standby,
+            Some("prefer-standby") => SessionWanted::PreferStandby,
+            Some(other) => return usage(format!("unknown target_session_attrs {other:?}")),
+        },
+        channel_binding: match params.get("channel_binding") {
+            None | Some("prefer") => ChannelBinding::Prefer,
+            Some("disable") => ChannelBinding::Disable,
+            Some("require") => ChannelBinding::Require,
+            Some(other) => return usage(format!("unknown channel_binding {other:?}")),
+        },
+        tls: tls(&params, around, &in_home)?,
+        time_zone: around.variable("PGTZ").filter(|zone| !zone.is_empty()),
+    })
+}
+
+fn params(args: &ConnectArgs, around: &dyn Surroundings) -> Result<Params, Failure> {
+    let mut params = Params::default();
+    let options = [("host", &args.host), ("port", &args.port), ("user", &args.user)];
+    for (keyword, value) in options {
+        if let Some(value) = value.as_deref().filter(|value| !value.is_empty()) {
+            params.set(keyword, value);
+        }
+    }
+    match args.dbname.as_deref() {
+        Some(text) if conninfo::is_connection_string(text) => {
+            params.override_with(conninfo::parse(text).or_else(usage)?);
+        }
+        Some(name) if !name.is_empty() => {
+            params.set("dbname", name);
+        }
+        _ => {}
+    }
+    let service = match params.get("service") {
+        Some(name) => Some(name.to_owned()),
+        None => around.variable("PGSERVICE").filter(|name| !name.is_empty()),
+    };
+    if let Some(service) = service {
+        let mut found = service_section(&service, around)?;
+        found.override_with(params);
+        params = found;
+    }
+    for (keyword, variable) in KEYWORDS.iter().filter(|(_, variable)| !variable.is_empty()) {
+        if let Some(value) = around.variable(variable)
+            && !params.says(keyword)
+        {
+            params.set(keyword, value);
+        }
+    }
+    if !params.says("sslmode")
+        && around
+            .variable("PGREQUIRESSL")
+            .is_some_and(|value| value.starts_with('1'))
+    {
+        params.set("sslmode", "require");
+    }
+    Ok(params)
+}
+
+/// Looks into the user's file, then into the system's.
+fn service_section(service: &str, around: &dyn Surroundings) -> Result<Params, Failure> {
+    let set = |name: &str| around.variable(name).filter(|value| !value.is_empty());
+    let named = set("PGSERVICEFILE").map(PathBuf::from);
+    let users = named
+        .clone()
+        .or_else(|| around.home().map(|home| home.join(".pg_service.conf")));
+    let system = set("PGSYSCONFDIR").unwrap_or_else(|| SYSTEM_CONFIGURATION.into());
+    for path in users.into_iter().chain([Path::new(&system).join("pg_service.conf")]) {
+        match around.read(&path) {
+            Ok(text) => match service::section(&text, service) {
+                Ok(Some(params)) => return Ok(params),
+                Ok(None) => {}
+                Err(problem) => return usage(format!("service file {}: {problem}", path.display())),
+            },
+            Err(error) if Some(&path) == named.as_ref() => {
+                return usage(format!("service file {} cannot be read: {error}", path.display()));
+            }
+            Err(_) => {}
+        }
+    }
+    usage(format!("there is no service {service:?} in the service files"))
+}
+
+/// What is not built in must not be passed over where it would make the session safer.
+fn refuse_unsupported(params: &Params) -> Result<(), Failure> {
+    let harmless: &[(&str, &[&str])] = &[
+        ("gssencmode", &["disable", "prefer"]),
+        ("load_balance_hosts", &["disable"]),
+        ("replication", &["false", "off", "no", "0"]),
+        ("require_auth", &[]),
+        ("requirepeer", &[]),
+        ("sslcrl", &[]),
+        ("sslcrldir", &[]),
+        ("sslnegotiation", &["postgres"]),
+        ("sslpassword", &[]),
+    ];
+    for (keyword, values) in harmless {
+        if let Some(value) = params.get(keyword)
+            && !values.contains(&value)
+        {
+            return usage(format!(
+                "{keyword} is not supported here, other than {}",
+                match values.is_empty() {
+                    true => "empty".into(),
+                    false => values.join(", "),
+                }
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn number<T: std::str::FromStr>(params: &Params, keyword: &str) -> Result<Option<T>, Failure> {
+    let Some(text) = params.get(keyword) else {
+        return Ok(None);
+    };
+    match text.trim().parse() {
+        Ok(number) => Ok(Some(number)),
+        Err(_) => usage(format!("{keyword} {text:?} is not a number")),
+    }
+}
+
+fn keepalives(params: &Params) -> Result<Keepalives, Failure> {
+    // 0 is the system's default.
+    let seconds = |keyword| -> Result<Option<Duration>, Failure> {
+        let given = number::<u64>(params, keyword)?.filter(|seconds| *seconds > 0);
+        Ok(given.map(Duration::from_secs))
+    };
+    Ok(Keepalives {
+        off: number::<i32>(params, "keepalives")? == Some(0),
+        idle: seconds("keepalives_idle")?,
+        interval: seconds("keepalives_interval")?,
+        count: number::<u32>(params, "keepalives_count")?.filter(|count| *count > 0),
+        user_timeout: number::<u64>(params, "tcp_user_timeout")?
+            .filter(|ms| *ms > 0)
+            .map(Duration::from_millis),
+    })
+}
+
+/// A list with commas in `host`, `hostaddr` and `port`; one port is for all of them.
+fn hosts(params: &Params, around: &dyn Surroundings) -> Result<Vec<Host>, Failure> {
+    let list = |keyword: &str| -> Vec<String> {
+        params
+            .get(keyword)
+            .map(|text| text.split(',').map(|one| one.trim().to_owned()).collect())
+            .unwrap_or_default()
+    };
+    let (names, addresses, ports) = (list("host"), list("hostaddr"), list("port"));
+    let count = if addresses.is_empty() {
+        names.len().max(1)
+    } else {
+        addresses.len()
+    };
+    if !addresses.is_empty() && !names.is_empty() && names.len() != count {
+        return usage(format!("there are {} hosts and {count} of hostaddr", names.len()));
+    }
+    if ports.len() > 1 && ports.len() != count {
+        return usage(format!("there are {count} hosts and {} ports", ports.len()));
+    }
+    let of = |list: &[String], index: usize| list.get(index).filter(|text| !text.is_empty()).cloned();
+    (0..count)
+        .map(|index| {
+            let port = match of(&ports, if ports.len() == 1 { 0 } else { index }) {
+                None => PORT,
+                Some(text) => match text.parse() {
+                    Ok(port @ 1..) => port,
+                    _ => return usage(format!("port {text:?} is not a number from 1 to 65535")),
+                },
+            };
+            let place = place(of(&names, index), of(&addresses, index), port, around)?;
+            Ok(Host { place, port })
+        })
+        .collect()
+}
+
+fn place(
+    name: Option<String>,
+    address: Option<String>,
+    port: u16,
+    around: &dyn Surroundings,
+) -> Result<Place, Failure> {
+    if let Some(text) = address {
+        let Ok(address) = text.parse() else {
+            return usage(format!("hostaddr {text:?} is not an IP address"));
+        };
+        return Ok(Place::Network {
+            name: name.unwrap_or(text),
+            address: Some(address),
+        });
+    }
+    match name {
+        Some(path) if path.starts_with('/') => Ok(Place::Socket(path.into())),
+        Some(path) if path.starts_with('@') => usage("sockets in the abstract namespace (@…) are not supported here"),
+        Some(name) => Ok(Place::Network { name, address: None }),
+        None => {
+            let has_socket = |dir: &&&str| around.exists(&Path::new(**dir).join(format!(".s.PGSQL.{port}")));
+            let found = SOCKET_DIRECTORIES.iter().find(has_socket);
+            Ok(Place::Socket(found.unwrap_or(&SOCKET_DIRECTORIES[0]).into()))
+        }
+    }
+}
+
+fn tls(
+    params: &Params,
+    around: &dyn Surroundings,
+    in_home: &dyn Fn(&str) -> Option<PathBuf>,
+) -> Result<TlsWanted, Failure> {
+    let system = params.get("sslrootcert") == Some("system");
+    let mode = match params.get("sslmode") {
+        // As libpq has it: who trusts every public authority must check the name.
+        None if system => SslMode::VerifyFull,
+        None | Some("prefer") => SslMode::Prefer,
+        Some("disable") => SslMode::Disable,
+        Some("allow") => SslMode::Allow,
+        Some("require") => SslMode::Require,
+        Some("verify-ca") => SslMode::VerifyCa,
+        Some("verify-full") => SslMode::VerifyFull,
+        Some(other) => {
+            return Err(Failure::new(Code::Usage, format!("unknown sslmode {other:?}"))
+                .hint("It is one of disable, allow, prefer, require, verify-ca, verify-full."));
+        }
+    };
+    if system && mode != SslMode::VerifyFull {
+        return usage(
+            "sslrootcert=system needs sslmode=verify-full: anybody may have a certificate of a public authority",
+        );
+    }
+    let existing = |keyword: &str, default: &str| -> Option<PathBuf> {
+        params
+            .get(keyword)
+            .map(PathBuf::from)
+            .or_else(|| in_home(default).filter(|path| around.exists(path)))
+    };
+    let roots = match existing("sslrootcert", ".postgresql/root.crt") {
+        _ if system => Roots::System,
+        Some(path) => Roots::File(path),
+        None => Roots::None,
+    };
+    if roots == Roots::None && matches!(mode, SslMode::VerifyCa | SslMode::VerifyFull) {
+        return Err(Failure::new(
+            Code::CannotConnect,
+            "there is no file of trusted certificates to verify the server's with",
+        )
+        .hint(
+            "Name it with sslrootcert (PGSSLROOTCERT), put it into ~/.postgresql/root.crt, or say sslrootcert=system.",
+        ));
+    }
+    let certificate = match params.get("sslcertmode") {
+        Some("disable") => None,
+        None | Some("allow") => existing("sslcert", ".postgresql/postgresql.crt"),
+        Some(other) => {
+            return usage(format!(
+                "sslcertmode {other:?} is not supported here, other than disable, allow"
+            ));
+        }
+    };
+    let certificate = match certificate {
+        None => None,
+        Some(certificate) => match params
+            .get("sslkey")
+            .map(PathBuf::from)
+            .or_else(|| in_home(".postgresql/postgresql.key"))
+        {
+            Some(key) => Some((certificate, key)),
+            None => return usage("there is a certificate (sslcert) and no key (sslkey)"),
+        },
+    };
+    Ok(TlsWanted {
+        mode,
+        roots,
+        certificate,
+        sni: params.get("sslsni") != Some("0"),
+        versions: versions(params)?,
+    })
+}
+
+fn versions(params: &Params) -> Result<Versions, Failure> {
+    let rank = |keyword: &str, default: u8| match params.get(keyword) {
+        None => Ok(default),
+        Some("TLSv1" | "TLSv1.1") => Ok(1),
+        Some("TLSv1.2") => Ok(2),
+        Some("TLSv1.3") => Ok(3),
+        Some(other) => usage(format!("unknown {keyword} {other:?}")),
+    };
+    let (least, most) = (
+        rank("ssl_min_protocol_version", 2)?,
+        rank("ssl_max_protocol_version", 3)?,
+    );
+    let versions = Versions {
+        tls12: least <= 2 && most >= 2,
+        tls13: least <= 3 && most >= 3,
+    };
+    match versions.tls12 || versions.tls13 {
+        true => Ok(versions),
+        false => usage(
+            "no version of TLS that is spoken here (1.2 and 1.3) is allowed by ssl_min_protocol_version and ssl_max_protocol_version",
+        ),
+    }
+}
+
+#[cfg(test)]
+#[path = "target_tests.rs"]
+mod tests;

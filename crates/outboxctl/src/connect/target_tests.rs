@@ -1,0 +1,287 @@
+//! Does what was given, the service file, the environment and the defaults add up to what libpq makes of them?
+
+use super::*;
+use std::collections::HashMap;
+
+#[derive(Default)]
+struct Made {
+    variables: HashMap<&'static str, &'static str>,
+    files: HashMap<&'static str, &'static str>,
+}
+
+impl Surroundings for Made {
+    fn variable(&self, name: &str) -> Option<String> {
+        self.variables.get(name).map(|value| (*value).to_owned())
+    }
+
+    fn read(&self, path: &Path) -> io::Result<String> {
+        let text = self.files.get(path.to_str().expect("UTF-8"));
+        text.map(|text| (*text).to_owned())
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn exists(&self, path: &Path) -> bool {
+        self.read(path).is_ok()
+    }
+
+    fn home(&self) -> Option<PathBuf> {
+        Some("/home/me".into())
+    }
+
+    fn os_user(&self) -> Result<String, String> {
+        Ok("me".into())
+    }
+}
+
+impl Made {
+    fn with(variables: &[(&'static str, &'static str)], files: &[(&'static str, &'static str)]) -> Self {
+        Self {
+            variables: variables.iter().copied().collect(),
+            files: files.iter().copied().collect(),
+        }
+    }
+}
+
+fn args(dbname: &str) -> ConnectArgs {
+    ConnectArgs {
+        dbname: Some(dbname.to_owned()).filter(|name| !name.is_empty()),
+        ..ConnectArgs::default()
+    }
+}
+
+fn of(dbname: &str, around: &Made) -> Target {
+    target(&args(dbname), around).unwrap_or_else(|failure| panic!("{dbname}: {failure}"))
+}
+
+fn refused(dbname: &str, around: &Made) -> String {
+    let failure = target(&args(dbname), around).expect_err(dbname);
+    assert!(matches!(failure.code, Code::Usage | Code::CannotConnect));
+    failure.to_string()
+}
+
+fn network(name: &str, port: u16) -> Host {
+    Host {
+        place: Place::Network {
+            name: name.into(),
+            address: None,
+        },
+        port,
+    }
+}
+
+fn socket(path: &str, port: u16) -> Host {
+    Host {
+        place: Place::Socket(path.into()),
+        port,
+    }
+}
+
+#[test]
+fn with_nothing_given_it_is_the_socket_and_the_name_of_the_user() {
+    let target = of("", &Made::default());
+    assert_eq!(target.hosts, [socket("/var/run/postgresql", 5432)]);
+    assert_eq!((target.user.as_str(), target.dbname.as_str()), ("me", "me"));
+    assert_eq!(target.tls.mode, SslMode::Prefer);
+    assert_eq!(target.application_name, "outboxctl");
+    // The socket of a server that was built with the defaults of the project.
+    let target = of("port=5433", &Made::with(&[], &[("/tmp/.s.PGSQL.5433", "")]));
+    assert_eq!(target.hosts, [socket("/tmp", 5433)]);
+    let target = of("user=you", &Made::default());
+    assert_eq!(target.dbname, "you");
+}
+
+#[test]
+fn a_connection_string_counts_more_than_an_option_and_that_more_than_the_rest() {
+    let around = Made::with(
+        &[
+            ("PGSERVICE", "s"),
+            ("PGHOST", "of-env"),
+            ("PGPORT", "4"),
+            ("PGUSER", "of-env"),
+            ("PGDATABASE", "of-env"),
+            ("PGAPPNAME", "of-env"),
+        ],
+        &[(
+            "/home/me/.pg_service.conf",
+            "[s]\nhost=of-service\nport=3\nuser=of-service\ndbname=of-service\n",
+        )],
+    );
+    let given = ConnectArgs {
+        dbname: Some("host=of-string".into()),
+        host: Some("of-option".into()),
+        port: Some("2".into()),
+        ..ConnectArgs::default()
+    };
+    let target = target(&given, &around).expect("a target");
+    assert_eq!(target.hosts, [network("of-string", 2)]);
+    assert_eq!(target.user, "of-service");
+    assert_eq!(target.dbname, "of-service");
+    assert_eq!(target.application_name, "of-env");
+}
+
+#[test]
+fn an_empty_variable_or_option_is_the_default() {
+    let around = Made::with(
+        &[("PGHOST", ""), ("PGDATABASE", ""), ("PGSERVICE", ""), ("PGUSER", "")],
+        &[],
+    );
+    let given = ConnectArgs {
+        host: Some(String::new()),
+        ..args("dbname=''")
+    };
+    let target = target(&given, &around).expect("a target");
+    assert_eq!(target.hosts, [socket("/var/run/postgresql", 5432)]);
+    assert_eq!(target.dbname, "me");
+}
+
+#[test]
+fn a_service_is_looked_for_in_the_users_file_then_in_the_systems() {
+    let files = [
+        ("/home/me/.pg_service.conf", "[mine]\nhost=a\n"),
+        (
+            "/etc/postgresql-common/pg_service.conf",
+            "[mine]\nhost=no\n[theirs]\nhost=b\n",
+        ),
+        ("/x", "[mine]\nhost=c"),
+    ];
+    let host = |service: &str, variables: &[(&'static str, &'static str)]| {
+        of(&format!("service={service}"), &Made::with(variables, &files)).hosts
+    };
+    assert_eq!(host("mine", &[]), [network("a", 5432)]);
+    assert_eq!(host("theirs", &[]), [network("b", 5432)]);
+    assert_eq!(host("mine", &[("PGSERVICEFILE", "/x")]), [network("c", 5432)]);
+    assert_eq!(host("mine", &[("PGSERVICE", "no")]), [network("a", 5432)]);
+    let around = Made::with(&[], &files);
+    assert!(refused("service=nobodys", &around).contains("no service \"nobodys\""));
+    let gone = Made::with(&[("PGSERVICEFILE", "/gone"), ("PGSERVICE", "mine")], &files);
+    assert!(refused("", &gone).contains("/gone"), "{}", refused("", &gone));
+}
+
+#[test]
+fn several_hosts_are_tried_in_their_order() {
+    let around = Made::default();
+    let hosts = |text: &str| of(text, &around).hosts;
+    assert_eq!(hosts("host=a,b port=1,2"), [network("a", 1), network("b", 2)]);
+    assert_eq!(hosts("host=a,b port=7"), [network("a", 7), network("b", 7)]);
+    assert_eq!(hosts("postgres://a,b:6/"), [network("a", 5432), network("b", 6)]);
+    assert_eq!(hosts("host=/run/x,b"), [socket("/run/x", 5432), network("b", 5432)]);
+    let addressed = hosts("host=name hostaddr=127.0.0.1");
+    assert_eq!(
+        addressed[0].place,
+        Place::Network {
+            name: "name".into(),
+            address: Some([127, 0, 0, 1].into())
+        }
+    );
+    assert_eq!(hosts("hostaddr=::1")[0].wanted("d", "u").host, "::1");
+    for text in [
+        "host=a,b port=1,2,3",
+        "host=a,b hostaddr=::1",
+        "hostaddr=a",
+        "port=0",
+        "port=65536",
+        "port=x",
+        "host=@x",
+    ] {
+        refused(text, &around);
+    }
+}
+
+#[test]
+fn a_password_file_knows_the_default_socket_as_localhost() {
+    let wanted = |host: Host| host.wanted("d", "u").host.to_owned();
+    assert_eq!(wanted(socket("/var/run/postgresql", 1)), "localhost");
+    assert_eq!(wanted(socket("/run/x", 1)), "/run/x");
+    assert_eq!(wanted(network("h", 1)), "h");
+}
+
+#[test]
+fn every_mode_of_tls_is_known_and_verifying_needs_to_know_whom_to_trust() {
+    let around = Made::default();
+    for (text, mode) in [
+        ("sslmode=disable", SslMode::Disable),
+        ("sslmode=allow", SslMode::Allow),
+        ("sslmode=prefer", SslMode::Prefer),
+        ("sslmode=require", SslMode::Require),
+        ("sslmode=verify-ca sslrootcert=/ca", SslMode::VerifyCa),
+        ("sslmode=verify-full sslrootcert=/ca", SslMode::VerifyFull),
+        ("sslrootcert=system", SslMode::VerifyFull),
+    ] {
+        assert_eq!(of(text, &around).tls.mode, mode, "{text}");
+    }
+    let required = Made::with(&[("PGREQUIRESSL", "1")], &[]);
+    assert_eq!(of("", &required).tls.mode, SslMode::Require);
+    for text in [
+        "sslmode=on",
+        "sslmode=verify-full",
+        "sslmode=require sslrootcert=system",
+        "ssl_min_protocol_version=SSLv3",
+    ] {
+        refused(text, &around);
+    }
+    assert!(refused("sslmode=verify-ca", &around).contains("sslrootcert"));
+    // A file where libpq looks for it.
+    let home = Made::with(
+        &[],
+        &[
+            ("/home/me/.postgresql/root.crt", ""),
+            ("/home/me/.postgresql/postgresql.crt", ""),
+        ],
+    );
+    let tls = of("sslmode=verify-full", &home).tls;
+    assert_eq!(tls.roots, Roots::File("/home/me/.postgresql/root.crt".into()));
+    let (_, key) = tls.certificate.expect("the certificate of the user");
+    assert_eq!(key, Path::new("/home/me/.postgresql/postgresql.key"));
+    assert!(of("sslcertmode=disable", &home).tls.certificate.is_none());
+    let only13 = of("ssl_min_protocol_version=TLSv1.3", &around).tls.versions;
+    assert_eq!(
+        only13,
+        Versions {
+            tls12: false,
+            tls13: true
+        }
+    );
+    refused("ssl_max_protocol_version=TLSv1.1", &around);
+}
+
+#[test]
+fn what_would_make_a_session_safer_and_is_not_built_in_is_refused() {
+    let around = Made::default();
+    for text in [
+        "gssencmode=require",
+        "requirepeer=postgres",
+        "require_auth=scram-sha-256",
+        "sslcrl=/crl",
+        "sslpassword=x",
+        "sslnegotiation=direct",
+        "sslcertmode=require",
+        "channel_binding=often",
+        "target_session_attrs=fast",
+        "connect_timeout=soon",
+        "nonsense=1",
+    ] {
+        refused(text, &around);
+    }
+    of(
+        "gssencmode=disable sslcompression=0 krbsrvname=x client_encoding=latin1",
+        &around,
+    );
+}
+
+#[test]
+fn numbers_and_words_are_taken_over() {
+    let target = of(
+        "connect_timeout=7 keepalives=0 keepalives_idle=3 tcp_user_timeout=1500 target_session_attrs=read-write channel_binding=require options='-c a=b'",
+        &Made::with(&[("PGTZ", "Asia/Tokyo"), ("PGPASSWORD", "hunter2")], &[]),
+    );
+    assert_eq!(target.connect_timeout, Some(Duration::from_secs(7)));
+    assert!(target.keepalives.off);
+    assert_eq!(target.keepalives.idle, Some(Duration::from_secs(3)));
+    assert_eq!(target.keepalives.user_timeout, Some(Duration::from_millis(1500)));
+    assert_eq!(target.session, SessionWanted::ReadWrite);
+    assert_eq!(target.options.as_deref(), Some("-c a=b"));
+    assert_eq!(target.time_zone.as_deref(), Some("Asia/Tokyo"));
+    assert_eq!(target.password, Some(Secret("hunter2".into())));
+    assert!(!format!("{target:?}").contains("hunter2"));
+    assert_eq!(of("connect_timeout=0", &Made::default()).connect_timeout, None);
+}

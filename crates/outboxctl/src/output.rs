@@ -1,0 +1,366 @@
+//! What people and scripts read: aligned tables, words for numbers and times, JSON. Nothing that a database says reaches the
+//! terminal as a control sequence.
+
+use crate::failure::{Code, Failure};
+use ratatui::text::Span;
+use std::io::{ErrorKind, IsTerminal, Write, stdout};
+use std::sync::OnceLock;
+
+/// Writes to standard output. Whoever reads it may leave when he has seen enough, as `head` does: that is no failure.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut out = stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
+        written => {
+            written.map_err(|error| Failure::new(Code::Refused, format!("standard output cannot be written: {error}")))
+        }
+    }
+}
+
+/// Whether standard output takes colours: it is a terminal, and nobody has asked for none (https://no-color.org).
+fn colours() -> bool {
+    static COLOURS: OnceLock<bool> = OnceLock::new();
+    *COLOURS.get_or_init(|| {
+        let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+        stdout().is_terminal() && set("NO_COLOR").is_none() && set("TERM").is_none_or(|term| term != "dumb")
+    })
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Colour {
+    Bold,
+    Good,
+    Careful,
+    Bad,
+}
+
+/// The text in a colour, where there are colours.
+pub fn paint(text: &str, colour: Colour) -> String {
+    paint_if(colours(), text, colour)
+}
+
+fn paint_if(colours: bool, text: &str, colour: Colour) -> String {
+    let code = match colour {
+        Colour::Bold => "1",
+        Colour::Good => "32",
+        Colour::Careful => "33",
+        Colour::Bad => "31",
+    };
+    match colours && !text.is_empty() {
+        true => format!("\x1b[{code}m{text}\x1b[0m"),
+        false => text.to_owned(),
+    }
+}
+
+/// A text of the database on one line: line ends become blanks, and what could steer a terminal or turn the direction of
+/// writing is shown as what it is.
+pub fn clean(text: &str) -> String {
+    let mut cleaned = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' | '\t' => cleaned.push(' '),
+            '\r' => {}
+            _ => push_harmless(c, &mut cleaned),
+        }
+    }
+    cleaned
+}
+
+/// The same for a text of several lines.
+pub fn clean_lines(text: &str) -> String {
+    let mut cleaned = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' => cleaned.push(c),
+            _ => push_harmless(c, &mut cleaned),
+        }
+    }
+    cleaned
+}
+
+fn push_harmless(c: char, text: &mut String) {
+    let turns_direction = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    if c.is_control() || turns_direction || matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}') {
+        text.extend(c.escape_unicode());
+    } else {
+        text.push(c);
+    }
+}
+
+fn width(text: &str) -> usize {
+    Span::raw(text).width()
+}
+
+/// The text in so many columns, with a mark where some of it is left out.
+fn fit(text: &str, columns: usize) -> String {
+    if width(text) <= columns {
+        return text.to_owned();
+    }
+    let mut fitted = String::new();
+    for c in text.chars() {
+        let mut longer = fitted.clone();
+        longer.push(c);
+        if width(&longer) + 1 > columns {
+            break;
+        }
+        fitted = longer;
+    }
+    fitted.push('…');
+    fitted
+}
+
+/// Rows under headings. On a terminal the last column gives way, so that a row is a line.
+pub struct Table {
+    columns: Vec<Column>,
+    rows: Vec<Vec<Cell>>,
+}
+
+struct Column {
+    heading: &'static str,
+    right: bool,
+}
+
+pub struct Cell {
+    text: String,
+    colour: Option<Colour>,
+}
+
+impl From<String> for Cell {
+    fn from(text: String) -> Self {
+        Self {
+            text: clean(&text),
+            colour: None,
+        }
+    }
+}
+
+impl From<&str> for Cell {
+    fn from(text: &str) -> Self {
+        text.to_owned().into()
+    }
+}
+
+impl Cell {
+    pub fn coloured(text: &str, colour: Option<Colour>) -> Self {
+        Self { colour, ..text.into() }
+    }
+}
+
+impl Table {
+    /// A heading that begins with `>` is of a column of numbers.
+    pub fn new(headings: &[&'static str]) -> Self {
+        let columns = headings.iter().map(|heading| Column {
+            right: heading.starts_with('>'),
+            heading: heading.trim_start_matches('>'),
+        });
+        Self {
+            columns: columns.collect(),
+            rows: Vec::new(),
+        }
+    }
+
+    pub fn row<const N: usize>(&mut self, cells: [Cell; N]) {
+        assert_eq!(N, self.columns.len(), "a cell for each heading");
+        self.rows.push(cells.into());
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    pub fn render(&self) -> String {
+        self.lines(terminal_width(), colours())
+    }
+
+    fn lines(&self, columns: Option<usize>, colours: bool) -> String {
+        // A column that says nothing in any row is left out.
+        let shown: Vec<usize> = (0..self.columns.len())
+            .filter(|index| self.rows.iter().any(|row| !row[*index].text.is_empty()))
+            .collect();
+        let widest = |index: usize| {
+            let cells = self.rows.iter().map(|row| width(&row[index].text));
+            cells.max().unwrap_or(0).max(width(self.columns[index].heading))
+        };
+        let mut widths: Vec<usize> = shown.iter().map(|index| widest(*index)).collect();
+        // Half a number would be another number.
+        let gives_way = shown.last().is_some_and(|last| !self.columns[*last].right);
+        if let (Some(columns), true, Some((last, before))) = (columns, gives_way, widths.split_last_mut()) {
+            let used: usize = before.iter().map(|width| width + 2).sum();
+            *last = (*last).min(columns.saturating_sub(used).max(10));
+        }
+        let line = |texts: Vec<(&str, Option<Colour>)>| {
+            let mut line = String::new();
+            for (place, ((text, colour), index)) in texts.into_iter().zip(&shown).enumerate() {
+                let text = fit(text, widths[place]);
+                let blanks = " ".repeat(widths[place].saturating_sub(width(&text)));
+                let painted = colour.map_or(text.clone(), |colour| paint_if(colours, &text, colour));
+                let last = place + 1 == shown.len();
+                match self.columns[*index].right {
+                    true => line.extend([blanks.as_str(), &painted]),
+                    false if last => line.push_str(&painted),
+                    false => line.extend([painted.as_str(), &blanks]),
+                }
+                if !last {
+                    line.push_str("  ");
+                }
+            }
+            line.truncate(line.trim_end().len());
+            line.push('\n');
+            line
+        };
+        let headings = shown
+            .iter()
+            .map(|index| (self.columns[*index].heading, Some(Colour::Bold)))
+            .collect();
+        let mut text = line(headings);
+        for row in &self.rows {
+            let cells = shown
+                .iter()
+                .map(|index| (row[*index].text.as_str(), row[*index].colour));
+            text.push_str(&line(cells.collect()));
+        }
+        text
+    }
+}
+
+/// Of the terminal; none where output is no terminal: what a script reads is not cut.
+fn terminal_width() -> Option<usize> {
+    if !stdout().is_terminal() {
+        return None;
+    }
+    let asked = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    asked.or_else(|| {
+        ratatui::crossterm::terminal::size()
+            .ok()
+            .map(|(columns, _)| usize::from(columns))
+    })
+}
+
+/// 1234567 as 1,234,567.
+pub fn grouped(number: i64) -> String {
+    let digits = number.unsigned_abs().to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    match number < 0 {
+        true => format!("-{text}"),
+        false => text,
+    }
+}
+
+/// A length of time in its two largest units.
+pub fn duration(seconds: f64) -> String {
+    if seconds < 0.0 {
+        return format!("-{}", duration(-seconds));
+    }
+    if seconds < 1.0 {
+        return format!("{:.0} ms", (seconds * 1000.0).floor());
+    }
+    let whole = seconds as u64;
+    let (days, hours, minutes) = (whole / 86_400, whole / 3600 % 24, whole / 60 % 60);
+    let two = |large: u64, unit: &str, small: u64, small_unit: &str| match small {
+        0 => format!("{large} {unit}"),
+        _ => format!("{large} {unit} {small} {small_unit}"),
+    };
+    match whole {
+        0..60 => format!("{whole} s"),
+        60..3600 => two(minutes, "min", whole % 60, "s"),
+        3600..86_400 => two(hours, "h", minutes, "min"),
+        _ => two(days, "d", hours, "h"),
+    }
+}
+
+/// `1 message`, `2 messages`.
+pub fn counted(number: i64, one: &str, many: &str) -> String {
+    format!("{} {}", grouped(number), if number == 1 { one } else { many })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        let mut table = Table::new(&[">SEQ", "STATE", "NOTHING", "ERROR"]);
+        table.row([
+            "7".into(),
+            Cell::coloured("down", Some(Colour::Bad)),
+            "".into(),
+            "none".into(),
+        ]);
+        table.row([
+            "1,234".into(),
+            "注文".into(),
+            "".into(),
+            "a long text that does not fit on the line".into(),
+        ]);
+        table
+    }
+
+    #[test]
+    fn a_table_is_aligned_by_what_is_seen() {
+        assert_eq!(
+            table().lines(None, false),
+            "  SEQ  STATE  ERROR\n    7  down   none\n1,234  注文   a long text that does not fit on the line\n"
+        );
+    }
+
+    #[test]
+    fn on_a_terminal_the_last_column_gives_way() {
+        let text = table().lines(Some(30), false);
+        assert!(text.lines().all(|line| width(line) <= 30), "{text}");
+        assert!(text.contains("a long text tha…"), "{text}");
+        // However narrow it is, something of each row is seen.
+        assert!(table().lines(Some(5), false).contains("a long te…"));
+    }
+
+    #[test]
+    fn colours_are_put_around_the_text_alone() {
+        let text = table().lines(None, true);
+        assert!(text.contains("\x1b[31mdown\x1b[0m   none"), "{text:?}");
+        assert_eq!(paint_if(true, "", Colour::Bad), "");
+    }
+
+    #[test]
+    fn nothing_that_a_database_says_steers_the_terminal() {
+        assert_eq!(
+            clean("a\nb\tc\r\x1b[2Jd\u{9b}\u{202e}e\u{7f}"),
+            r"a b c\u{1b}[2Jd\u{9b}\u{202e}e\u{7f}"
+        );
+        assert_eq!(clean_lines("a\nb\x07"), "a\nb\\u{7}");
+        assert_eq!(clean("Ünï 🐇"), "Ünï 🐇");
+    }
+
+    #[test]
+    fn numbers_and_times_read_well() {
+        assert_eq!(
+            [0, 999, 1000, 1_234_567].map(grouped),
+            ["0", "999", "1,000", "1,234,567"]
+        );
+        assert_eq!(grouped(-1000), "-1,000");
+        assert_eq!(
+            [
+                0.0, 0.25, 1.9, 59.9, 60.0, 61.0, 3600.0, 5000.0, 90_000.0, 86_400.0, -5.0
+            ]
+            .map(duration),
+            [
+                "0 ms",
+                "250 ms",
+                "1 s",
+                "59 s",
+                "1 min",
+                "1 min 1 s",
+                "1 h",
+                "1 h 23 min",
+                "1 d 1 h",
+                "1 d",
+                "-5 s"
+            ]
+        );
+        assert_eq!(counted(1, "message", "messages"), "1 message");
+        assert_eq!(counted(2000, "message", "messages"), "2,000 messages");
+    }
+}

@@ -1,0 +1,297 @@
+//! Does it do what it is told, no more than it said beforehand, and end as a script needs it?
+
+use crate::common::*;
+use crate::{Ctl, quiet_cluster};
+use serde_json::{Value, json};
+use support::{Broker, Cluster};
+
+/// Dead letters 1 to 6: of types A and B in turn, each of an order of its own, the first three unroutable.
+fn dead_letters(cluster: &Cluster) {
+    cluster.exec(
+        DB,
+        "select outbox_publish(case n % 2 when 1 then 'A' else 'B' end, '{}', 'order', n::text) from generate_series(1, 6) n;
+         insert into outbox_dead (seq, enqueued_at, died_at, attempts, partition, destination, key, reason)
+         select seq, enqueued_at, '2030-01-01Z'::timestamptz + seq * interval '1 day', 15, partition, destination, key,
+                case when seq <= 3 then 'unroutable: 312 NO_ROUTE' else 'refused' end
+         from outbox;
+         delete from outbox",
+    );
+}
+
+fn seqs(cluster: &Cluster, table: &str) -> Vec<i64> {
+    cluster.query_one(
+        DB,
+        &format!("select coalesce(array_agg(seq order by seq), '{{}}') from {table}"),
+    )
+}
+
+fn dry(cluster: &Cluster, args: &[&str]) -> Value {
+    let all: Vec<&str> = args.iter().copied().chain(["--dry-run", "--json"]).collect();
+    Ctl::new(cluster, &all).run().json()
+}
+
+#[test]
+fn each_criterion_counts_what_meets_it_and_changes_nothing() {
+    let cluster = quiet_cluster();
+    dead_letters(&cluster);
+    for (criteria, wanted) in [
+        (&["--type", "A"][..], 3),
+        (&["--aggregate-type", "order"], 6),
+        (&["--aggregate-id", "4"], 1),
+        (&["--key", "order:4"], 1),
+        (&["--error-like", "unroutable%"], 3),
+        (&["--destination", "default"], 6),
+        (&["--from", "2", "--to", "4"], 3),
+        (&["--from", "2", "--max", "2"], 2),
+        (&["--since", "2030-01-05T00:00Z"], 3),
+        (&["--until", "2030-01-05T00:00Z"], 3),
+        (&["--since", "1h"], 6),
+        (&["--type", "A", "--error-like", "unroutable%"], 2),
+        (&["--type", "none"], 0),
+    ] {
+        for verb in ["retry", "discard"] {
+            let args: Vec<&str> = [verb].iter().chain(criteria).copied().collect();
+            let counted = dry(&cluster, &args);
+            assert_eq!(
+                counted,
+                json!({ "action": verb, "matched": wanted, "done": 0, "dry_run": true }),
+                "{args:?}"
+            );
+        }
+    }
+    assert_eq!(seqs(&cluster, "outbox_dead"), [1, 2, 3, 4, 5, 6]);
+    let none = Ctl::new(&cluster, &["retry", "--yes"]).run().failed(5);
+    assert!(none.contains("no criterion"), "{none}");
+}
+
+#[test]
+fn without_a_terminal_and_without_yes_nothing_is_changed() {
+    let cluster = quiet_cluster();
+    dead_letters(&cluster);
+    for args in [&["retry", "--type", "A"][..], &["discard", "1"], &["retry", "1", "2"]] {
+        let refused = Ctl::new(&cluster, args).run().failed(5);
+        assert!(
+            refused.contains("--yes") && refused.contains("nothing is changed"),
+            "{refused}"
+        );
+    }
+    assert_eq!(seqs(&cluster, "outbox_dead"), [1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn retry_and_discard_do_what_was_counted_and_the_audit_says_why() {
+    let cluster = quiet_cluster();
+    dead_letters(&cluster);
+    let retried = Ctl::new(
+        &cluster,
+        &[
+            "retry",
+            "--error-like",
+            "unroutable%",
+            "--reason",
+            "bound again",
+            "--yes",
+            "--json",
+        ],
+    )
+    .run()
+    .json();
+    assert_eq!(
+        retried,
+        json!({ "action": "retry", "matched": 3, "done": 3, "dry_run": false })
+    );
+    assert_eq!(seqs(&cluster, "outbox"), [1, 2, 3]);
+    let discarded = Ctl::new(&cluster, &["discard", "--type", "B", "--reason", "withdrawn", "-y"])
+        .run()
+        .well();
+    assert!(discarded.contains("Discarded: 2 dead letters"), "{discarded}");
+    assert_eq!(seqs(&cluster, "outbox_history"), [4, 6]);
+    let audit: Value = cluster.query_one(
+        DB,
+        "select jsonb_agg(jsonb_build_array(action, count, reason) order by at) from outbox_audit",
+    );
+    assert_eq!(audit, json!([["retry", 3, "bound again"], ["discard", 2, "withdrawn"]]));
+    let nothing = Ctl::new(&cluster, &["discard", "--type", "B", "--yes"]).run().well();
+    assert!(nothing.contains("nothing is changed"), "{nothing}");
+}
+
+#[test]
+fn a_message_is_found_by_its_seq_wherever_it_goes() {
+    let cluster = quiet_cluster();
+    dead_letters(&cluster);
+    cluster.exec(
+        DB,
+        "create server bus foreign data wrapper outbox_amqp options (exchange 'x');
+         update outbox_dead set destination = 'bus' where seq = 2;
+         insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, reason)
+         select 3, now(), 1, 0, 'bus', 'refused'",
+    );
+    let ran = Ctl::new(&cluster, &["retry", "1", "2", "3", "99", "--yes", "--json"]).run();
+    assert_eq!(ran.code, 1, "{ran:?}");
+    let document: Value = serde_json::from_str(&ran.out).expect("JSON");
+    assert_eq!((&document["matched"], &document["done"]), (&json!(2), &json!(2)));
+    let messages = document["messages"].as_array().expect("messages");
+    let of = |seq: i64| {
+        messages
+            .iter()
+            .find(|message| message["seq"] == seq)
+            .expect("each has its answer")
+    };
+    assert_eq!((&of(1)["done"], &of(2)["destination"]), (&json!(true), &json!("bus")));
+    assert!(
+        of(3)["error"].as_str().expect("why").contains("bus and default"),
+        "{messages:?}"
+    );
+    assert!(
+        of(99)["error"].as_str().expect("why").contains("no message"),
+        "{messages:?}"
+    );
+    Ctl::new(&cluster, &["discard", "3", "--destination", "bus", "--yes"])
+        .run()
+        .well();
+    assert_eq!(
+        seqs(&cluster, "outbox_dead"),
+        [3, 4, 5, 6],
+        "the one to default is still dead"
+    );
+    let said = Ctl::new(&cluster, &["retry", "99", "4", "--yes"]).run();
+    assert_eq!(said.code, 1);
+    assert!(
+        said.err.contains("message 99") && said.out.contains("Retried: 1 message"),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn one_in_flight_is_told_and_the_others_are_done() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', 'order', n::text) from generate_series(1, 2) n;
+         update outbox_partitions set lease_owner = 'w', lease_until = now() + interval '1 hour', lease_epoch = 7;
+         update outbox set claim_token = 7 where seq = 1",
+    );
+    let ran = Ctl::new(&cluster, &["discard", "1", "2", "--yes"]).run();
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("on its way"), "{ran:?}");
+    assert_eq!(seqs(&cluster, "outbox"), [1]);
+}
+
+#[test]
+fn what_was_published_is_replayed() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', 'order', n::text) from generate_series(1, 3) n",
+    );
+    wait_published(&cluster, 3);
+    assert_eq!(dry(&cluster, &["replay", "--from", "2"])["matched"], 2);
+    Ctl::new(&cluster, &["replay", "--from", "2"]).run().failed(5);
+    let replayed = Ctl::new(
+        &cluster,
+        &[
+            "replay",
+            "--from",
+            "2",
+            "--since",
+            "1h",
+            "--reason",
+            "lost index",
+            "--yes",
+        ],
+    )
+    .run()
+    .well();
+    assert!(replayed.contains("Replayed: 2 messages"), "{replayed}");
+    wait_published(&cluster, 5);
+    assert_eq!(all_of(broker, &queue).len(), 5);
+    let page = Ctl::new(&cluster, &["show", "2", "--json"]).run().json();
+    assert_eq!(
+        page["messages"].as_array().map(Vec::len),
+        Some(2),
+        "it was published twice"
+    );
+}
+
+#[test]
+fn a_destination_is_paused_with_its_reason_and_goes_on() {
+    let cluster = quiet_cluster();
+    let paused = Ctl::new(
+        &cluster,
+        &["pause", "default", "--reason", "the broker moves", "--json"],
+    )
+    .run()
+    .json();
+    assert_eq!(
+        paused,
+        json!({ "action": "pause", "destination": "default", "changed": true })
+    );
+    assert_eq!(
+        cluster.query_one::<String>(DB, "select reason from outbox_paused"),
+        "the broker moves"
+    );
+    assert!(Ctl::new(&cluster, &["pause"]).run().well().contains("already"));
+    assert!(Ctl::new(&cluster, &["resume"]).run().well().contains("goes on"));
+    assert_eq!(Ctl::new(&cluster, &["resume", "--json"]).run().json()["changed"], false);
+    let unknown = Ctl::new(&cluster, &["pause", "nowhere"]).run().failed(5);
+    assert!(unknown.contains("nowhere") && unknown.contains("HINT"), "{unknown}");
+}
+
+#[test]
+fn relay_delivers_in_stored_order_and_ends_with_0_or_1() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(
+        broker,
+        &exchange,
+        &["outbox.routing_key = '{type}'", "outbox.max_attempts = 1"],
+    );
+    pause(&cluster);
+    cluster.exec(
+        DB,
+        "select outbox_publish('good', '{}', 'order', n::text) from generate_series(1, 5) n",
+    );
+    let first = Ctl::new(&cluster, &["relay", "--limit", "2"]).run().well();
+    assert!(first.contains("2 of 2 messages published."), "{first}");
+    wait_published(&cluster, 2);
+    let rest = Ctl::new(&cluster, &["relay", "--json"]).run().json();
+    assert_eq!(
+        (&rest["messages"], &rest["published"], &rest["ok"]),
+        (&json!(3), &json!(3), &json!(true))
+    );
+    let seqs: Vec<i64> = all_of(broker, &queue)
+        .iter()
+        .map(|delivery| delivery.json()["seq"].as_i64().expect("a seq"))
+        .collect();
+    assert_eq!(seqs, [1, 2, 3, 4, 5]);
+    // An event that is missing can never be sent; what comes after it goes.
+    cluster.exec(
+        DB,
+        "select outbox_enqueue(4711, 'key'); select outbox_publish('good', '{}', 'order', '6')",
+    );
+    let ran = Ctl::new(&cluster, &["relay"]).run();
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("message 4711 to default: "), "{ran:?}");
+    assert!(ran.out.contains("1 of 2 messages published; 1 given up."), "{ran:?}");
+    // Who may only relay sees no tables, and gets the figures all the same.
+    cluster.exec(
+        DB,
+        "create role relaying login; grant outbox_relay to relaying; select outbox_enqueue(4712, 'other')",
+    );
+    let string = format!("host=127.0.0.1 port={} user=relaying dbname={DB}", cluster.port());
+    let ran = Ctl::bare(&["relay", "-d", &string]).run();
+    assert!(
+        ran.code == 1 && ran.out.contains("0 of 1 message published; 1 given up."),
+        "{ran:?}"
+    );
+}
+
+#[test]
+fn relay_without_a_worker_is_refused_in_words() {
+    let cluster = quiet_cluster();
+    cluster.exec(DB, "select outbox_publish('T', '{}')");
+    let refused = Ctl::new(&cluster, &["relay"]).run().failed(5);
+    assert!(refused.contains("worker"), "{refused}");
+}

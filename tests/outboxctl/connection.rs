@@ -1,0 +1,441 @@
+//! Does it connect wherever psql connects, and nowhere else? Each case is tried with psql as well, and both must meet the same
+//! server, database and user.
+
+use crate::common::*;
+use crate::{Ctl, Ran, quiet_cluster};
+use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use support::{Cluster, process};
+
+/// A way to connect: arguments, variables, files below the home with their mode.
+#[derive(Default, Clone)]
+pub struct Way<'a> {
+    pub args: Vec<String>,
+    pub variables: Vec<(&'a str, String)>,
+    pub files: Vec<(&'a str, String, u32)>,
+}
+
+impl<'a> Way<'a> {
+    pub fn to(dbname: impl Into<String>) -> Self {
+        Self::args(&["-d", &dbname.into()])
+    }
+
+    pub fn args(args: &[&str]) -> Self {
+        Self {
+            args: args.iter().map(|arg| (*arg).to_owned()).collect(),
+            ..Self::default()
+        }
+    }
+
+    pub fn variable(mut self, name: &'a str, value: impl ToString) -> Self {
+        self.variables.push((name, value.to_string()));
+        self
+    }
+
+    pub fn file(mut self, name: &'a str, text: impl Into<String>, mode: u32) -> Self {
+        self.files.push((name, text.into(), mode));
+        self
+    }
+
+    fn around(&self, ctl: Ctl) -> Ctl {
+        let ctl = self
+            .variables
+            .iter()
+            .fold(ctl, |ctl, (name, value)| ctl.env(name, value));
+        self.files
+            .iter()
+            .fold(ctl, |ctl, (name, text, mode)| ctl.home_file(name, text, *mode))
+    }
+
+    pub fn ctl(&self) -> Ran {
+        let mut args = vec!["version", "--json", "-w"];
+        args.extend(self.args.iter().map(String::as_str));
+        self.around(Ctl::bare(&args)).run()
+    }
+
+    fn psql(&self, cluster: &Cluster) -> Ran {
+        let question = "select json_build_object('database', current_database(), 'user', session_user,
+                          'server_addr', inet_server_addr(), 'server_port', inet_server_port(),
+                          'tls', (select ssl from pg_stat_ssl where pid = pg_backend_pid()))";
+        let mut args = vec!["-X", "-A", "-t", "-w", "-c", question];
+        args.extend(self.args.iter().map(String::as_str));
+        self.around(Ctl::of(cluster.installation().bin("psql"), &args)).run()
+    }
+
+    /// Where both get; none if both are refused.
+    pub fn as_psql(&self, cluster: &Cluster) -> Option<Value> {
+        let (ours, theirs) = (self.ctl(), self.psql(cluster));
+        let said = format!("{:?} {:?}\n{ours:?}\n{theirs:?}", self.args, self.variables);
+        if theirs.code != 0 {
+            assert!([2, 3].contains(&ours.code), "psql is refused: {said}");
+            return None;
+        }
+        assert_eq!(ours.code, 0, "psql connects: {said}");
+        let mut ours = ours.json();
+        let theirs: Value = serde_json::from_str(&theirs.out).expect("JSON of psql");
+        for (name, value) in theirs.as_object().expect("an object") {
+            assert_eq!(&ours[name], value, "{name}: {said}");
+        }
+        Some(ours.take())
+    }
+}
+
+/// A directory for sockets, short enough for their paths, which the server's user may write.
+struct SocketDirectory(PathBuf);
+
+impl SocketDirectory {
+    fn create(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("outboxctl-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a directory for sockets");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("chmod");
+        if let Some(account) = process::postgres_account() {
+            std::os::unix::fs::chown(&path, Some(account.uid), Some(account.gid)).expect("chown");
+        }
+        Self(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().expect("UTF-8")
+    }
+}
+
+impl Drop for SocketDirectory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Puts lines before the others of pg_hba.conf.
+pub fn who_may(cluster: &Cluster, lines: &str) {
+    let path = cluster.data_dir().join("pg_hba.conf");
+    let old = std::fs::read_to_string(&path).expect("pg_hba.conf");
+    std::fs::write(&path, format!("{lines}\n{old}")).expect("write pg_hba.conf");
+    cluster.reload();
+}
+
+#[test]
+fn options_strings_uris_variables_and_services_lead_where_psql_is_led() {
+    let sockets = SocketDirectory::create("ways");
+    let directory = format!("unix_socket_directories = '{}'", sockets.path());
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", &directory]);
+    let port = cluster.port();
+    for sql in ["create role ann login", "create database shop", "create database ann"] {
+        cluster.exec(DB, sql);
+    }
+    let port_text = port.to_string();
+    let service = format!("[shop]\nhost=127.0.0.1\nport={port}\nuser=ann\ndbname=shop\n");
+    let uri_host = sockets.path().replace('/', "%2F");
+    let at_home = |way: Way<'static>| way.variable("PGHOST", "127.0.0.1").variable("PGPORT", port);
+    let cases = [
+        (
+            Way::args(&["-h", "127.0.0.1", "-p", &port_text, "-U", "ann", "-d", "shop"]),
+            "shop",
+            "ann",
+        ),
+        (
+            Way::args(&["-h", "127.0.0.1", "-p", &port_text, "-U", "ann"]),
+            "ann",
+            "ann",
+        ),
+        (
+            Way::args(&["-h", sockets.path(), "-p", &port_text, "-U", "ann", "-d", "shop"]),
+            "shop",
+            "ann",
+        ),
+        (
+            Way::to(format!("host=127.0.0.1 port={port} user=ann dbname=shop")),
+            "shop",
+            "ann",
+        ),
+        (
+            Way::to(format!("host = '127.0.0.1' port={port} user='ann' dbname=sh\\op")),
+            "shop",
+            "ann",
+        ),
+        (
+            Way::to(format!("postgresql://ann@127.0.0.1:{port}/shop?connect_timeout=5")),
+            "shop",
+            "ann",
+        ),
+        (Way::to(format!("postgres://ann@{uri_host}:{port}/shop")), "shop", "ann"),
+        (
+            Way::to(format!("postgres://ann@/shop?host={}&port={port}", sockets.path())),
+            "shop",
+            "ann",
+        ),
+        (
+            Way::to(format!("host=127.0.0.2,127.0.0.1 port=1,{port} user=ann dbname=shop")),
+            "shop",
+            "ann",
+        ),
+        (
+            Way::to(format!(
+                "host=nowhere.invalid hostaddr=127.0.0.1 port={port} user=ann dbname=shop"
+            )),
+            "shop",
+            "ann",
+        ),
+        // What a connection string says counts more than an option, as psql's manual has it.
+        (
+            Way::args(&[
+                "-h",
+                "127.0.0.1",
+                "-p",
+                "1",
+                "-d",
+                &format!("port={port} user=ann dbname=shop"),
+            ]),
+            "shop",
+            "ann",
+        ),
+        (
+            at_home(Way::args(&["-U", "ann"])).variable("PGDATABASE", "shop"),
+            "shop",
+            "ann",
+        ),
+        (at_home(Way::default()).variable("PGUSER", "ann"), "ann", "ann"),
+        (
+            at_home(Way::args(&["-d", "shop"]))
+                .variable("PGDATABASE", "ann")
+                .variable("PGUSER", "ann"),
+            "shop",
+            "ann",
+        ),
+        (
+            Way::default()
+                .variable("PGSERVICE", "shop")
+                .file(".pg_service.conf", &service, 0o644),
+            "shop",
+            "ann",
+        ),
+        // A service counts more than a variable, and less than what is given.
+        (
+            Way::to("service=shop user=postgres")
+                .variable("PGPORT", 1)
+                .variable("PGUSER", "nobody")
+                .file(".pg_service.conf", &service, 0o644),
+            "shop",
+            "postgres",
+        ),
+        (
+            Way::to(format!(
+                "host=127.0.0.1,127.0.0.1 port={port} user=ann dbname=shop target_session_attrs=read-write"
+            )),
+            "shop",
+            "ann",
+        ),
+    ];
+    for (way, database, user) in &cases {
+        let found = way
+            .as_psql(&cluster)
+            .unwrap_or_else(|| panic!("{:?} leads nowhere", way.args));
+        assert_eq!(
+            (&found["database"], &found["user"]),
+            (&Value::from(*database), &Value::from(*user)),
+            "{:?}",
+            way.args
+        );
+    }
+    for way in [
+        Way::args(&["-h", "127.0.0.1", "-p", "1"]),
+        Way::args(&["-h", "127.0.0.1", "-p", &port_text, "-U", "nobody"]),
+        Way::args(&["-h", sockets.path(), "-p", "1"]),
+        Way::to("service=none"),
+        Way::to("nonsense=1"),
+        Way::to("postgres://%zz"),
+        Way::to(format!(
+            "host=127.0.0.1 port={port} user=ann target_session_attrs=standby"
+        )),
+        Way::default()
+            .variable("PGSERVICE", "shop")
+            .variable("PGSERVICEFILE", "/nowhere"),
+    ] {
+        assert_eq!(way.as_psql(&cluster), None, "{:?}", way.args);
+    }
+}
+
+#[test]
+fn passwords_come_from_where_psql_takes_them_and_are_never_shown() {
+    let cluster = quiet_cluster();
+    let port = cluster.port();
+    cluster.exec(
+        DB,
+        "create role ann login password 'c4n-ary:x'; create role bob login password 'md5-c4n-ary'",
+    );
+    who_may(
+        &cluster,
+        "host all ann 127.0.0.1/32 scram-sha-256\nhost all bob 127.0.0.1/32 password",
+    );
+    let ann = format!("host=127.0.0.1 port={port} user=ann dbname={DB}");
+    let line = format!("127.0.0.1:{port}:*:ann:c4n-ary\\:x\n");
+    for way in [
+        Way::to(&ann).variable("PGPASSWORD", "c4n-ary:x"),
+        Way::to(format!("{ann} password=c4n-ary:x")),
+        Way::to(format!("postgres://ann:c4n-ary%3Ax@127.0.0.1:{port}/{DB}")),
+        Way::to(&ann).file(".pgpass", &line, 0o600),
+        Way::to(&ann).file(".pgpass", "# all\n*:*:*:*:c4n-ary\\:x", 0o400),
+        Way::to(format!("host=127.0.0.1 port={port} user=bob dbname={DB}")).variable("PGPASSWORD", "md5-c4n-ary"),
+    ] {
+        assert!(way.as_psql(&cluster).is_some(), "{:?}", way.args);
+    }
+    for way in [
+        Way::to(&ann),
+        Way::to(&ann).variable("PGPASSWORD", "wrong-c4n-ary"),
+        Way::to(format!("postgres://ann:wrong-c4n-ary@127.0.0.1:{port}/{DB}")),
+        Way::to(format!("{ann} password=c4n-ary nonsense")),
+        Way::to(&ann).file(".pgpass", &line, 0o640),
+        Way::to(&ann).file(".pgpass", format!("localhost:{port}:*:ann:c4n-ary\n"), 0o600),
+        Way::to(&ann).file("elsewhere", &line, 0o600),
+    ] {
+        assert_eq!(way.as_psql(&cluster), None, "{:?}", way.args);
+        let ran = way.ctl();
+        assert!(!format!("{ran:?}").contains("c4n-ary"), "{ran:?}");
+    }
+    let open = Way::to(&ann).file(".pgpass", &line, 0o644).ctl();
+    assert!(open.err.contains("can be read by others"), "{}", open.err);
+    let missing = Way::to(&ann).ctl().failed(3);
+    assert!(
+        missing.contains("asks for a password") && missing.contains("pgpass"),
+        "{missing}"
+    );
+}
+
+#[test]
+fn every_failure_to_connect_is_exit_code_3_and_says_where() {
+    let refused = Ctl::bare(&["status", "-h", "127.0.0.1", "-p", "1"]).run().failed(3);
+    assert!(refused.contains("127.0.0.1, port 1"), "{refused}");
+    let as_json = Ctl::bare(&["status", "--json", "-h", "127.0.0.1", "-p", "1"])
+        .run()
+        .failed(3);
+    let document: Value = serde_json::from_str(&as_json).expect("JSON on standard error");
+    assert_eq!(document["exit_code"], 3);
+    let cluster = quiet_cluster();
+    let unknown = Ctl::bare(&["status", "-d", &cluster.conn_string("nowhere")])
+        .run()
+        .failed(3);
+    assert!(unknown.contains("nowhere"), "{unknown}");
+}
+
+#[test]
+fn arguments_that_cannot_be_meant_are_exit_code_2() {
+    let cluster = quiet_cluster();
+    for args in [
+        &["nonsense"][..],
+        &["show"],
+        &["show", "seven"],
+        &["list", "--limit", "0"],
+        &["list", "--status", "lost"],
+        &["list", "--partition", "p2000"],
+        &["list", "--since", "the day before yesterday"],
+        &["retry", "7", "--key", "k"],
+        &["relay", "--limit", "0"],
+        &["status", "-w", "-W"],
+    ] {
+        let said = Ctl::new(&cluster, args).run().failed(2);
+        assert!(
+            said.contains("error") || said.contains("outboxctl: "),
+            "{args:?}: {said}"
+        );
+    }
+    Ctl::bare(&["status", "-d", "sslmode=maybe"]).run().failed(2);
+}
+
+#[test]
+fn a_missing_extension_or_one_of_another_version_is_exit_code_4() {
+    let cluster = quiet_cluster();
+    cluster.exec(DB, "create database bare");
+    let bare = Ctl::bare(&["status", "-d", &cluster.conn_string("bare")])
+        .run()
+        .failed(4);
+    assert!(bare.contains("CREATE EXTENSION"), "{bare}");
+    // Only `version` has something to say there.
+    let version = Ctl::bare(&["version", "--json", "-d", &cluster.conn_string("bare")])
+        .run()
+        .json();
+    assert_eq!(version["extension"], Value::Null);
+    cluster.exec(
+        DB,
+        "update pg_extension set extversion = '99.0' where extname = 'outbox'",
+    );
+    let other = Ctl::new(&cluster, &["list"]).run().failed(4);
+    assert!(other.contains("99.0"), "{other}");
+}
+
+#[test]
+fn the_extension_is_found_in_whatever_schema_it_was_created() {
+    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
+    cluster.exec(
+        DB,
+        r#"create schema "Strange Schema"; create extension outbox schema "Strange Schema";
+           create schema front; create function front.outbox_retry(bigint, text) returns boolean language sql as 'select true';
+           alter role postgres set search_path = front"#,
+    );
+    cluster.exec(DB, r#"select "Strange Schema".outbox_publish('T', '{}', 'order', '1')"#);
+    let version = Ctl::new(&cluster, &["version", "--json"]).run().json();
+    assert_eq!(version["schema"], "Strange Schema");
+    assert_eq!(Ctl::new(&cluster, &["list", "--json"]).run().json_lines().len(), 1);
+    Ctl::new(&cluster, &["show", "1"]).run().well();
+    Ctl::new(&cluster, &["status"]).run().well();
+    Ctl::new(&cluster, &["retry", "1", "--yes"]).run().well();
+    Ctl::new(&cluster, &["discard", "1", "--yes"]).run().well();
+    let discarded = r#"select count(*) from "Strange Schema".outbox_history where discarded"#;
+    assert_eq!(cluster.query_one::<i64>(DB, discarded), 1);
+}
+
+#[test]
+fn a_session_says_who_it_is() {
+    let cluster = quiet_cluster();
+    cluster.exec(DB, "select outbox_publish('T', '{}')");
+    Ctl::new(&cluster, &["discard", "1", "--yes"]).run().well();
+    Ctl::new(&cluster, &["discard", "1", "--yes"]).run().failed(1);
+    let name = "select application_name from outbox_audit";
+    assert_eq!(cluster.query_one::<String>(DB, name), "outboxctl");
+}
+
+/// A command that waits for a lock which somebody else holds; and who holds it.
+fn waiting(cluster: &Cluster) -> (postgres::Client, std::process::Child) {
+    let mut holder = cluster.connect(DB);
+    holder.batch_execute("begin; lock table outbox_dead").expect("a lock");
+    let child = Ctl::new(cluster, &["list", "--status", "dead"]).start();
+    wait_true(
+        cluster,
+        "outboxctl to wait for the lock",
+        "select exists (select from pg_stat_activity where application_name = 'outboxctl' and wait_event_type = 'Lock')",
+    );
+    (holder, child)
+}
+
+#[test]
+fn ctrl_c_cancels_the_statement_in_the_server() {
+    let cluster = quiet_cluster();
+    let (_holder, child) = waiting(&cluster);
+    process::signal(child.id(), libc::SIGINT);
+    let said = Ran::of(child.wait_with_output().expect("its end")).failed(5);
+    assert!(said.contains("canceling statement due to user request"), "{said}");
+    let sessions = "select not exists (select from pg_stat_activity where application_name = 'outboxctl')";
+    wait_true(&cluster, "the session to be gone while the lock is held", sessions);
+}
+
+#[test]
+fn a_connection_that_is_lost_is_exit_code_3() {
+    let cluster = quiet_cluster();
+    let (_holder, child) = waiting(&cluster);
+    cluster.exec(
+        DB,
+        "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'outboxctl'",
+    );
+    let said = Ran::of(child.wait_with_output().expect("its end")).failed(3);
+    assert!(said.contains("terminating connection"), "{said}");
+}
+
+#[test]
+fn a_lock_of_somebody_else_is_not_waited_for_without_end() {
+    let cluster = quiet_cluster();
+    let (_holder, child) = waiting(&cluster);
+    let said = Ran::of(child.wait_with_output().expect("its end")).failed(5);
+    assert!(
+        said.contains("lock timeout") && said.contains("HINT: Another session"),
+        "{said}"
+    );
+}

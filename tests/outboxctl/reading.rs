@@ -1,0 +1,434 @@
+//! Does it show what is there, and say in words why something does not move?
+
+use crate::common::*;
+use crate::{Ctl, quiet_cluster};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use support::{Broker, Cluster, Receiver, Reply};
+
+fn seqs(cluster: &Cluster, args: &[&str]) -> Vec<i64> {
+    let mut all = vec!["list", "--json"];
+    all.extend(args);
+    let rows = Ctl::new(cluster, &all).run().json_lines();
+    rows.iter().map(|row| row["seq"].as_i64().expect("a seq")).collect()
+}
+
+fn shown(cluster: &Cluster, seq: i64) -> Value {
+    Ctl::new(cluster, &["show", &seq.to_string(), "--json"]).run().json()
+}
+
+fn whys(shown: &Value) -> Vec<String> {
+    let reasons = shown["messages"][0]["why"].as_array().expect("reasons");
+    let words = |reason: &Value| format!("{} | {}", reason["why"].as_str().expect("text"), reason["remedy"]);
+    reasons.iter().map(words).collect()
+}
+
+/// A message of each status: 1 pending, 2 scheduled, 3 in flight, 4 retrying, 5 dead, 6 published, 7 discarded, 8 behind 5.
+fn one_of_each(cluster: &Cluster) {
+    cluster.exec(
+        DB,
+        "select outbox_publish(case n % 2 when 1 then 'Odd' else 'Even' end, '{}', 'order', case n when 8 then '5' else n::text end,
+                               available_at => case n when 2 then now() + interval '1 day' end) from generate_series(1, 8) n;
+         update outbox_partitions set lease_owner = 'w', lease_until = now() + interval '1 hour', lease_epoch = 7;
+         update outbox set claim_token = 7 where seq = 3;
+         insert into outbox_waiting (seq, enqueued_at, due_at, attempts, partition, state, destination, key, last_error)
+         select seq, enqueued_at, now() + interval '1 hour', 3, partition, 'b', destination, key, 'returned: NO_ROUTE' from outbox where seq = 4;
+         insert into outbox_waiting (seq, enqueued_at, partition, state, destination, key)
+         select seq, enqueued_at, partition, 'g', destination, key from outbox where seq = 8;
+         insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason, blocks)
+         select seq, enqueued_at, 15, partition, destination, key, 'refused', true from outbox where seq = 5;
+         insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, discarded, destination, key)
+         select seq, enqueued_at, now(), 1, partition, seq = 7, destination, key from outbox where seq in (6, 7);
+         delete from outbox where seq in (4, 5, 6, 7, 8)",
+    );
+}
+
+#[test]
+fn list_finds_each_status_where_it_is() {
+    let cluster = quiet_cluster();
+    one_of_each(&cluster);
+    for (args, expected) in [
+        (&[][..], &[1, 2, 3, 4, 5, 8][..]),
+        (&["--status", "pending"], &[1, 8]),
+        (&["--status", "scheduled"], &[2]),
+        (&["--status", "in-flight"], &[3]),
+        (&["--status", "retrying"], &[4]),
+        (&["--status", "dead"], &[5]),
+        (&["--status", "published"], &[6]),
+        (&["--status", "discarded"], &[7]),
+        (&["--status", "dead", "--status", "published"], &[5, 6]),
+        (&["--newest-first", "--limit", "2"], &[8, 5]),
+        (&["--newest-first", "--after", "5"], &[4, 3, 2, 1]),
+        (&["--after", "2", "--limit", "2"], &[3, 4]),
+        (&["--type", "Odd"], &[1, 3, 5]),
+        (&["--aggregate-type", "order", "--aggregate-id", "5"], &[5, 8]),
+        (&["--key", "order:5"], &[5, 8]),
+        (&["--error-like", "returned%"], &[4]),
+        (&["--destination", "default", "--status", "pending"], &[1, 8]),
+        (&["--destination", "elsewhere"], &[]),
+        (&["--since", "1h"], &[1, 2, 3, 4, 5, 8]),
+        (&["--since", "2100-01-01"], &[]),
+    ] {
+        assert_eq!(seqs(&cluster, args), expected, "{args:?}");
+    }
+    let of_partition = "select array_agg(seq order by seq) from outbox_messages where partition_key = 'p05' and published_at is null and status <> 'discarded'";
+    let expected: Option<Vec<i64>> = cluster.query_one(DB, of_partition);
+    assert_eq!(seqs(&cluster, &["--partition", "p05"]), expected.unwrap_or_default());
+    // The view, which knows each of them, has the same to say.
+    for row in Ctl::new(
+        &cluster,
+        &["list", "--json", "--status", "pending", "--status", "retrying"],
+    )
+    .run()
+    .json_lines()
+    {
+        let sql = format!(
+            "select status || ' ' || key || ' ' || partition_key from outbox_messages where seq = {}",
+            row["seq"]
+        );
+        let said = format!("{} {} {}", row["status"], row["key"], row["partition_key"]).replace('"', "");
+        assert_eq!(said, cluster.query_one::<String>(DB, &sql));
+    }
+    let table = Ctl::new(&cluster, &["list"]).run();
+    assert!(
+        table.out.contains("SEQ  STATUS") && table.out.contains("returned: NO_ROUTE"),
+        "{}",
+        table.out
+    );
+    assert!(!table.out.contains('\x1b'), "no colours where nobody sees them");
+    assert_eq!(table.out.lines().count(), 7);
+}
+
+#[test]
+fn pages_follow_each_other_without_a_gap_or_a_repetition() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "create server bus foreign data wrapper outbox_amqp options (exchange 'x');
+         select outbox_publish('T', '{}', 'order', n::text) from generate_series(1, 300) n;
+         select outbox_enqueue_many(array(select n from generate_series(1, 300, 3) n), destination => 'bus')",
+    );
+    let all = seqs(&cluster, &["--limit", "1000"]);
+    assert_eq!(all.len(), 400);
+    for newest_first in [false, true] {
+        let mut paged = Vec::new();
+        loop {
+            let after = paged.last().map(|seq: &i64| seq.to_string());
+            let mut args = vec!["--limit", "37"];
+            args.extend(after.iter().flat_map(|after| ["--after", after]));
+            args.extend(newest_first.then_some("--newest-first"));
+            let page = seqs(&cluster, &args);
+            if page.is_empty() {
+                break;
+            }
+            paged.extend(page);
+        }
+        if newest_first {
+            paged.reverse();
+        }
+        assert_eq!(paged, all);
+    }
+    let said = Ctl::new(&cluster, &["list", "--limit", "3"]).run();
+    assert!(said.err.contains("--after 2"), "{}", said.err);
+}
+
+#[test]
+fn a_page_reads_a_page_however_much_waits() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "insert into outbox (seq, partition, key) select n, n % 16, n::text from generate_series(1, 200000) n",
+    );
+    cluster.exec(DB, "vacuum analyze outbox");
+    cluster.exec(DB, "select pg_stat_reset()");
+    for args in [
+        &["list"][..],
+        &["list", "--newest-first"],
+        &["list", "--after", "100000"],
+        &["list", "--partition", "p03"],
+    ] {
+        assert_eq!(Ctl::new(&cluster, args).run().well().lines().count(), 51, "{args:?}");
+    }
+    Ctl::new(&cluster, &["show", "200000"]).run().well();
+    Ctl::new(&cluster, &["status"]).run().well();
+    // Of 16 lanes a page each, the first of each lane again and again, and the start of the lane of what is shown.
+    let read = "select coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) from pg_stat_user_tables where relname = 'outbox'";
+    wait_true(
+        &cluster,
+        "the sessions to have counted",
+        &format!("select ({read}) > 10000"),
+    );
+    let read: i64 = cluster.query_one(DB, read);
+    assert!(read < 10_000 + 6_000, "{read} rows of outbox read");
+}
+
+#[test]
+fn show_says_why_a_message_does_not_move_and_what_mends_it() {
+    let cluster = quiet_cluster();
+    one_of_each(&cluster);
+    let says = |seq: i64, parts: &[&str]| {
+        let whys = whys(&shown(&cluster, seq)).join("\n");
+        for part in parts {
+            assert!(whys.contains(part), "{seq}: {part:?} in {whys}");
+        }
+    };
+    says(1, &["workers is 0: nothing is delivered", "set outbox.workers to 1"]);
+    says(2, &["scheduled for", "outboxctl retry 2"]);
+    says(3, &["A worker holds it"]);
+    says(4, &["next one is due at", "NO_ROUTE", "outboxctl retry 4"]);
+    says(5, &["given up", "refused", "outboxctl retry 5, or outboxctl discard 5"]);
+    says(
+        8,
+        &[
+            "behind message 5 of its key, which is dead: refused",
+            "outboxctl discard 5",
+        ],
+    );
+    assert_eq!(whys(&shown(&cluster, 6)), [""; 0]);
+    cluster.exec(DB, "select outbox_pause(reason => 'the broker moves')");
+    says(1, &["is paused", "the broker moves", "outboxctl resume default"]);
+    let unknown = Ctl::new(&cluster, &["show", "4711"]).run().failed(1);
+    assert!(unknown.contains("4711"), "{unknown}");
+}
+
+#[test]
+fn show_gives_the_event_as_it_is_stored() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        r#"select outbox_publish('OrderPlaced', '{"n": 12345678901234567890.123456789012345678901, "esc": "\u001b[2Jx"}', 'order', '42', 'placed',
+                                 headers => '{"tenant": "a"}', actor => 'ann', correlation_id => 'c-1')"#,
+    );
+    let raw = Ctl::new(&cluster, &["show", "1", "--json"]).run().well();
+    assert!(raw.contains("12345678901234567890.123456789012345678901"), "{raw}");
+    let document: Value = serde_json::from_str(&raw).expect("JSON");
+    assert_eq!(document["event"]["headers"], json!({ "tenant": "a" }));
+    assert_eq!(document["event"]["actor"], "ann");
+    let page = Ctl::new(&cluster, &["show", "1"]).run().well();
+    for part in [
+        "Message 1 to default",
+        "order:42",
+        "OrderPlaced",
+        "12345678901234567890.123456789012345678901",
+        "c-1",
+        "\"tenant\": \"a\"",
+    ] {
+        assert!(page.contains(part), "{part} in {page}");
+    }
+    assert!(!page.contains('\x1b'), "{page:?}");
+}
+
+#[test]
+fn status_tells_what_is_there_and_what_is_wrong() {
+    let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &[]);
+    wait_for_problem(&cluster, "broker");
+    cluster.exec(DB, "select outbox_publish('T', '{}') from generate_series(1, 3)");
+    wait_true(&cluster, "three pending", "select pending = 3 from outbox_status");
+    let status = Ctl::new(&cluster, &["status", "--json"]).run().json();
+    assert_eq!(status["messages"]["pending"], 3);
+    assert_eq!(status["standby"], false);
+    assert_eq!(status["destinations"][0]["state"], "down");
+    assert_eq!(status["workers"][0]["alive"], true);
+    let problems = status["problems"].as_array().expect("problems");
+    assert!(
+        problems
+            .iter()
+            .any(|problem| problem["check"] == "broker" && problem["remedy"].is_string()),
+        "{problems:?}"
+    );
+    let page = Ctl::new(&cluster, &["status"]).run().well();
+    for part in [
+        "pending",
+        "default",
+        "down",
+        "cannot be reached",
+        "remedy: start the broker",
+    ] {
+        assert!(page.contains(part), "{part} in {page}");
+    }
+    let check = Ctl::new(&cluster, &["check"]).run();
+    assert_eq!(check.code, 1, "{check:?}");
+    assert!(
+        check.out.contains("connection") && check.out.contains("no"),
+        "{}",
+        check.out
+    );
+    let check: Value = serde_json::from_str(&Ctl::new(&cluster, &["check", "--json"]).run().out).expect("JSON");
+    assert_eq!(check["ok"], false);
+}
+
+#[test]
+fn a_destination_that_works_passes_its_check() {
+    let receiver = Receiver::start(|_| Reply::status(200));
+    let cluster = unconnected_cluster("", "x", &["outbox.http_allow = '127.0.0.1'"]);
+    let url = receiver.url("/");
+    cluster.exec(
+        DB,
+        &format!("create server hook foreign data wrapper outbox_http options (url '{url}')"),
+    );
+    let check = Ctl::new(&cluster, &["check", "hook", "--json"]).run().json();
+    assert_eq!(check["ok"], true, "{check}");
+    assert_eq!(Ctl::new(&cluster, &["check", "nowhere"]).run().code, 1);
+}
+
+#[test]
+fn a_healthy_outbox_has_no_problem() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    cluster.exec(DB, "select outbox_publish('T', '{}')");
+    wait_published(&cluster, 1);
+    let page = Ctl::new(&cluster, &["status"]).run().well();
+    assert!(
+        page.contains("No problem is known.") && page.contains("connected"),
+        "{page}"
+    );
+    assert!(page.lines().all(|line| line.chars().count() <= 120), "{page}");
+    assert_eq!(seqs(&cluster, &[]), [0; 0]);
+    assert_eq!(seqs(&cluster, &["--status", "published"]), [1]);
+    Ctl::new(&cluster, &["check"]).run().well();
+}
+
+#[test]
+fn who_may_only_look_sees_no_payload_and_changes_nothing() {
+    let cluster = quiet_cluster();
+    one_of_each(&cluster);
+    cluster.exec(
+        DB,
+        "create role watcher login; grant outbox_monitor to watcher; create role nobody login",
+    );
+    let of = |user: &str, args: &[&str]| {
+        let string = format!("host=127.0.0.1 port={} user={user} dbname={DB}", cluster.port());
+        let args: Vec<&str> = args.iter().copied().chain(["-d", &string]).collect();
+        Ctl::bare(&args).run()
+    };
+    of("watcher", &["status"]).well();
+    let rows = of("watcher", &["list", "--json"]).json_lines();
+    assert_eq!(rows.len(), 6);
+    assert!(
+        rows.iter().all(|row| row["type"].is_null()),
+        "the type stands in the event"
+    );
+    let page = of("watcher", &["show", "5"]).well();
+    assert!(page.contains("The event is not shown"), "{page}");
+    for args in [
+        &["retry", "5", "--yes"][..],
+        &["discard", "5", "--yes"],
+        &["pause"],
+        &["replay", "--from", "1", "--yes"],
+        &["list", "--type", "T"],
+    ] {
+        let refused = of("watcher", args).failed(5);
+        assert!(refused.contains("outbox_admin"), "{args:?}: {refused}");
+    }
+    let refused = of("nobody", &["status"]).failed(5);
+    assert!(refused.contains("GRANT outbox_monitor"), "{refused}");
+}
+
+#[test]
+fn whoever_reads_only_the_first_line_ends_nothing_badly() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', 'order', n::text) from generate_series(1, 5000) n",
+    );
+    let mut child = Command::new(crate::program())
+        .args(["list", "--limit", "5000", "-d", &cluster.conn_string(DB)])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("start outboxctl");
+    let mut first = String::new();
+    BufReader::new(child.stdout.take().expect("its output"))
+        .read_line(&mut first)
+        .expect("a line");
+    assert!(first.contains("SEQ"), "{first}");
+    let output = child.wait_with_output().expect("its end");
+    assert!(
+        output.status.success() && !String::from_utf8_lossy(&output.stderr).contains("panic"),
+        "{output:?}"
+    );
+}
+
+#[test]
+fn completions_and_man_pages_know_every_command() {
+    let page = Ctl::bare(&["man"]).run().well();
+    for command in ["status", "list", "retry", "relay"] {
+        assert!(page.contains(command), "{command}");
+        for shell in ["bash", "zsh", "fish"] {
+            assert!(
+                Ctl::bare(&["completions", shell]).run().well().contains(command),
+                "{shell} {command}"
+            );
+        }
+    }
+    let directory = support::workdir::ServerDir::create("man");
+    Ctl::bare(&["man", "--to", directory.path().to_str().expect("UTF-8")])
+        .run()
+        .well();
+    let list = std::fs::read_to_string(directory.path().join("outboxctl-list.1")).expect("a page for each command");
+    assert!(list.contains("newest\\-first"), "{list}");
+    directory.finish();
+    let version = Ctl::bare(&["--version"]).run().well();
+    assert_eq!(version, format!("outboxctl {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+/// The names at the top of a document, in its order.
+fn names(document: &Value) -> Vec<&str> {
+    let object = document.as_object().expect("an object");
+    object.keys().map(String::as_str).collect()
+}
+
+#[test]
+fn the_keys_of_each_document_stand_in_the_docs() {
+    let cluster = quiet_cluster();
+    one_of_each(&cluster);
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/outboxctl.md")).expect("the page");
+    let row = |command: &str| {
+        let start = format!("| `{command}`");
+        let keys = page.split("## Output").nth(1).expect("a chapter on output");
+        keys.lines()
+            .find(|line| line.starts_with(&start))
+            .unwrap_or_else(|| panic!("no row for {command}"))
+    };
+    let named = |command: &str, document: &Value| {
+        for name in names(document) {
+            assert!(
+                row(command).contains(&format!("`{name}`")),
+                "{command}: {name} in {}",
+                row(command)
+            );
+        }
+    };
+    let json = |args: &[&str]| {
+        let args: Vec<&str> = args.iter().copied().chain(["--json"]).collect();
+        let ran = Ctl::new(&cluster, &args).run();
+        serde_json::from_str::<Value>(ran.out.lines().next().expect("a document")).expect("JSON")
+    };
+    let status = json(&["status"]);
+    named("status", &status);
+    named("status", &status["messages"]);
+    named("status", &status["problems"][0]);
+    let check = json(&["check"]);
+    named("check", &check);
+    named("check", &check["steps"][0]);
+    let list = json(&["list"]);
+    named("list", &list);
+    let show = json(&["show", "5"]);
+    named("show", &show);
+    for name in names(&show["messages"][0]) {
+        let name = format!("`{name}`");
+        assert!(
+            row("show").contains(&name) || row("list").contains(&name),
+            "show: {name}"
+        );
+    }
+    named("show", &show["messages"][0]["why"][0]);
+    named("retry", &json(&["retry", "--type", "none"]));
+    let by_seq = json(&["discard", "5", "--dry-run"]);
+    named("retry", &by_seq);
+    named("retry", &by_seq["messages"][0]);
+    named("pause", &json(&["resume"]));
+    named("version", &json(&["version"]));
+}

@@ -1,0 +1,132 @@
+//! Does each sslmode insist on what it insists on with psql? The server has a real certificate; psql is asked beside it.
+
+use crate::common::*;
+use crate::connection::{Way, who_may};
+use crate::quiet_cluster;
+use serde_json::Value;
+use support::{Authority, Cluster};
+
+/// A server that speaks TLS, with a certificate for 127.0.0.1.
+fn tls_cluster(authority: &Authority) -> Cluster {
+    let cluster = quiet_cluster();
+    let certificate = authority.issue("127.0.0.1");
+    let file = |name: &str, text: &str| server_file(&cluster, name, text, 0o600).display().to_string();
+    cluster.write_conf("ssl_cert_file", &file("server.pem", &certificate.cert_pem));
+    cluster.write_conf("ssl_key_file", &file("server.key", &certificate.key_pem));
+    cluster.write_conf("ssl_ca_file", &file("clients.pem", &authority.cert_pem));
+    cluster.set_conf("ssl", "on");
+    cluster
+}
+
+fn string(cluster: &Cluster, host: &str, user: &str, rest: &str) -> String {
+    format!("host={host} port={} user={user} dbname={DB} {rest}", cluster.port())
+}
+
+/// Whether the session that both get is encrypted; none if both are refused.
+fn encrypted(cluster: &Cluster, way: Way<'_>) -> Option<bool> {
+    way.as_psql(cluster).map(|found| found["tls"] == Value::Bool(true))
+}
+
+#[test]
+fn each_sslmode_gives_what_it_gives_with_psql() {
+    let (authority, stranger) = (Authority::new("ours"), Authority::new("a stranger"));
+    let cluster = tls_cluster(&authority);
+    let plain = quiet_cluster();
+    let root = ".postgresql/root.crt";
+    for (host, mode, trusted, expected) in [
+        ("127.0.0.1", "disable", None, Some(false)),
+        ("127.0.0.1", "allow", None, Some(false)),
+        ("127.0.0.1", "prefer", None, Some(true)),
+        ("127.0.0.1", "require", None, Some(true)),
+        ("127.0.0.1", "verify-ca", None, None),
+        ("127.0.0.1", "verify-full", None, None),
+        ("127.0.0.1", "verify-ca", Some(&authority), Some(true)),
+        ("127.0.0.1", "verify-full", Some(&authority), Some(true)),
+        // The certificate is for another name.
+        ("localhost", "verify-ca", Some(&authority), Some(true)),
+        ("localhost", "verify-full", Some(&authority), None),
+        // Somebody else has issued it; where a file says whom to trust, that holds for require as well.
+        ("127.0.0.1", "verify-full", Some(&stranger), None),
+        ("127.0.0.1", "verify-ca", Some(&stranger), None),
+        ("127.0.0.1", "require", Some(&stranger), None),
+        ("127.0.0.1", "prefer", Some(&stranger), Some(false)),
+    ] {
+        let way = Way::to(string(&cluster, host, "postgres", &format!("sslmode={mode}")));
+        let way = match trusted {
+            Some(authority) => way.file(root, &authority.cert_pem, 0o644),
+            None => way,
+        };
+        assert_eq!(encrypted(&cluster, way), expected, "{host} {mode}");
+    }
+    for (mode, expected) in [("prefer", Some(false)), ("require", None)] {
+        let way = Way::to(string(&plain, "127.0.0.1", "postgres", "")).variable("PGSSLMODE", mode);
+        assert_eq!(encrypted(&plain, way), expected, "a server without TLS, {mode}");
+    }
+    let named = server_file(&cluster, "ca.pem", &authority.cert_pem, 0o644);
+    let way = Way::to(string(&cluster, "127.0.0.1", "postgres", "sslmode=verify-full"))
+        .variable("PGSSLROOTCERT", named.display());
+    assert_eq!(encrypted(&cluster, way), Some(true));
+}
+
+#[test]
+fn where_the_server_refuses_one_way_allow_and_prefer_try_the_other() {
+    let cluster = tls_cluster(&Authority::new("ours"));
+    cluster.exec(DB, "create role only_tls login; create role never_tls login");
+    who_may(
+        &cluster,
+        "hostssl all only_tls all trust\nhostnossl all only_tls all reject\nhostnossl all never_tls all trust\nhostssl all never_tls all reject",
+    );
+    for (user, mode, expected) in [
+        ("only_tls", "allow", Some(true)),
+        ("only_tls", "prefer", Some(true)),
+        ("only_tls", "disable", None),
+        ("never_tls", "prefer", Some(false)),
+        ("never_tls", "allow", Some(false)),
+        ("never_tls", "require", None),
+    ] {
+        let way = Way::to(string(&cluster, "127.0.0.1", user, &format!("sslmode={mode}")));
+        assert_eq!(encrypted(&cluster, way), expected, "{user} {mode}");
+    }
+}
+
+#[test]
+fn a_client_certificate_is_shown_where_psql_shows_it() {
+    let authority = Authority::new("ours");
+    let cluster = tls_cluster(&authority);
+    cluster.exec(DB, "create role ann login");
+    who_may(&cluster, "hostssl all ann all cert");
+    let certificate = authority.issue("ann");
+    let string = string(&cluster, "127.0.0.1", "ann", "sslmode=require");
+    let with_key = |mode| {
+        Way::to(&string)
+            .file(".postgresql/postgresql.crt", &certificate.cert_pem, 0o644)
+            .file(".postgresql/postgresql.key", &certificate.key_pem, mode)
+    };
+    assert_eq!(encrypted(&cluster, with_key(0o600)), Some(true));
+    assert_eq!(encrypted(&cluster, Way::to(&string)), None, "no certificate");
+    let open = with_key(0o644);
+    assert!(
+        open.ctl().failed(3).contains("others than its owner"),
+        "a key that others may read"
+    );
+    assert_eq!(encrypted(&cluster, open), None);
+}
+
+#[test]
+fn a_refused_certificate_is_told_with_what_to_do() {
+    let (authority, stranger) = (Authority::new("ours"), Authority::new("a stranger"));
+    let cluster = tls_cluster(&authority);
+    let said = |host: &str, trusted: &Authority| {
+        let way = Way::to(string(&cluster, host, "postgres", "sslmode=verify-full"));
+        way.file(".postgresql/root.crt", &trusted.cert_pem, 0o644)
+            .ctl()
+            .failed(3)
+    };
+    let unknown = said("127.0.0.1", &stranger);
+    assert!(
+        unknown.contains("UnknownIssuer") && unknown.contains("sslrootcert must name"),
+        "{unknown}"
+    );
+    let name = said("localhost", &authority);
+    assert!(name.contains("localhost") && name.contains("subjectAltName"), "{name}");
+}
