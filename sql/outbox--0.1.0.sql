@@ -867,6 +867,73 @@ returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_s
 comment on function @extschema@.outbox_source_problem() is
   'Internal: why the source cannot be read at all; NULL if it can, or none is set. outbox_health shows it.';
 
+-- ---- sql/src/28_attempts.sql
+
+-- What failed at each attempt of a message, kept while the message is, and told to shared memory for outbox_errors. Written
+-- by the settle of failures, so what is published at the first attempt costs nothing here.
+
+create table @extschema@.outbox_attempts_log (
+  seq         bigint      not null,
+  destination text collate "C" not null,
+  at          timestamptz not null,
+  attempt     integer     not null,
+  outcome     text        not null check (outcome in ('retried', 'dead')),
+  error       text,
+  worker_id   text,
+  primary key (seq, destination, at)
+);
+comment on table @extschema@.outbox_attempts_log is
+  'Attempts that failed, the last 20 of each message. Kept as long as the message waits or is dead, else for outbox.retention.';
+select pg_catalog.pg_extension_config_dump('@extschema@.outbox_attempts_log', '');
+
+create function @extschema@.outbox_note_fault(destination text, error text, is_dead boolean, seq bigint, count bigint)
+returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_fault_wrapper';
+comment on function @extschema@.outbox_note_fault(text, text, boolean, bigint, bigint) is
+  'Internal: at COMMIT, tells outbox_errors of so many messages that failed, the last of them seq (NULL = unknown).';
+
+create function @extschema@.outbox_note_failed(failed @extschema@.outbox_attempts_log[])
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on set jit = off as $$
+begin
+  perform @extschema@.outbox_note_fault(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
+  from unnest(failed) f group by f.destination, f.error, f.outcome <> 'retried';
+  -- One that has expired spent no attempt.
+  insert into @extschema@.outbox_attempts_log select f.* from unnest(failed) f where f.outcome <> 'expired'
+  on conflict do nothing;
+  delete from @extschema@.outbox_attempts_log l
+  using unnest(failed) f cross join lateral (
+    select x.at from @extschema@.outbox_attempts_log x
+    where x.seq = f.seq and x.destination = f.destination order by x.at desc offset 20 limit 1) old
+  where l.seq = f.seq and l.destination = f.destination and l.at <= old.at;
+end
+$$;
+comment on function @extschema@.outbox_note_failed(@extschema@.outbox_attempts_log[]) is
+  'Internal: part of a settle in which messages failed or expired.';
+
+create function @extschema@.outbox_trim_attempts(
+  after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
+  out reached bigint, out removed bigint, out more boolean
+) language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set plan_cache_mode = force_generic_plan set jit = off as $$
+declare
+  seen bigint;
+  first bigint;
+  last bigint;
+begin
+  select count(*), min(x.seq), max(x.seq) into seen, first, last
+  from (select l.seq from @extschema@.outbox_attempts_log l where l.seq > after order by l.seq limit batch) x;
+  delete from @extschema@.outbox_attempts_log l
+  where l.seq between first and last and l.at < moment - make_interval(secs => retention_s)
+    and (l.seq, l.destination) not in (select u.seq, u.destination from @extschema@.outbox_unended(first, last) u);
+  get diagnostics removed = row_count;
+  reached := coalesce(last, after);
+  more := seen = batch;
+end
+$$;
+comment on function @extschema@.outbox_trim_attempts(bigint, integer, integer, timestamptz) is
+  'Looks at up to batch failed attempts after a seq and removes those that are older than retention_s and of which the message neither waits nor is dead. Returns how far it got and whether more may be old beyond.';
+
 -- ---- sql/src/30_worker.sql
 
 -- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. What holds the
@@ -1332,6 +1399,7 @@ declare
     from @extschema@.outbox_partitions p
     where p.lease_owner = outbox_settle.worker and leased and p.partition = any (partitions)
     order by p.partition for key share);
+  failed @extschema@.outbox_attempts_log[];
   changed integer;
 begin
   with ended as materialized (
@@ -1377,7 +1445,17 @@ begin
       and u.action = 'f'
     returning 1
   )
-  select (select count(*) from gone) + (select count(*) from freed) into changed;
+  select n.gone + (select count(*) from freed), n.failed into changed, failed
+  from (
+    select count(*) as gone,
+           array_agg(row(g.seq, g.destination, clock_timestamp(), g.attempts + 1,
+                         case g.action when 'r' then 'retried' when 'x' then 'expired' else 'dead' end, g.reason,
+                         nullif(outbox_settle.worker, ''))::@extschema@.outbox_attempts_log)
+             filter (where g.action in ('r', 'd', 'D', 'x')) as failed
+    from gone g) n;
+  if failed is not null then
+    perform @extschema@.outbox_note_failed(failed);
+  end if;
   return changed;
 end
 $$;
@@ -1495,7 +1573,8 @@ comment on function @extschema@.outbox_expire(bigint, integer, integer) is
 create function @extschema@.outbox_expire_firsts(destination text, partitions smallint[], lane_rows bigint)
 returns void language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
-  select @extschema@.outbox_note_pending(b.destination, -b.buried), @extschema@.outbox_note_ended(0, 0, b.buried)
+  select @extschema@.outbox_note_pending(b.destination, -b.buried), @extschema@.outbox_note_ended(0, 0, b.buried),
+         @extschema@.outbox_note_fault(b.destination, 'expired: it was not sent in time', true, null, b.buried)
   from @extschema@.outbox_bury(
     array(select x.tid from unnest($2) p (n) cross join lateral (
             select o.ctid as tid, o.expires_at from @extschema@.outbox o
@@ -2442,6 +2521,7 @@ begin
     union all select 'outbox_waiting', count(*) from @extschema@.outbox_waiting w join seqs on seqs.seq = w.seq
     union all select 'outbox_dead', count(*) from @extschema@.outbox_dead d join seqs on seqs.seq = d.seq
     union all select 'outbox_history', count(*) from @extschema@.outbox_history h join seqs on seqs.seq = h.seq
+    union all select 'outbox_attempts_log', count(*) from @extschema@.outbox_attempts_log l join seqs on seqs.seq = l.seq
     union all select 'outbox_audit', count(*) from @extschema@.outbox_audit a
       where (a.filter->>'aggregate_id' = who and coalesce(a.filter->>'aggregate_type', kind) is not distinct from kind)
        or a.filter->>'key' = whole;
@@ -2478,6 +2558,8 @@ begin
     delete from @extschema@.outbox_dead d using seqs where d.seq = seqs.seq returning 1
   ), history as (
     delete from @extschema@.outbox_history h using seqs where h.seq = seqs.seq returning 1
+  ), attempts as (
+    delete from @extschema@.outbox_attempts_log l using seqs where l.seq = seqs.seq returning 1
   ), audit as (
     -- What was done by hand may have named it.
     update @extschema@.outbox_audit a
@@ -2486,7 +2568,8 @@ begin
        or a.filter->>'key' = whole returning 1
   )
   select array[(select count(*) from events), (select count(*) from ready), (select count(*) from waiting),
-               (select count(*) from dead), (select count(*) from history), (select count(*) from audit),
+               (select count(*) from dead), (select count(*) from history), (select count(*) from attempts),
+               (select count(*) from audit),
                (select count(n.done) from noted n)],
          (select min(r.seq) from ready r where r.is_live)
     into n, in_flight;
@@ -2499,7 +2582,7 @@ begin
     perform @extschema@.outbox_note('purge', jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
   end if;
   return query
-  select t.place, n[t.i] from unnest('{outbox_events,outbox,outbox_waiting,outbox_dead,outbox_history,outbox_audit}'::text[])
+  select t.place, n[t.i] from unnest('{outbox_events,outbox,outbox_waiting,outbox_dead,outbox_history,outbox_attempts_log,outbox_audit}'::text[])
     with ordinality t (place, i);
 end
 $$;
@@ -2598,6 +2681,11 @@ create function @extschema@.outbox_note_ended(published bigint, failed bigint, g
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_ended_wrapper';
 comment on function @extschema@.outbox_note_ended(bigint, bigint, bigint) is
   'Internal: at COMMIT, counts what a relay has ended and wakes who waits for it.';
+
+create function @extschema@.outbox_note_took(took_us bigint[])
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_took_wrapper';
+comment on function @extschema@.outbox_note_took(bigint[]) is
+  'Internal: at COMMIT, tells outbox_throughput in how many µs messages went from enqueue to confirm that a relay has published.';
 
 create function @extschema@.outbox_firsts(
   destination text, partitions smallint[], lane_rows integer, out tid tid, out seq bigint, out key text
@@ -2778,7 +2866,7 @@ declare
   message record;
 begin
   perform @extschema@.outbox_commit_durably();
-  select o.ctid as tid, o.partition, o.key, o.attempts into message from @extschema@.outbox o
+  select o.ctid as tid, o.partition, o.key, o.attempts, o.enqueued_at into message from @extschema@.outbox o
   where o.destination = to_destination and o.partition = any (settings.partitions) and o.seq = outbox_end_claim.seq
     and o.claim_token = outbox_end_claim.claim_token and o.claim_token < 0 and o.claim_until > clock_timestamp()
   for update;
@@ -2801,6 +2889,9 @@ begin
   end if;
   perform @extschema@.outbox_note_ended(published::integer, (not published)::integer, (verdict[1] <> 'r')::integer);
   perform @extschema@.outbox_note_pending(to_destination, -(verdict[1] <> 'r')::integer);
+  if published then
+    perform @extschema@.outbox_note_took(array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
+  end if;
   return true;
 end
 $$;
@@ -3252,6 +3343,62 @@ from @extschema@.outbox_status s;
 comment on view @extschema@.outbox_health is
   'One row a check: ok or not, what is wrong, what to do.';
 
+-- ---- sql/src/51_monitoring.sql
+
+-- What a dashboard shows of the time that has passed: deliveries by the minute, failures by their cause, the attempts of a
+-- message, the passes of the workers. All but the attempts is in shared memory and bounded, so each view costs the same
+-- whatever the backlog; a restart of the server begins anew. Without the preloaded library these are empty.
+
+create function @extschema@.outbox_minutes()
+returns double precision[] language c volatile as 'MODULE_PATHNAME', 'outbox_minutes_wrapper';
+comment on function @extschema@.outbox_minutes() is
+  'Internal: the last minutes of this database from shared memory, 5 numbers each, read by outbox_throughput; NULL when not preloaded.';
+
+create view @extschema@.outbox_throughput as
+select pg_catalog.to_timestamp(m.n[i]) as minute, m.n[i + 1]::bigint as published, m.n[i + 2]::bigint as retried,
+       m.n[i + 3]::bigint as failed, pg_catalog.round(m.n[i + 4]::numeric, 2)::double precision as p95_ms
+from (select @extschema@.outbox_minutes() as n) m, pg_catalog.generate_series(1, pg_catalog.cardinality(m.n), 5) i
+order by 1;
+comment on view @extschema@.outbox_throughput is
+  'One row a minute, the oldest first: the last 60 whole minutes and the running one. How many messages were published, failed and are tried again, became dead letters; in how many ms 95 of 100 went from enqueue to confirm.';
+
+create function @extschema@.outbox_faults()
+returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_faults_wrapper';
+comment on function @extschema@.outbox_faults() is
+  'Internal: failures of this database from shared memory, 7 texts a group, read by outbox_errors; NULL when not preloaded.';
+
+create view @extschema@.outbox_errors as
+select f.t[i] as destination, f.t[i + 1] as kind, f.t[i + 2] as message, f.t[i + 3]::bigint as count,
+       pg_catalog.to_timestamp(f.t[i + 4]::double precision / 1e6) as first_at,
+       pg_catalog.to_timestamp(f.t[i + 5]::double precision / 1e6) as last_at, f.t[i + 6]::bigint as last_seq
+from (select @extschema@.outbox_faults() as t) f, pg_catalog.generate_series(1, pg_catalog.cardinality(f.t), 7) i
+order by last_at desc;
+comment on view @extschema@.outbox_errors is
+  'What failed lately, one row a cause, the most recent first: destination, kind, the error with # for numbers and ids, how often, first and last time, the last message. 100 causes at most; of a destination that went down last_seq is NULL.';
+
+create view @extschema@.outbox_attempts as
+select l.seq, l.destination, l.attempt, l.at, l.outcome, l.error, l.worker_id
+from @extschema@.outbox_attempts_log l;
+comment on view @extschema@.outbox_attempts is
+  'Attempts that failed, the last 20 of each message: which one, when, what became of the message (retried, dead), the error, the worker (NULL = a relay). Give a seq.';
+
+create function @extschema@.outbox_recent_ticks()
+returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_recent_ticks_wrapper';
+comment on function @extschema@.outbox_recent_ticks() is
+  'Internal: passes of the workers of this database from shared memory, 14 numbers each, read by outbox_ticks; NULL when not preloaded.';
+
+create view @extschema@.outbox_ticks as
+select pg_catalog.format('server-%s', t.n[i] + 1) as worker_id, x.at, t.n[i + 2] as claimed, t.n[i + 3] as published,
+       t.n[i + 4] as failed, pg_catalog.round(t.n[i + 5] / 1000.0, 2) as duration_ms, t.n[i + 6] as backoff_ms,
+       t.n[i + 7] = 1 as renewed_heartbeat, t.n[i + 8] as purged_stale, t.n[i + 9] as active_workers,
+       t.n[i + 10] as desired_count, t.n[i + 11] as owned_count, t.n[i + 12] as leased_count, t.n[i + 13] as released_count,
+       pg_catalog.to_char(x.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') as ts
+from (select @extschema@.outbox_recent_ticks() as n) t, pg_catalog.generate_series(1, pg_catalog.cardinality(t.n), 14) i
+cross join lateral (select pg_catalog.to_timestamp(t.n[i + 1] / 1e6) as at) x
+order by x.at desc;
+comment on view @extschema@.outbox_ticks is
+  'The last passes of each worker that did something, 120 of each at most, the most recent first: what outbox_tick() says of a pass, of one worker.';
+
 -- ---- sql/src/52_check.sql
 
 -- Whether a destination can be used, in words. A session opens no socket: it asks the workers to look, through shared memory,
@@ -3649,7 +3796,8 @@ grant select on
   @extschema@.outbox_health, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_history,
   @extschema@.outbox_dead, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings,
   @extschema@.outbox_identity, @extschema@.outbox_destination_status, @extschema@.outbox_connections, @extschema@.outbox_paused,
-  @extschema@.outbox_first_pending, @extschema@.outbox_source
+  @extschema@.outbox_first_pending, @extschema@.outbox_source, @extschema@.outbox_attempts_log,
+  @extschema@.outbox_throughput, @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_ticks
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded(), @extschema@.outbox_counters(), @extschema@.outbox_server_state(), @extschema@.outbox_registry(),
@@ -3658,7 +3806,8 @@ grant execute on function
   @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations(),
   @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted(),
   @extschema@.outbox_destination_figures(text), @extschema@.outbox_ask_for_a_look(text), @extschema@.outbox_check(text),
-  @extschema@.outbox_tick(interval), @extschema@.outbox_source_problem()
+  @extschema@.outbox_tick(interval), @extschema@.outbox_source_problem(),
+  @extschema@.outbox_minutes(), @extschema@.outbox_faults(), @extschema@.outbox_recent_ticks()
   to outbox_monitor;
 
 grant execute on function

@@ -3,17 +3,18 @@
 
 use crate::config::Settings;
 use crate::error::{self, UserError, invalid};
+use crate::faults::{self, Fault};
 use crate::pg::args::{Args, Jsonb};
 use crate::pg::catalog::{self, Oid, OptionsOf};
 use crate::pg::{latch, security, signals, trigger, txn};
 use crate::shmem::Class;
 use crate::store::{self, Enqueue, Keys, Publish, Times};
-use crate::{asks, capture, config, figures, hooks, limits, registry, shmem, source, wake, worker};
+use crate::{asks, capture, config, figures, hooks, limits, registry, shmem, source, ticks, wake, worker};
 use outbox_core::envelope;
 use outbox_core::message::{Event, Outcome};
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::route::Template;
-use outbox_core::settle::{self, Disposition};
+use outbox_core::settle::{self, Disposition, Ended};
 use outbox_transport::target::{self, Kind, Level};
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::prelude::*;
@@ -432,7 +433,28 @@ fn outbox_judge(
 
 #[pg_extern(sql = false)]
 fn outbox_note_ended(published: i64, failed: i64, gone: i64) {
-    wake::note_ended(published, failed, gone);
+    wake::note_ended(Ended::of(published, failed, gone));
+}
+
+#[pg_extern(sql = false)]
+fn outbox_note_took(took_us: Vec<i64>) {
+    wake::note_took(took_us);
+}
+
+/// seq NULL: nobody knows which messages they were.
+#[pg_extern(sql = false)]
+fn outbox_note_fault(
+    destination: Option<&str>,
+    error: Option<&str>,
+    is_dead: Option<bool>,
+    seq: Option<i64>,
+    count: Option<i64>,
+) {
+    if let (Some(destination), Some(count)) = (destination, count.and_then(|count| u64::try_from(count).ok())) {
+        let (error, is_dead) = (error.unwrap_or_default(), is_dead.unwrap_or_default());
+        let fault = Fault::of_messages(destination, error, is_dead, seq.unwrap_or_default(), count);
+        wake::note_fault(fault);
+    }
 }
 
 #[pg_extern(sql = false)]
@@ -489,6 +511,21 @@ fn outbox_is_preloaded() -> bool {
 #[pg_extern(sql = false)]
 fn outbox_counters() -> Option<Vec<i64>> {
     shmem::my_database().map(|database| database.counters(store::now_us()).to_vec())
+}
+
+#[pg_extern(sql = false)]
+fn outbox_minutes() -> Option<Vec<Option<f64>>> {
+    shmem::my_database().and_then(|database| database.throughput(store::now_us()))
+}
+
+#[pg_extern(sql = false)]
+fn outbox_faults() -> Option<Vec<Option<String>>> {
+    faults::here()
+}
+
+#[pg_extern(sql = false)]
+fn outbox_recent_ticks() -> Option<Vec<i64>> {
+    ticks::here()
 }
 
 #[pg_extern(sql = false)]

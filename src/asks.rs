@@ -49,10 +49,10 @@ pub struct Report {
 }
 
 impl Report {
-    const FIGURES: usize = 12;
+    pub const FIGURES: usize = 12;
 
-    /// In the order that outbox_ask_workers() reads them in.
-    fn figures(&self) -> [i64; Self::FIGURES] {
+    /// In the order that outbox_ask_workers() and outbox_ticks read them in.
+    pub fn figures(&self) -> [i64; Self::FIGURES] {
         [
             self.claimed as i64,
             self.published as i64,
@@ -67,6 +67,11 @@ impl Report {
             self.leased as i64,
             self.released as i64,
         ]
+    }
+
+    /// Whether there is more to tell than that the worker lives.
+    pub fn says_something(&self) -> bool {
+        self.claimed + self.published + self.failed > 0 || self.purged_stale > 0 || self.leased + self.released > 0
     }
 }
 

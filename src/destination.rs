@@ -3,6 +3,7 @@
 
 use crate::broker::{Broker, Outcomes, Status};
 use crate::config::Settings;
+use crate::faults::{self, Fault};
 use crate::figures::Figures;
 use crate::pg::tid::Tid;
 use crate::pg::txn::{self, Durability, Failure};
@@ -11,10 +12,11 @@ use crate::shmem;
 use crate::store::{Described, Settlement, Store, now_us};
 use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Held, Sharing, Tally};
 use outbox_core::message::{Outcome, Text};
+use outbox_core::minutes::Took;
 use outbox_core::pace::Pace;
 use outbox_core::partition::Partition;
 use outbox_core::route::{Route, Template, TransportKind};
-use outbox_core::settle::{Disposition, Ordering, Rules};
+use outbox_core::settle::{Disposition, Ended, Ordering, Rules};
 use outbox_core::tick::{self, TickState};
 use outbox_transport::Bell;
 use outbox_transport::target::{Target, Transport, described};
@@ -77,6 +79,10 @@ pub struct Destination {
     /// says so itself; by HTTP "connected" means only that the pause is over.
     proven: bool,
     figures: Figures,
+    /// How long messages took that are not settled yet.
+    took: Took,
+    /// What was settled in this pass.
+    ended: Ended,
     pace: Pace,
     /// A session wants a fresh look at the connection,
     wants_look: bool,
@@ -109,6 +115,8 @@ impl Destination {
             reported: None,
             proven: true,
             figures: Figures::of(&description.name),
+            took: Took::default(),
+            ended: Ended::default(),
             pace: Pace::new(0, 1, common.now_us()),
             wants_look: false,
             asked_at_us: None,
@@ -282,6 +290,7 @@ impl Destination {
                 && let Some(pointer) = self.engine.pointer(handle)
             {
                 self.figures.confirmed(pointer.enqueued_at_us, now_us);
+                self.took.note(now_us.saturating_sub(pointer.enqueued_at_us));
             }
             self.engine.conclude(handle, &outcome, &rules, now_ms, now_us as u64);
         }
@@ -315,9 +324,9 @@ impl Destination {
     pub fn settle(&mut self, common: &Common, timeout_ms: i32) -> Result<(), Failure> {
         let rules = self.rules(common);
         let mut tables = Tables::new(common, &self.name, &rules, timeout_ms);
-        let (name, figures) = (&self.name, &self.figures);
+        let (name, figures, took, sum) = (&self.name, &self.figures, &mut self.took, &mut self.ended);
         let settled = self.engine.settle(&mut tables, common.now_ms(), |batch| {
-            count_settled(batch);
+            sum.add(count_settled(batch, took));
             figures.settled(batch, now_us());
             let expired = batch.iter().filter(|ended| ended.disposition == Disposition::Expire);
             log_expired(common, name, expired.count() as i64);
@@ -364,6 +373,11 @@ impl Destination {
                 .report(&self.name, state, status.reason, detail, asked_at_us)
         })?;
         self.asked_at_us = self.asked_at_us.filter(|_| !is_known);
+        let is_fault = ["down", "blocked"].contains(&status.state) && self.reported.as_ref() != Some(&status);
+        if is_fault {
+            let (reason, detail) = (status.reason.unwrap_or(status.state), status.detail.as_deref());
+            faults::note(&Fault::of_destination(&self.name, reason, detail.unwrap_or_default()));
+        }
         let words = [Some(status.state), status.reason, status.detail.as_deref()];
         let words: Vec<&str> = words.into_iter().flatten().collect();
         if self
@@ -376,6 +390,11 @@ impl Destination {
         }
         self.reported = Some(status);
         Ok(())
+    }
+
+    /// What was settled since the last call.
+    pub fn take_ended(&mut self) -> Ended {
+        std::mem::take(&mut self.ended)
     }
 
     /// Whether it has claimed a message that so many workers crashed with that it goes alone.
@@ -527,17 +546,14 @@ fn log_expired(common: &Common, destination: &str, count: i64) {
     }
 }
 
-fn count_settled(batch: &[Settlement]) {
-    let Some(database) = shmem::my_database() else { return };
-    let (mut published, mut failed, mut gone) = (0, 0, 0);
-    for settlement in batch {
-        match settlement.disposition {
-            Disposition::Publish => (published, gone) = (published + 1, gone + 1),
-            Disposition::Dead { .. } => (failed, gone) = (failed + 1, gone + 1),
-            Disposition::Expire => gone += 1,
-            Disposition::Retry { .. } => failed += 1,
-            Disposition::Release { .. } | Disposition::Wait => {}
+fn count_settled(batch: &[Settlement], took: &mut Took) -> Ended {
+    let mut ended = Ended::default();
+    batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
+    if let Some(database) = shmem::my_database() {
+        database.settled(&ended, now_us());
+        if ended.published > 0 {
+            database.confirmed(took, now_us());
         }
     }
-    database.settled(published, failed, gone, now_us());
+    ended
 }

@@ -2,11 +2,13 @@
 //! destination that is down, paused or slow. By the first worker of a database, a piece of the table a second, so that a
 //! large backlog costs little; and hardly ever where no message expires.
 
+use crate::faults::{self, Fault};
 use crate::pg::signals;
 use crate::pg::txn::Durability;
 use crate::ports::in_transaction;
 use crate::shmem;
 use crate::store::{Expired, Store, now_us};
+use outbox_core::settle::{EXPIRED, Ended};
 use std::time::{Duration, Instant};
 
 const EVERY: Duration = Duration::from_secs(1);
@@ -69,8 +71,11 @@ impl Expiry {
         };
         self.go_on(now, &step);
         if let (false, Some(database)) = (step.counts.is_empty(), shmem::my_database()) {
-            let sum = step.counts.iter().map(|(_, count)| count).sum();
-            database.settled(0, 0, sum, now_us());
+            let sum: i64 = step.counts.iter().map(|(_, count)| count).sum();
+            database.settled(&Ended::of(0, 0, sum), now_us());
+            for (destination, count) in &step.counts {
+                faults::note(&Fault::of_messages(destination, EXPIRED, true, 0, *count as u64));
+            }
             if step.heads {
                 database.waiting_changed(); // keys may go on
                 shmem::wake_workers();

@@ -4,7 +4,7 @@
 //! destination has no figures and no limit, and is delivered to as any.
 
 use crate::pg::catalog;
-use crate::pg::shmem::{Shareable, Shared};
+use crate::pg::shmem::{Shareable, Shared, Turn};
 use crate::shmem;
 use crate::store::{Settlement, now_us};
 use outbox_core::latency::{self, BUCKETS};
@@ -13,7 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{
     AtomicI32, AtomicI64, AtomicU32, AtomicU64,
-    Ordering::{Acquire, Relaxed, Release, SeqCst},
+    Ordering::{Relaxed, SeqCst},
 };
 
 /// Of all databases together.
@@ -22,20 +22,20 @@ const SECONDS: usize = 64;
 
 #[repr(C)]
 struct Table {
-    /// 1 = somebody takes or frees a place.
-    changing: AtomicU32,
+    /// Of who takes or frees a place.
+    turn: Turn,
     places: [Place; MAX_DESTINATIONS],
 }
 
 /// One destination of one database.
 #[repr(C)]
 struct Place {
-    /// 0 = free. This and `name` are written by who holds `changing`.
+    /// 0 = free. This and `name` are written in turn.
     database: AtomicU32,
     name: AtomicU64,
-    /// How many workers serve it. Written by them, holding `changing`.
+    /// How many workers serve it. Written by them, in turn.
     workers: AtomicI32,
-    /// 1 = the destination was dropped: free when no worker serves it. Written by workers, holding `changing`.
+    /// 1 = the destination was dropped: free when no worker serves it. Written by workers, in turn.
     gone: AtomicU32,
     /// Grows when a session wants a fresh look. Written by the session.
     looks: AtomicU32,
@@ -100,16 +100,6 @@ pub fn number_of(name: &str) -> u64 {
 }
 
 impl Table {
-    /// Alone with the table. `body` must neither raise nor wait: who else wants it turns in circles meanwhile.
-    fn alone<T>(&self, body: impl FnOnce() -> T) -> T {
-        while self.changing.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
-            std::thread::yield_now();
-        }
-        let result = body();
-        self.changing.store(0, Release);
-        result
-    }
-
     fn find(&self, database: u32, name: u64) -> Option<&Place> {
         let is_it = |place: &&Place| place.database.load(SeqCst) == database && place.name.load(SeqCst) == name;
         self.places.iter().find(is_it)
@@ -158,7 +148,7 @@ impl Figures {
     pub fn of(name: &str) -> Self {
         let (database, name) = (catalog::my_database(), number_of(name));
         let place = table().and_then(|table| {
-            table.alone(|| {
+            table.turn.alone(|| {
                 let place = table.find(database, name).or_else(|| {
                     let free = table.places.iter().find(|place| place.database.load(Relaxed) == 0)?;
                     free.forget();
@@ -265,7 +255,7 @@ fn leave(which: impl Fn(&Place) -> bool) {
     _ = SERVED.try_with(|served| {
         for (place, in_flight) in served.borrow_mut().extract_if(.., |(place, _)| which(place)) {
             place.in_flight.fetch_sub(in_flight, Relaxed);
-            table.alone(|| {
+            table.turn.alone(|| {
                 place.workers.fetch_sub(1, Relaxed);
                 place.free_if_over();
             });
@@ -324,7 +314,7 @@ pub fn forget_but(names: &[&str]) {
     let Some(table) = table() else { return };
     let (database, alive) = (catalog::my_database(), names.iter().map(|name| number_of(name)));
     let alive: Vec<u64> = alive.collect();
-    table.alone(|| {
+    table.turn.alone(|| {
         for place in table
             .places
             .iter()
@@ -341,7 +331,7 @@ pub fn forget_but(names: &[&str]) {
 /// Frees the places of databases that are gone. Launcher only.
 pub fn forget_databases_but(alive: &[u32]) {
     let Some(table) = table() else { return };
-    table.alone(|| {
+    table.turn.alone(|| {
         for place in &table.places {
             if !alive.contains(&place.database.load(Relaxed)) {
                 place.database.store(0, SeqCst);

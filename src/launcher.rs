@@ -5,13 +5,13 @@
 //! made in crates/core (`turns`), what it is made from and how it is done is here.
 
 use crate::config::ServerSettings;
-use crate::figures;
 use crate::pg::bgworker::{self, Handle, Spec};
 use crate::pg::catalog::{self, Role};
 use crate::pg::txn::{self, Durability};
 use crate::pg::{latch, signals};
 use crate::shmem::{self, Obstacle};
 use crate::store::now_us;
+use crate::{faults, figures};
 use outbox_core::turns::{self, Plan};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -241,6 +241,7 @@ impl Launcher {
         });
         shmem::forget_databases_but(&oids);
         figures::forget_databases_but(&oids);
+        faults::forget_databases_but(&oids);
         for database in found {
             shmem::add_database(database.oid, now_us());
             self.databases.entry(database.oid).or_default().name = database.name;

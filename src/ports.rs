@@ -220,6 +220,13 @@ impl Shared {
         }
     }
 
+    /// A pass is over; one that did nothing is not told of.
+    pub fn note_tick(&self, report: &Report) {
+        if let Some(slot) = self.slot.filter(|_| report.says_something()) {
+            slot.note_tick(report);
+        }
+    }
+
     pub fn set_in_flight(&self, count: usize) {
         if let Some(slot) = self.slot {
             slot.set_in_flight(count);

@@ -1,11 +1,13 @@
 //! What lies in shared memory: who to wake for which database, and the counters that the status view shows. Every field
 //! says who writes it. Nothing here is an authority: the tables are; a lost value costs a poll or a wrong digit.
 
-use crate::asks::{Answer, Ask};
+use crate::asks::{Answer, Ask, Report};
 use crate::pg::shmem::{Shareable, Shared, SharedSlice, request};
 use crate::pg::{bgworker, catalog, latch, xact};
-use crate::{figures, registry};
+use crate::{faults, figures, registry, ticks};
+use outbox_core::minutes::{Minutes, Took};
 use outbox_core::partition::{Partition, crc32};
+use outbox_core::settle::Ended;
 use std::sync::atomic::{
     AtomicI32, AtomicI64, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
@@ -51,6 +53,8 @@ pub struct State {
     workers: [Worker; MAX_WORKERS],
     /// Of each database, for each class of destinations, its partitions.
     lanes: [[[Reopen; MAX_PARTITIONS]; CLASSES]; MAX_DATABASES],
+    /// Of each database. Written by workers, and by sessions at COMMIT.
+    minutes: [Minutes; MAX_DATABASES],
     vacated: [Vacated; MAX_VACATED],
 }
 
@@ -161,10 +165,14 @@ pub fn init() {
         STATE.attach(c"outbox");
         registry::attach();
         figures::attach();
+        faults::attach();
+        ticks::attach();
         WAITERS.attach(c"outbox waiters", xact::max_sessions());
     }
-    let bytes =
-        || size_of::<State>() + registry::bytes() + figures::bytes() + xact::max_sessions() * size_of::<AtomicU32>();
+    let bytes = || {
+        let others = registry::bytes() + figures::bytes() + faults::bytes() + ticks::bytes();
+        size_of::<State>() + others + xact::max_sessions() * size_of::<AtomicU32>()
+    };
     request(bytes, attach);
 }
 
@@ -338,6 +346,13 @@ impl Worker {
         index.map_or(0, |index| index as u64 + 1)
     }
 
+    /// A pass that did something is over.
+    pub fn note_tick(&self, report: &Report) {
+        if let Some(place) = self.number().checked_sub(1) {
+            ticks::note(place as usize, self.number.load(Relaxed), report);
+        }
+    }
+
     pub fn answer(&self) -> &Answer {
         &self.answer
     }
@@ -458,6 +473,9 @@ pub fn add_database(oid: u32, now_us: i64) -> Option<&'static Database> {
     free.adopted.store(0, Relaxed);
     free.next_due_us.store(i64::MAX, Relaxed);
     free.lanes(state).iter().flatten().for_each(Reopen::forget);
+    if let Some(minutes) = free.minutes(state) {
+        minutes.forget();
+    }
     free.pending.store(0, Relaxed);
     free.published.store(0, Relaxed);
     free.failed.store(0, Relaxed);
@@ -532,11 +550,18 @@ impl Reopen {
 }
 
 impl Database {
+    fn index(&self, state: &'static State) -> Option<usize> {
+        (state.databases.iter()).position(|database| std::ptr::eq(database, self))
+    }
+
     fn lanes(&self, state: &'static State) -> &'static [[Reopen; MAX_PARTITIONS]] {
-        let index = (state.databases.iter()).position(|database| std::ptr::eq(database, self));
-        index
+        (self.index(state))
             .and_then(|index| state.lanes.get(index))
             .map_or(&[], |lanes| lanes.as_slice())
+    }
+
+    fn minutes(&self, state: &'static State) -> Option<&'static Minutes> {
+        state.minutes.get(self.index(state)?)
     }
 
     fn lane(&self, class: Class, partition: Partition) -> Option<&'static Reopen> {
@@ -693,12 +718,12 @@ impl Database {
         self.extension.load(Relaxed) == 2
     }
 
-    /// A worker or a relay settled: so many were published, so many failed once, so many left the outbox. Called in the
-    /// commit callback.
-    pub fn settled(&self, published: u64, failed: u64, gone: i64, now_us: i64) {
+    /// A worker or a relay settled. Called in the commit callback.
+    pub fn settled(&self, ended: &Ended, now_us: i64) {
+        let (published, failed) = (ended.published, ended.failed());
         self.published.fetch_add(published, Relaxed);
         self.failed.fetch_add(failed, Relaxed);
-        self.pending.fetch_sub(gone, Relaxed);
+        self.pending.fetch_sub(ended.gone() as i64, Relaxed);
         let second = now_us.div_euclid(1_000_000);
         let bucket = &self.buckets[second.rem_euclid(BUCKETS as i64) as usize];
         if bucket.second.swap(second, Relaxed) != second {
@@ -707,9 +732,26 @@ impl Database {
         }
         bucket.published.fetch_add(published, Relaxed);
         bucket.failed.fetch_add(failed, Relaxed);
-        if gone > 0 {
+        if *ended != Ended::default()
+            && let Some(minutes) = static_state().and_then(|state| self.minutes(state))
+        {
+            minutes.count(ended, now_us);
+        }
+        if ended.gone() > 0 {
             self.ended();
         }
+    }
+
+    /// Takes over how long messages took that a broker has confirmed.
+    pub fn confirmed(&self, took: &mut Took, now_us: i64) {
+        if let Some(minutes) = static_state().and_then(|state| self.minutes(state)) {
+            minutes.count_times(took, now_us);
+        }
+    }
+
+    /// See `Minutes::shown`.
+    pub fn throughput(&self, now_us: i64) -> Option<Vec<Option<f64>>> {
+        Some(self.minutes(static_state()?)?.shown(now_us))
     }
 
     /// [pending, in flight, published, failed, published in the last 60 s, failed in the last 60 s, reset at in µs].

@@ -12,8 +12,9 @@ use std::ffi::CStr;
 use std::time::{Duration, Instant};
 
 const EVERY: Duration = Duration::from_secs(60);
-/// Events are looked at in order of seq, each once. What had to stay then is looked at again in the next round.
-const ROUND_OF_EVENTS: Duration = Duration::from_secs(3600);
+/// Events and failed attempts are looked at in order of seq, each once. What had to stay then is looked at again in the
+/// next round.
+const ROUND: Duration = Duration::from_secs(3600);
 /// Rows that one transaction removes, at most.
 const ROWS: i32 = 5_000;
 /// Partitions that one transaction drops, at most.
@@ -24,8 +25,10 @@ pub struct Upkeep {
     /// Making and dropping waits for readers of the history and holds up settles meanwhile: not more often than this.
     partitions_due: Instant,
     round_due: Instant,
-    /// The seq up to which this round has looked at events.
+    /// The seq up to which this round has looked at events,
     events_reached: i64,
+    /// and at failed attempts.
+    attempts_reached: i64,
 }
 
 impl Upkeep {
@@ -35,21 +38,24 @@ impl Upkeep {
             partitions_due: now,
             round_due: now,
             events_reached: 0,
+            attempts_reached: 0,
         }
     }
 
-    /// Does what is due. Where more may be old it goes on at the next call, between other work.
-    pub fn tend(&mut self, now: Instant, worker: &str, store: &Store, retention: &Retention) {
+    /// Does what is due. Where more may be old it goes on at the next call, between other work. Returns how many workers that
+    /// have ended it removed.
+    pub fn tend(&mut self, now: Instant, worker: &str, store: &Store, retention: &Retention) -> i64 {
         if now < self.due {
-            return;
+            return 0;
         }
+        let mut purged = 0;
         if now >= self.round_due {
-            self.round_due = now + ROUND_OF_EVENTS;
-            self.events_reached = 0;
+            self.round_due = now + ROUND;
+            (self.events_reached, self.attempts_reached) = (0, 0);
         }
         if now >= self.partitions_due {
             self.partitions_due = now + EVERY;
-            attempt(worker, c"outbox: purge workers", || store.purge_workers());
+            purged = attempt(worker, c"outbox: purge workers", || store.purge_workers()).unwrap_or(0);
             attempt(worker, c"outbox: make partitions", || {
                 store.make_partitions(retention.history)
             });
@@ -80,17 +86,30 @@ impl Upkeep {
             }
             more |= expired == Some(ROWS.into());
         }
-        if let Some(kept_s) = retention.events {
-            let reached = self.events_reached;
-            let trimmed = attempt(worker, c"outbox: trim events", || {
-                store.trim_events(reached, kept_s, ROWS)
-            });
-            if let Some((reached, more_events)) = trimmed {
-                self.events_reached = reached;
-                more |= more_events;
+        let rounds = [
+            (
+                c"outbox: trim events",
+                "outbox_trim_events",
+                retention.events,
+                &mut self.events_reached,
+            ),
+            (
+                c"outbox: trim attempts",
+                "outbox_trim_attempts",
+                retention.history,
+                &mut self.attempts_reached,
+            ),
+        ];
+        for (what, function, kept_s, reached) in rounds {
+            let Some(kept_s) = kept_s else { continue };
+            let trimmed = attempt(worker, what, || store.clear_after(function, *reached, kept_s, ROWS));
+            if let Some((until, more_rows)) = trimmed {
+                *reached = until;
+                more |= more_rows;
             }
         }
         self.due = if more { now } else { now + EVERY };
+        purged
     }
 }
 

@@ -4,11 +4,14 @@
 //! COMMIT PREPARED wakes nobody: the transaction was forgotten at PREPARE, and may be committed by another session. The
 //! safety poll of the workers finds its messages within a second.
 
+use crate::faults::Fault;
 use crate::pg::xact::{self, End};
 use crate::shmem::Class;
 use crate::store::now_us;
-use crate::{asks, capture, figures, registry, shmem};
+use crate::{asks, capture, faults, figures, registry, shmem};
+use outbox_core::minutes::Took;
 use outbox_core::partition::Partition;
+use outbox_core::settle::Ended;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
@@ -19,8 +22,12 @@ thread_local! {
     static PENDING: RefCell<Vec<(u32, (u64, i64))>> = const { RefCell::new(Vec::new()) };
     /// The lowest seq in each lane, whether or not its savepoint lasts: too low a seq costs a look.
     static LOWS: RefCell<BTreeMap<(Class, Partition), i64>> = const { RefCell::new(BTreeMap::new()) };
-    /// (savepoint, what a relay ended in it: published, failed, gone from the outbox)
-    static ENDED: RefCell<Vec<(u32, [i64; 3])>> = const { RefCell::new(Vec::new()) };
+    /// (savepoint, what a relay ended in it)
+    static ENDED: RefCell<Vec<(u32, Ended)>> = const { RefCell::new(Vec::new()) };
+    /// (savepoint, in how many µs a message got through that a relay published in it)
+    static TOOK: RefCell<Vec<(u32, i64)>> = const { RefCell::new(Vec::new()) };
+    /// (savepoint, messages that failed in it)
+    static FAULTS: RefCell<Vec<(u32, Fault)>> = const { RefCell::new(Vec::new()) };
     static WAITING: Cell<bool> = const { Cell::new(false) };
     static ASKING: Cell<bool> = const { Cell::new(false) };
     static WAKE: Cell<bool> = const { Cell::new(false) };
@@ -75,11 +82,30 @@ pub fn has_enqueued() -> bool {
 }
 
 /// This transaction ended what a relay had claimed.
-pub fn note_ended(published: i64, failed: i64, gone: i64) {
+pub fn note_ended(ended: Ended) {
     let savepoint = xact::current_savepoint();
     ENDED.with_borrow_mut(|entries| match entries.last_mut() {
-        Some((last, [p, f, g])) if *last == savepoint => (*p, *f, *g) = (*p + published, *f + failed, *g + gone),
-        _ => entries.push((savepoint, [published, failed, gone])),
+        Some((last, sum)) if *last == savepoint => sum.add(ended),
+        _ => entries.push((savepoint, ended)),
+    });
+}
+
+/// So long took messages that a relay published in this transaction.
+pub fn note_took(took_us: Vec<i64>) {
+    let savepoint = xact::current_savepoint();
+    TOOK.with_borrow_mut(|entries| entries.extend(took_us.into_iter().map(|took_us| (savepoint, took_us))));
+}
+
+/// In this transaction messages failed. Of more kinds than are kept the rest is left out.
+pub fn note_fault(fault: Fault) {
+    let savepoint = xact::current_savepoint();
+    FAULTS.with_borrow_mut(|entries| {
+        let is_like = |(known, other): &(u32, Fault)| *known == savepoint && other.is_like(&fault);
+        match entries.iter().position(is_like) {
+            Some(index) => entries[index].1.add(&fault),
+            None if entries.len() < faults::MAX_OF_DATABASE => entries.push((savepoint, fault)),
+            None => {}
+        }
     });
 }
 
@@ -138,6 +164,7 @@ fn ended(end: End) {
             {
                 database.installed();
                 figures::installed();
+                faults::forget_here();
             }
             if WAKE.get() {
                 // In this order: visible already; from where to read; no longer open; look.
@@ -163,6 +190,7 @@ fn ended(end: End) {
                 }
             });
             tell_ended();
+            FAULTS.with_borrow(|entries| entries.iter().for_each(|(_, fault)| faults::note(fault)));
             if INSTALLED.get() {
                 shmem::extension_came();
             }
@@ -177,6 +205,8 @@ fn ended(end: End) {
         End::SavepointReleased { id, into } => {
             ENQUEUED.with_borrow_mut(|entries| move_up(entries, id, into));
             ENDED.with_borrow_mut(|entries| move_up(entries, id, into));
+            TOOK.with_borrow_mut(|entries| move_up(entries, id, into));
+            FAULTS.with_borrow_mut(|entries| move_up(entries, id, into));
             PENDING.with_borrow_mut(|entries| {
                 move_up(entries, id, into);
                 merge(entries);
@@ -185,6 +215,8 @@ fn ended(end: End) {
         End::SavepointAborted { id } => {
             ENQUEUED.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
             ENDED.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
+            TOOK.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
+            FAULTS.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
             PENDING.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
             capture::savepoint_aborted(id);
             stop_asking(); // the statement that asked has failed
@@ -217,8 +249,16 @@ fn merge(entries: &mut Vec<(u32, (u64, i64))>) {
 fn tell_ended() {
     ENDED.with_borrow(|entries| {
         if let (false, Some(database)) = (entries.is_empty(), shmem::my_database()) {
-            let sum = |index: usize| entries.iter().map(|(_, counts)| counts[index]).sum::<i64>();
-            database.settled(sum(0) as u64, sum(1) as u64, sum(2), now_us());
+            let mut sum = Ended::default();
+            entries.iter().for_each(|(_, ended)| sum.add(*ended));
+            database.settled(&sum, now_us());
+        }
+    });
+    TOOK.with_borrow(|entries| {
+        if let (false, Some(database)) = (entries.is_empty(), shmem::my_database()) {
+            let mut took = Took::default();
+            entries.iter().for_each(|(_, took_us)| took.note(*took_us));
+            database.confirmed(&mut took, now_us());
         }
     });
 }
@@ -242,6 +282,8 @@ fn leave() {
     stop_asking();
     ENQUEUED.with_borrow_mut(Vec::clear);
     ENDED.with_borrow_mut(Vec::clear);
+    TOOK.with_borrow_mut(Vec::clear);
+    FAULTS.with_borrow_mut(Vec::clear);
     PENDING.with_borrow_mut(Vec::clear);
     LOWS.with_borrow_mut(BTreeMap::clear);
 }

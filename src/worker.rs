@@ -18,6 +18,7 @@ use crate::{figures, launcher, registry, shmem};
 use outbox_core::engine::{Errand, Held, Sharing};
 use outbox_core::lease;
 use outbox_core::partition::{Partition, PartitionCount};
+use outbox_core::settle::Ended;
 use outbox_transport::{Bell, Deadline};
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -122,6 +123,8 @@ struct Worker {
     heard: u32,
     /// What it is about, while it is not done.
     task: Option<Task>,
+    /// What this pass did, and how partitions are shared as of the last look at the leases.
+    tick: Report,
     /// What was said of a failure, and when.
     last_failure: RefCell<Option<(String, Instant)>>,
 }
@@ -202,6 +205,7 @@ impl Worker {
             counts: 0,
             heard: 0,
             task: None,
+            tick: Report::default(),
             last_failure: RefCell::default(),
         };
         worker.describe(described);
@@ -253,6 +257,7 @@ impl Worker {
             }
         }
         self.idle = claimed == 0;
+        self.note_tick(now, claimed, wait_ms);
         let is_at_rest = all_well && self.idle && self.is_at_rest();
         self.common.shared.set_idle(calls.filter(|_| is_at_rest));
         self.common
@@ -261,6 +266,29 @@ impl Worker {
         self.destinations.iter().for_each(Destination::note_in_flight);
         self.answer();
         wait_ms
+    }
+
+    /// Tells of this pass, if it did something.
+    fn note_tick(&mut self, began: Instant, claimed: usize, wait_ms: u32) {
+        let mut ended = Ended::default();
+        self.destinations
+            .iter_mut()
+            .for_each(|destination| ended.add(destination.take_ended()));
+        let tick = Report {
+            claimed: claimed as u64,
+            published: ended.published,
+            failed: ended.retried + ended.buried(),
+            duration_us: began.elapsed().as_micros() as u64,
+            backoff_ms: wait_ms,
+            owned: self.leases.len(),
+            ..self.tick.clone()
+        };
+        self.common.shared.note_tick(&tick);
+        self.tick = Report {
+            active_workers: self.tick.active_workers,
+            desired: self.tick.desired,
+            ..Report::default()
+        };
     }
 
     /// Whether there is nothing to do: then another database may have the slot at once.
@@ -401,6 +429,7 @@ impl Worker {
             let store = &self.common.store;
             let purge = || store.purge_workers();
             task.report.purged_stale = in_transaction(c"outbox: purge workers", Durability::Relaxed, purge)?;
+            self.tick.purged_stale = task.report.purged_stale;
         }
         Ok(())
     }
@@ -492,8 +521,7 @@ impl Worker {
         }
         self.first = first;
         let live = shares.0 as u32;
-        if let Some(task) = &mut self.task {
-            let report = &mut task.report;
+        for report in (self.task.iter_mut().map(|task| &mut task.report)).chain([&mut self.tick]) {
             report.renewed_heartbeat = true;
             (report.active_workers, report.desired) = shares;
             (report.leased, report.released) = (report.leased + taken, report.released + freed);
@@ -576,8 +604,7 @@ impl Worker {
         }
         if self.first {
             let common = &self.common;
-            self.upkeep
-                .tend(now, &common.id, &common.store, &common.settings.retention);
+            self.tick.purged_stale += (self.upkeep).tend(now, &common.id, &common.store, &common.settings.retention);
         }
         Ok(())
     }

@@ -339,6 +339,8 @@ fn two_customers(cluster: &Cluster) {
                         outbox_discard_where(key => 'customer:{customer}', dry_run => false, max_rows => 1);
                  insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason, blocks)
                  select seq, now(), 1, partition, destination, key, 'refused {customer}', true from outbox_history where seq = (select seq from s where n = 2);
+                 insert into outbox_attempts_log
+                 select seq, 'default', now(), 1, 'retried', 'refused {customer}', null from s where n in (2, 5);
                  drop table s"
             ),
         );
@@ -353,6 +355,7 @@ fn rows_that_say(cluster: &Cluster, word: &str) -> i64 {
         "outbox_waiting",
         "outbox_dead",
         "outbox_history",
+        "outbox_attempts_log",
         "outbox_audit",
     ];
     let counts = tables.map(|table| format!("(select count(*) from {table} t where t::text like '%{word}%')"));
@@ -371,6 +374,7 @@ fn a_purge_leaves_no_word_of_an_aggregate_anywhere_and_every_word_of_another() {
         "outbox_waiting 2",
         "outbox_dead 1",
         "outbox_history 3",
+        "outbox_attempts_log 2",
         "outbox_audit 1",
     ];
     assert_eq!(purge(&cluster, "'customer', 'mallory'"), all, "a trial run");
@@ -493,7 +497,7 @@ fn a_publication_for_all_tables_is_in_nobodys_way() {
          select 1, now(), now() + n * interval '1 hour', 1, 0, 'default', 'order:1' from generate_series(0, 3) n",
         "select place, rows from outbox_purge('order', '1', dry_run => false)",
         "select outbox_expire_dead(0, 10, 'tomorrow')",
-        "select outbox_trim(0, 100, 'tomorrow'), outbox_trim_audit(0, 100, 'tomorrow'), outbox_trim_inbox(0, 100, 'tomorrow'), outbox_trim_events(0, 0, 100, 'tomorrow')",
+        "select outbox_trim(0, 100, 'tomorrow'), outbox_trim_audit(0, 100, 'tomorrow'), outbox_trim_inbox(0, 100, 'tomorrow'), outbox_trim_events(0, 0, 100, 'tomorrow'), outbox_trim_attempts(0, 0, 100, 'tomorrow')",
         "select outbox_drop_partitions(0, 100, now() + interval '10 days')",
         "select outbox_configure(partition_count => 4)",
     ] {

@@ -24,7 +24,7 @@ fn denied(cluster: &Cluster, role: &str, sql: &str) -> bool {
     }
 }
 
-const TABLES: [&str; 16] = [
+const TABLES: [&str; 17] = [
     "outbox",
     "outbox_identity",
     "outbox_audit",
@@ -33,6 +33,7 @@ const TABLES: [&str; 16] = [
     "outbox_history",
     "outbox_history_default",
     "outbox_dead",
+    "outbox_attempts_log",
     "outbox_events",
     "outbox_partitions",
     "outbox_workers",
@@ -87,6 +88,10 @@ fn the_groups_may_what_their_names_say() {
         "outbox_worker_status",
         "outbox_destination_status",
         "outbox_partition_status",
+        "outbox_throughput",
+        "outbox_errors",
+        "outbox_attempts",
+        "outbox_ticks",
     ] {
         assert!(!denied(&cluster, "monitor", &format!("select * from {view}")), "{view}");
         assert!(denied(&cluster, "writer", &format!("select * from {view}")), "{view}");

@@ -34,7 +34,8 @@ select proname from pg_proc where proname like 'outbox%' group by proname having
 select c.relname, string_agg(format('%s %s', a.attname, format_type(a.atttypid, a.atttypmod)), ', ' order by a.attnum) as columns
 from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0
 where c.oid in ('relay.outbox_messages'::regclass, 'relay.outbox_status'::regclass, 'relay.outbox_worker_status'::regclass,
-                'relay.outbox_partition_status'::regclass, 'relay.outbox_health'::regclass)
+                'relay.outbox_partition_status'::regclass, 'relay.outbox_health'::regclass, 'relay.outbox_throughput'::regclass,
+                'relay.outbox_errors'::regclass, 'relay.outbox_attempts'::regclass, 'relay.outbox_ticks'::regclass)
 group by c.relname order by c.relname;
 
 -- it works from there, whatever the search_path says

@@ -461,6 +461,7 @@ declare
     from @extschema@.outbox_partitions p
     where p.lease_owner = outbox_settle.worker and leased and p.partition = any (partitions)
     order by p.partition for key share);
+  failed @extschema@.outbox_attempts_log[];
   changed integer;
 begin
   with ended as materialized (
@@ -506,7 +507,17 @@ begin
       and u.action = 'f'
     returning 1
   )
-  select (select count(*) from gone) + (select count(*) from freed) into changed;
+  select n.gone + (select count(*) from freed), n.failed into changed, failed
+  from (
+    select count(*) as gone,
+           array_agg(row(g.seq, g.destination, clock_timestamp(), g.attempts + 1,
+                         case g.action when 'r' then 'retried' when 'x' then 'expired' else 'dead' end, g.reason,
+                         nullif(outbox_settle.worker, ''))::@extschema@.outbox_attempts_log)
+             filter (where g.action in ('r', 'd', 'D', 'x')) as failed
+    from gone g) n;
+  if failed is not null then
+    perform @extschema@.outbox_note_failed(failed);
+  end if;
   return changed;
 end
 $$;

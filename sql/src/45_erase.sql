@@ -53,6 +53,7 @@ begin
     union all select 'outbox_waiting', count(*) from @extschema@.outbox_waiting w join seqs on seqs.seq = w.seq
     union all select 'outbox_dead', count(*) from @extschema@.outbox_dead d join seqs on seqs.seq = d.seq
     union all select 'outbox_history', count(*) from @extschema@.outbox_history h join seqs on seqs.seq = h.seq
+    union all select 'outbox_attempts_log', count(*) from @extschema@.outbox_attempts_log l join seqs on seqs.seq = l.seq
     union all select 'outbox_audit', count(*) from @extschema@.outbox_audit a
       where (a.filter->>'aggregate_id' = who and coalesce(a.filter->>'aggregate_type', kind) is not distinct from kind)
        or a.filter->>'key' = whole;
@@ -89,6 +90,8 @@ begin
     delete from @extschema@.outbox_dead d using seqs where d.seq = seqs.seq returning 1
   ), history as (
     delete from @extschema@.outbox_history h using seqs where h.seq = seqs.seq returning 1
+  ), attempts as (
+    delete from @extschema@.outbox_attempts_log l using seqs where l.seq = seqs.seq returning 1
   ), audit as (
     -- What was done by hand may have named it.
     update @extschema@.outbox_audit a
@@ -97,7 +100,8 @@ begin
        or a.filter->>'key' = whole returning 1
   )
   select array[(select count(*) from events), (select count(*) from ready), (select count(*) from waiting),
-               (select count(*) from dead), (select count(*) from history), (select count(*) from audit),
+               (select count(*) from dead), (select count(*) from history), (select count(*) from attempts),
+               (select count(*) from audit),
                (select count(n.done) from noted n)],
          (select min(r.seq) from ready r where r.is_live)
     into n, in_flight;
@@ -110,7 +114,7 @@ begin
     perform @extschema@.outbox_note('purge', jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
   end if;
   return query
-  select t.place, n[t.i] from unnest('{outbox_events,outbox,outbox_waiting,outbox_dead,outbox_history,outbox_audit}'::text[])
+  select t.place, n[t.i] from unnest('{outbox_events,outbox,outbox_waiting,outbox_dead,outbox_history,outbox_attempts_log,outbox_audit}'::text[])
     with ordinality t (place, i);
 end
 $$;

@@ -39,6 +39,11 @@ returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'o
 comment on function @extschema@.outbox_note_ended(bigint, bigint, bigint) is
   'Internal: at COMMIT, counts what a relay has ended and wakes who waits for it.';
 
+create function @extschema@.outbox_note_took(took_us bigint[])
+returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_took_wrapper';
+comment on function @extschema@.outbox_note_took(bigint[]) is
+  'Internal: at COMMIT, tells outbox_throughput in how many µs messages went from enqueue to confirm that a relay has published.';
+
 create function @extschema@.outbox_firsts(
   destination text, partitions smallint[], lane_rows integer, out tid tid, out seq bigint, out key text
 ) returns setof record language sql stable
@@ -218,7 +223,7 @@ declare
   message record;
 begin
   perform @extschema@.outbox_commit_durably();
-  select o.ctid as tid, o.partition, o.key, o.attempts into message from @extschema@.outbox o
+  select o.ctid as tid, o.partition, o.key, o.attempts, o.enqueued_at into message from @extschema@.outbox o
   where o.destination = to_destination and o.partition = any (settings.partitions) and o.seq = outbox_end_claim.seq
     and o.claim_token = outbox_end_claim.claim_token and o.claim_token < 0 and o.claim_until > clock_timestamp()
   for update;
@@ -241,6 +246,9 @@ begin
   end if;
   perform @extschema@.outbox_note_ended(published::integer, (not published)::integer, (verdict[1] <> 'r')::integer);
   perform @extschema@.outbox_note_pending(to_destination, -(verdict[1] <> 'r')::integer);
+  if published then
+    perform @extschema@.outbox_note_took(array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
+  end if;
   return true;
 end
 $$;

@@ -1,7 +1,7 @@
 //! A struct of atomics in the server's shared memory, made by the postmaster and inherited by every process.
 
 use pgrx::{pg_guard, pg_sys};
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 /// What may lie in shared memory: only atomics, valid when all bytes are zero, nothing to drop.
 ///
@@ -11,6 +11,47 @@ pub unsafe trait Shareable: Sync {}
 
 // SAFETY: it is one; zero is a number.
 unsafe impl Shareable for std::sync::atomic::AtomicU32 {}
+
+/// Whose turn it is to change something in shared memory: one process at a time.
+#[repr(C)]
+pub struct Turn(AtomicU32);
+
+impl Turn {
+    /// `body` must neither raise nor wait: who else wants it turns in circles meanwhile.
+    pub fn alone<T>(&self, body: impl FnOnce() -> T) -> T {
+        let taken = || self.0.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
+        while taken().is_err() {
+            std::thread::yield_now();
+        }
+        let result = body();
+        self.0.store(0, Ordering::Release);
+        result
+    }
+}
+
+/// A short text in shared memory. Who changes it does so in his turn.
+#[repr(C)]
+pub struct ShortText<const BYTES: usize> {
+    length: AtomicU32,
+    bytes: [AtomicU8; BYTES],
+}
+
+impl<const BYTES: usize> ShortText<BYTES> {
+    /// What does not fit is cut off.
+    pub fn set(&self, text: &str) {
+        let text = &text[..text.floor_char_boundary(BYTES)];
+        for (shared, byte) in self.bytes.iter().zip(text.bytes()) {
+            shared.store(byte, Ordering::Relaxed);
+        }
+        self.length.store(text.len() as u32, Ordering::Relaxed);
+    }
+
+    pub fn get(&self) -> String {
+        let length = self.length.load(Ordering::Relaxed) as usize;
+        let bytes = self.bytes.iter().take(length);
+        String::from_utf8_lossy(&bytes.map(|byte| byte.load(Ordering::Relaxed)).collect::<Vec<u8>>()).into_owned()
+    }
+}
 
 pub struct Shared<T: Shareable>(AtomicPtr<T>);
 

@@ -682,13 +682,10 @@ impl Store {
         Ok(Spi::get_one_with_args(&sql, &[retention_s.into(), batch.into()])?.unwrap_or_default())
     }
 
-    /// Removes events that are older and over, looking at `batch` of them after a seq. Returns how far it got, and
-    /// whether more may be old.
-    pub fn trim_events(&self, after: i64, retention_s: i32, batch: i32) -> SpiResult<(i64, bool)> {
-        let sql = format!(
-            "select reached, more from {}.outbox_trim_events($1, $2, $3)",
-            self.schema
-        );
+    /// Calls a function that removes what is older and over, looking at `batch` rows after a seq. Returns how far it got,
+    /// and whether more may be old.
+    pub fn clear_after(&self, function: &str, after: i64, retention_s: i32, batch: i32) -> SpiResult<(i64, bool)> {
+        let sql = format!("select reached, more from {}.{function}($1, $2, $3)", self.schema);
         let args = [after.into(), retention_s.into(), batch.into()];
         let (reached, more) = Spi::get_two_with_args(&sql, &args)?;
         Ok((reached.unwrap_or(after), more.unwrap_or_default()))

@@ -10,12 +10,13 @@ use crate::{payload, publish};
 
 const RETENTION_S: i32 = 30 * 86_400;
 
-const TABLES: [&str; 7] = [
+const TABLES: [&str; 8] = [
     "outbox",
     "outbox_audit",
     "outbox_inbox",
     "outbox_history",
     "outbox_dead",
+    "outbox_attempts_log",
     "outbox_events",
     "outbox_settings",
 ];

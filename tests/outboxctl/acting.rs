@@ -111,6 +111,15 @@ fn retry_and_discard_do_what_was_counted_and_the_audit_says_why() {
         "select jsonb_agg(jsonb_build_array(action, count, reason) order by at) from outbox_audit",
     );
     assert_eq!(audit, json!([["retry", 3, "bound again"], ["discard", 2, "withdrawn"]]));
+    Ctl::new(&cluster, &["retry", "5", "--reason", "one alone", "--yes"])
+        .run()
+        .well();
+    let last = "select reason from outbox_audit order by at desc limit 1";
+    assert_eq!(cluster.query_one::<String>(DB, last), "one alone");
+    let waits = Ctl::new(&cluster, &["retry", "5", "--reason", "again", "--yes"])
+        .run()
+        .failed(1);
+    assert!(waits.contains("no dead letter"), "{waits}");
     let nothing = Ctl::new(&cluster, &["discard", "--type", "B", "--yes"]).run().well();
     assert!(nothing.contains("nothing is changed"), "{nothing}");
 }

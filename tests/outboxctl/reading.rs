@@ -58,6 +58,7 @@ fn list_finds_each_status_where_it_is() {
         (&["--status", "published"], &[6]),
         (&["--status", "discarded"], &[7]),
         (&["--status", "dead", "--status", "published"], &[5, 6]),
+        (&["--status", "dead", "--status", "published", "--limit", "1"], &[5]),
         (&["--newest-first", "--limit", "2"], &[8, 5]),
         (&["--newest-first", "--after", "5"], &[4, 3, 2, 1]),
         (&["--after", "2", "--limit", "2"], &[3, 4]),

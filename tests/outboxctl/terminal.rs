@@ -9,7 +9,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
-use support::{Cluster, wait_for, wait_until};
+use support::{Cluster, process, wait_for, wait_until};
 
 /// A program on a terminal of 80 columns, and whoever sits before it.
 struct Seated {
@@ -146,6 +146,32 @@ fn it_asks_with_the_count_and_does_only_what_is_agreed_to() {
     assert_eq!(code, 0, "{seen}");
     assert!(seen.contains("Retried: 1 message."), "{seen}");
     assert_eq!(dead(&cluster), 0);
+}
+
+#[test]
+fn ctrl_c_is_an_answer() {
+    let cluster = quiet_cluster();
+    dead_letter(&cluster);
+    let mut seated = Seated::start(&["discard", "--type", "T", "-d", &cluster.conn_string(DB)], &[]);
+    seated.wait_to_see("[y/N]");
+    process::signal(seated.child.id(), libc::SIGINT);
+    let (code, seen) = seated.end();
+    assert!(code == 5 && seen.contains("nothing is changed"), "{code} {seen}");
+    assert_eq!(dead(&cluster), 1);
+}
+
+#[test]
+fn no_more_is_changed_than_was_counted() {
+    let cluster = quiet_cluster();
+    dead_letter(&cluster);
+    let string = cluster.conn_string(DB);
+    let mut seated = Seated::start(&["discard", "--type", "T", "-d", &string], &[]);
+    seated.wait_to_see("Discard 1 dead letter? [y/N]");
+    dead_letter(&cluster);
+    seated.type_in("y\n");
+    let (code, seen) = seated.end();
+    assert!(code == 0 && seen.contains("Discarded: 1 dead letter."), "{seen}");
+    assert_eq!(dead(&cluster), 1, "nobody has agreed to the one that came meanwhile");
 }
 
 #[test]

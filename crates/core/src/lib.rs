@@ -24,8 +24,10 @@
 //! - [`cloudevents`]: an event as a CloudEvent; `trace` knows the trace context of W3C.
 //! - [`text`]: text that many messages share.
 //! - [`settle`]: what becomes of a message, given what the broker said.
+//! - [`fault`]: what kind of failure an error text tells of, and which make one group.
 //! - [`backoff`]: how long a failed message waits.
 //! - [`latency`]: how long messages took, counted in buckets.
+//! - [`minutes`]: what was delivered in each of the last minutes.
 
 pub mod backoff;
 pub mod budget;
@@ -33,12 +35,14 @@ pub mod change;
 pub mod cloudevents;
 pub mod engine;
 pub mod envelope;
+pub mod fault;
 pub mod gate;
 pub mod headers;
 pub mod hold;
 pub mod latency;
 pub mod lease;
 pub mod message;
+pub mod minutes;
 pub mod pace;
 pub mod partition;
 pub mod route;

@@ -66,6 +66,66 @@ pub enum Disposition {
     Wait,
 }
 
+/// How many messages ended in one transaction, or failed in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    pub published: u64,
+    /// Failed, and to be tried again.
+    pub retried: u64,
+    /// Failed, and a dead letter.
+    pub dead: u64,
+    /// A dead letter without an attempt.
+    pub expired: u64,
+}
+
+impl Ended {
+    /// From what SQL says of messages that ended in one way: failed attempts, and how many left the outbox.
+    pub fn of(published: i64, failed: i64, gone: i64) -> Self {
+        let count = |count: i64| u64::try_from(count).unwrap_or(0);
+        let (published, failed) = (count(published), count(failed));
+        let buried = count(gone).saturating_sub(published);
+        let dead = failed.min(buried);
+        Self {
+            published,
+            retried: failed - dead,
+            dead,
+            expired: buried - dead,
+        }
+    }
+
+    pub fn note(&mut self, disposition: &Disposition) {
+        match disposition {
+            Disposition::Publish => self.published += 1,
+            Disposition::Retry { .. } => self.retried += 1,
+            Disposition::Dead { .. } => self.dead += 1,
+            Disposition::Expire => self.expired += 1,
+            Disposition::Release { .. } | Disposition::Wait => {}
+        }
+    }
+
+    pub fn add(&mut self, more: Self) {
+        self.published += more.published;
+        self.retried += more.retried;
+        self.dead += more.dead;
+        self.expired += more.expired;
+    }
+
+    /// Attempts that failed.
+    pub fn failed(&self) -> u64 {
+        self.retried + self.dead
+    }
+
+    /// New dead letters.
+    pub fn buried(&self) -> u64 {
+        self.dead + self.expired
+    }
+
+    /// Messages that left the outbox.
+    pub fn gone(&self) -> u64 {
+        self.published + self.buried()
+    }
+}
+
 /// Decides for one message. `attempts_before` counts the charged attempts before this one; `seed` feeds the jitter.
 pub fn decide(outcome: &Outcome, attempts_before: u32, policy: &RetryPolicy, seed: u64) -> Disposition {
     match outcome {
@@ -223,6 +283,39 @@ mod tests {
                 "{outcome:?}"
             );
         }
+    }
+
+    #[test]
+    fn what_ended_is_counted_once_however_it_ended() {
+        let text = String::new();
+        let mut ended = Ended::default();
+        for disposition in [
+            Disposition::Publish,
+            Disposition::Retry {
+                delay_ms: 1,
+                error: text.clone(),
+            },
+            Disposition::Dead { reason: text.clone() },
+            Disposition::Expire,
+            Disposition::Release { reason: text },
+            Disposition::Wait,
+        ] {
+            ended.note(&disposition);
+        }
+        let one_each = Ended {
+            published: 1,
+            retried: 1,
+            dead: 1,
+            expired: 1,
+        };
+        assert_eq!(ended, one_each);
+        assert_eq!((ended.failed(), ended.buried(), ended.gone()), (2, 2, 3));
+        let mut of_relays = Ended::of(1, 0, 1);
+        for more in [Ended::of(0, 1, 0), Ended::of(0, 1, 1), Ended::of(0, 0, 1)] {
+            of_relays.add(more);
+        }
+        assert_eq!(of_relays, one_each);
+        assert_eq!(Ended::of(-1, -1, -1), Ended::default());
     }
 
     #[test]

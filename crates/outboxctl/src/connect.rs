@@ -280,6 +280,7 @@ async fn open_once(
         tls,
     };
     begin(client, stop, target, wanted).await.map_err(|mut failure| {
+        failure.code = Code::CannotConnect;
         failure.message = format!("{}: {}", place_in_words(host), failure.message);
         last(failure)
     })

@@ -558,7 +558,8 @@ mod tests {
 
     #[test]
     fn a_filter_that_few_meet_does_not_go_lane_by_lane() {
-        let by_lane = |args: &[&str]| current(&filter(args), true, &mut Statement::default()).contains("lateral");
+        let by_lane =
+            |args: &[&str]| current(&filter(args), true, &mut Statement::default()).contains("cross join lateral");
         assert!(by_lane(&[]) && by_lane(&["--status", "pending", "--destination", "d", "--partition", "p01"]));
         assert!(!by_lane(&["--status", "in-flight"]) && !by_lane(&["--key", "k"]) && !by_lane(&["--type", "T"]));
     }

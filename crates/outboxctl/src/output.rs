@@ -109,7 +109,7 @@ fn fit(text: &str, columns: usize) -> String {
     fitted
 }
 
-/// Rows under headings. On a terminal the last column gives way, so that a row is a line.
+/// Rows under headings. On a terminal texts give way, so that a row is a line.
 pub struct Table {
     columns: Vec<Column>,
     rows: Vec<Vec<Cell>>,
@@ -182,11 +182,9 @@ impl Table {
             cells.max().unwrap_or(0).max(width(self.columns[index].heading))
         };
         let mut widths: Vec<usize> = shown.iter().map(|index| widest(*index)).collect();
-        // Half a number would be another number.
-        let gives_way = shown.last().is_some_and(|last| !self.columns[*last].right);
-        if let (Some(columns), true, Some((last, before))) = (columns, gives_way, widths.split_last_mut()) {
-            let used: usize = before.iter().map(|width| width + 2).sum();
-            *last = (*last).min(columns.saturating_sub(used).max(10));
+        if let Some(columns) = columns {
+            let right: Vec<bool> = shown.iter().map(|index| self.columns[*index].right).collect();
+            narrow(&mut widths, &right, columns);
         }
         let line = |texts: Vec<(&str, Option<Colour>)>| {
             let mut line = String::new();
@@ -220,6 +218,26 @@ impl Table {
             text.push_str(&line(cells.collect()));
         }
         text
+    }
+}
+
+/// Takes from texts what a line has not room for: first from the last one, then from the longest. Half a number would be another
+/// number, so numbers stay whole.
+fn narrow(widths: &mut [usize], right: &[bool], columns: usize) {
+    const OF_THE_LAST: usize = 24;
+    const OF_ANY: usize = 12;
+    while widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1) > columns {
+        let last = widths.len() - 1;
+        let gives = match widths[last] > OF_THE_LAST && !right[last] {
+            true => Some(last),
+            false => (0..widths.len())
+                .filter(|index| !right[*index])
+                .max_by_key(|index| widths[*index]),
+        };
+        match gives {
+            Some(index) if widths[index] > OF_ANY => widths[index] -= 1,
+            _ => return,
+        }
     }
 }
 
@@ -309,12 +327,29 @@ mod tests {
     }
 
     #[test]
-    fn on_a_terminal_the_last_column_gives_way() {
+    fn on_a_terminal_texts_give_way_and_numbers_do_not() {
         let text = table().lines(Some(30), false);
         assert!(text.lines().all(|line| width(line) <= 30), "{text}");
         assert!(text.contains("a long text tha…"), "{text}");
         // However narrow it is, something of each row is seen.
-        assert!(table().lines(Some(5), false).contains("a long te…"));
+        assert!(table().lines(Some(5), false).contains("a long text…"));
+    }
+
+    #[test]
+    fn the_longest_text_gives_way_where_the_last_one_is_not_enough() {
+        let narrowed = |widths: &[usize], right: &[bool], columns| {
+            let mut widths = widths.to_vec();
+            narrow(&mut widths, right, columns);
+            widths
+        };
+        let texts = [false; 3];
+        assert_eq!(narrowed(&[10, 20, 30], &texts, 80), [10, 20, 30]);
+        assert_eq!(narrowed(&[10, 20, 60], &texts, 80), [10, 20, 46]);
+        assert_eq!(narrowed(&[10, 60, 60], &texts, 80), [10, 42, 24]);
+        assert_eq!(narrowed(&[10, 60, 8], &[false, false, true], 60), [10, 38, 8]);
+        assert_eq!(narrowed(&[40, 40], &[true, true], 60), [40, 40]);
+        assert_eq!(narrowed(&[60], &[false], 0), [12]);
+        assert_eq!(narrowed(&[], &[], 0), [0; 0]);
     }
 
     #[test]

@@ -267,7 +267,7 @@ async fn counted_first(
         )?;
         return Ok(ExitCode::SUCCESS);
     }
-    consent.ask(&format!("{} {what}?", capitalised(verb)))?;
+    consent.ask(&format!("{} {what}?", capitalised(verb))).await?;
     // What came meanwhile was not counted, so nobody has agreed to it.
     let agreed = i32::try_from(found).ok().or(criteria.max_rows());
     let done = call().run(&session, agreed, &consent.reason, false).await?;
@@ -307,26 +307,39 @@ fn capitalised(verb: &str) -> &'static str {
 
 impl Consent {
     /// Asks, unless that was answered beforehand. Who cannot be asked has not agreed.
-    fn ask(&self, question: &str) -> Result<(), Failure> {
+    async fn ask(&self, question: &str) -> Result<(), Failure> {
         if self.yes {
             return Ok(());
         }
         if !stdin().is_terminal() || !stderr().is_terminal() {
-            return Err(Failure::new(
-                Code::Refused,
-                format!("{question} There is no terminal to ask on; nothing is changed."),
-            )
-            .hint("Say --yes, or look first with --dry-run."));
+            let message = format!("{question} There is no terminal to ask on; nothing is changed.");
+            return Err(Failure::new(Code::Refused, message).hint("Say --yes, or look first with --dry-run."));
         }
         eprint!("{question} [y/N] ");
-        let mut answer = String::new();
-        let read = stderr().flush().and_then(|()| stdin().lock().read_line(&mut answer));
-        match read {
-            Ok(_) if ["y", "yes"].contains(&answer.trim().to_lowercase().as_str()) => Ok(()),
-            _ => Err(Failure::new(Code::Refused, "you did not agree; nothing is changed")),
+        let _ = stderr().flush();
+        let answer = tokio::task::spawn_blocking(|| {
+            let mut answer = String::new();
+            stdin()
+                .lock()
+                .read_line(&mut answer)
+                .map(|_| answer.trim().to_lowercase())
+        });
+        let answer = tokio::select! {
+            answer = answer => answer,
+            // A statement that can be cancelled has taken Ctrl-C from the system; and a read that has begun cannot be taken back.
+            _ = tokio::signal::ctrl_c() => {
+                eprintln!("\noutboxctl: {NOT_AGREED}");
+                std::process::exit(i32::from(Code::Refused as u8));
+            }
+        };
+        match answer {
+            Ok(Ok(answer)) if answer == "y" || answer == "yes" => Ok(()),
+            _ => Err(Failure::new(Code::Refused, NOT_AGREED)),
         }
     }
 }
+
+const NOT_AGREED: &str = "you did not agree; nothing is changed";
 
 // ---- one by one -----------------------------------------------------------------------------------------------------
 
@@ -350,7 +363,9 @@ async fn by_seq(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCo
             ),
         );
     } else if !chosen.is_empty() {
-        args.consent.ask(&format!("{} {what}?", capitalised(verb.word())))?;
+        args.consent
+            .ask(&format!("{} {what}?", capitalised(verb.word())))
+            .await?;
         for (seq, destination) in &chosen {
             let problem = act(&session, verb, *seq, destination, &args.consent.reason).await?;
             results
@@ -419,13 +434,19 @@ async fn act(
     reason: &Option<String>,
 ) -> Result<Option<String>, Failure> {
     let client = &session.client;
-    let done = match verb {
-        Verb::Retry => {
+    let done = match (verb, reason) {
+        (Verb::Retry, None) => {
+            let sql = "select outbox_retry($1, $2)";
+            session.until_done(client.query_one(sql, &[&seq, &destination])).await
+        }
+        // Only the function for many takes a reason to the audit.
+        (Verb::Retry, Some(reason)) => {
+            let sql = "select outbox_retry_where(destination => $2, seq_from => $1, seq_to => $1, reason => $3, dry_run => false) > 0";
             session
-                .until_done(client.query_one("select outbox_retry($1, $2)", &[&seq, &destination]))
+                .until_done(client.query_one(sql, &[&seq, &destination, reason]))
                 .await
         }
-        Verb::Discard => {
+        (Verb::Discard, _) => {
             let sql = "select outbox_discard($1, $2, $3)";
             session
                 .until_done(client.query_one(sql, &[&seq, &destination, reason]))
@@ -435,6 +456,9 @@ async fn act(
     match done {
         Ok(row) if row.get(0) => Ok(None),
         Ok(_) => Ok(Some(match verb {
+            Verb::Retry if reason.is_some() => {
+                "it is no dead letter, and only with those a reason is written down".into()
+            }
             Verb::Retry => "it is in flight, has ended, or waits behind another of its key".into(),
             Verb::Discard => "it has ended, or there is none".into(),
         })),

@@ -20,9 +20,10 @@ pub fn password(question: &str) -> Result<String, Failure> {
                 .hint("Put it into ~/.pgpass, or into a file that PGPASSFILE names."),
         );
     }
+    // Before the question: who types at once would see it.
+    let _raw = Raw::enter().map_err(failed)?;
     eprint!("{question}");
     stderr().flush().map_err(failed)?;
-    let _raw = Raw::enter().map_err(failed)?;
     let mut typed = String::new();
     loop {
         let Event::Key(key) = read().map_err(failed)? else {

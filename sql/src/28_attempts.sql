@@ -1,0 +1,64 @@
+-- What failed at each attempt of a message, kept while the message is, and told to shared memory for outbox_errors. Written
+-- by the settle of failures, so what is published at the first attempt costs nothing here.
+
+create table @extschema@.outbox_attempts_log (
+  seq         bigint      not null,
+  destination text collate "C" not null,
+  at          timestamptz not null,
+  attempt     integer     not null,
+  outcome     text        not null check (outcome in ('retried', 'dead')),
+  error       text,
+  worker_id   text,
+  primary key (seq, destination, at)
+);
+comment on table @extschema@.outbox_attempts_log is
+  'Attempts that failed, the last 20 of each message. Kept as long as the message waits or is dead, else for outbox.retention.';
+select pg_catalog.pg_extension_config_dump('@extschema@.outbox_attempts_log', '');
+
+create function @extschema@.outbox_note_fault(destination text, error text, is_dead boolean, seq bigint, count bigint)
+returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_fault_wrapper';
+comment on function @extschema@.outbox_note_fault(text, text, boolean, bigint, bigint) is
+  'Internal: at COMMIT, tells outbox_errors of so many messages that failed, the last of them seq (NULL = unknown).';
+
+create function @extschema@.outbox_note_failed(failed @extschema@.outbox_attempts_log[])
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on set jit = off as $$
+begin
+  perform @extschema@.outbox_note_fault(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
+  from unnest(failed) f group by f.destination, f.error, f.outcome <> 'retried';
+  -- One that has expired spent no attempt.
+  insert into @extschema@.outbox_attempts_log select f.* from unnest(failed) f where f.outcome <> 'expired'
+  on conflict do nothing;
+  delete from @extschema@.outbox_attempts_log l
+  using unnest(failed) f cross join lateral (
+    select x.at from @extschema@.outbox_attempts_log x
+    where x.seq = f.seq and x.destination = f.destination order by x.at desc offset 20 limit 1) old
+  where l.seq = f.seq and l.destination = f.destination and l.at <= old.at;
+end
+$$;
+comment on function @extschema@.outbox_note_failed(@extschema@.outbox_attempts_log[]) is
+  'Internal: part of a settle in which messages failed or expired.';
+
+create function @extschema@.outbox_trim_attempts(
+  after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
+  out reached bigint, out removed bigint, out more boolean
+) language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set plan_cache_mode = force_generic_plan set jit = off as $$
+declare
+  seen bigint;
+  first bigint;
+  last bigint;
+begin
+  select count(*), min(x.seq), max(x.seq) into seen, first, last
+  from (select l.seq from @extschema@.outbox_attempts_log l where l.seq > after order by l.seq limit batch) x;
+  delete from @extschema@.outbox_attempts_log l
+  where l.seq between first and last and l.at < moment - make_interval(secs => retention_s)
+    and (l.seq, l.destination) not in (select u.seq, u.destination from @extschema@.outbox_unended(first, last) u);
+  get diagnostics removed = row_count;
+  reached := coalesce(last, after);
+  more := seen = batch;
+end
+$$;
+comment on function @extschema@.outbox_trim_attempts(bigint, integer, integer, timestamptz) is
+  'Looks at up to batch failed attempts after a seq and removes those that are older than retention_s and of which the message neither waits nor is dead. Returns how far it got and whether more may be old beyond.';

@@ -1,0 +1,545 @@
+//! Do the views for dashboards say what happened? outbox_throughput, outbox_errors, outbox_attempts and outbox_ticks on a
+//! real Postgres, against what consumers got.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use common::{
+    DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, unconnected_cluster, wait_drained,
+    wait_published, wait_true,
+};
+use postgres::Client;
+use serde_json::Value;
+use support::{Broker, Cluster, Receiver, Reply, StopMode, fresh_names};
+
+/// A destination whose exchange hands on what has the type "Good" to the queue that is returned.
+fn picky_destination(cluster: &Cluster, broker: &Broker, name: &str, max_attempts: u32) -> String {
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, Value::Null);
+    broker.bind(&queue, &exchange, "Good");
+    cluster.exec(
+        DB,
+        &format!(
+            "create server {name} foreign data wrapper outbox_amqp
+             options (exchange '{exchange}', routing_key '{{type}}', max_attempts '{max_attempts}')"
+        ),
+    );
+    wait_true(
+        cluster,
+        &format!("{name} to be connected"),
+        &format!("select state = 'connected' from outbox_destination_status where destination = '{name}'"),
+    );
+    queue
+}
+
+fn publish(cluster: &Cluster, destination: &str, kind: &str, count: usize) {
+    cluster.exec(
+        DB,
+        &format!(
+            "select outbox_publish('{kind}', '{{}}', destination => '{destination}') from generate_series(1, {count})"
+        ),
+    );
+}
+
+/// A server whose default destination is paused for a relay, and that knows of its databases.
+fn relay_cluster(conf: &[&str]) -> Cluster {
+    let builder = Cluster::builder().conf("outbox.workers = 0");
+    let cluster = conf.iter().fold(builder, |builder, line| builder.conf(line)).start();
+    cluster.exec(DB, "create extension outbox; select outbox_pause()");
+    wait_true(&cluster, "the counters", "select outbox_minutes() is not null");
+    cluster
+}
+
+/// Claims a message as a relay does; returns its seq and token.
+fn fetch(relay: &mut Client) -> (i64, i64) {
+    let row = relay.query_one("select seq, claim_token from outbox_fetch_unpublished(1)", &[]);
+    let row = row.expect("a message");
+    (row.get(0), row.get(1))
+}
+
+fn fail(relay: &mut Client, (seq, token): (i64, i64), error: &str) {
+    let row = relay.query_one("select outbox_mark_failed($1, $2, $3)", &[&seq, &token, &error]);
+    assert!(row.expect("mark failed").get::<_, bool>(0));
+}
+
+/// [published, retried, failed] of all minutes.
+fn sums(cluster: &Cluster, database: &str) -> [i64; 3] {
+    cluster
+        .query_one::<Vec<i64>>(
+            database,
+            "select array[sum(published), sum(retried), sum(failed)]::bigint[] from outbox_throughput",
+        )
+        .try_into()
+        .expect("three sums")
+}
+
+fn texts(cluster: &Cluster, database: &str, sql: &str) -> Vec<String> {
+    let rows = cluster.connect(database).query(sql, &[]).expect(sql);
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+/// Each group as "destination kind count message", by that text.
+fn errors(cluster: &Cluster, database: &str) -> Vec<String> {
+    let sql = "select format('%s %s %s %s', destination, kind, count, message) from outbox_errors order by 1";
+    texts(cluster, database, sql)
+}
+
+/// Waits until so many failures are told of: a moment after their transaction is seen.
+fn wait_for_failures(cluster: &Cluster, count: u32) {
+    wait_true(
+        cluster,
+        &format!("{count} failures in outbox_errors"),
+        &format!("select coalesce(sum(count), 0) >= {count} from outbox_errors"),
+    );
+}
+
+// ---- outbox_throughput ----------------------------------------------------------------------------------------------
+
+#[test]
+fn the_minutes_add_up_to_what_consumers_got_and_what_failed_whoever_counted_it() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let conf = ["outbox.retry_backoff = '10ms'", "outbox.workers = 3"];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    let picky = picky_destination(&cluster, broker, "orders", 3);
+    assert_eq!(sums(&cluster, DB), [0; 3]);
+    for _ in 0..20 {
+        publish(&cluster, "default", "Any", 40);
+        publish(&cluster, "orders", "Good", 7);
+    }
+    publish(&cluster, "orders", "Bad", 5);
+    wait_drained(&cluster);
+    wait_published(&cluster, 20 * 47);
+    wait_true(
+        &cluster,
+        "the workers to have counted",
+        "select sum(published_total) = 940 and sum(dead_total) = 5 from outbox_destination_status",
+    );
+    let got = all_of(broker, &queue).len() + all_of(broker, &picky).len();
+    assert_eq!(sums(&cluster, DB), [got as i64, 10, 5]); // each bad one was tried three times
+    let shape: String = cluster.query_one(
+        DB,
+        "select format('%s %s %s %s', count(*), max(minute) - min(minute),
+                       max(minute) = date_trunc('minute', clock_timestamp()),
+                       array_agg(minute) = array_agg(minute order by minute)) from outbox_throughput",
+    );
+    assert!(shape == "61 01:00:00 t t" || shape == "61 01:00:00 f t", "{shape}"); // f: a minute began in between
+    let odd: i64 = cluster.query_one(
+        DB,
+        "select count(*) from outbox_throughput
+         where published < 0 or (published > 0) <> (p95_ms is not null) or p95_ms <= 0",
+    );
+    assert_eq!(
+        odd, 0,
+        "a minute with a p95 and nothing published, or the other way round"
+    );
+}
+
+#[test]
+fn the_p95_of_a_minute_is_what_the_slow_ones_took() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    cluster.exec(DB, "select outbox_pause()");
+    wait_true(
+        &cluster,
+        "the worker to pause",
+        "select state = 'paused' from outbox_connections",
+    );
+    publish(&cluster, "default", "Slow", 3);
+    wait_true(
+        &cluster,
+        "the messages to wait",
+        "select oldest_pending_age > interval '700 ms' from outbox_status",
+    );
+    cluster.exec(DB, "select outbox_resume()");
+    wait_published(&cluster, 3);
+    wait_true(
+        &cluster,
+        "the worker to have counted",
+        "select sum(published) = 3 from outbox_throughput",
+    );
+    // Where nothing else was confirmed the figures of the destination are of the same messages.
+    let (minute, all): (f64, f64) = {
+        let row = cluster.connect(DB).query_one(
+            "select (select max(p95_ms) from outbox_throughput),
+                    (select p95_ms::float8 from outbox_destination_status where destination = 'default')",
+            &[],
+        );
+        let row = row.expect("p95");
+        (row.get(0), row.get(1))
+    };
+    assert!(minute > 700.0 / 1.26, "{minute}");
+    assert!(
+        (0.79..1.26).contains(&(minute / all)),
+        "{minute}, and of the destination {all}"
+    );
+}
+
+#[test]
+fn what_relays_end_is_counted_when_they_commit_and_not_before() {
+    let cluster = relay_cluster(&[
+        "outbox.max_attempts = 2",
+        "outbox.retry_backoff = '1ms'",
+        "outbox.on_dead = skip",
+    ]);
+    publish(&cluster, "default", "T", 2);
+    let mut relay = cluster.connect(DB);
+    let (held, second) = (fetch(&mut relay), fetch(&mut relay));
+    relay.batch_execute("begin").expect("begin");
+    fail(&mut relay, held, "rolled back");
+    assert_eq!(sums(&cluster, DB), [0; 3]);
+    relay.batch_execute("rollback").expect("rollback");
+    assert_eq!(sums(&cluster, DB), [0; 3]);
+    relay.batch_execute("begin; savepoint s").expect("begin");
+    fail(&mut relay, held, "rolled back");
+    relay.batch_execute("rollback to s; savepoint s").expect("rollback");
+    fail(&mut relay, held, "no luck");
+    relay.batch_execute("release s; commit").expect("commit");
+    assert_eq!(sums(&cluster, DB), [0, 1, 0]);
+    let row = relay.query_one("select outbox_mark_published($1, $2)", &[&second.0, &second.1]);
+    assert!(row.expect("mark published").get::<_, bool>(0));
+    assert_eq!(sums(&cluster, DB), [1, 1, 0]);
+    let in_time = "select max(p95_ms) between 0.1 and 3600000 and count(p95_ms) = 1 from outbox_throughput";
+    assert!(cluster.query_one::<bool>(DB, in_time), "of a relay too");
+    wait_true(
+        &cluster,
+        "the failed one to be due",
+        "select bool_and(due_at < clock_timestamp()) from outbox_waiting",
+    );
+    let again = fetch(&mut relay);
+    assert_eq!(again.0, held.0);
+    fail(&mut relay, again, "no luck");
+    assert_eq!(sums(&cluster, DB), [1, 1, 1]);
+    // One cause, whether or not it was the last attempt.
+    assert_eq!(errors(&cluster, DB), ["default failed 2 no luck"]);
+    let attempts =
+        "select format('%s %s %s %s', attempt, outcome, error, worker_id is null) from outbox_attempts order by at";
+    assert_eq!(
+        texts(&cluster, DB, attempts),
+        ["1 retried no luck t", "2 dead no luck (after 2 attempts) t"]
+    );
+}
+
+#[test]
+fn an_expired_message_is_a_failure_of_its_minute_and_no_attempt() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    cluster.exec(DB, "select outbox_pause()");
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', expires_at => clock_timestamp() + interval '100 ms')",
+    );
+    wait_true(&cluster, "a dead letter", "select exists (select from outbox_dead)");
+    wait_true(
+        &cluster,
+        "the worker to have counted",
+        "select sum(failed) = 1 from outbox_throughput",
+    );
+    assert_eq!(sums(&cluster, DB), [0, 0, 1]);
+    wait_for_failures(&cluster, 1);
+    assert_eq!(
+        errors(&cluster, DB),
+        ["default expired 1 expired: it was not sent in time"]
+    );
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_attempts"), 0);
+}
+
+#[test]
+fn a_restart_forgets_the_figures_and_keeps_the_attempts() {
+    let cluster = relay_cluster(&["outbox.max_attempts = 1"]);
+    publish(&cluster, "default", "T", 1);
+    let mut relay = cluster.connect(DB);
+    let held = fetch(&mut relay);
+    fail(&mut relay, held, "no luck");
+    assert_eq!(sums(&cluster, DB), [0, 0, 1]);
+    let before: String = cluster.query_one(DB, "select stats_reset::text from outbox_status");
+    drop(relay);
+    cluster.stop(StopMode::Immediate);
+    cluster.start_again();
+    wait_true(&cluster, "the counters", "select outbox_minutes() is not null");
+    assert_eq!(sums(&cluster, DB), [0; 3]);
+    assert_eq!(errors(&cluster, DB), Vec::<String>::new());
+    assert!(cluster.query_one::<bool>(DB, &format!("select stats_reset > '{before}' from outbox_status")));
+    assert_eq!(texts(&cluster, DB, "select outcome from outbox_attempts"), ["dead"]);
+}
+
+// ---- outbox_errors --------------------------------------------------------------------------------------------------
+
+#[test]
+fn failures_of_one_cause_make_one_row_and_what_goes_well_makes_none() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.retry_backoff = '10ms'"]);
+    picky_destination(&cluster, broker, "orders", 3);
+    publish(&cluster, "default", "Any", 20);
+    publish(&cluster, "orders", "Good", 20);
+    wait_published(&cluster, 40);
+    assert_eq!(errors(&cluster, DB), Vec::<String>::new());
+    publish(&cluster, "orders", "Bad", 4);
+    cluster.exec(DB, "select outbox_enqueue(555, 'k'), outbox_enqueue(70123, 'other')"); // whose events are missing
+    wait_drained(&cluster);
+    wait_for_failures(&cluster, 14);
+    assert_eq!(
+        errors(&cluster, DB),
+        [
+            "default unsendable 2 the event store has no event with seq #",
+            "orders unroutable 12 unroutable: 312 NO_ROUTE",
+        ]
+    );
+    let of_each =
+        "select bool_and(exists (select from outbox_dead d where d.seq = e.last_seq and d.destination = e.destination))
+                   from outbox_errors e";
+    assert!(
+        cluster.query_one::<bool>(DB, of_each),
+        "the last message is one of those that failed"
+    );
+    assert!(cluster.query_one::<bool>(
+        DB,
+        "select bool_and(first_at <= last_at and last_at <= clock_timestamp()) from outbox_errors"
+    ));
+    // The most recent first.
+    publish(&cluster, "orders", "Bad", 1);
+    wait_for_failures(&cluster, 17);
+    assert_eq!(
+        texts(&cluster, DB, "select destination || ' ' || count from outbox_errors"),
+        ["orders 15", "default 2"]
+    );
+}
+
+#[test]
+fn a_destination_that_is_down_is_among_the_failures_once_each_time() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    drop(listener);
+    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{port}"), "nowhere", &[]);
+    wait_true(
+        &cluster,
+        "the destination to be down",
+        "select bool_or(state = 'down') from outbox_destination_status",
+    );
+    wait_for_failures(&cluster, 1);
+    let found = errors(&cluster, DB);
+    assert!(
+        found.len() == 1 && found[0].starts_with("default unreachable 1 ") && found[0].contains("Connection refused"),
+        "{found:?}"
+    );
+    assert!(cluster.query_one::<bool>(DB, "select last_seq is null from outbox_errors"));
+}
+
+#[test]
+fn the_rows_are_bounded_in_number_and_length_and_the_oldest_goes() {
+    let cluster = relay_cluster(&["outbox.max_attempts = 1", "outbox.on_dead = skip"]);
+    publish(&cluster, "default", "T", 121);
+    let mut relay = cluster.connect(DB);
+    for n in 0..120_u8 {
+        let word: String = [b'a' + n / 26, b'a' + n % 26].map(char::from).iter().collect();
+        let held = fetch(&mut relay);
+        fail(&mut relay, held, &format!("cause {word}"));
+    }
+    let found = errors(&cluster, DB);
+    assert_eq!(found.len(), 100);
+    let of = |found: &[String], word: &str| found.iter().any(|line| line.ends_with(&format!("cause {word}")));
+    assert!(of(&found, "ep") && of(&found, "au") && !of(&found, "at"), "{found:?}"); // of 0 to 119 the last 100
+    let held = fetch(&mut relay);
+    fail(&mut relay, held, &"ä".repeat(300));
+    let longest: i32 = cluster.query_one(DB, "select max(length(message)) from outbox_errors");
+    assert!((90..=200).contains(&longest), "{longest} characters");
+    assert_eq!(errors(&cluster, DB).len(), 100);
+}
+
+#[test]
+fn other_databases_have_their_own_figures_and_a_new_extension_has_none() {
+    let cluster = relay_cluster(&["outbox.max_attempts = 1"]);
+    cluster.exec(DB, "create database shop");
+    cluster.exec("shop", "create extension outbox; select outbox_pause()");
+    support::wait_until("the counters of the other database", common::LONG, || {
+        cluster.query_one::<bool>("shop", "select outbox_minutes() is not null")
+    });
+    cluster.exec("shop", "select outbox_publish('T', '{}')");
+    let mut relay = cluster.connect("shop");
+    let held = fetch(&mut relay);
+    fail(&mut relay, held, "no luck");
+    assert_eq!(sums(&cluster, "shop"), [0, 0, 1]);
+    assert_eq!(errors(&cluster, "shop"), ["default failed 1 no luck"]);
+    assert_eq!(sums(&cluster, DB), [0; 3]);
+    assert_eq!(errors(&cluster, DB), Vec::<String>::new());
+    cluster.exec("shop", "drop extension outbox; create extension outbox");
+    assert_eq!(errors(&cluster, "shop"), Vec::<String>::new());
+}
+
+// ---- outbox_attempts ------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_message_that_fails_three_times_and_then_succeeds_shows_three_attempts() {
+    let asked = AtomicUsize::new(0);
+    let receiver = Receiver::start(move |_| match asked.fetch_add(1, Ordering::SeqCst) {
+        0..3 => Reply::status(500),
+        _ => Reply::status(200),
+    });
+    let conf = ["outbox.http_allow = '127.0.0.1'", "outbox.retry_backoff = '10ms'"];
+    let cluster = unconnected_cluster("", "nowhere", &conf);
+    let url = receiver.url("/in");
+    cluster.exec(
+        DB,
+        &format!("create server hook foreign data wrapper outbox_http options (url '{url}')"),
+    );
+    publish(&cluster, "hook", "T", 1);
+    wait_published(&cluster, 1);
+    let attempts = "select format('%s %s %s %s %s %s', a.seq, a.destination, a.attempt, a.outcome, a.worker_id,
+                                  a.at between h.enqueued_at and h.published_at)
+                    from outbox_attempts a left join outbox_history h on h.seq = a.seq order by a.at";
+    let three = [
+        "1 hook 1 retried server-1 t",
+        "1 hook 2 retried server-1 t",
+        "1 hook 3 retried server-1 t",
+    ];
+    assert_eq!(texts(&cluster, DB, attempts), three);
+    let said = "select distinct error from outbox_attempts";
+    assert_eq!(texts(&cluster, DB, said), ["HTTP 500 Internal Server Error"]);
+    publish(&cluster, "hook", "T", 1);
+    wait_published(&cluster, 2);
+    assert_eq!(texts(&cluster, DB, attempts), three, "one that goes at once has none");
+    let history = "select string_agg(attempts::text, ' ' order by seq) from outbox_history";
+    assert_eq!(cluster.query_one::<String>(DB, history), "4 1");
+    wait_for_failures(&cluster, 3);
+    assert_eq!(sums(&cluster, DB), [2, 3, 0]);
+    assert_eq!(errors(&cluster, DB), ["hook failed 3 HTTP 500 Internal Server Error"]);
+}
+
+#[test]
+fn the_last_twenty_attempts_are_kept_as_long_as_the_message_and_go_with_it() {
+    let cluster = relay_cluster(&[
+        "outbox.max_attempts = 26",
+        "outbox.retry_backoff = '1ms'",
+        "outbox.retry_backoff_max = '1ms'",
+    ]);
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', 'customer', 'mallory'), outbox_publish('T', '{}', 'customer', 'bob')",
+    );
+    let mut relay = cluster.connect(DB);
+    let mut tried = 0;
+    while tried < 52 {
+        let due = "select exists (select from outbox) or exists (select from outbox_waiting where due_at <= clock_timestamp())";
+        wait_true(&cluster, "a message to be due", due);
+        let held = fetch(&mut relay);
+        fail(&mut relay, held, "no luck with seq 7");
+        tried += 1;
+    }
+    let kept = "select format('%s %s %s %s', seq, count(*), min(attempt), max(attempt)) from outbox_attempts group by seq order by seq";
+    assert_eq!(texts(&cluster, DB, kept), ["1 20 7 26", "2 20 7 26"]);
+    let last = "select outcome from outbox_attempts where attempt = 26";
+    assert_eq!(texts(&cluster, DB, last), ["dead", "dead"]);
+
+    // A dead letter keeps its attempts however old they are.
+    let trim = "select removed from outbox_trim_attempts(0, 60, 1000, clock_timestamp() + interval '1 hour')";
+    assert_eq!(cluster.query_one::<i64>(DB, trim), 0);
+    cluster.exec(DB, "select outbox_discard(1)");
+    let early = "select removed from outbox_trim_attempts(0, 60, 1000)";
+    assert_eq!(cluster.query_one::<i64>(DB, early), 0);
+    let in_pieces = "select format('%s %s %s', reached, removed, more) from outbox_trim_attempts(0, 60, 10, clock_timestamp() + interval '1 hour')";
+    assert_eq!(texts(&cluster, DB, in_pieces), ["1 20 t"]);
+    assert_eq!(texts(&cluster, DB, kept), ["2 20 7 26"]);
+
+    // Erasure.
+    let purged =
+        "select rows from outbox_purge('customer', 'bob', dry_run => false) where place = 'outbox_attempts_log'";
+    assert_eq!(cluster.query_one::<i64>(DB, &purged.replace("false", "true")), 20);
+    assert_eq!(cluster.query_one::<i64>(DB, purged), 20);
+    assert_eq!(texts(&cluster, DB, kept), Vec::<String>::new());
+}
+
+#[test]
+fn the_worker_removes_old_attempts_with_the_history() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    cluster.exec(
+        DB,
+        "insert into outbox_attempts_log
+         select n, 'default', now() - n * interval '10 days', 1, 'retried', 'no luck', null from generate_series(1, 5) n;
+         insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, reason)
+         values (5, now(), 1, 0, 'default', 'no luck');
+         alter database postgres set outbox.retention = '25 d'",
+    );
+    wait_true(
+        &cluster,
+        "the old ones to go",
+        "select array_agg(seq order by seq) = '{1,2,5}' from outbox_attempts",
+    );
+}
+
+// ---- outbox_ticks ---------------------------------------------------------------------------------------------------
+
+#[test]
+fn the_ticks_of_the_workers_add_up_and_have_the_keys_of_a_tick() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let conf = ["outbox.retry_backoff = '10ms'", "outbox.workers = 2"];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    picky_destination(&cluster, broker, "orders", 3);
+    publish(&cluster, "default", "Any", 50);
+    publish(&cluster, "orders", "Bad", 2);
+    wait_drained(&cluster);
+    wait_published(&cluster, 50);
+    wait_true(
+        &cluster,
+        "the ticks to be told of",
+        "select coalesce(sum(claimed) = 56 and sum(published) = 50 and sum(failed) = 6, false) from outbox_ticks",
+    );
+    // Both have taken their leases in one of them.
+    let shares =
+        "select format('%s %s', worker_id, sum(leased_count) > 0) from outbox_ticks group by worker_id order by 1";
+    assert_eq!(texts(&cluster, DB, shares), ["server-1 t", "server-2 t"]);
+    let columns = "select attname::text from pg_attribute where attrelid = 'outbox_ticks'::regclass and attnum > 2";
+    let columns: BTreeSet<String> = texts(&cluster, DB, columns).into_iter().collect();
+    let keys: BTreeSet<String> = texts(&cluster, DB, "select jsonb_object_keys(outbox_tick())")
+        .into_iter()
+        .collect();
+    assert_eq!(columns, keys);
+    assert_eq!(keys.len(), 13);
+    let odd: i64 = cluster.query_one(
+        DB,
+        "select count(*) from outbox_ticks
+         where claimed + published + failed + purged_stale + leased_count + released_count = 0 or duration_ms < 0
+            or at > clock_timestamp() or active_workers not in (1, 2) or ts::timestamptz <> date_trunc('second', at)",
+    );
+    assert_eq!(odd, 0, "a tick that did nothing, or at no time");
+}
+
+#[test]
+fn the_ticks_of_a_worker_are_bounded_and_the_oldest_goes() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let mut client = cluster.connect(DB);
+    for n in 1..=130 {
+        client
+            .batch_execute("select outbox_publish('T', '{}')")
+            .expect("publish");
+        wait_published(&cluster, n);
+    }
+    wait_true(
+        &cluster,
+        "120 ticks",
+        "select count(*) = 120 and min(leased_count) = 0 and max(leased_count) = 0 from outbox_ticks",
+    );
+}
+
+// ---- without the library --------------------------------------------------------------------------------------------
+
+#[test]
+fn without_preload_the_views_are_empty_and_health_says_why() {
+    let cluster = Cluster::builder().preload(false).start();
+    cluster.exec(DB, "create extension outbox");
+    for view in ["outbox_throughput", "outbox_errors", "outbox_attempts", "outbox_ticks"] {
+        let rows: i64 = cluster.query_one(DB, &format!("select count(*) from {view}"));
+        assert_eq!(rows, 0, "{view}");
+    }
+    assert!(!common::health(&cluster, "preload").0);
+}
