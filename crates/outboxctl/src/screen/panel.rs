@@ -126,7 +126,11 @@ fn heights(panels: &[Panel], room: u16) -> Vec<u16> {
     let mut order: Vec<usize> = (0..panels.len()).collect();
     order.sort_by_key(|i| !panels[*i].has_focus);
     for i in order {
-        let least = panels[i].least();
+        // Who moves in a list is to see some of it.
+        let least = match panels[i].has_focus {
+            true => panels[i].least().max((room * 2 / 5).min(panels[i].height())),
+            false => panels[i].least(),
+        };
         if least <= left {
             heights[i] = least;
             left -= least;

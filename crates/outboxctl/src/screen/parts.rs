@@ -140,14 +140,14 @@ pub fn summary(snapshot: &Snapshot, width: usize, theme: Theme) -> Panel {
             format!("{owned} of {}", partitions.len()),
             alarm_if(owned == 0 && !partitions.is_empty()),
         ),
-        ("heartbeat", known(heartbeat_s, age), plain),
-        ("p95", known(p95_ms, ms), plain),
         ("publ/s", known(status.published_per_s, rate), plain),
         (
             "fail/s",
             known(status.failed_per_s, rate),
             alarm_if(status.failed_per_s.unwrap_or(0.0) > 0.0),
         ),
+        ("p95", known(p95_ms, ms), plain),
+        ("heartbeat", known(heartbeat_s, age), plain),
         (
             "claim/s",
             known(snapshot.ticks.as_ref().ok(), |_| rate(claimed_per_s)),
@@ -524,7 +524,7 @@ pub fn messages(rows: &Part<Vec<&Message>>, look: Look) -> Panel {
         Column::figure("tries", 5),
         Column::figure("age", 4),
         Column::figure("due", 7),
-        Column::prose("why", 1, 16),
+        Column::prose("why", 1, 22),
     ];
     let row = |message: &&Message| {
         vec![

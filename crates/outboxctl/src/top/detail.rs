@@ -7,11 +7,9 @@ use ratatui::text::Line;
 
 const KEYS: [(&str, &str); 16] = [
     ("q, ctrl-c", "quit"),
-    (
-        "tab, shift-tab, 1 to 5",
-        "the next pane, the one before, a pane by its number",
-    ),
-    ("j k, arrows, g G", "move: down and up, to the first and the last row"),
+    ("tab, shift-tab", "the next pane, the one before"),
+    ("1 2 3 4 5", "a pane by its number"),
+    ("j k, arrows", "move down and up; g and G to the first and the last row"),
     (
         "enter",
         "the selected row in full; a message with its event and attempts",
@@ -24,18 +22,20 @@ const KEYS: [(&str, &str); 16] = [
     ),
     ("+ -", "look less often, more often"),
     ("h", "all that outbox_health finds wrong, and what to do"),
-    ("r", "retry the selected message        } only with --allow-actions,"),
-    ("d", "discard the selected message      } and only after y was typed"),
-    ("p", "pause or resume a destination     }"),
+    (
+        "r d",
+        "retry, discard the selected message: only with --allow-actions, and after y is typed",
+    ),
+    ("p", "pause or resume the selected destination: likewise"),
     ("?", "this page"),
     ("", ""),
     (
-        "A a B …",
-        "letters of the partitions: who owns them, as in the list of workers",
+        "A B C …",
+        "a partition, by the letter of its owner, as in the list of workers",
     ),
     (
         "- + !",
-        "owned by nobody; with messages that may go; with a key that a dead letter blocks",
+        "a partition that nobody owns; that has messages; where a dead letter blocks a key",
     ),
 ];
 

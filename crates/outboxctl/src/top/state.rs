@@ -70,7 +70,9 @@ impl Action {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mode {
     Watch,
-    Help,
+    Help {
+        scroll: usize,
+    },
     Health {
         scroll: usize,
     },

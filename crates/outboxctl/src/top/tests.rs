@@ -52,6 +52,8 @@ fn a_small_terminal_has_the_panel_that_has_the_keys() {
     let mut state = state();
     press(&mut state, "3");
     insta::assert_snapshot!("60_columns_24_lines", frame(&state, 60, 24));
+    press(&mut state, "5");
+    insta::assert_snapshot!("80_columns_24_lines", frame(&state, 80, 24));
 }
 
 #[test]

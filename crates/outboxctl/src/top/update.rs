@@ -67,7 +67,10 @@ fn on_key(state: &mut State, key: KeyEvent) -> Option<Request> {
     state.notice = None;
     match std::mem::replace(&mut state.mode, Mode::Watch) {
         Mode::Watch => watch(state, key.code),
-        Mode::Help => None,
+        Mode::Help { scroll } => {
+            state.mode = scrolled(key.code, scroll).map_or(Mode::Watch, |scroll| Mode::Help { scroll });
+            None
+        }
         Mode::Health { scroll } => {
             state.mode = scrolled(key.code, scroll).map_or(Mode::Watch, |scroll| Mode::Health { scroll });
             None
@@ -99,7 +102,7 @@ fn on_key(state: &mut State, key: KeyEvent) -> Option<Request> {
 fn watch(state: &mut State, key: KeyCode) -> Option<Request> {
     match key {
         KeyCode::Char('q') => state.has_ended = true,
-        KeyCode::Char('?') => state.mode = Mode::Help,
+        KeyCode::Char('?') => state.mode = Mode::Help { scroll: 0 },
         KeyCode::Char('h') => state.mode = Mode::Health { scroll: 0 },
         KeyCode::Char(' ') => match state.held.take() {
             Some(newest) => state.shown = *newest,

@@ -46,7 +46,7 @@ pub fn draw(state: &State, frame: &mut Frame) {
     frame.render_widget(Paragraph::new(footer(state, width)), place(area.height - foot, foot));
     let body = place(head, area.height - head - foot);
     match &state.mode {
-        Mode::Help => draw_page(state, "Keys", detail::help(state, width), 0, frame, body),
+        Mode::Help { scroll } => draw_page(state, "Keys", detail::help(state, width), *scroll, frame, body),
         Mode::Health { scroll } => draw_page(state, "Health", detail::health(state, width), *scroll, frame, body),
         Mode::Detail { id, scroll } => {
             let (title, lines) = detail::detail(state, id, width.saturating_sub(2));
