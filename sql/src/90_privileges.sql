@@ -57,7 +57,8 @@ grant execute on function
   @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations(),
   @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted(),
   @extschema@.outbox_destination_figures(text), @extschema@.outbox_ask_for_a_look(text), @extschema@.outbox_check(text),
-  @extschema@.outbox_tick(interval), @extschema@.outbox_source_problem()
+  @extschema@.outbox_tick(interval), @extschema@.outbox_source_problem(),
+  @extschema@.outbox_body_problem(text)
   to outbox_monitor;
 
 grant execute on function
