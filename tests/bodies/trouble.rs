@@ -136,6 +136,7 @@ fn a_function_runs_as_its_owner_and_can_do_nothing_but_read() {
              when 'events' then perform 1 from public.outbox_events;
              when 'own' then insert into shop.own values (1);
              when 'sequence' then perform nextval('shop.numbers');
+             when 'cursor' then execute 'declare c cursor with hold for select 1';
              when 'setting' then set transaction_read_only = off;
              when 'commit' then commit;
              when 'publish' then perform public.outbox_publish('T', '{}');
@@ -161,6 +162,7 @@ fn a_function_runs_as_its_owner_and_can_do_nothing_but_read() {
         ("events", "42501"),
         ("own", "25006"),
         ("sequence", "25006"),
+        ("cursor", "42501"),
         ("setting", "25001"),
         ("commit", "2D000"),
         ("publish", "42501"),
