@@ -292,6 +292,15 @@ fn passwords_come_from_where_psql_takes_them_and_are_never_shown() {
         let ran = way.ctl();
         assert!(!format!("{ran:?}").contains("c4n-ary"), "{ran:?}");
     }
+    // A server that has refused is not passed over for another; one that cannot be reached is.
+    let trusting = quiet_cluster();
+    trusting.exec(DB, "create role ann login");
+    let second = trusting.port();
+    let hosts = |first: u16| format!("host=127.0.0.1,127.0.0.1 port={first},{second} user=ann dbname={DB}");
+    let wrong = Way::to(hosts(port)).variable("PGPASSWORD", "wrong-c4n-ary");
+    assert_eq!(wrong.as_psql(&cluster), None);
+    let unreachable = Way::to(hosts(1)).variable("PGPASSWORD", "wrong-c4n-ary");
+    assert!(unreachable.as_psql(&cluster).is_some());
     let open = Way::to(&ann).file(".pgpass", &line, 0o644).ctl();
     assert!(open.err.contains("can be read by others"), "{}", open.err);
     let missing = Way::to(&ann).ctl().failed(3);

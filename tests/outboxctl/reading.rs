@@ -5,7 +5,7 @@ use crate::{Ctl, quiet_cluster};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use support::{Broker, Cluster, Receiver, Reply};
+use support::{Broker, Cluster, Receiver, Reply, fresh_names};
 
 fn seqs(cluster: &Cluster, args: &[&str]) -> Vec<i64> {
     let mut all = vec!["list", "--json"];
@@ -221,6 +221,39 @@ fn show_gives_the_event_as_it_is_stored() {
 }
 
 #[test]
+fn show_lists_the_attempts_that_failed() {
+    let broker = Broker::shared();
+    let (exchange, _) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true); // and no queue: whatever comes is returned
+    let conf = ["outbox.retry_backoff = '1ms'", "outbox.max_attempts = 3"];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    cluster.exec(DB, "select outbox_publish('T', '{}', 'order', '1')");
+    wait_true(&cluster, "it to be given up", "select exists (select from outbox_dead)");
+    let document = shown(&cluster, 1);
+    let attempts = document["messages"][0]["failed_attempts"].as_array().expect("attempts");
+    let told: Vec<_> = attempts
+        .iter()
+        .map(|attempt| (attempt["attempt"].as_i64(), attempt["outcome"].as_str()))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            (Some(1), Some("retried")),
+            (Some(2), Some("retried")),
+            (Some(3), Some("dead"))
+        ]
+    );
+    assert!(
+        attempts.iter().all(|attempt| attempt["error"]
+            .as_str()
+            .is_some_and(|error| error.contains("NO_ROUTE"))),
+        "{attempts:?}"
+    );
+    let page = Ctl::new(&cluster, &["show", "1"]).run().well();
+    assert!(page.contains("Failed attempts") && page.contains("server-1"), "{page}");
+}
+
+#[test]
 fn status_tells_what_is_there_and_what_is_wrong() {
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &[]);
     wait_for_problem(&cluster, "broker");
@@ -248,6 +281,11 @@ fn status_tells_what_is_there_and_what_is_wrong() {
     ] {
         assert!(page.contains(part), "{part} in {page}");
     }
+    let show = Ctl::new(&cluster, &["show", "1"]).run().well();
+    assert!(
+        show.contains("cannot be reached") && show.contains("remedy: start the broker"),
+        "{show}"
+    );
     let check = Ctl::new(&cluster, &["check"]).run();
     assert_eq!(check.code, 1, "{check:?}");
     assert!(
@@ -268,6 +306,9 @@ fn a_destination_that_works_passes_its_check() {
         DB,
         &format!("create server hook foreign data wrapper outbox_http options (url '{url}')"),
     );
+    let connected =
+        "select exists (select from outbox_destination_status where destination = 'hook' and state = 'connected')";
+    wait_true(&cluster, "a worker to serve it", connected);
     let check = Ctl::new(&cluster, &["check", "hook", "--json"]).run().json();
     assert_eq!(check["ok"], true, "{check}");
     assert_eq!(Ctl::new(&cluster, &["check", "nowhere"]).run().code, 1);

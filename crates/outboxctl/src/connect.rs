@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use target::{Host, Place, Secret, SessionWanted, SslMode, Surroundings, Target};
 use tokio_postgres::config::SslMode as Negotiation;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
@@ -145,22 +146,35 @@ pub async fn connect_anywhere(args: &ConnectArgs) -> Result<Session, Failure> {
     }
 }
 
+/// Why there is no session with a host, and what that means for the others.
 enum Refusal {
+    /// Somebody may type one.
     NeedsPassword(Failure),
-    Other(Failure),
+    /// The server has decided: as libpq has it, no other is asked then.
+    Decided(Failure),
+    /// The next one may do.
+    TryNext(Failure),
 }
 
 impl Refusal {
     fn failure(self) -> Failure {
         match self {
-            Self::NeedsPassword(failure) | Self::Other(failure) => failure,
+            Self::NeedsPassword(failure) | Self::Decided(failure) | Self::TryNext(failure) => failure,
         }
     }
-}
 
-impl From<Failure> for Refusal {
-    fn from(failure: Failure) -> Self {
-        Self::Other(failure)
+    /// The same, with what was refused before it.
+    fn after(mut self, first: Failure, attempt: Negotiation) -> Self {
+        let (Self::NeedsPassword(failure) | Self::Decided(failure) | Self::TryNext(failure)) = &mut self;
+        if failure.message != first.message {
+            let way = if attempt == Negotiation::Disable {
+                "without TLS"
+            } else {
+                "with TLS"
+            };
+            failure.detail = Some(format!("Before that, {way}: {}", first.message));
+        }
+        self
     }
 }
 
@@ -175,9 +189,8 @@ async fn open(target: &Target) -> Result<Session, Refusal> {
         for host in &target.hosts {
             match open_host(target, host, *wanted).await {
                 Ok(session) => return Ok(session),
-                // Another server would be asked with a password that nobody has typed yet.
-                Err(refusal @ Refusal::NeedsPassword(_)) => return Err(refusal),
-                Err(Refusal::Other(failure)) => refusals.push(failure),
+                Err(Refusal::TryNext(failure)) => refusals.push(failure),
+                Err(refusal) => return Err(refusal),
             }
         }
     }
@@ -194,7 +207,7 @@ async fn open(target: &Target) -> Result<Session, Refusal> {
         .chain(before)
         .collect::<Vec<_>>()
         .join("\n");
-    Err(Refusal::Other(Failure {
+    Err(Refusal::TryNext(Failure {
         detail: Some(detail).filter(|detail| !detail.is_empty()),
         ..last
     }))
@@ -208,36 +221,19 @@ async fn open_host(target: &Target, host: &Host, wanted: SessionWanted) -> Resul
         (_, SslMode::Prefer) => &[Negotiation::Prefer, Negotiation::Disable],
         (_, SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull) => &[Negotiation::Require],
     };
-    let mut first: Option<Failure> = None;
+    let mut first = None;
     for attempt in attempts {
-        let (error, again) = match open_once(target, host, *attempt, wanted).await {
+        let tried = match open_once(target, host, *attempt, wanted).await {
             Ok(session) => return Ok(session),
-            Err(Tried { refusal, worth_another }) => (refusal, worth_another),
+            Err(tried) => tried,
         };
-        match (error, first.take()) {
-            (Refusal::Other(failure), None) if again => first = Some(failure),
-            (Refusal::Other(failure), Some(first)) if failure.message != first.message => {
-                return Err(Refusal::Other(Failure {
-                    detail: Some(format!(
-                        "Before that, {}: {}",
-                        with_or_without(attempts[0]),
-                        first.message
-                    )),
-                    ..failure
-                }));
-            }
-            (refusal, _) => return Err(refusal),
+        match first.take() {
+            None if tried.worth_another => first = Some(tried.refusal),
+            None => return Err(tried.refusal),
+            Some(first) => return Err(tried.refusal.after(Refusal::failure(first), attempts[0])),
         }
     }
-    let failure = first.unwrap_or_else(|| Failure::new(Code::CannotConnect, "no way to connect was tried"));
-    Err(Refusal::Other(failure))
-}
-
-fn with_or_without(attempt: Negotiation) -> &'static str {
-    match attempt {
-        Negotiation::Disable => "without TLS",
-        _ => "with TLS",
-    }
+    Err(first.unwrap_or_else(|| Refusal::TryNext(Failure::new(Code::CannotConnect, "no way to connect was tried"))))
 }
 
 struct Tried {
@@ -253,7 +249,7 @@ async fn open_once(
     wanted: SessionWanted,
 ) -> Result<Session, Tried> {
     let last = |failure: Failure| Tried {
-        refusal: failure.into(),
+        refusal: Refusal::TryNext(failure),
         worth_another: false,
     };
     let begun = Arc::new(AtomicBool::new(false));
@@ -289,6 +285,8 @@ async fn open_once(
 fn refusal(error: tokio_postgres::Error, host: &Host) -> Refusal {
     let text = with_sources(&error);
     let needs_password = error.as_db_error().is_none() && text.contains("password missing");
+    // One that starts, stops or recovers has decided nothing.
+    let decided = error.code().is_some_and(|code| *code != SqlState::CANNOT_CONNECT_NOW);
     let mut failure = Failure::from(error);
     failure.code = Code::CannotConnect;
     if needs_password {
@@ -303,7 +301,10 @@ fn refusal(error: tokio_postgres::Error, host: &Host) -> Refusal {
         failure.hint = tls::hint(&text).map(str::to_owned);
     }
     failure.message = format!("{}: {}", place_in_words(host), failure.message);
-    Refusal::Other(failure)
+    match decided {
+        true => Refusal::Decided(failure),
+        false => Refusal::TryNext(failure),
+    }
 }
 
 fn place_in_words(host: &Host) -> String {

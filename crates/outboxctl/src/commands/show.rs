@@ -36,7 +36,7 @@ struct Message {
     #[serde(flatten)]
     row: Map<String, Value>,
     why: Vec<Reason>,
-    attempts_made: Vec<Value>,
+    failed_attempts: Vec<Value>,
 }
 
 pub async fn run(context: &Context, args: &ShowArgs) -> Result<ExitCode, Failure> {
@@ -45,7 +45,7 @@ pub async fn run(context: &Context, args: &ShowArgs) -> Result<ExitCode, Failure
     for row in messages_of(&session, args).await? {
         messages.push(Message {
             why: why(&session, &row).await?,
-            attempts_made: attempts(&session, &row).await?,
+            failed_attempts: attempts(&session, &row).await?,
             row: row.as_object().cloned().unwrap_or_default(),
         });
     }
@@ -139,12 +139,14 @@ async fn why(session: &Session, message: &Value) -> Result<Vec<Reason>, Failure>
         .as_i64()
         .and_then(|partition| i16::try_from(partition).ok());
     let key = message["key"].as_str();
-    // What is wrong with one destination stands in its own row.
+    // What is wrong with one destination stands in its own row; but for a broker only health knows the remedy.
     let problems = session
         .rows(
-            r#"select "check", problem, remedy from outbox_health
-               where not ok and "check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source')"#,
-            &[],
+            r#"select h."check", h.problem, h.remedy from outbox_health h
+               where not h.ok and (h."check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source')
+                 or h."check" = 'broker' and case when $1 = 'default' then h.problem not like 'destination %: %'
+                                             else starts_with(h.problem, format('destination %I: ', $1)) end)"#,
+            &[&destination],
         )
         .await?;
     let destinations = session
@@ -197,13 +199,8 @@ async fn why(session: &Session, message: &Value) -> Result<Vec<Reason>, Failure>
     }))
 }
 
-/// Where the extension keeps them and this role may see them.
+/// Those that failed; what was published at once has none.
 async fn attempts(session: &Session, message: &Value) -> Result<Vec<Value>, Failure> {
-    let known = "select to_regclass('outbox_attempts') is not null
-                    and has_table_privilege(to_regclass('outbox_attempts'), 'select') as known";
-    if session.rows(known, &[]).await?[0]["known"] != true {
-        return Ok(Vec::new());
-    }
     let sql = "select attempt, at, outcome, error, worker_id from outbox_attempts
                where seq = $1 and destination = $2 order by at, attempt";
     session
@@ -267,10 +264,10 @@ fn in_words(message: &Message) -> String {
             }
         }
     }
-    if !message.attempts_made.is_empty() {
-        writeln!(page, "{}", paint("Attempts", Colour::Bold)).expect("write to a string");
+    if !message.failed_attempts.is_empty() {
+        writeln!(page, "{}", paint("Failed attempts", Colour::Bold)).expect("write to a string");
         let mut table = Table::new(&[">ATTEMPT", "AT", "OUTCOME", "WORKER", "ERROR"]);
-        for attempt in &message.attempts_made {
+        for attempt in &message.failed_attempts {
             table.row([
                 attempt["attempt"].to_string().into(),
                 time(attempt, "at").into(),

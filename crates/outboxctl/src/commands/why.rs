@@ -8,7 +8,7 @@ use serde_json::Value;
 /// What is known of a message beside its own row. What there is none of is null.
 pub struct Facts<'a> {
     pub message: &'a Value,
-    /// Problems of outbox_health that keep every message: `check, problem, remedy`.
+    /// Problems of outbox_health that keep every message, or those for its destination: `check, problem, remedy`.
     pub problems: &'a [Value],
     /// Its row of outbox_destination_status.
     pub destination: &'a Value,
@@ -90,7 +90,10 @@ pub fn reasons(facts: &Facts<'_>) -> Vec<Reason> {
             Some(text(problem, "remedy").to_owned()).filter(|remedy| !remedy.is_empty()),
         )
     }));
-    reasons.extend(of_destination(facts.destination, destination));
+    let told = facts.problems.iter().any(|problem| text(problem, "check") == "broker");
+    if !(told && text(facts.destination, "state") == "down") {
+        reasons.extend(of_destination(facts.destination, destination));
+    }
     if facts.partition["lease_owner"].is_null() && facts.partition["leasing"] == true && facts.problems.is_empty() {
         let why = format!(
             "No worker owns partition {} at this moment.",
@@ -306,6 +309,17 @@ mod tests {
             let reasons = why(message("pending"), |others, _| others[0]["state"] = state.into());
             assert!(reasons[0].0.contains(word), "{state}: {}", reasons[0].0);
         }
+        let reasons = why(message("pending"), |others, problems| {
+            others[0] = json!({ "state": "down", "reason": "unreachable", "detail": "refused" });
+            problems.push(
+                json!({ "check": "broker", "problem": "the broker cannot be reached: refused", "remedy": "start it" }),
+            );
+        });
+        assert_eq!(
+            reasons,
+            [("the broker cannot be reached: refused.".into(), "start it".into())],
+            "said once"
+        );
         let reasons = why(message("pending"), |others, _| others[1]["lease_owner"] = Value::Null);
         assert!(reasons[0].0.contains("p03"), "{}", reasons[0].0);
     }
