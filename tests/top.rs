@@ -365,7 +365,7 @@ fn a_monitor_reads_all_but_payloads_and_the_server_refuses_it_more() {
     let shown = screen.wait_for(&["watcher@postgres", "order:42"]);
     assert!(!shown.contains("permission denied"), "{shown}");
     screen.pty.send("\r");
-    screen.wait_for(&["not readable: permission denied"]);
+    screen.wait_for(&["not readable: permission denied", "GRANT outbox_admin"]);
     screen.pty.send("\u{1b}");
     screen.wait_for(&["Summary"]);
     screen.pty.send("d");

@@ -334,7 +334,13 @@ impl Link {
             ]
             .iter()
             .any(|state| error.code() == Some(state));
-            let why = Failure::from(error).message;
+            let failure = Failure::from(error);
+            // Which right is missing, and what gives it.
+            let why = [Some(failure.message), failure.hint.filter(|_| is_lasting)]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join(": ");
             if is_lasting {
                 refused().insert(sql, (Instant::now() + ASK_AGAIN, why.clone()));
             }
