@@ -64,6 +64,11 @@ create foreign data wrapper outbox_http no handler validator @extschema@.outbox_
 comment on foreign data wrapper outbox_http is
   'Destinations of outbox that are URLs to which messages are posted. Secrets belong into a user mapping for the role of the workers.';
 
+create function @extschema@.outbox_body_problem(destination text)
+returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
+comment on function @extschema@.outbox_body_problem(text) is
+  'Why the function that the option body of a destination names cannot be used, and what to do; NULL if it can, or none is named. outbox_health and outbox_check show it.';
+
 create table @extschema@.outbox_paused (
   destination text collate "C" primary key,
   since       timestamptz not null default pg_catalog.now(),
@@ -3253,6 +3258,12 @@ select 'source', p.problem is null, p.problem,
        case when p.problem is not null then 'messages wait until it can be read: mend it, or call outbox_source_set() again for the same relation' end
 from (select @extschema@.outbox_source_problem() as problem) p
 union all
+select 'bodies', p.why is null, 'destination ' || pg_catalog.quote_ident(p.destination) || ': ' || p.why[1] || ': its messages wait', p.why[2]
+from (select) one left join (
+  select d.destination, b.why from @extschema@.outbox_destinations() d
+  cross join lateral (select @extschema@.outbox_body_problem(d.destination) as why) b
+  where b.why is not null order by 1 limit 1) p on true
+union all
 select 'paused', z.destination is null,
        case when z.destination is not null
             then pg_catalog.format('destination %I is paused by %s since %s%s', z.destination, z.paused_by,
@@ -3423,6 +3434,7 @@ declare
   is_asked boolean := false;
   seen record;
   stale text := '';
+  body_problem text[];
 begin
   destination := coalesce(destination, 'default');
   select d.*, d.destination = 'default' and d.server is null as by_settings into described
@@ -3504,6 +3516,15 @@ begin
                  when ok then 'a worker can make use of them' || stale
                  else 'not known: no worker has looked' end;
   return next;
+
+  if exists (select from unnest(described.options) o where o like 'body=%') then
+    step := 'body';
+    body_problem := @extschema@.outbox_body_problem(destination);
+    ok := body_problem is null;
+    detail := case when ok then 'its function can be called'
+                   else format('%s: %s', body_problem[1], body_problem[2]) end;
+    return next;
+  end if;
 
   step := 'connection';
   ok := case when seen.state = 'connected' then true when seen.state in ('down', 'blocked') then false end;
@@ -3807,7 +3828,7 @@ grant execute on function
   @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted(),
   @extschema@.outbox_destination_figures(text), @extschema@.outbox_ask_for_a_look(text), @extschema@.outbox_check(text),
   @extschema@.outbox_tick(interval), @extschema@.outbox_source_problem(),
-  @extschema@.outbox_minutes(), @extschema@.outbox_faults(), @extschema@.outbox_recent_ticks()
+  @extschema@.outbox_minutes(), @extschema@.outbox_faults(), @extschema@.outbox_recent_ticks(), @extschema@.outbox_body_problem(text)
   to outbox_monitor;
 
 grant execute on function

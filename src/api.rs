@@ -15,6 +15,7 @@ use outbox_core::message::{Event, Outcome};
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::route::Template;
 use outbox_core::settle::{self, Disposition, Ended};
+use outbox_transport::BodyFunction;
 use outbox_transport::target::{self, Kind, Level};
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::prelude::*;
@@ -600,11 +601,34 @@ fn check_options(kind: Kind, options: &[String], catalog: Oid) {
         )
         .raise(),
     };
-    if let Err(refused) = target::check(kind, level, &target::split(options)) {
+    let options = target::split(options);
+    if let Err(refused) = target::check(kind, level, &options) {
         let sqlstate = match refused.unknown {
             true => PgSqlErrorCode::ERRCODE_FDW_INVALID_OPTION_NAME,
             false => PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
         };
         UserError::new(sqlstate, refused.message, refused.hint).raise();
     }
+    // No error: a dump that is restored without owners would lose the server.
+    if let Some(body) = body_of(kind, &options)
+        && let Err(why) = store::body::check(&body, security::current_user())
+    {
+        error::warning(format!("no message can go there yet: {}", why.message), why.hint);
+    }
+}
+
+/// The function that makes the bodies of a destination with these options.
+fn body_of(kind: Kind, options: &target::Options) -> Option<BodyFunction> {
+    target::described(kind, &target::Target::plain(), options, &[])
+        .ok()?
+        .body
+}
+
+/// What is wrong with the function of a destination, and what to do.
+#[pg_extern(sql = false)]
+fn outbox_body_problem(destination: &str) -> Option<Vec<String>> {
+    let server = catalog::foreign_server(destination)?;
+    let body = body_of(Kind::of_wrapper(&server.wrapper)?, &server.options)?;
+    let problem = store::body::problem(destination, &body)?;
+    Some(vec![problem.message, problem.hint])
 }

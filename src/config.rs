@@ -468,6 +468,7 @@ fn default_target() -> Target {
         },
         http_allow: AllowList::parse(&string(&HTTP_ALLOW)).expect("the check hook let nothing else pass"),
         format: Format::default(),
+        body: None,
         statics: Statics::default(),
         rules: Rules {
             retry: RetryPolicy {

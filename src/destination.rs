@@ -239,7 +239,8 @@ impl Destination {
     /// Whether all of it is done that can be done now.
     pub fn has_run_errand(&self, common: &Common) -> bool {
         let connection = self.broker.is_connected() || matches!(self.broker.status.state, "starting" | "connecting");
-        let may_claim = self.may_deliver(common) || self.by_hand(common).is_some();
+        let may_claim = (self.may_deliver(common) || self.by_hand(common).is_some())
+            && !common.store.bodies.is_unusable(&self.name);
         let claims_on = may_claim && connection && self.engine.claimable() > 0 && !self.engine.has_claimed();
         let is_settled = self.engine.settle_in_ms(common.now_ms()).is_none();
         !claims_on && is_settled && !self.engine.is_under_way()
@@ -418,6 +419,13 @@ impl Destination {
         let Ok(target) = &self.target else {
             return Ok((0, common.settings.idle_backoff_ms)); // without a target there is no connection
         };
+        let rests_ms = target
+            .body
+            .as_ref()
+            .and_then(|_| common.store.bodies.rests_ms(&self.name));
+        if let Some(rests_ms) = rests_ms {
+            return Ok((0, rests_ms.min(common.settings.idle_backoff_ms)));
+        }
         let route = route(target, &self.nothing);
         // What cannot go soon is better left for later: in the table it expires, is paused and harms nobody.
         let limit = common
@@ -426,6 +434,7 @@ impl Destination {
             .min(room)
             .min(self.pace.per_second().unwrap_or(u32::MAX));
         let mut tables = Tables::new(common, &self.name, &target.rules, STATEMENT_TIMEOUT_MS);
+        tables.body = target.body.as_ref();
         tables.lane_by_lane = self.locked_until.is_some_and(|until| Instant::now() < until);
         let known_locked = tables.lane_by_lane;
         let memory = common.shared.of(&self.name);

@@ -47,8 +47,8 @@ pub fn invalid(message: impl Into<String>, hint: impl Into<String>) -> UserError
 }
 
 /// A WARNING: core keeps anything less from the client while the script of an extension runs.
-pub fn warning(message: &'static str, hint: &str) {
-    ErrorReport::new(PgSqlErrorCode::ERRCODE_WARNING, message, function_name!())
+pub fn warning(message: impl Into<String>, hint: impl Into<String>) {
+    ErrorReport::new(PgSqlErrorCode::ERRCODE_WARNING, message.into(), function_name!())
         .set_hint(hint)
         .report(PgLogLevel::WARNING);
 }

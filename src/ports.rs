@@ -7,13 +7,14 @@ use crate::pg::tid::Tid;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, signals};
 use crate::shmem::Class;
-use crate::store::{ClaimedBatch, Settlement, Store, now_us};
+use crate::store::{ClaimedBatch, Settlement, Store, Whereto, now_us};
 use crate::{registry, shmem};
 use outbox_core::engine::{self, Batch, Due, Errand, Held, Lane, Memory};
 use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::hold::OpenTransaction;
 use outbox_core::partition::Partition;
 use outbox_core::settle::Rules;
+use outbox_transport::BodyFunction;
 use pgrx::spi::SpiResult;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -30,6 +31,8 @@ pub struct Tables<'a> {
     common: &'a Common,
     store: &'a Store,
     destination: &'a str,
+    /// What makes the bodies, if not the format alone.
+    pub body: Option<&'a BodyFunction>,
     timeout_ms: i32,
     /// Behind a dead letter its key waits.
     dead_closes: bool,
@@ -47,6 +50,7 @@ impl<'a> Tables<'a> {
             common,
             store: &common.store,
             destination,
+            body: None,
             timeout_ms,
             dead_closes: rules.dead_closes(),
             lane_by_lane: false,
@@ -55,13 +59,20 @@ impl<'a> Tables<'a> {
         }
     }
 
+    fn whereto(&self) -> Whereto<'a> {
+        Whereto {
+            destination: self.destination,
+            body: self.body,
+        }
+    }
+
     fn claim_lanes(&mut self, lanes: &[Lane]) -> Result<Batch<Tid>, Failure> {
-        let (store, destination, patient) = (self.store, self.destination, !self.lane_by_lane);
+        let (store, whereto, patient) = (self.store, self.whereto(), !self.lane_by_lane);
         let claimed = in_transaction(c"outbox: claim", Durability::Relaxed, || {
             if !patient {
                 txn::set_locally(c"lock_timeout", c"20ms");
             }
-            store.claim(destination, lanes)
+            store.claim(whereto, lanes)
         })?;
         Ok(self.note(claimed))
     }
@@ -117,10 +128,10 @@ impl engine::Store for Tables<'_> {
     }
 
     fn claim_unleased(&mut self, limit: u32) -> Result<Batch<Tid>, Failure> {
-        let (store, destination) = (self.store, self.destination);
+        let (store, whereto) = (self.store, self.whereto());
         let (token, ttl_s) = (self.common.row_token, self.common.settings.claim_ttl_s);
         let claimed = in_transaction(c"outbox: claim", Durability::Relaxed, || {
-            store.claim_unleased(destination, token, ttl_s, limit)
+            store.claim_unleased(whereto, token, ttl_s, limit)
         })?;
         Ok(self.note(claimed))
     }
@@ -132,9 +143,9 @@ impl engine::Store for Tables<'_> {
         reach: i64,
         limit: u32,
     ) -> Result<(Batch<Tid>, bool), Failure> {
-        let store = self.store;
+        let (store, body) = (self.store, self.body);
         let (claimed, more) = in_transaction(c"outbox: claim", Durability::Relaxed, || {
-            store.claim_waiting(key, epoch, reach, limit)
+            store.claim_waiting(body, key, epoch, reach, limit)
         })?;
         Ok((self.note(claimed), more))
     }

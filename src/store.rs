@@ -1,7 +1,8 @@
 //! All SQL of the extension: no other module says Spi. `enqueue` and `written` (the triggers on tables) run in a user's
-//! backend, `worker` in a worker, `source` (events of the user's own tables) in both; all on the main thread, inside a transaction. State transitions are the functions of
+//! backend, `worker` in a worker, `source` (events of the user's own tables) and `body` (bodies by his functions) in both; all on the main thread, inside a transaction. State transitions are the functions of
 //! sql/src; here they are called.
 
+pub mod body;
 mod enqueue;
 pub mod source;
 mod worker;
@@ -11,7 +12,7 @@ pub use enqueue::{
     AGGREGATE_KEY, Enqueue, Keys, Publish, Times, aggregate_key, check_body, enqueue, hold_extension, new_id,
     partition_by, publish,
 };
-pub use worker::{ClaimedBatch, Described, Expired, Settlement, Store};
+pub use worker::{ClaimedBatch, Described, Expired, Settlement, Store, Whereto};
 
 /// The time, in µs since 1970.
 pub fn now_us() -> i64 {

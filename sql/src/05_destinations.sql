@@ -19,6 +19,11 @@ create foreign data wrapper outbox_http no handler validator @extschema@.outbox_
 comment on foreign data wrapper outbox_http is
   'Destinations of outbox that are URLs to which messages are posted. Secrets belong into a user mapping for the role of the workers.';
 
+create function @extschema@.outbox_body_problem(destination text)
+returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
+comment on function @extschema@.outbox_body_problem(text) is
+  'Why the function that the option body of a destination names cannot be used, and what to do; NULL if it can, or none is named. outbox_health and outbox_check show it.';
+
 create table @extschema@.outbox_paused (
   destination text collate "C" primary key,
   since       timestamptz not null default pg_catalog.now(),

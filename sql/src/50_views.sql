@@ -259,6 +259,12 @@ select 'source', p.problem is null, p.problem,
        case when p.problem is not null then 'messages wait until it can be read: mend it, or call outbox_source_set() again for the same relation' end
 from (select @extschema@.outbox_source_problem() as problem) p
 union all
+select 'bodies', p.why is null, 'destination ' || pg_catalog.quote_ident(p.destination) || ': ' || p.why[1] || ': its messages wait', p.why[2]
+from (select) one left join (
+  select d.destination, b.why from @extschema@.outbox_destinations() d
+  cross join lateral (select @extschema@.outbox_body_problem(d.destination) as why) b
+  where b.why is not null order by 1 limit 1) p on true
+union all
 select 'paused', z.destination is null,
        case when z.destination is not null
             then pg_catalog.format('destination %I is paused by %s since %s%s', z.destination, z.paused_by,

@@ -20,6 +20,7 @@ declare
   is_asked boolean := false;
   seen record;
   stale text := '';
+  body_problem text[];
 begin
   destination := coalesce(destination, 'default');
   select d.*, d.destination = 'default' and d.server is null as by_settings into described
@@ -101,6 +102,15 @@ begin
                  when ok then 'a worker can make use of them' || stale
                  else 'not known: no worker has looked' end;
   return next;
+
+  if exists (select from unnest(described.options) o where o like 'body=%') then
+    step := 'body';
+    body_problem := @extschema@.outbox_body_problem(destination);
+    ok := body_problem is null;
+    detail := case when ok then 'its function can be called'
+                   else format('%s: %s', body_problem[1], body_problem[2]) end;
+    return next;
+  end if;
 
   step := 'connection';
   ok := case when seen.state = 'connected' then true when seen.state in ('down', 'blocked') then false end;

@@ -231,8 +231,30 @@ pub fn has_trigger(table: u32, name: &CStr) -> bool {
 
 /// Whether the current role has the rights of this one.
 pub fn may_act_as(role: u32) -> bool {
+    has_rights_of(super::security::current_user(), role)
+}
+
+/// Whether a role has the rights of another.
+pub fn has_rights_of(member: u32, role: u32) -> bool {
     // SAFETY: inside a transaction.
-    unsafe { pg_sys::has_privs_of_role(pg_sys::GetUserId(), role.into()) }
+    unsafe { pg_sys::has_privs_of_role(member.into(), role.into()) }
+}
+
+pub fn is_superuser(role: u32) -> bool {
+    // SAFETY: inside a transaction.
+    unsafe { pg_sys::superuser_arg(role.into()) }
+}
+
+/// The name of a role, or its number if it is gone.
+pub fn role_name(role: u32) -> String {
+    // SAFETY: inside a transaction; the name is copied.
+    unsafe {
+        let name = pg_sys::GetUserNameFromId(role.into(), true);
+        match name.is_null() {
+            true => role.to_string(),
+            false => CStr::from_ptr(name).to_string_lossy().into_owned(),
+        }
+    }
 }
 
 /// The OID of the SQL function that is being called.
@@ -272,9 +294,52 @@ pub fn owner_of_function(function: u32) -> u32 {
     }
 }
 
+/// A function of the user's own.
+#[derive(Clone, Copy, PartialEq)]
+pub struct Function {
+    pub oid: u32,
+    pub owner: u32,
+    /// The type.
+    pub returns: u32,
+    /// It is no procedure and no aggregate, and returns one value.
+    pub is_plain: bool,
+}
+
+/// The function of this name with one argument of this type. Inside a transaction.
+pub fn function(schema: &str, name: &str, argument: u32) -> Option<Function> {
+    let (schema, name) = (CString::new(schema).ok()?, CString::new(name).ok()?);
+    let arguments = [Oid::from(argument)];
+    // SAFETY: a syscache look-up; what is wanted is copied before the tuple is released.
+    unsafe {
+        let schema = pg_sys::get_namespace_oid(schema.as_ptr(), true);
+        if schema == pg_sys::InvalidOid {
+            return None;
+        }
+        let tuple = pg_sys::SearchSysCache3(
+            pg_sys::SysCacheIdentifier::PROCNAMEARGSNSP as i32,
+            name.as_ptr().into(),
+            pg_sys::buildoidvector(arguments.as_ptr(), 1).into(),
+            schema.into(),
+        );
+        if tuple.is_null() {
+            return None;
+        }
+        let form = pg_sys::GETSTRUCT(tuple) as *mut pg_sys::FormData_pg_proc;
+        let function = Function {
+            oid: (*form).oid.to_u32(),
+            owner: (*form).proowner.to_u32(),
+            returns: (*form).prorettype.to_u32(),
+            is_plain: (*form).prokind as u8 == pg_sys::PROKIND_FUNCTION && !(*form).proretset,
+        };
+        pg_sys::ReleaseSysCache(tuple);
+        Some(function)
+    }
+}
+
 /// A foreign server.
 pub struct Server {
     pub oid: u32,
+    pub owner: u32,
     /// The name of its foreign data wrapper.
     pub wrapper: String,
     pub options: Vec<(String, String)>,
@@ -298,6 +363,7 @@ pub fn foreign_server(name: &str) -> Option<Server> {
         Some(Server {
             options: options.collect(),
             oid: (*server).serverid.to_u32(),
+            owner: (*server).owner.to_u32(),
             wrapper: text((*wrapper).fdwname),
         })
     }

@@ -60,7 +60,7 @@ pub struct Publish<'a> {
 }
 
 /// The largest body that is taken. RabbitMQ 4 refuses more than 16 MiB by default, older ones more than 128 MiB.
-const BODY_MAX_BYTES: i64 = 16 * 1024 * 1024;
+pub(super) const BODY_MAX_BYTES: i64 = 16 * 1024 * 1024;
 
 /// Statements of one schema, planned once per backend.
 pub(super) struct Statements {

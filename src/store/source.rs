@@ -538,6 +538,7 @@ fn event_of(row: &SpiHeapTupleData) -> SpiResult<(i64, Result<Event, Outcome>)> 
         correlation_id: row.get(12)?,
         created_at: created_at.unwrap_or_default(),
         created_at_s: row.get(14)?.unwrap_or_default(),
+        body: None,
     };
     let event = match check(&event) {
         Ok(()) => Ok(event),

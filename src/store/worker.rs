@@ -1,6 +1,7 @@
 //! The SQL of a worker: the functions of sql/src that make the worker protocol, each call one statement in the transaction
 //! of the caller, as the worker role. Main thread of a worker.
 
+use super::body::Bodies;
 use super::source::Source;
 use crate::pg::tid::Tid;
 use crate::pg::{catalog, guc};
@@ -10,6 +11,7 @@ use outbox_core::lease::Lease;
 use outbox_core::message::{Event, Outcome, Pointer};
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Disposition, EXPIRED};
+use outbox_transport::BodyFunction;
 use outbox_transport::target::{Kind, split};
 use pgrx::prelude::*;
 use pgrx::spi::{OwnedPreparedStatement, SpiClient, SpiHeapTupleData, SpiResult, quote_identifier};
@@ -29,6 +31,15 @@ pub struct Store {
     looks: RefCell<HashMap<String, Rc<OwnedPreparedStatement>>>,
     /// Where events are, if not in outbox_events.
     source: RefCell<Option<Rc<Source>>>,
+    /// What makes the bodies of destinations that name a function.
+    pub bodies: Bodies,
+}
+
+/// The destination that a claim is for, and the function that makes its bodies, if there is one.
+#[derive(Clone, Copy)]
+pub struct Whereto<'a> {
+    pub destination: &'a str,
+    pub body: Option<&'a BodyFunction>,
 }
 
 /// A destination as the catalogs describe it. It has no Debug: `mapping` holds secrets.
@@ -85,6 +96,7 @@ impl Store {
             settle: OnceCell::new(),
             looks: RefCell::default(),
             source: RefCell::default(),
+            bodies: Bodies::default(),
         })
     }
 
@@ -282,14 +294,14 @@ impl Store {
     }
 
     /// Claims messages of leased lanes, all of them with the same reach.
-    pub fn claim(&self, destination: &str, lanes: &[Lane]) -> SpiResult<ClaimedBatch> {
+    pub fn claim(&self, whereto: Whereto, lanes: &[Lane]) -> SpiResult<ClaimedBatch> {
         let partitions: Vec<i16> = lanes.iter().map(|lane| lane.partition.as_i16()).collect();
         let epochs: Vec<i64> = lanes.iter().map(|lane| lane.epoch).collect();
         let limits: Vec<i32> = lanes.iter().map(|lane| lane.limit as i32).collect();
         let marks: Vec<i64> = lanes.iter().map(|lane| lane.mark).collect();
         let args = [
             self.worker.as_str().into(),
-            destination.into(),
+            whereto.destination.into(),
             partitions.into(),
             epochs.into(),
             limits.into(),
@@ -308,13 +320,13 @@ impl Store {
             PgBuiltInOids::INT8OID,
         ];
         let body = || self.body("outbox_claim");
-        self.claimed(&self.claim, &body, &types, &args, &release())
+        self.claimed(whereto, &self.claim, &body, &types, &args, &release())
     }
 
     /// Claims messages of any partition, with leasing off.
-    pub fn claim_unleased(&self, destination: &str, token: i64, ttl_s: i32, limit: u32) -> SpiResult<ClaimedBatch> {
+    pub fn claim_unleased(&self, whereto: Whereto, token: i64, ttl_s: i32, limit: u32) -> SpiResult<ClaimedBatch> {
         let args = [
-            destination.into(),
+            whereto.destination.into(),
             token.into(),
             ttl_s.into(),
             (limit as i32).into(),
@@ -328,12 +340,13 @@ impl Store {
             PgBuiltInOids::INT8OID,
         ];
         let body = || self.body("outbox_claim_unleased");
-        self.claimed(&self.claim, &body, &types, &args, &release())
+        self.claimed(whereto, &self.claim, &body, &types, &args, &release())
     }
 
     /// Claims the first messages of a key that wait behind another; says whether more are there.
     pub fn claim_waiting(
         &self,
+        body: Option<&BodyFunction>,
         key: &OrderedKey,
         epoch: i64,
         reach: i64,
@@ -365,7 +378,11 @@ impl Store {
                 self.schema
             ))
         };
-        let batch = self.claimed(&self.claim_waiting, &call, &types, &args, &Disposition::Wait)?;
+        let whereto = Whereto {
+            destination: &key.destination,
+            body,
+        };
+        let batch = self.claimed(whereto, &self.claim_waiting, &call, &types, &args, &Disposition::Wait)?;
         let more: Option<bool> = Spi::get_one_with_args(
             &format!("select {}.outbox_waits($1, $2, $3)", self.schema),
             &[
@@ -390,6 +407,7 @@ impl Store {
     /// `sql` has the columns of outbox_claimed.
     fn claimed(
         &self,
+        whereto: Whereto,
         cached: &OnceCell<OwnedPreparedStatement>,
         sql: &dyn Fn() -> SpiResult<String>,
         types: &[PgBuiltInOids],
@@ -400,9 +418,23 @@ impl Store {
         if let Some(source) = &source {
             source.check_before_claim().unwrap_or_else(|error| error.raise());
         }
+        if let Some(body) = whereto.body {
+            let checked = self.bodies.check_before_claim(whereto.destination, body);
+            checked.unwrap_or_else(|error| error.raise());
+        }
         let mut claimed = self.claimed_with_built_in_events(cached, sql, types, args)?;
         if let Some(source) = &source {
             self.take_events(source, &mut claimed.batch, unclaim)?;
+        }
+        if let Some(body) = whereto.body {
+            let given = self.bodies.give(
+                whereto.destination,
+                body,
+                &mut claimed.batch.rows,
+                CLAIM_BYTES_MAX as usize,
+            );
+            let rest = given.unwrap_or_else(|error| error.raise());
+            self.unclaim(rest, &mut claimed.batch, unclaim)?;
         }
         Ok(claimed)
     }
@@ -423,18 +455,26 @@ impl Store {
                     row.event = event;
                     batch.rows.push(row);
                 }
-                None => unread.push(Settlement {
-                    place: row.place,
-                    pointer: row.pointer,
-                    disposition: unclaim.clone(),
-                }),
+                None => unread.push(row),
             }
         }
-        if !unread.is_empty() {
-            batch.cut = true;
-            self.settle(&unread, false)?;
+        self.unclaim(unread, batch, unclaim)
+    }
+
+    /// The end of a batch that is not dealt with now.
+    fn unclaim(&self, rest: Vec<Claimed<Tid>>, batch: &mut Batch<Tid>, unclaim: &Disposition) -> SpiResult<()> {
+        if rest.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let settlements: Vec<Settlement> = (rest.into_iter())
+            .map(|row| Settlement {
+                place: row.place,
+                pointer: row.pointer,
+                disposition: unclaim.clone(),
+            })
+            .collect();
+        batch.cut = true;
+        self.settle(&settlements, false).map(drop)
     }
 
     fn claimed_with_built_in_events(
@@ -738,6 +778,7 @@ fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<Tid>> {
             correlation_id: row.get(19)?,
             created_at: row.get(20)?.unwrap_or_default(),
             created_at_s: row.get(21)?.unwrap_or_default(),
+            body: None,
         }),
     };
     Ok(Claimed {

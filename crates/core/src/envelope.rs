@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 
 use crate::cloudevents::{self, Attributes};
 use crate::headers;
-use crate::message::{Event, Pointer, Properties, Publication};
+use crate::message::{Body, Event, Pointer, Properties, Publication};
 use crate::partition::Partition;
 use crate::route::{Format, Route, TransportKind};
 use crate::template::{Template, TooLong, Values};
@@ -60,25 +60,27 @@ pub fn publication(handle: u64, pointer: &Pointer, event: &Event, route: &Route<
     let (content_type, body, more) = match route.format {
         Format::Envelope => (Text::Static(CONTENT_TYPE), envelope(event, values.key)?, Vec::new()),
         Format::Payload => {
-            if statics.content_type.is_none() {
-                raw("payload", &event.payload)?;
-            }
-            let content_type = statics.content_type.clone();
-            let body = event.payload.clone().into_bytes();
-            (content_type.unwrap_or(Text::Static(CONTENT_TYPE)), body, Vec::new())
+            let (content_type, body) = match &event.body {
+                Some(body) => (body.content_type(), body.as_bytes()),
+                None => {
+                    if statics.content_type.is_none() {
+                        raw("payload", &event.payload)?;
+                    }
+                    (CONTENT_TYPE, event.payload.as_bytes())
+                }
+            };
+            let given = statics.content_type.clone();
+            (given.unwrap_or(Text::Static(content_type)), body.to_vec(), Vec::new())
         }
         Format::CloudEvents => {
-            let body = Attributes::of(&values, route)?.body(raw("payload", &event.payload)?)?;
+            let body = Attributes::of(&values, route)?.body(data(event)?)?;
             (Text::Static(cloudevents::CONTENT_TYPE), body, Vec::new())
         }
         Format::CloudEventsBinary => {
-            raw("payload", &event.payload)?;
+            data(event)?;
             let attributes = Attributes::of(&values, route)?.headers(route.transport);
-            (
-                Text::Static(CONTENT_TYPE),
-                event.payload.clone().into_bytes(),
-                attributes,
-            )
+            let body = (event.body.as_ref()).map_or(event.payload.as_bytes(), Body::as_bytes);
+            (Text::Static(CONTENT_TYPE), body.to_vec(), attributes)
         }
     };
     let properties = Properties {
@@ -100,6 +102,26 @@ pub fn publication(handle: u64, pointer: &Pointer, event: &Event, route: &Route<
         properties,
         body,
     })
+}
+
+/// What a CloudEvent tells: JSON.
+fn data(event: &Event) -> Result<&RawValue, Refusal> {
+    match &event.body {
+        None => raw("payload", &event.payload),
+        Some(Body::Json(json)) => raw("body", json),
+        Some(_) => Err(Refusal {
+            message: "the body is not JSON, which a CloudEvent needs as its data".to_owned(),
+            hint: "Let the function return jsonb, or choose the format payload.".to_owned(),
+        }),
+    }
+}
+
+/// The whole event as JSON, as the format envelope has it: what a function of the destination makes a body of.
+///
+/// # Errors
+/// [`Refusal`] when a JSON column is not JSON.
+pub fn whole(event: &Event, key: Option<&str>) -> Result<String, Refusal> {
+    serde_json::to_string(&Envelope::of(event, key)?).map_err(|error| unwritten(&error))
 }
 
 /// Checks what can be checked at enqueue: the user's headers as [`check_headers`] does, and the routing key that `template`
@@ -207,45 +229,47 @@ struct Envelope<'a> {
     headers: Option<&'a RawValue>,
 }
 
+impl<'a> Envelope<'a> {
+    fn of(event: &'a Event, key: Option<&'a str>) -> Result<Self, Refusal> {
+        let optional = |column, json: &'a Option<String>| json.as_deref().map(|json| raw(column, json)).transpose();
+        Ok(Self {
+            id: &event.id,
+            seq: event.seq,
+            kind: &event.kind,
+            aggregate_type: event.aggregate_type.as_deref(),
+            aggregate_id: event.aggregate_id.as_deref(),
+            operation: event.operation.as_deref(),
+            payload: raw("payload", &event.payload)?,
+            previous_payload: optional("previous_payload", &event.previous_payload)?,
+            metadata: optional("metadata", &event.metadata)?,
+            actor: event.actor.as_deref(),
+            correlation_id: event.correlation_id.as_deref(),
+            created_at: &event.created_at,
+            key,
+            headers: optional("headers", &event.headers)?,
+        })
+    }
+}
+
 fn envelope(event: &Event, key: Option<&str>) -> Result<Vec<u8>, Refusal> {
-    let envelope = Envelope {
-        id: &event.id,
-        seq: event.seq,
-        kind: &event.kind,
-        aggregate_type: event.aggregate_type.as_deref(),
-        aggregate_id: event.aggregate_id.as_deref(),
-        operation: event.operation.as_deref(),
-        payload: raw("payload", &event.payload)?,
-        previous_payload: event
-            .previous_payload
-            .as_deref()
-            .map(|json| raw("previous_payload", json))
-            .transpose()?,
-        metadata: event
-            .metadata
-            .as_deref()
-            .map(|json| raw("metadata", json))
-            .transpose()?,
-        actor: event.actor.as_deref(),
-        correlation_id: event.correlation_id.as_deref(),
-        created_at: &event.created_at,
-        key,
-        headers: event.headers.as_deref().map(|json| raw("headers", json)).transpose()?,
-    };
     let json_bytes = [&event.previous_payload, &event.metadata, &event.headers]
         .into_iter()
         .map(|json| json.as_ref().map_or(0, String::len))
         .sum::<usize>();
-    written(&envelope, event.payload.len() + json_bytes + 512)
+    written(&Envelope::of(event, key)?, event.payload.len() + json_bytes + 512)
 }
 
 pub(crate) fn written(value: &impl Serialize, bytes: usize) -> Result<Vec<u8>, Refusal> {
     let mut body = Vec::with_capacity(bytes);
-    serde_json::to_writer(&mut body, value).map_err(|error| Refusal {
+    serde_json::to_writer(&mut body, value).map_err(|error| unwritten(&error))?;
+    Ok(body)
+}
+
+fn unwritten(error: &serde_json::Error) -> Refusal {
+    Refusal {
         message: format!("the body could not be written: {error}"),
         hint: "This is a defect of the outbox; please report it.".to_owned(),
-    })?;
-    Ok(body)
+    }
 }
 
 fn raw<'a>(column: &str, json: &'a str) -> Result<&'a RawValue, Refusal> {
@@ -573,6 +597,54 @@ mod tests {
                 .message
                 .starts_with("payload is not valid JSON")
         );
+    }
+
+    #[test]
+    fn a_body_takes_the_place_of_the_payload_and_says_what_it_is() {
+        let bodies = [
+            (Body::Json("[1 ]".into()), "application/json", &b"[1 ]"[..]),
+            (Body::Text("<a/>".into()), "text/plain; charset=utf-8", b"<a/>"),
+            (Body::Bytes(vec![0, 255]), "application/octet-stream", &[0, 255]),
+        ];
+        for (body, content_type, bytes) in bodies {
+            let event = event_with(|e| {
+                e.body = Some(body.clone());
+                e.payload = "no JSON".into(); // nobody looks at it any more
+            });
+            let by = |format, statics: &Statics| made(&pointer(), &event, TransportKind::Amqp, format, statics);
+            let plain = by(Format::Payload, &Statics::default()).unwrap();
+            assert_eq!(
+                (plain.body.as_slice(), &*plain.properties.content_type),
+                (bytes, content_type)
+            );
+            let statics = Statics {
+                content_type: Some("text/xml".into()),
+                ..Statics::default()
+            };
+            assert_eq!(
+                &*by(Format::Payload, &statics).unwrap().properties.content_type,
+                "text/xml"
+            );
+            let forms = [Format::CloudEvents, Format::CloudEventsBinary].map(|f| by(f, &Statics::default()));
+            match body {
+                Body::Json(_) => {
+                    let [structured, binary] = forms.map(|form| String::from_utf8(form.unwrap().body).unwrap());
+                    assert!(structured.ends_with(r#","data":[1 ]}"#), "{structured}");
+                    assert_eq!(binary, "[1 ]");
+                }
+                _ => forms.into_iter().for_each(|form| {
+                    assert!(form.unwrap_err().message.contains("not JSON"));
+                }),
+            }
+        }
+    }
+
+    #[test]
+    fn a_function_gets_the_event_as_the_envelope_tells_it() {
+        let sent = published(&pointer(), &event()).unwrap().body;
+        let whole = whole(&event(), pointer().key.as_deref()).unwrap();
+        assert_eq!(whole.as_bytes(), sent);
+        assert!(super::whole(&event_with(|e| e.payload = "{".into()), None).is_err());
     }
 
     #[test]

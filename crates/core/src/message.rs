@@ -162,4 +162,34 @@ pub struct Event {
     pub created_at: String,
     /// The same moment in whole seconds since 1970, rounded down; negative before.
     pub created_at_s: i64,
+    /// What goes out in the place of the payload: a function of the destination made it.
+    pub body: Option<Body>,
+}
+
+/// A body that is not the payload.
+///
+/// Written by the worker after the claim (`src/store/body.rs`), read by `envelope`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Body {
+    Json(String),
+    Text(String),
+    Bytes(Vec<u8>),
+}
+
+impl Body {
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Json(text) | Self::Text(text) => text.as_bytes(),
+            Self::Bytes(bytes) => bytes,
+        }
+    }
+
+    /// Unless its destination says another.
+    pub fn content_type(&self) -> &'static str {
+        match self {
+            Self::Json(_) => "application/json",
+            Self::Text(_) => "text/plain; charset=utf-8",
+            Self::Bytes(_) => "application/octet-stream",
+        }
+    }
 }

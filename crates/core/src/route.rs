@@ -59,7 +59,7 @@ impl Format {
         })
     }
 
-    pub(crate) fn is_cloudevents(self) -> bool {
+    pub fn is_cloudevents(self) -> bool {
         matches!(self, Self::CloudEvents | Self::CloudEventsBinary)
     }
 

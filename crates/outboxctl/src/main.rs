@@ -6,6 +6,8 @@ mod failure;
 mod messages;
 mod output;
 mod pages;
+mod screen;
+mod top;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use commands::{Context, act, check, delivery, list, show, status, version};
@@ -53,6 +55,8 @@ enum Command {
     Relay(delivery::RelayArgs),
     /// Versions of this program, of the extension and of the server
     Version,
+    /// The outbox live, on a terminal
+    Top(top::TopArgs),
     /// Print the completions for a shell
     Completions(pages::CompletionsArgs),
     /// Print the man page, or write one for each command
@@ -78,6 +82,7 @@ async fn main() -> ExitCode {
         Command::Resume(args) => delivery::resume(&context, args).await,
         Command::Relay(args) => delivery::relay(&context, args).await,
         Command::Version => version::run(&context).await,
+        Command::Top(args) => top::run(&context, args).await,
         Command::Completions(args) => pages::completions(args, Cli::command()),
         Command::Man(args) => pages::man(args, Cli::command()),
     };

@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | [`url`] | what does `outbox.url` say? | any, pure |
 //! | `config` | where to connect, as whom, with which limits? | any, plain data |
+//! | `function` | which function does the option `body` name? | any, pure |
 //! | `publisher` | how does the worker hand over batches and learn outcomes? | the worker's main thread |
 //! | `publisher_thread` | how is one connection kept, used and given up? | `outbox-publish` |
 //! | `session` | one connection's window: publish, confirm, return, time out | `outbox-publish` |
@@ -28,6 +29,7 @@
 
 mod amqp;
 mod config;
+mod function;
 mod guard;
 mod http;
 mod publisher;
@@ -42,6 +44,7 @@ mod tls;
 pub mod url;
 
 pub use config::{AmqpConfig, Deadline, ExchangeType, Secret, TransportConfig};
+pub use function::BodyFunction;
 pub use http::{HttpAuth, HttpConfig};
 pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication, Text};
 pub use publisher::{Bell, ConnectionState, DownReason, Event, Publisher, prepare_process};

@@ -4,6 +4,7 @@
 //! No error repeats a value: it may be a secret that was written into the wrong option.
 
 use crate::config::{ExchangeType, Secret};
+use crate::function::BodyFunction;
 use crate::http::{HttpAuth, check_credentials};
 use crate::ssrf::AllowList;
 use crate::url::{AmqpAddress, HttpAddress, parse_http_url, parse_url};
@@ -22,6 +23,8 @@ pub struct Target {
     /// What may be reached by HTTP though it is not public.
     pub http_allow: AllowList,
     pub format: Format,
+    /// What makes the bodies, if not the format alone.
+    pub body: Option<BodyFunction>,
     /// What each message carries whatever the event.
     pub statics: Statics,
     pub rules: Rules,
@@ -173,6 +176,7 @@ impl Kind {
                 "exchange_type",
                 "routing_key",
                 "format",
+                "body",
                 "headers",
                 "content_type",
                 "app_id",
@@ -195,6 +199,7 @@ impl Kind {
                 "url",
                 "concurrency",
                 "format",
+                "body",
                 "headers",
                 "content_type",
                 "app_id",
@@ -289,6 +294,10 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
             }
             ("tls_ca", _) => target.certificates.ca = Some(pem(name, value)?),
             ("format", _) => target.format = Format::parse(value).map_err(|refusal| other(name, refusal))?,
+            ("body", _) => {
+                let function = BodyFunction::parse(value);
+                target.body = Some(function.ok_or_else(|| bad(name, "it is no name", BodyFunction::HINT))?);
+            }
             ("content_type", _) => target.statics.content_type = Some(Text::shared(value)),
             ("app_id", _) => target.statics.app_id = Text::shared(value),
             ("source", _) => {
@@ -316,6 +325,16 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
                 target.confirm_timeout = Duration::from_millis(duration(name, value, 100..=3_600_000)?);
             }
             _ => {}
+        }
+    }
+    if let Some(body) = &mut target.body {
+        match target.format {
+            Format::Envelope if server.iter().any(|(name, _)| name == "format") => {
+                let hint = "Leave format out, or choose payload, cloudevents or cloudevents_binary.";
+                return Err(bad("body", "the format envelope tells the whole event", hint));
+            }
+            Format::Envelope => target.format = Format::Payload,
+            format => body.as_json = format.is_cloudevents(),
         }
     }
     let transport = target.transport.kind();
@@ -405,6 +424,7 @@ impl Target {
             certificates: Certificates::default(),
             http_allow: AllowList::default(),
             format: Format::default(),
+            body: None,
             statics: Statics::default(),
             rules: Rules {
                 retry: RetryPolicy {
@@ -593,6 +613,7 @@ mod tests {
             },
             http_allow: AllowList::default(),
             format: Format::default(),
+            body: None,
             statics: Statics::default(),
             rules: Rules {
                 retry: RetryPolicy {
@@ -681,6 +702,7 @@ mod tests {
             ("routing_key", "{hunter2}"),
             ("ordering", "hunter2"),
             ("on_dead", "hunter2"),
+            ("body", "hunter2"),
             ("max_attempts", "0"),
             ("max_pending", "-1"),
             ("max_rate", "2147483648"),
@@ -713,6 +735,7 @@ mod tests {
             ("exchange_type", "fanout"),
             ("routing_key", "{key}"),
             ("format", "cloudevents"),
+            ("body", "shop.for_search"),
             ("headers", r#"{"tenant": "{header:tenant|none}"}"#),
             ("content_type", "text/plain"),
             ("app_id", "shop"),

@@ -1,0 +1,220 @@
+//! The figures that a screen shows, as plain data. Ages and times to go are seconds by the clock of the database.
+
+use serde::{Serialize, Serializer};
+
+/// What was read, or why it could not be: a part that fails leaves the others readable.
+pub type Part<T> = Result<T, String>;
+
+/// All that one look at the database brings.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Snapshot {
+    pub now: Now,
+    #[serde(serialize_with = "part")]
+    pub status: Part<Status>,
+    #[serde(serialize_with = "part")]
+    pub minutes: Part<Vec<Minute>>,
+    #[serde(serialize_with = "part")]
+    pub partitions: Part<Vec<Partition>>,
+    #[serde(serialize_with = "part")]
+    pub workers: Part<Vec<Worker>>,
+    #[serde(serialize_with = "part")]
+    pub ticks: Part<Vec<Ticks>>,
+    #[serde(serialize_with = "part")]
+    pub destinations: Part<Vec<Destination>>,
+    #[serde(serialize_with = "part")]
+    pub errors: Part<Vec<ErrorGroup>>,
+    #[serde(serialize_with = "part")]
+    pub messages: Part<Vec<Message>>,
+    #[serde(serialize_with = "part")]
+    pub problems: Part<Vec<Problem>>,
+}
+
+/// As JSON it is itself, or an object that says why it is missing.
+fn part<T: Serialize, S: Serializer>(part: &Part<T>, serializer: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Missing<'a> {
+        error: &'a str,
+    }
+    match part {
+        Ok(part) => part.serialize(serializer),
+        Err(error) => Missing { error }.serialize(serializer),
+    }
+}
+
+/// Where and when a snapshot was taken.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Now {
+    /// Seconds since 1970.
+    pub epoch_s: f64,
+    /// The same for a person, in the time zone of the session.
+    pub clock: String,
+    pub database: String,
+    pub user: String,
+    pub is_standby: bool,
+}
+
+/// The row of `outbox_status`. None = nobody counts, for the library is not preloaded.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Status {
+    pub pending: Option<i64>,
+    pub in_flight: Option<i64>,
+    pub dead: i64,
+    pub oldest_s: Option<f64>,
+    pub published_total: Option<i64>,
+    pub failed_total: Option<i64>,
+    pub published_per_s: Option<f64>,
+    pub failed_per_s: Option<f64>,
+}
+
+/// A minute of `outbox_throughput`; the last one is not over yet.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Minute {
+    /// Hour and minute at which it began.
+    pub clock: String,
+    pub published: i64,
+    pub retried: i64,
+    pub failed: i64,
+    pub p95_ms: Option<f64>,
+}
+
+/// A row of `outbox_partition_status`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Partition {
+    pub label: String,
+    pub owner: Option<String>,
+    pub ttl_s: Option<f64>,
+    pub epoch: i64,
+    pub first_waiting_seq: Option<i64>,
+    /// A dead letter holds up its key here.
+    pub is_blocked: bool,
+}
+
+/// A row of `outbox_worker_status`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Worker {
+    pub id: String,
+    pub pid: Option<i32>,
+    pub state: String,
+    pub reason: Option<String>,
+    pub detail: Option<String>,
+    pub is_alive: bool,
+    /// Until its heartbeat runs out.
+    pub heartbeat_s: f64,
+    pub partitions: i64,
+    pub age_s: f64,
+}
+
+/// The ticks of a worker that did something, from `outbox_ticks`: of the last minute, or as far back as it holds them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Ticks {
+    pub worker_id: String,
+    pub count: i64,
+    /// The time in which they were.
+    pub span_s: f64,
+    pub mean_ms: f64,
+    pub claimed: i64,
+    pub published: i64,
+    pub failed: i64,
+    /// Of the last tick.
+    pub backoff_ms: f64,
+    pub desired: i64,
+    pub leased: i64,
+    pub released: i64,
+}
+
+impl Ticks {
+    pub fn per_s(&self, of: fn(&Self) -> i64) -> f64 {
+        of(self) as f64 / self.span_s.max(0.001)
+    }
+}
+
+/// A row of `outbox_destination_status`. None = no worker counts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Destination {
+    pub name: String,
+    pub described_by: Option<String>,
+    pub state: String,
+    pub since_s: Option<f64>,
+    pub reason: Option<String>,
+    pub detail: Option<String>,
+    pub oldest_s: Option<f64>,
+    pub pending: Option<i64>,
+    pub max_pending: Option<i64>,
+    pub in_flight: Option<i64>,
+    pub published_total: Option<i64>,
+    pub failed_total: Option<i64>,
+    pub dead_total: Option<i64>,
+    pub published_per_s: Option<f64>,
+    pub p50_ms: Option<f64>,
+    pub p95_ms: Option<f64>,
+    pub p99_ms: Option<f64>,
+}
+
+/// A row of `outbox_errors`: failures that say the same.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct ErrorGroup {
+    pub destination: String,
+    pub kind: String,
+    pub message: String,
+    pub count: i64,
+    pub first_age_s: f64,
+    pub last_age_s: f64,
+    pub last_seq: Option<i64>,
+}
+
+/// A message that is not published: dead, waiting, or the first of its lane.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Message {
+    /// One of the words of `outbox_messages.status`.
+    pub status: String,
+    pub seq: i64,
+    pub destination: String,
+    pub partition: String,
+    pub key: Option<String>,
+    pub attempts: i32,
+    pub age_s: f64,
+    /// Until its next attempt.
+    pub due_s: Option<f64>,
+    pub note: Option<String>,
+}
+
+/// A line of `outbox_health` that is not well.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Problem {
+    pub check: String,
+    pub problem: String,
+    pub remedy: String,
+}
+
+/// What is asked for when a person looks at one message.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Letter {
+    pub seq: i64,
+    pub destination: String,
+    pub event: Part<Option<EventText>>,
+    pub attempts: Part<Vec<Attempt>>,
+}
+
+/// An event, each field as text.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EventText {
+    pub id: String,
+    pub kind: String,
+    pub aggregate: Option<String>,
+    pub operation: Option<String>,
+    pub created_at: String,
+    pub correlation_id: Option<String>,
+    pub actor: Option<String>,
+    pub headers: Option<String>,
+    pub payload: String,
+}
+
+/// A row of `outbox_attempts`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Attempt {
+    pub number: i32,
+    pub clock: String,
+    pub outcome: String,
+    pub error: Option<String>,
+    pub worker_id: Option<String>,
+}

@@ -1,0 +1,573 @@
+//! The panels of a screen, each made of plain data for a width.
+
+use super::chart::{bars, spread};
+use super::model::{Destination, ErrorGroup, Message, Minute, Part, Partition, Problem, Snapshot, Ticks, Worker};
+use super::panel::Panel;
+use super::table::{self, Cell, Column};
+use super::text::{self, age, count, known, ms, rate, short};
+use super::theme::Theme;
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+
+/// A letter for each owner of partitions, which tells them apart where there is no colour.
+#[derive(Clone, Debug, Default)]
+pub struct Owners(Vec<String>);
+
+impl Owners {
+    pub fn of(snapshot: &Snapshot) -> Self {
+        let workers = snapshot.workers.iter().flatten().map(|worker| &worker.id);
+        let owners = snapshot.partitions.iter().flatten();
+        let mut ids: Vec<String> = workers
+            .chain(owners.filter_map(|partition| partition.owner.as_ref()))
+            .cloned()
+            .collect();
+        ids.sort_unstable();
+        ids.dedup();
+        Self(ids)
+    }
+
+    fn index(&self, id: &str) -> usize {
+        self.0.iter().position(|known| known == id).unwrap_or(0)
+    }
+
+    pub fn letter(&self, id: &str) -> char {
+        const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+        LETTERS.get(self.index(id)).map_or('#', |letter| char::from(*letter))
+    }
+
+    pub fn style(&self, id: &str, theme: Theme) -> Style {
+        theme.owner(self.index(id))
+    }
+}
+
+/// A panel that says why its figures are missing.
+fn unreadable(title: &str, why: &str, width: usize, theme: Theme) -> Panel {
+    let why = text::harmless(&format!("not readable: {why}"));
+    Panel {
+        title: title.into(),
+        head: prose(&why, width, theme.warning()),
+        ..Panel::default()
+    }
+}
+
+fn prose(said: &str, width: usize, style: Style) -> Vec<Line<'static>> {
+    let lines = text::wrapped(said, width).into_iter();
+    lines.map(|line| Line::styled(line, style)).collect()
+}
+
+/// Columns that a value of the summary has at least.
+const VALUE: usize = 9;
+
+/// A count that fits there: cut off, it would be another one.
+fn total(n: i64) -> String {
+    let exact = count(n);
+    match exact.len() <= VALUE {
+        true => exact,
+        false => short(n),
+    }
+}
+
+/// `name value    name value`, in two columns where there is room.
+fn facts(facts: &[(&'static str, String, Style)], width: usize, theme: Theme) -> Vec<Line<'static>> {
+    let names = facts.iter().map(|(name, ..)| text::width(name)).max().unwrap_or(0);
+    let per_line = if width >= 2 * (names + 1 + VALUE) + 2 { 2 } else { 1 };
+    let column = (width + 2) / per_line - 2;
+    let fact = |(name, value, style): &(&'static str, String, Style)| {
+        let room = column.saturating_sub(names + 1);
+        [
+            Span::styled(text::left(name, names + 1), theme.dim()),
+            Span::styled(text::left(&text::harmless(value), room), *style),
+        ]
+    };
+    let rows = facts.len().div_ceil(per_line);
+    let line = |row: usize| {
+        let mut spans = Vec::new();
+        for fact_of_row in (0..per_line).filter_map(|n| facts.get(row + n * rows)) {
+            if !spans.is_empty() {
+                spans.push(Span::raw("  "));
+            }
+            spans.extend(fact(fact_of_row));
+        }
+        Line::from(spans)
+    };
+    (0..rows).map(line).collect()
+}
+
+/// What an operator asks first.
+pub fn summary(snapshot: &Snapshot, width: usize, theme: Theme) -> Panel {
+    let status = match &snapshot.status {
+        Ok(status) => status,
+        Err(why) => return unreadable("Summary", why, width, theme),
+    };
+    let plain = Style::new();
+    let alarm_if = |is_bad: bool| if is_bad { theme.bad() } else { plain };
+    let workers: &[Worker] = snapshot.workers.as_deref().unwrap_or_default();
+    let alive = workers.iter().filter(|worker| worker.is_alive).count();
+    let partitions: &[Partition] = snapshot.partitions.as_deref().unwrap_or_default();
+    let owned = partitions.iter().filter(|partition| partition.owner.is_some()).count();
+    let minutes: &[Minute] = snapshot.minutes.as_deref().unwrap_or_default();
+    let running_p95_ms = minutes.last().and_then(|minute| minute.p95_ms);
+    let p95_ms = whole_minute(minutes)
+        .and_then(|minute| minute.p95_ms)
+        .or(running_p95_ms);
+    let heartbeat = workers.iter().filter(|worker| worker.is_alive);
+    let heartbeat_s = heartbeat.map(|worker| worker.heartbeat_s).reduce(f64::min);
+    let oldest_s = status.oldest_s.unwrap_or(0.0);
+    let dead = match status.dead {
+        10_000.. => "10,000+".into(),
+        dead => count(dead),
+    };
+    let ticks: &[Ticks] = snapshot.ticks.as_deref().unwrap_or_default();
+    let all: i64 = ticks.iter().map(|ticks| ticks.count).sum();
+    let tick_ms = ticks
+        .iter()
+        .map(|ticks| ticks.mean_ms * ticks.count as f64)
+        .sum::<f64>()
+        / all as f64;
+    let tick_ms = Some(tick_ms).filter(|_| all > 0);
+    let claimed_per_s: f64 = ticks.iter().map(|ticks| ticks.per_s(|ticks| ticks.claimed)).sum();
+    let shown = [
+        ("pending", known(status.pending, total), plain),
+        ("oldest", known(status.oldest_s, age), alarm_if(oldest_s >= 60.0)),
+        ("in flight", known(status.in_flight, total), plain),
+        ("dead", dead, alarm_if(status.dead > 0)),
+        ("published", known(status.published_total, total), plain),
+        ("failed", known(status.failed_total, total), plain),
+        ("tick", known(tick_ms, ms), plain),
+        ("workers", format!("{alive} of {}", workers.len()), alarm_if(alive == 0)),
+        (
+            "partitions",
+            format!("{owned} of {}", partitions.len()),
+            alarm_if(owned == 0 && !partitions.is_empty()),
+        ),
+        ("publ/s", known(status.published_per_s, rate), plain),
+        (
+            "fail/s",
+            known(status.failed_per_s, rate),
+            alarm_if(status.failed_per_s.unwrap_or(0.0) > 0.0),
+        ),
+        ("p95", known(p95_ms, ms), plain),
+        ("heartbeat", known(heartbeat_s, age), plain),
+        (
+            "claim/s",
+            known(snapshot.ticks.as_ref().ok(), |_| rate(claimed_per_s)),
+            plain,
+        ),
+    ];
+    Panel {
+        title: "Summary".into(),
+        head: facts(&shown, width, theme),
+        ..Panel::default()
+    }
+}
+
+/// Messages a minute of the last hour, and a second of this session. `bar_lines` is the height of the first.
+pub fn throughput(
+    minutes: &Part<Vec<Minute>>,
+    session_per_s: &[f64],
+    bar_lines: usize,
+    width: usize,
+    theme: Theme,
+) -> Panel {
+    let mut head = match minutes {
+        Err(why) => {
+            let why = text::harmless(&format!("not readable: {why}"));
+            prose(&why, width, theme.warning())
+        }
+        Ok(minutes) => hour(minutes, bar_lines, width, theme),
+    };
+    let now = session_per_s.last().copied().unwrap_or(0.0);
+    let peak = session_per_s.iter().copied().fold(0.0, f64::max);
+    head.push(Line::from(vec![
+        Span::styled("this session  ", theme.dim()),
+        Span::styled(format!("{}/s", rate(now)), theme.strong()),
+        Span::styled(format!("  peak {}/s", rate(peak)), theme.dim()),
+    ]));
+    let recent = &session_per_s[session_per_s.len().saturating_sub(width)..];
+    head.extend(bars(recent, bar_lines / 2, theme.accent()));
+    Panel {
+        title: "Throughput".into(),
+        remark: "per minute, 60 minutes".into(),
+        head,
+        ..Panel::default()
+    }
+}
+
+/// The last minute that is over.
+fn whole_minute(minutes: &[Minute]) -> Option<&Minute> {
+    minutes.len().checked_sub(2).map(|i| &minutes[i])
+}
+
+fn hour(minutes: &[Minute], bar_lines: usize, width: usize, theme: Theme) -> Vec<Line<'static>> {
+    let published: Vec<f64> = minutes.iter().map(|minute| minute.published as f64).collect();
+    let columns = spread(&published, width, |values| {
+        values.iter().sum::<f64>() / values.len() as f64
+    });
+    let mark_of = |minute: &Minute| match (minute.failed > 0, minute.retried > 0) {
+        (true, _) => 'x',
+        (false, true) => 'r',
+        _ => '·',
+    };
+    let marks: Vec<char> = minutes.iter().map(mark_of).collect();
+    // What failed is worse than what is tried again.
+    let marks = spread(&marks, width, |marks| {
+        *['x', 'r'].iter().find(|mark| marks.contains(mark)).unwrap_or(&'·')
+    });
+    let mark = |mark: &char| {
+        let style = match mark {
+            'x' => theme.bad(),
+            'r' => theme.warning(),
+            _ => theme.dim(),
+        };
+        Span::styled(mark.to_string(), style)
+    };
+    let whole = whole_minute(minutes);
+    let p95_ms = whole.and_then(|minute| minute.p95_ms);
+    let peak = minutes.iter().map(|minute| minute.published).max().unwrap_or(0);
+    let mut lines = vec![Line::from(vec![
+        Span::styled("last minute  ", theme.dim()),
+        Span::styled(known(whole, |minute| count(minute.published)), theme.strong()),
+        Span::styled(
+            format!("  p95 {}  peak {}", known(p95_ms, ms), count(peak)),
+            theme.dim(),
+        ),
+    ])];
+    lines.extend(bars(&columns, bar_lines, theme.good()));
+    lines.push(Line::from(marks.iter().map(mark).collect::<Vec<_>>()));
+    let first = minutes.first().map_or("", |minute| &minute.clock);
+    let last = minutes.last().map_or("", |minute| &minute.clock);
+    let legend = match (marks.contains(&'x'), marks.contains(&'r')) {
+        (true, _) => "x failed  r retried",
+        (false, true) => "r retried",
+        _ => "",
+    };
+    let room = columns.len().saturating_sub(first.len() + last.len());
+    let middle = match text::width(legend) + 2 <= room {
+        true => format!("{legend:^room$}"),
+        false => " ".repeat(room),
+    };
+    let axis = text::harmless(&format!("{first}{middle}{last}"));
+    lines.push(Line::styled(axis, theme.dim()));
+    lines
+}
+
+/// A cell for each partition: the letter of its owner, and a mark for what stands in it.
+pub fn partitions(
+    rows: &Part<Vec<&Partition>>,
+    owners: &Owners,
+    selected: Option<usize>,
+    width: usize,
+    theme: Theme,
+) -> Panel {
+    let rows = match rows {
+        Ok(rows) => rows,
+        Err(why) => return unreadable("Partitions", why, width, theme),
+    };
+    let label = rows.iter().map(|row| text::width(&row.label)).max().unwrap_or(0) + 1;
+    let fitting = width.saturating_sub(label) / 2;
+    // A round number is easier to count along.
+    let per_line = match fitting {
+        0..4 => fitting.max(1),
+        4..32 => fitting / 4 * 4,
+        _ => 32,
+    };
+    let cell = |(i, row): (usize, &&Partition)| {
+        let (letter, mut style) = match &row.owner {
+            Some(owner) => (owners.letter(owner), owners.style(owner, theme)),
+            None => ('-', theme.bad()),
+        };
+        let mark = match (row.is_blocked, row.first_waiting_seq) {
+            (true, _) => Span::styled("!", theme.bad()),
+            (_, Some(_)) => Span::styled("+", theme.warning()),
+            _ => Span::raw(" "),
+        };
+        if selected == Some(i) {
+            style = style.patch(theme.selected());
+        }
+        [Span::styled(letter.to_string(), style), mark]
+    };
+    let lines = rows.chunks(per_line).enumerate().map(|(n, chunk)| {
+        let start = text::left(&text::harmless(&chunk[0].label), label);
+        let first = n * per_line;
+        let cells = chunk.iter().enumerate().flat_map(|(i, row)| cell((first + i, row)));
+        Line::from_iter([Span::styled(start, theme.dim())].into_iter().chain(cells))
+    });
+    let mut legend = Vec::new();
+    for id in &owners.0 {
+        let owned = rows.iter().filter(|row| row.owner.as_deref() == Some(id)).count();
+        let said = format!("{} {} {owned}", owners.letter(id), text::harmless(id));
+        legend.push((said, owners.style(id, theme)));
+    }
+    let free = rows.iter().filter(|row| row.owner.is_none()).count();
+    let waiting = rows.iter().filter(|row| row.first_waiting_seq.is_some()).count();
+    let blocked = rows.iter().filter(|row| row.is_blocked).count();
+    for (n, mark, what, style) in [
+        (free, '-', "nobody", theme.bad()),
+        (waiting, '+', "with messages", theme.warning()),
+        (blocked, '!', "with a blocked key", theme.bad()),
+    ] {
+        if n > 0 {
+            legend.push((format!("{mark} {what} {n}"), style));
+        }
+    }
+    Panel {
+        title: "1 Partitions".into(),
+        remark: match selected.and_then(|i| rows.get(i)) {
+            Some(row) => text::harmless(&row.label),
+            None => count(rows.len() as i64),
+        },
+        head: flowing(legend, width),
+        rows: lines.collect(),
+        selected: selected.map(|i| i / per_line),
+        keeps_row_style: true,
+        grows: true,
+        ..Panel::default()
+    }
+}
+
+/// Words one after the other, in as few lines as hold them.
+fn flowing(words: Vec<(String, Style)>, width: usize) -> Vec<Line<'static>> {
+    let mut lines: Vec<Line> = Vec::new();
+    let mut used = 0;
+    for (word, style) in words {
+        let word = text::fit(&word, width);
+        let columns = text::width(&word);
+        match lines.last_mut() {
+            Some(line) if used + 2 + columns <= width => {
+                line.push_span(Span::raw("  "));
+                line.push_span(Span::styled(word, style));
+                used += 2 + columns;
+            }
+            _ => {
+                lines.push(Line::styled(word, style));
+                used = columns;
+            }
+        }
+    }
+    lines
+}
+
+/// A list with its columns. `order` says by what it is sorted and filtered.
+fn list(
+    title: &str,
+    columns: &[Column],
+    rows: Vec<Vec<Cell>>,
+    selected: Option<usize>,
+    order: &str,
+    width: usize,
+    theme: Theme,
+) -> Panel {
+    let (head, lines) = table::lines(columns, &rows, width, theme);
+    Panel {
+        title: title.into(),
+        remark: order.into(),
+        head: match lines.is_empty() {
+            true => vec![Line::styled("none", theme.dim())],
+            false => vec![head],
+        },
+        rows: lines,
+        selected,
+        grows: true,
+        ..Panel::default()
+    }
+}
+
+/// What a list is drawn with beside its rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Look<'a> {
+    pub selected: Option<usize>,
+    pub order: &'a str,
+    pub width: usize,
+    pub theme: Theme,
+}
+
+pub fn workers(rows: &Part<Vec<&Worker>>, ticks: &Part<Vec<Ticks>>, owners: &Owners, look: Look) -> Panel {
+    let Look { width, theme, .. } = look;
+    let rows = match rows {
+        Ok(rows) => rows,
+        Err(why) => return unreadable("2 Workers", why, width, theme),
+    };
+    const COLUMNS: [Column; 9] = [
+        Column::words("", 0),
+        Column::prose("worker", 0, 8),
+        Column::words("state", 0),
+        Column::figure("parts", 1),
+        Column::words("heartbeat", 2),
+        Column::figure("tick", 4),
+        Column::figure("publ/s", 3),
+        Column::figure("fail/s", 5),
+        Column::figure("up", 6),
+    ];
+    let row = |worker: &&Worker| {
+        let state = if worker.is_alive { &worker.state } else { "ended" };
+        let own = ticks.iter().flatten().find(|ticks| ticks.worker_id == worker.id);
+        let heartbeat = match worker.is_alive {
+            true => Cell::styled(heartbeat(worker.heartbeat_s), theme.good()),
+            false => Cell::styled("–", theme.bad()),
+        };
+        vec![
+            Cell::styled(
+                owners.letter(&worker.id).to_string(),
+                owners.style(&worker.id, theme).patch(theme.strong()),
+            ),
+            Cell::new(&worker.id),
+            Cell::styled(state, theme.state(state)),
+            Cell::new(count(worker.partitions)),
+            heartbeat,
+            Cell::new(known(own, |own| ms(own.mean_ms))),
+            Cell::new(known(own, |own| rate(own.per_s(|ticks| ticks.published)))),
+            Cell::new(known(own, |own| rate(own.per_s(|ticks| ticks.failed)))),
+            Cell::new(age(worker.age_s)),
+        ]
+    };
+    let rows = rows.iter().map(row).collect();
+    list("2 Workers", &COLUMNS, rows, look.selected, look.order, width, theme)
+}
+
+/// A bar of what is left of 20 s, the default of `outbox.heartbeat_ttl`, and the figure.
+fn heartbeat(left_s: f64) -> String {
+    let full = ((left_s / 20.0 * 5.0).ceil() as usize).clamp(1, 5);
+    format!("{}{} {}", "▮".repeat(full), "▯".repeat(5 - full), age(left_s))
+}
+
+pub fn destinations(rows: &Part<Vec<&Destination>>, look: Look) -> Panel {
+    let Look { width, theme, .. } = look;
+    let rows = match rows {
+        Ok(rows) => rows,
+        Err(why) => return unreadable("3 Destinations", why, width, theme),
+    };
+    const COLUMNS: [Column; 8] = [
+        Column::prose("destination", 0, 11),
+        Column::words("state", 0),
+        Column::figure("pending", 1),
+        Column::figure("oldest", 2),
+        Column::figure("publ/s", 3),
+        Column::figure("p95", 4),
+        Column::figure("flight", 5),
+        Column::figure("dead", 6),
+    ];
+    let row = |destination: &&Destination| {
+        let is_full = destination.pending.zip(destination.max_pending);
+        let is_full = is_full.is_some_and(|(pending, max)| pending * 10 >= max * 9);
+        let pending = known(destination.pending, short);
+        vec![
+            Cell::new(&destination.name),
+            Cell::styled(&destination.state, theme.state(&destination.state)),
+            Cell::styled(pending, if is_full { theme.bad() } else { Style::new() }),
+            Cell::new(known(destination.oldest_s, age)),
+            Cell::new(known(destination.published_per_s, rate)),
+            Cell::new(known(destination.p95_ms, ms)),
+            Cell::new(known(destination.in_flight, short)),
+            Cell::new(known(destination.dead_total, short)),
+        ]
+    };
+    let rows = rows.iter().map(row).collect();
+    list(
+        "3 Destinations",
+        &COLUMNS,
+        rows,
+        look.selected,
+        look.order,
+        width,
+        theme,
+    )
+}
+
+pub fn errors(rows: &Part<Vec<&ErrorGroup>>, look: Look) -> Panel {
+    let Look { width, theme, .. } = look;
+    let rows = match rows {
+        Ok(rows) => rows,
+        Err(why) => return unreadable("4 Recent errors", why, width, theme),
+    };
+    const COLUMNS: [Column; 6] = [
+        Column::figure("ago", 0),
+        Column::figure("count", 0),
+        Column::figure("seq", 3),
+        Column::prose("destination", 1, 7),
+        Column::prose("kind", 2, 8),
+        Column::prose("message", 0, 28),
+    ];
+    let row = |group: &&ErrorGroup| {
+        vec![
+            Cell::new(age(group.last_age_s)),
+            Cell::new(short(group.count)),
+            Cell::new(known(group.last_seq, |seq| seq.to_string())),
+            Cell::new(&group.destination),
+            Cell::styled(&group.kind, theme.warning()),
+            Cell::new(&group.message),
+        ]
+    };
+    let rows = rows.iter().map(row).collect();
+    list(
+        "4 Recent errors",
+        &COLUMNS,
+        rows,
+        look.selected,
+        look.order,
+        width,
+        theme,
+    )
+}
+
+pub fn messages(rows: &Part<Vec<&Message>>, look: Look) -> Panel {
+    let Look { width, theme, .. } = look;
+    let rows = match rows {
+        Ok(rows) => rows,
+        Err(why) => return unreadable("5 Messages", why, width, theme),
+    };
+    const COLUMNS: [Column; 9] = [
+        Column::words("status", 0),
+        Column::figure("seq", 0),
+        Column::prose("key", 2, 6),
+        Column::prose("destination", 3, 7),
+        Column::words("part", 6),
+        Column::figure("tries", 5),
+        Column::figure("age", 4),
+        Column::figure("due", 7),
+        Column::prose("why", 1, 22),
+    ];
+    let row = |message: &&Message| {
+        vec![
+            Cell::styled(&message.status, theme.state(&message.status)),
+            Cell::new(message.seq.to_string()),
+            Cell::new(message.key.as_deref().unwrap_or("–")),
+            Cell::new(&message.destination),
+            Cell::new(&message.partition),
+            Cell::new(message.attempts.to_string()),
+            Cell::new(age(message.age_s)),
+            Cell::new(known(message.due_s, |s| if s > 0.0 { age(s) } else { "now".into() })),
+            Cell::new(message.note.as_deref().unwrap_or("")),
+        ]
+    };
+    let rows = rows.iter().map(row).collect();
+    list("5 Messages", &COLUMNS, rows, look.selected, look.order, width, theme)
+}
+
+/// What is wrong, in the words of `outbox_health`, and what to do. Cut to so many lines, one problem a line where it fits.
+pub fn problems(problems: &[Problem], width: usize, lines_max: usize, theme: Theme) -> Vec<Line<'static>> {
+    let line = |problem: &Problem| {
+        let said = format!("! {}: {}", problem.check, problem.problem);
+        let said = text::harmless(&said);
+        let remedy = text::harmless(&format!("  → {}", problem.remedy));
+        let said = text::fit(&said, width);
+        let room = width.saturating_sub(text::width(&said));
+        Line::from(vec![
+            Span::styled(said, theme.bad()),
+            Span::styled(
+                if room > 12 {
+                    text::fit(&remedy, room)
+                } else {
+                    String::new()
+                },
+                theme.warning(),
+            ),
+        ])
+    };
+    let mut lines: Vec<Line> = problems.iter().take(lines_max).map(line).collect();
+    let hidden = problems.len().saturating_sub(lines_max);
+    if let (true, Some(last)) = (hidden > 0, lines.last_mut()) {
+        let more = format!("! {} more problems: press h", hidden + 1);
+        *last = Line::styled(text::fit(&more, width), theme.bad());
+    }
+    lines
+}

@@ -1,0 +1,234 @@
+//! Words and figures as they are shown: made harmless, cut to a width, with their unit.
+
+use unicode_width::UnicodeWidthChar;
+
+/// Text from outside as a terminal may get it: no control character, nothing that turns the direction of writing, nothing
+/// that cannot be seen. An escape sequence in an error text would else move the cursor, or worse.
+pub fn harmless(text: &str) -> String {
+    const MARKS_MAX: u32 = 2; // on one letter; more of them is a column of ink, not a word
+    let mut shown = String::with_capacity(text.len());
+    let mut marks = 0;
+    for c in text.chars() {
+        let c = match c {
+            '\t' | '\n' | '\r' => ' ',
+            '\0'..='\u{1f}' => char::from_u32(0x2400 + c as u32).unwrap_or(UNSEEN), // ␛ for ESC
+            '\u{7f}' => '␡',
+            c if c.is_control() || is_unseen(c) => UNSEEN,
+            c => c,
+        };
+        match c.width() {
+            Some(0) => {
+                marks += 1;
+                if marks <= MARKS_MAX {
+                    shown.push(c);
+                }
+            }
+            _ => {
+                marks = 0;
+                shown.push(c);
+            }
+        }
+    }
+    shown
+}
+
+/// Stands for what cannot be seen. Not U+FFFD, which some terminals leave out.
+const UNSEEN: char = '□';
+
+/// Format characters: joiners, marks of direction, separators of lines, variation selectors, tags.
+fn is_unseen(c: char) -> bool {
+    matches!(c,
+        '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180b}'..='\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff9}'..='\u{fffb}'
+        | '\u{e0000}'..='\u{e0fff}')
+}
+
+/// Columns that a text takes.
+pub fn width(text: &str) -> usize {
+    text.chars().map(|c| c.width().unwrap_or(0)).sum()
+}
+
+/// The text if it fits, else its beginning and an ellipsis.
+pub fn fit(text: &str, columns: usize) -> String {
+    if width(text) <= columns {
+        return text.to_owned();
+    }
+    let mut cut = String::new();
+    let mut used = 1; // the ellipsis
+    for c in text.chars() {
+        used += c.width().unwrap_or(0);
+        if used > columns {
+            break;
+        }
+        cut.push(c);
+    }
+    if columns > 0 {
+        cut.push('…');
+    }
+    cut
+}
+
+/// Cut and filled up to exactly so many columns.
+pub fn left(text: &str, columns: usize) -> String {
+    let text = fit(text, columns);
+    let gap = columns.saturating_sub(width(&text));
+    text + &" ".repeat(gap)
+}
+
+/// The same, at the right.
+pub fn right(text: &str, columns: usize) -> String {
+    let text = fit(text, columns);
+    " ".repeat(columns.saturating_sub(width(&text))) + &text
+}
+
+/// Broken into lines of at most so many columns, at spaces where there are any.
+pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    let columns = columns.max(1);
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    for word in text.split(' ') {
+        let gap = usize::from(!line.is_empty());
+        if width(&line) + gap + width(word) <= columns {
+            if gap > 0 {
+                line.push(' ');
+            }
+            line.push_str(word);
+            continue;
+        }
+        if !line.is_empty() {
+            lines.push(std::mem::take(&mut line));
+        }
+        for c in word.chars() {
+            if !line.is_empty() && width(&line) + c.width().unwrap_or(0) > columns {
+                lines.push(std::mem::take(&mut line));
+            }
+            line.push(c);
+        }
+    }
+    lines.push(line);
+    lines
+}
+
+/// `1,234,567`
+pub fn count(n: i64) -> String {
+    let digits = n.unsigned_abs().to_string();
+    let mut shown = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            shown.push(',');
+        }
+        shown.push(digit);
+    }
+    if n < 0 { format!("-{shown}") } else { shown }
+}
+
+/// `1,234` or `12.3 M`: never wider than seven columns.
+pub fn short(n: i64) -> String {
+    let value = n as f64;
+    match n.unsigned_abs() {
+        0..=99_999 => count(n),
+        100_000..=999_499 => format!("{:.0} k", value / 1e3),
+        999_500..=999_499_999 => format!("{:.1} M", value / 1e6),
+        _ => format!("{:.1} G", value / 1e9),
+    }
+}
+
+/// A figure that nobody may know.
+pub fn known<T>(value: Option<T>, show: impl Fn(T) -> String) -> String {
+    value.map_or_else(|| "–".into(), show)
+}
+
+/// A time in its largest fitting unit: `4.2 s`, `95 s`, `12 min`, `5 h`, `3 d`.
+pub fn age(s: f64) -> String {
+    let s = s.max(0.0);
+    if s < 9.95 {
+        format!("{s:.1} s")
+    } else if s < 120.0 {
+        format!("{s:.0} s")
+    } else if s < 7_200.0 {
+        format!("{:.0} min", s / 60.0)
+    } else if s < 172_800.0 {
+        format!("{:.0} h", s / 3600.0)
+    } else {
+        format!("{:.0} d", s / 86_400.0)
+    }
+}
+
+/// `3.2 ms`, `321 ms`, `12.3 s`
+pub fn ms(ms: f64) -> String {
+    if ms < 99.95 {
+        format!("{ms:.1} ms")
+    } else if ms < 9_999.5 {
+        format!("{ms:.0} ms")
+    } else {
+        format!("{:.1} s", ms / 1e3)
+    }
+}
+
+/// `12.5`, `1,234`
+pub fn rate(per_s: f64) -> String {
+    match per_s < 999.95 {
+        true => format!("{:.1}", per_s + 0.0), // not -0.0
+        false => count(per_s.round() as i64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn an_escape_sequence_becomes_something_to_see() {
+        assert_eq!(harmless("a\u{1b}[2Jb\u{7}"), "a␛[2Jb␇");
+        assert_eq!(harmless("one\r\ntwo\tthree"), "one  two three");
+        assert_eq!(harmless("\u{9b}31m\u{7f}\u{202e}x\u{200b}"), "□31m␡□x□");
+        assert_eq!(harmless("e\u{301}\u{301}\u{301}\u{301}f"), "e\u{301}\u{301}f");
+        assert_eq!(harmless("größer, 日本"), "größer, 日本");
+    }
+
+    #[test]
+    fn wide_characters_are_cut_by_the_columns_they_take() {
+        assert_eq!(fit("日本語", 6), "日本語");
+        assert_eq!(fit("日本語", 5), "日本…");
+        assert_eq!(fit("日本語", 4), "日…");
+        assert_eq!(left("日本語", 4), "日… ");
+        assert_eq!(fit("abc", 0), "");
+        assert_eq!(wrapped("a 日本語 b", 4), ["a", "日本", "語 b"]);
+    }
+
+    #[test]
+    fn figures_have_their_unit() {
+        assert_eq!(
+            [count(0), count(999), count(1000), count(-1_234_567)],
+            ["0", "999", "1,000", "-1,234,567"]
+        );
+        assert_eq!(
+            [short(99_999), short(100_000), short(5_000_000), short(7_000_000_000)],
+            ["99,999", "100 k", "5.0 M", "7.0 G"]
+        );
+        assert_eq!(
+            [age(0.04), age(9.96), age(119.0), age(121.0), age(7300.0), age(1e6)],
+            ["0.0 s", "10 s", "119 s", "2 min", "2 h", "12 d"]
+        );
+        assert_eq!([ms(3.21), ms(321.4), ms(12_300.0)], ["3.2 ms", "321 ms", "12.3 s"]);
+        assert_eq!([rate(-0.0), rate(12.5), rate(12_345.6)], ["0.0", "12.5", "12,346"]);
+        assert_eq!(known(None::<i64>, count), "–");
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_nothing_of_it_moves_a_cursor(text in "\\PC*|[\\x00-\\x{9f}\\x{2000}-\\x{2070}x]*") {
+            prop_assert!(!harmless(&text).chars().any(|c| c.is_control() || is_unseen(c)));
+        }
+
+        #[test]
+        fn a_text_that_is_cut_fits(text in "\\PC*", columns in 0_usize..40) {
+            let text = harmless(&text);
+            prop_assert!(width(&fit(&text, columns)) <= columns);
+            prop_assert_eq!(width(&left(&text, columns)), columns);
+            prop_assert_eq!(width(&right(&text, columns)), columns);
+            prop_assert!(wrapped(&text, columns.max(2)).iter().all(|line| width(line) <= columns.max(2)));
+        }
+    }
+}

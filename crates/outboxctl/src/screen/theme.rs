@@ -1,0 +1,87 @@
+//! Colours, and what stands for them where there are none. Nothing is told by colour alone: a letter, a word or a mark says it too.
+
+use ratatui::style::{Color, Modifier, Style};
+
+/// How things look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Theme {
+    pub has_colour: bool,
+}
+
+impl Theme {
+    /// By the rule of no-color.org: any value but an empty one takes the colours away.
+    pub fn from_env() -> Self {
+        Self {
+            has_colour: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
+        }
+    }
+
+    fn coloured(self, colour: Color, without: Modifier) -> Style {
+        match self.has_colour {
+            true => Style::new().fg(colour),
+            false => Style::new().add_modifier(without),
+        }
+    }
+
+    pub fn good(self) -> Style {
+        self.coloured(Color::Green, Modifier::empty())
+    }
+
+    pub fn warning(self) -> Style {
+        self.coloured(Color::Yellow, Modifier::BOLD)
+    }
+
+    pub fn bad(self) -> Style {
+        self.coloured(Color::Red, Modifier::BOLD).add_modifier(Modifier::BOLD)
+    }
+
+    pub fn accent(self) -> Style {
+        self.coloured(Color::Cyan, Modifier::empty())
+    }
+
+    pub fn dim(self) -> Style {
+        Style::new().add_modifier(Modifier::DIM)
+    }
+
+    pub fn strong(self) -> Style {
+        Style::new().add_modifier(Modifier::BOLD)
+    }
+
+    pub fn selected(self) -> Style {
+        Style::new().add_modifier(Modifier::REVERSED)
+    }
+
+    /// Of a line that must not be missed.
+    pub fn alarm(self) -> Style {
+        match self.has_colour {
+            true => Style::new()
+                .fg(Color::White)
+                .bg(Color::Red)
+                .add_modifier(Modifier::BOLD),
+            false => Style::new().add_modifier(Modifier::BOLD.union(Modifier::REVERSED)),
+        }
+    }
+
+    /// Of the n-th owner of partitions; its letter tells it from the others as well.
+    pub fn owner(self, index: usize) -> Style {
+        const COLOURS: [Color; 6] = [
+            Color::Cyan,
+            Color::Magenta,
+            Color::Yellow,
+            Color::Green,
+            Color::Blue,
+            Color::LightRed,
+        ];
+        self.coloured(COLOURS[index % COLOURS.len()], Modifier::empty())
+    }
+
+    /// Of the word that a view gives for a state.
+    pub fn state(self, state: &str) -> Style {
+        match state {
+            "connected" | "published" | "alive" => self.good(),
+            "down" | "blocked" | "missing" | "dead" | "ended" | "not served" => self.bad(),
+            "paused" | "unconfigured" | "not adopted" | "retrying" | "connecting" | "starting" => self.warning(),
+            _ => Style::new(),
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! A snapshot made up for the tests, with something of everything: two workers and one that ended, a destination that is down,
+//! a blocked key, errors that carry escape sequences and wide characters.
+
+use super::state::State;
+use crate::screen::model::{
+    Attempt, Destination, ErrorGroup, EventText, Letter, Message, Minute, Now, Partition, Problem, Snapshot, Status,
+    Ticks, Worker,
+};
+use crate::screen::theme::Theme;
+use std::time::Duration;
+
+pub fn state() -> State {
+    let theme = Theme { has_colour: true };
+    let mut state = State::new(snapshot(), Duration::from_secs(1), false, theme);
+    state.session_per_s = (0..90_i32).map(|s| f64::from((s * 37) % 101 + (s % 30) * 4)).collect();
+    state
+}
+
+pub fn snapshot() -> Snapshot {
+    Snapshot {
+        now: Now {
+            epoch_s: 1_763_738_405.0,
+            clock: "16:40:05".into(),
+            database: "shop".into(),
+            user: "monitor".into(),
+            is_standby: false,
+        },
+        status: Ok(Status {
+            pending: Some(1_234),
+            in_flight: Some(48),
+            dead: 2,
+            oldest_s: Some(93.0),
+            published_total: Some(5_216_077),
+            failed_total: Some(31),
+            published_per_s: Some(112.4),
+            failed_per_s: Some(0.3),
+        }),
+        minutes: Ok(minutes()),
+        partitions: Ok(partitions()),
+        workers: Ok(workers()),
+        ticks: Ok(vec![ticks("server-1", 84, 3.4), ticks("server-2", 79, 2.9)]),
+        destinations: Ok(destinations()),
+        errors: Ok(errors()),
+        messages: Ok(messages()),
+        problems: Ok(vec![
+            Problem {
+                check: "broker".into(),
+                problem: "destination audit: the receiver cannot be reached: connection refused".into(),
+                remedy: "check the options of the server (\\des+ audit) and the peer".into(),
+            },
+            Problem {
+                check: "keys".into(),
+                problem: "1 key(s) stand still behind a dead letter, one of them: order:42 (seq 4711)".into(),
+                remedy:
+                    "outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one"
+                        .into(),
+            },
+        ]),
+    }
+}
+
+fn minutes() -> Vec<Minute> {
+    let minute = |i: i64| Minute {
+        clock: format!("{:02}:{:02}", 15 + (40 + i) / 60, (40 + i) % 60),
+        published: if (20..24).contains(&i) {
+            0
+        } else {
+            4_000 + (i * 811) % 3_700
+        },
+        retried: i64::from(i % 17 == 3),
+        failed: i64::from(i == 24 || i == 25),
+        p95_ms: Some(4.0 + (i % 7) as f64).filter(|_| !(20..24).contains(&i)),
+    };
+    (0..61).map(minute).collect()
+}
+
+fn partitions() -> Vec<Partition> {
+    let partition = |i: i64| Partition {
+        label: format!("p{i:02}"),
+        owner: (i != 15).then(|| format!("server-{}", i % 2 + 1)),
+        ttl_s: (i != 15).then_some(11.0),
+        epoch: 1_000 + i,
+        first_waiting_seq: (i % 5 == 2).then_some(5_217_300 + i),
+        is_blocked: i == 6,
+    };
+    (0..16).map(partition).collect()
+}
+
+fn workers() -> Vec<Worker> {
+    let worker = |n: i32, state: &str, is_alive: bool| Worker {
+        id: format!("server-{n}"),
+        pid: is_alive.then_some(4_000 + n),
+        state: state.into(),
+        is_alive,
+        heartbeat_s: if is_alive { 9.0 + f64::from(n) * 4.0 } else { -12.0 },
+        partitions: if is_alive { 9 - i64::from(n) } else { 0 },
+        age_s: 86_400.0 * 3.0,
+        ..Worker::default()
+    };
+    vec![
+        worker(1, "connected", true),
+        Worker {
+            reason: Some("unreachable".into()),
+            detail: Some("audit: connection refused".into()),
+            ..worker(2, "down", true)
+        },
+        worker(3, "connected", false),
+    ]
+}
+
+fn ticks(worker_id: &str, count: i64, mean_ms: f64) -> Ticks {
+    Ticks {
+        worker_id: worker_id.into(),
+        count,
+        span_s: 60.0,
+        mean_ms,
+        claimed: 3_402,
+        published: 3_380,
+        failed: 9,
+        backoff_ms: 0.0,
+        desired: 8,
+        leased: 1,
+        released: 0,
+    }
+}
+
+fn destinations() -> Vec<Destination> {
+    let destination = |name: &str, state: &str| Destination {
+        name: name.into(),
+        described_by: Some("outbox_amqp".into()),
+        state: state.into(),
+        since_s: Some(4_000.0),
+        pending: Some(12),
+        max_pending: None,
+        in_flight: Some(16),
+        published_total: Some(812_345),
+        failed_total: Some(3),
+        dead_total: Some(0),
+        published_per_s: Some(40.2),
+        p50_ms: Some(1.2),
+        p95_ms: Some(6.4),
+        p99_ms: Some(21.0),
+        ..Destination::default()
+    };
+    vec![
+        Destination {
+            reason: Some("unreachable".into()),
+            detail: Some("connection refused".into()),
+            oldest_s: Some(93.0),
+            pending: Some(1_190),
+            max_pending: Some(1_200),
+            published_per_s: Some(0.0),
+            dead_total: Some(2),
+            ..destination("audit", "down")
+        },
+        destination("default", "connected"),
+        destination("einkauf-größe-ß", "paused"),
+    ]
+}
+
+/// What a hostile peer may answer: it clears the screen, rings, turns the text round, and sets a title.
+pub const HOSTILE: &str = "bad\u{1b}[2J\u{7}\u{9b}31m\u{202e}gnp\u{1b}]0;title\u{7}\r\nnext line";
+
+fn errors() -> Vec<ErrorGroup> {
+    let error = |destination: &str, kind: &str, message: &str, count: i64, last_age_s: f64| ErrorGroup {
+        destination: destination.into(),
+        kind: kind.into(),
+        message: message.into(),
+        count,
+        first_age_s: last_age_s + 600.0,
+        last_age_s,
+        last_seq: Some(5_217_000 + count),
+    };
+    vec![
+        error(
+            "default",
+            "returned",
+            "312 NO_ROUTE: no queue is bound for order.created",
+            27,
+            4.0,
+        ),
+        error("audit", "http 500", HOSTILE, 3, 95.0),
+        error(
+            "audit",
+            "http 422",
+            "注文が見つかりません: the order was not found",
+            1,
+            1_300.0,
+        ),
+    ]
+}
+
+fn messages() -> Vec<Message> {
+    let message =
+        |status: &str, seq: i64, key: Option<&str>, attempts: i32, due_s: Option<f64>, note: Option<&str>| Message {
+            status: status.into(),
+            seq,
+            destination: if seq % 2 == 0 { "default" } else { "audit" }.into(),
+            partition: format!("p{:02}", seq % 16),
+            key: key.map(str::to_owned),
+            attempts,
+            age_s: 5_217_500.0 - seq as f64,
+            due_s,
+            note: note.map(str::to_owned),
+        };
+    let mut messages = vec![
+        message(
+            "dead",
+            5_210_004,
+            Some("order:42"),
+            15,
+            None,
+            Some("unroutable: 312 NO_ROUTE"),
+        ),
+        message("dead", 5_210_011, Some("客:七"), 15, None, Some(HOSTILE)),
+        message(
+            "retrying",
+            5_217_002,
+            Some("order:77"),
+            2,
+            Some(3.2),
+            Some("nacked by the broker"),
+        ),
+        message("scheduled", 5_217_005, None, 0, Some(5_400.0), None),
+        message(
+            "pending",
+            5_217_006,
+            Some("order:42"),
+            0,
+            None,
+            Some("behind an earlier message of its key"),
+        ),
+        message("in flight", 5_217_302, Some("order:3"), 0, None, None),
+    ];
+    messages.extend((0..24).map(|i| message("pending", 5_217_310 + i, Some("order:9"), 0, None, None)));
+    messages
+}
+
+pub fn letter() -> Letter {
+    Letter {
+        seq: 5_210_004,
+        destination: "default".into(),
+        event: Ok(Some(EventText {
+            id: "0199d5a0-0000-7000-8000-000000000001".into(),
+            kind: "OrderCreated".into(),
+            aggregate: Some("order:42".into()),
+            operation: Some("POST".into()),
+            created_at: "2025-11-21 16:38:32 UTC".into(),
+            headers: Some(r#"{"tenant": "north"}"#.into()),
+            payload: r#"{"order": 42, "lines": [{"sku": "A-1", "count": 3}], "note": "größer"}"#.into(),
+            ..EventText::default()
+        })),
+        attempts: Ok(vec![Attempt {
+            number: 15,
+            clock: "2025-11-21 16:39:00".into(),
+            outcome: "returned".into(),
+            error: Some("312 NO_ROUTE".into()),
+            worker_id: Some("server-1".into()),
+        }]),
+    }
+}

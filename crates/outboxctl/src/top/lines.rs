@@ -1,0 +1,42 @@
+//! Where no terminal is, or no person: a line for each look.
+
+use crate::screen::model::{Partition, Snapshot, Worker};
+use crate::screen::text::{age, harmless, known, rate};
+
+pub fn line(snapshot: &Snapshot) -> String {
+    let mut said = format!("{} ", snapshot.now.clock);
+    match &snapshot.status {
+        Ok(status) => {
+            let figure = |value: Option<i64>| known(value, |value| value.to_string());
+            said += &format!(
+                "pending {}, in flight {}, dead {}, published {}, published/s {}, failed/s {}, oldest {}",
+                figure(status.pending),
+                figure(status.in_flight),
+                status.dead,
+                figure(status.published_total),
+                known(status.published_per_s, rate),
+                known(status.failed_per_s, rate),
+                known(status.oldest_s, age),
+            );
+        }
+        Err(why) => said += &format!("status is not readable: {why}"),
+    }
+    let workers: &[Worker] = snapshot.workers.as_deref().unwrap_or_default();
+    let alive = workers.iter().filter(|worker| worker.is_alive).count();
+    let partitions: &[Partition] = snapshot.partitions.as_deref().unwrap_or_default();
+    let owned = partitions.iter().filter(|partition| partition.owner.is_some()).count();
+    said += &format!(
+        ", workers {alive}/{}, partitions {owned}/{}",
+        workers.len(),
+        partitions.len()
+    );
+    for problem in snapshot.problems.iter().flatten() {
+        said += &format!("; {}: {}", problem.check, problem.problem);
+    }
+    harmless(&said)
+}
+
+/// All of a look as one JSON document, in which control characters are escaped.
+pub fn json(snapshot: &Snapshot) -> String {
+    serde_json::to_string(snapshot).expect("no map with other keys than text")
+}

@@ -1,0 +1,496 @@
+//! Frames of made-up data at four widths, and what keys do. `INSTA_UPDATE=always cargo test -p outboxctl` takes over frames
+//! that changed: read the diff before you commit it.
+
+use super::fixture::{HOSTILE, letter, snapshot, state};
+use super::state::{Action, Link, Mode, Notice, Pane, State};
+use super::update::{Event, Request, update};
+use super::{as_text, frame_as_text, lines, view};
+use crate::screen::model::{Part, Snapshot};
+use crate::screen::theme::Theme;
+use proptest::prelude::*;
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::buffer::Buffer;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ratatui::style::Color;
+use std::time::Duration;
+
+fn press(state: &mut State, keys: &str) -> Option<Request> {
+    let mut last = None;
+    for key in keys.chars() {
+        let code = match key {
+            '\n' => KeyCode::Enter,
+            '\t' => KeyCode::Tab,
+            '\u{1b}' => KeyCode::Esc,
+            '\u{8}' => KeyCode::Backspace,
+            key => KeyCode::Char(key),
+        };
+        last = update(state, Event::Key(KeyEvent::new(code, KeyModifiers::NONE)));
+    }
+    last
+}
+
+fn buffer(state: &State, width: u16, height: u16) -> Buffer {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a terminal");
+    terminal.draw(|frame| view::draw(state, frame)).expect("a frame");
+    terminal.backend().buffer().clone()
+}
+
+fn frame(state: &State, width: u16, height: u16) -> String {
+    as_text(&buffer(state, width, height))
+}
+
+// ---- frames ---------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_narrow_terminal_has_all_panels_one_below_the_other() {
+    insta::assert_snapshot!("60_columns", frame(&state(), 60, 84));
+}
+
+#[test]
+fn a_small_terminal_has_the_panel_that_has_the_keys() {
+    let mut state = state();
+    press(&mut state, "3");
+    insta::assert_snapshot!("60_columns_24_lines", frame(&state, 60, 24));
+    press(&mut state, "5");
+    insta::assert_snapshot!("80_columns_24_lines", frame(&state, 80, 24));
+}
+
+#[test]
+fn a_terminal_of_middle_width_has_two_columns() {
+    insta::assert_snapshot!("100_columns", frame(&state(), 100, 40));
+}
+
+#[test]
+fn a_wide_terminal_has_three_columns() {
+    insta::assert_snapshot!("150_columns", frame(&state(), 150, 40));
+    insta::assert_snapshot!("200_columns", frame(&state(), 200, 50));
+}
+
+#[test]
+fn a_frame_as_text_holds_every_row() {
+    let text = frame_as_text(&state(), 100, view::height_of_all(&state(), 100));
+    assert!(!text.contains(" more "), "{text}");
+    assert!(text.contains("5217333"), "the last message:\n{text}");
+}
+
+#[test]
+fn the_docs_show_the_frame_as_it_is() {
+    let docs = include_str!("../../../../docs/top.md");
+    let shown = frame(&state(), 100, 40);
+    assert!(docs.contains(&shown), "docs/top.md is to show this frame:\n{shown}");
+}
+
+#[test]
+fn a_message_in_full_has_its_event_and_attempts() {
+    let mut state = state();
+    let asked = press(&mut state, "\n");
+    let wanted = Request::Letter {
+        seq: 5_210_004,
+        destination: "default".into(),
+    };
+    assert_eq!(asked, Some(wanted));
+    assert!(frame(&state, 80, 30).contains("is being read"));
+    update(&mut state, Event::Letter(Box::new(letter())));
+    insta::assert_snapshot!("message", frame(&state, 80, 30));
+}
+
+#[test]
+fn help_and_health_say_all() {
+    let mut state = state();
+    press(&mut state, "?");
+    insta::assert_snapshot!("help", frame(&state, 100, 24));
+    press(&mut state, "\u{1b}h");
+    insta::assert_snapshot!("health", frame(&state, 100, 16));
+}
+
+#[test]
+fn each_row_can_be_seen_in_full() {
+    for (pane, wanted) in [
+        ("1", "p00"),
+        ("2", "audit: connection refused"),
+        ("3", "1,190 of 1,200"),
+        ("4", "no queue is bound for order.created"),
+    ] {
+        let mut state = state();
+        press(&mut state, pane);
+        if pane == "2" {
+            press(&mut state, "j");
+        }
+        assert_eq!(press(&mut state, "\n"), None);
+        assert!(matches!(state.mode, Mode::Detail { .. }));
+        let shown = frame(&state, 100, 30);
+        assert!(shown.contains(wanted), "{wanted}:\n{shown}");
+        state.shown = Snapshot {
+            partitions: Ok(vec![]),
+            workers: Ok(vec![]),
+            destinations: Ok(vec![]),
+            errors: Ok(vec![]),
+            ..snapshot()
+        };
+        assert!(frame(&state, 100, 30).contains("not in the list any more"));
+    }
+}
+
+#[test]
+fn a_lost_connection_is_a_banner_over_the_last_figures() {
+    let mut state = state();
+    let lost = Event::Lost {
+        why: "the server went \u{1b}[31maway".into(),
+        next_try: Duration::from_secs(2),
+    };
+    update(&mut state, lost);
+    let shown = frame(&state, 100, 40);
+    assert!(
+        shown.contains("Connection lost: the server went ␛[31maway. Next try in 2.0 s."),
+        "{shown}"
+    );
+    assert!(shown.contains("5,216,077"), "{shown}");
+    update(&mut state, Event::Snapshot(Box::new(snapshot())));
+    assert!(!frame(&state, 100, 40).contains("Connection lost"));
+}
+
+#[test]
+fn a_part_that_cannot_be_read_says_why_and_leaves_the_others() {
+    let why = || "permission denied for view \u{1b}[1moutbox_errors".to_owned();
+    let mut state = state();
+    let all = state.shown.clone();
+    state.shown = Snapshot {
+        errors: Err(why()),
+        minutes: Err(why()),
+        ..all.clone()
+    };
+    let shown = frame(&state, 100, 40);
+    assert!(shown.matches("not readable: permission").count() == 2, "{shown}");
+    assert!(shown.contains("1,234"), "{shown}");
+    state.shown = Snapshot {
+        status: Err(why()),
+        partitions: Err(why()),
+        workers: Err(why()),
+        ticks: Err(why()),
+        destinations: Err(why()),
+        messages: Err(why()),
+        problems: Err(why()),
+        ..all
+    };
+    assert!(frame(&state, 200, 60).matches("not readable: permission").count() >= 5);
+    assert!(lines::line(&state.shown).contains("status is not readable: permission denied for view ␛[1m"));
+}
+
+#[test]
+fn nothing_of_a_hostile_text_reaches_the_terminal() {
+    let mut state = state();
+    for (pane, down) in [("4", "j"), ("5", "j")] {
+        press(&mut state, pane);
+        press(&mut state, down);
+        for mode in ["", "\n"] {
+            press(&mut state, mode);
+            for width in [60, 100, 150, 200] {
+                let cells = buffer(&state, width, 60).content;
+                let bad = |c: char| c.is_control() || "\u{202e}".contains(c);
+                assert!(cells.iter().all(|cell| !cell.symbol().contains(bad)));
+                assert!(cells.iter().any(|cell| cell.symbol() == "␛"), "it is seen");
+            }
+        }
+        press(&mut state, "\u{1b}");
+    }
+    state.shown.problems.as_mut().expect("problems")[0].problem = HOSTILE.into();
+    assert!(!lines::line(&state.shown).contains(char::is_control));
+}
+
+#[test]
+fn without_colours_no_cell_has_one_and_the_same_is_said() {
+    let mut plain = state();
+    plain.theme = Theme { has_colour: false };
+    let cells = buffer(&plain, 150, 40).content;
+    assert!(
+        cells
+            .iter()
+            .all(|cell| cell.fg == Color::Reset && cell.bg == Color::Reset)
+    );
+    assert_eq!(frame(&plain, 150, 40), frame(&state(), 150, 40));
+    assert!(
+        buffer(&state(), 150, 40)
+            .content
+            .iter()
+            .any(|cell| cell.fg == Color::Red)
+    );
+}
+
+#[test]
+fn a_line_says_the_same_where_no_terminal_is() {
+    assert_eq!(
+        lines::line(&snapshot()).split("; ").collect::<Vec<_>>(),
+        [
+            "16:40:05 pending 1234, in flight 48, dead 2, published 5216077, published/s 112.4, failed/s 0.3, oldest 93 s, workers 2/3, partitions 15/16",
+            "broker: destination audit: the receiver cannot be reached: connection refused",
+            "keys: 1 key(s) stand still behind a dead letter, one of them: order:42 (seq 4711)",
+        ]
+    );
+}
+
+// ---- keys -----------------------------------------------------------------------------------------------------------
+
+#[test]
+fn an_action_needs_the_flag_and_a_typed_y() {
+    let mut state = state();
+    assert_eq!(press(&mut state, "r"), None);
+    assert_eq!(state.mode, Mode::Watch);
+    assert!(frame(&state, 100, 40).contains("Actions are off: start with --allow-actions."));
+
+    state.may_act = true;
+    assert_eq!(press(&mut state, "r"), None);
+    assert!(frame(&state, 100, 40).contains("Retry message 5210004 to default? Type y"));
+    assert_eq!(press(&mut state, "n"), None);
+    assert!(frame(&state, 100, 40).contains("Nothing was done."));
+    for other in ["\n", "\u{1b}", "Y", "q", " "] {
+        assert_eq!(press(&mut state, &format!("r{other}")), None, "{other:?}");
+        assert!(!state.has_ended);
+    }
+    let (seq, destination) = (5_210_004, "default".to_owned());
+    let retry = Action::Retry {
+        seq,
+        destination: destination.clone(),
+    };
+    assert_eq!(press(&mut state, "ry"), Some(Request::Act(retry.clone())));
+    assert_eq!(
+        press(&mut state, "dy"),
+        Some(Request::Act(Action::Discard { seq, destination }))
+    );
+    assert_eq!(
+        press(&mut state, "\nry"),
+        Some(Request::Act(retry)),
+        "from the page of the message"
+    );
+
+    let done = Notice {
+        text: "Message 5210004 goes again.".into(),
+        is_bad: false,
+    };
+    update(&mut state, Event::Done(done));
+    assert!(frame(&state, 100, 40).contains("Message 5210004 goes again."));
+}
+
+#[test]
+fn what_is_asked_about_is_what_is_done_though_the_list_changes_meanwhile() {
+    let mut state = state();
+    state.may_act = true;
+    press(&mut state, "d");
+    let mut later = snapshot();
+    later.messages.as_mut().expect("messages").remove(0);
+    update(&mut state, Event::Snapshot(Box::new(later)));
+    let (seq, destination) = (5_210_004, "default".to_owned());
+    assert_eq!(
+        press(&mut state, "y"),
+        Some(Request::Act(Action::Discard { seq, destination }))
+    );
+}
+
+#[test]
+fn a_destination_is_paused_or_resumed_by_its_state() {
+    let mut state = state();
+    state.may_act = true;
+    press(&mut state, "p");
+    assert!(
+        state.notice.as_ref().is_some_and(|notice| notice.is_bad),
+        "no destination is selected"
+    );
+    press(&mut state, "3");
+    let destination = "audit".to_owned();
+    assert_eq!(
+        press(&mut state, "py"),
+        Some(Request::Act(Action::Pause { destination }))
+    );
+    let destination = "einkauf-größe-ß".to_owned();
+    assert_eq!(
+        press(&mut state, "jjpy"),
+        Some(Request::Act(Action::Resume { destination }))
+    );
+    press(&mut state, "r");
+    assert!(
+        state.notice.is_some_and(|notice| notice.is_bad),
+        "no message is selected"
+    );
+}
+
+#[test]
+fn a_selected_row_stays_selected_when_others_come_and_go() {
+    let mut state = state();
+    press(&mut state, "jj");
+    let selected = |state: &State| state.selected_id(Pane::Messages);
+    assert_eq!(selected(&state).as_deref(), Some("5217002 default"));
+    let mut later = snapshot();
+    later.messages.as_mut().expect("messages").remove(0);
+    update(&mut state, Event::Snapshot(Box::new(later.clone())));
+    assert_eq!(selected(&state).as_deref(), Some("5217002 default"));
+    later.messages.as_mut().expect("messages").remove(1);
+    update(&mut state, Event::Snapshot(Box::new(later)));
+    assert_eq!(
+        selected(&state).as_deref(),
+        Some("5217006 default"),
+        "what stands in its place"
+    );
+    press(&mut state, "G");
+    assert_eq!(selected(&state).as_deref(), Some("5217333 audit"));
+    press(&mut state, "jgk");
+    assert_eq!(selected(&state).as_deref(), Some("5210011 audit"));
+}
+
+#[test]
+fn a_filter_and_an_order_are_of_one_pane() {
+    let mut state = state();
+    press(&mut state, "/order:42");
+    assert_eq!(state.ids(Pane::Messages).len(), 2, "while it is typed");
+    assert!(frame(&state, 100, 40).contains("/order:42"));
+    press(&mut state, "\n");
+    assert_eq!(state.ids(Pane::Messages), ["5210004 default", "5217006 default"]);
+    assert_eq!(state.ids(Pane::Destinations).len(), 3);
+    press(&mut state, "/x\u{1b}");
+    assert_eq!(state.ids(Pane::Messages).len(), 2, "Esc leaves what was before");
+    press(&mut state, "\u{1b}");
+    assert_eq!(state.ids(Pane::Messages).len(), 30);
+    press(&mut state, "/DEAD\u{8}\u{8}\u{8}\u{8}dead\n");
+    assert_eq!(state.ids(Pane::Messages).len(), 2);
+
+    press(&mut state, "3s");
+    assert!(frame(&state, 150, 40).contains("by state"));
+    assert_eq!(state.ids(Pane::Destinations), ["default", "audit", "einkauf-größe-ß"]);
+    press(&mut state, "s");
+    assert_eq!(state.ids(Pane::Destinations)[0], "audit", "by what is pending");
+    press(&mut state, "sss");
+    assert_eq!(state.places[Pane::Destinations as usize].sort, 0, "as they come");
+}
+
+#[test]
+fn a_held_display_stands_still_and_goes_on_with_the_newest() {
+    let mut state = state();
+    let with_pending = |n: i64| {
+        let mut snapshot = snapshot();
+        snapshot.status.as_mut().expect("a status").pending = Some(n);
+        Event::Snapshot(Box::new(snapshot))
+    };
+    press(&mut state, " ");
+    assert!(frame(&state, 100, 40).contains("PAUSED"));
+    update(&mut state, with_pending(1));
+    update(&mut state, with_pending(77_777));
+    assert!(frame(&state, 100, 40).contains("1,234"));
+    press(&mut state, " ");
+    assert!(frame(&state, 100, 40).contains("77,777"));
+}
+
+#[test]
+fn the_session_counts_per_second_of_the_database_and_begins_anew_with_it() {
+    let mut state = state();
+    state.session_per_s.clear();
+    for (epoch_s, total) in [(2.0, 20), (4.0, 30), (5.0, 5), (6.0, 9)] {
+        let mut snapshot = snapshot();
+        snapshot.now.epoch_s = 1_763_738_405.0 + epoch_s;
+        snapshot.status.as_mut().expect("a status").published_total = Some(5_216_077 + total);
+        update(&mut state, Event::Snapshot(Box::new(snapshot)));
+    }
+    assert_eq!(state.session_per_s, [10.0, 5.0, 4.0]);
+}
+
+#[test]
+fn the_interval_goes_through_its_steps_and_stops_at_the_ends() {
+    let mut state = state();
+    let ms = |ms| Some(Request::Interval(Duration::from_millis(ms)));
+    assert_eq!(press(&mut state, "+"), ms(2_000));
+    assert_eq!(press(&mut state, "--"), ms(500));
+    assert_eq!(press(&mut state, "-"), ms(200));
+    assert_eq!(press(&mut state, "-"), None);
+    assert!(frame(&state, 100, 40).contains("every 200 ms"));
+    assert_eq!(press(&mut state, "++++++++"), ms(300_000));
+    assert_eq!(press(&mut state, "+"), None);
+}
+
+#[test]
+fn panes_are_reached_by_number_and_in_turn_and_q_ends() {
+    let mut state = state();
+    for (key, pane) in ["1", "2", "3", "4", "5"].into_iter().zip(Pane::ALL) {
+        press(&mut state, key);
+        assert_eq!(state.pane, pane);
+    }
+    press(&mut state, "\t");
+    assert_eq!(state.pane, Pane::Partitions);
+    press(&mut state, "?q");
+    assert!(!state.has_ended, "q left the help");
+    press(&mut state, "q");
+    assert!(state.has_ended);
+    for end in [
+        Event::Stop,
+        Event::Key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)),
+    ] {
+        state.has_ended = false;
+        update(&mut state, end);
+        assert!(state.has_ended);
+    }
+}
+
+// ---- properties -----------------------------------------------------------------------------------------------------
+
+fn gone<T>() -> Part<T> {
+    Err("gone".into())
+}
+
+fn some_state() -> impl Strategy<Value = State> {
+    let parts = proptest::array::uniform8(any::<bool>());
+    let keys = proptest::collection::vec(
+        prop_oneof![
+            Just('\n'),
+            Just('\t'),
+            Just('\u{1b}'),
+            Just('\u{8}'),
+            proptest::char::range(' ', '~')
+        ],
+        0..30,
+    );
+    (parts, keys, any::<bool>(), any::<bool>()).prop_map(|(are_there, keys, may_act, is_lost)| {
+        let mut state = state();
+        state.may_act = may_act;
+        let all = snapshot();
+        state.shown = Snapshot {
+            status: if are_there[0] { all.status } else { gone() },
+            minutes: if are_there[1] { all.minutes } else { Ok(vec![]) },
+            partitions: if are_there[2] { all.partitions } else { Ok(vec![]) },
+            workers: if are_there[3] { all.workers } else { gone() },
+            destinations: if are_there[4] { all.destinations } else { Ok(vec![]) },
+            errors: if are_there[5] { all.errors } else { Ok(vec![]) },
+            messages: if are_there[6] { all.messages } else { Ok(vec![]) },
+            problems: if are_there[7] { all.problems } else { Ok(vec![]) },
+            ..all
+        };
+        if is_lost {
+            state.link = Link::Lost {
+                why: "gone".into(),
+                next_try: Duration::ZERO,
+            };
+        }
+        for key in keys {
+            press(&mut state, &key.to_string());
+        }
+        state
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn a_terminal_of_any_size_is_drawn(state in some_state(), width in 1_u16..260, height in 1_u16..90) {
+        buffer(&state, width, height);
+        view::height_of_all(&state, width);
+    }
+
+    #[test]
+    fn whatever_is_typed_nothing_is_done_without_the_flag_or_a_y(keys in "[a-z1-5/ \\n\\x1b+?-]{0,60}") {
+        for (may_act, forbidden) in [(false, "\0"), (true, "y")] {
+            let mut state = state();
+            state.may_act = may_act;
+            for key in keys.chars().filter(|key| !forbidden.contains(*key)) {
+                let asked = press(&mut state, &key.to_string());
+                prop_assert!(!matches!(asked, Some(Request::Act(_))), "{:?}", asked);
+            }
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! What an event makes of the state, and what it asks of the database. Pure: the same event on the same state does the same.
+
+use super::state::{Action, Link, Mode, Notice, Pane, State, orders};
+use crate::screen::model::{Letter, Snapshot};
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use std::time::Duration;
+
+/// What happens to the program.
+#[derive(Clone, Debug)]
+pub enum Event {
+    Key(KeyEvent),
+    /// The terminal has another size; the next frame finds out which.
+    Resized,
+    Snapshot(Box<Snapshot>),
+    Lost {
+        why: String,
+        next_try: Duration,
+    },
+    Letter(Box<Letter>),
+    Done(Notice),
+    /// A signal, or a terminal that is gone.
+    Stop,
+}
+
+/// What is asked of whoever holds the session with the database.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Request {
+    Interval(Duration),
+    Letter { seq: i64, destination: String },
+    Act(Action),
+}
+
+/// Intervals that + and - go through.
+const INTERVALS_MS: [u64; 9] = [200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000];
+
+const PAGE: usize = 10;
+
+pub fn update(state: &mut State, event: Event) -> Option<Request> {
+    match event {
+        Event::Key(key) => return on_key(state, key),
+        Event::Resized => {}
+        Event::Snapshot(snapshot) => {
+            state.link = Link::Up;
+            state.sample(&snapshot);
+            match &mut state.held {
+                Some(held) => *held = snapshot,
+                None => state.shown = *snapshot,
+            }
+        }
+        Event::Lost { why, next_try } => state.link = Link::Lost { why, next_try },
+        Event::Letter(letter) => state.letter = Some(*letter),
+        Event::Done(notice) => state.notice = Some(notice),
+        Event::Stop => state.has_ended = true,
+    }
+    None
+}
+
+fn on_key(state: &mut State, key: KeyEvent) -> Option<Request> {
+    let with_control = key.modifiers.contains(KeyModifiers::CONTROL);
+    if with_control && matches!(key.code, KeyCode::Char('c' | 'd')) {
+        state.has_ended = true;
+        return None;
+    }
+    if with_control || key.modifiers.contains(KeyModifiers::ALT) {
+        return None; // Esc and a key that follow each other at once look like Alt
+    }
+    state.notice = None;
+    match std::mem::replace(&mut state.mode, Mode::Watch) {
+        Mode::Watch => watch(state, key.code),
+        Mode::Help { scroll } => {
+            state.mode = scrolled(key.code, scroll).map_or(Mode::Watch, |scroll| Mode::Help { scroll });
+            None
+        }
+        Mode::Health { scroll } => {
+            state.mode = scrolled(key.code, scroll).map_or(Mode::Watch, |scroll| Mode::Health { scroll });
+            None
+        }
+        Mode::Filter { before } => {
+            filter(state, key.code, before);
+            None
+        }
+        Mode::Detail { id, scroll } => {
+            if let Some(scroll) = scrolled(key.code, scroll) {
+                state.mode = Mode::Detail { id, scroll };
+                return None;
+            }
+            if matches!(key.code, KeyCode::Char('r' | 'd' | 'p')) {
+                ask(state, key.code, Some(id));
+            }
+            None
+        }
+        Mode::Confirm(action) => match key.code {
+            KeyCode::Char('y') => Some(Request::Act(action)),
+            _ => {
+                tell(state, "Nothing was done.");
+                None
+            }
+        },
+    }
+}
+
+fn watch(state: &mut State, key: KeyCode) -> Option<Request> {
+    match key {
+        KeyCode::Char('q') => state.has_ended = true,
+        KeyCode::Char('?') => state.mode = Mode::Help { scroll: 0 },
+        KeyCode::Char('h') => state.mode = Mode::Health { scroll: 0 },
+        KeyCode::Char(' ') => match state.held.take() {
+            Some(newest) => state.shown = *newest,
+            None => state.held = Some(Box::new(state.shown.clone())),
+        },
+        KeyCode::Char('+' | '=') => return interval(state, true),
+        KeyCode::Char('-') => return interval(state, false),
+        KeyCode::Tab => state.pane = state.pane.next(1),
+        KeyCode::BackTab => state.pane = state.pane.next(Pane::ALL.len() - 1),
+        KeyCode::Char(digit @ '1'..='5') => state.pane = Pane::ALL[digit as usize - '1' as usize],
+        KeyCode::Char('/') => {
+            let before = state.place().filter.clone();
+            state.mode = Mode::Filter { before };
+        }
+        KeyCode::Esc => state.place_mut().filter.clear(),
+        KeyCode::Char('s') => {
+            let count = orders(state.pane).len() + 1;
+            let place = state.place_mut();
+            place.sort = (place.sort + 1) % count;
+        }
+        KeyCode::Enter => return open(state),
+        KeyCode::Char('r' | 'd' | 'p') => {
+            let id = state.selected_id(state.pane);
+            ask(state, key, id);
+        }
+        _ => {
+            let last = state.ids(state.pane).len().saturating_sub(1);
+            let at = state.selected(state.pane).unwrap_or(0);
+            match key {
+                KeyCode::Char('j') | KeyCode::Down => select(state, (at + 1).min(last)),
+                KeyCode::Char('k') | KeyCode::Up => select(state, at.saturating_sub(1)),
+                KeyCode::PageDown => select(state, (at + PAGE).min(last)),
+                KeyCode::PageUp => select(state, at.saturating_sub(PAGE)),
+                KeyCode::Char('g') | KeyCode::Home => select(state, 0),
+                KeyCode::Char('G') | KeyCode::End => select(state, last),
+                _ => {}
+            }
+        }
+    }
+    None
+}
+
+fn select(state: &mut State, index: usize) {
+    let id = state.ids(state.pane).into_iter().nth(index);
+    let place = state.place_mut();
+    place.index = index;
+    place.selected = id;
+}
+
+/// Where a page scrolls to; None = the key leaves it.
+fn scrolled(key: KeyCode, scroll: usize) -> Option<usize> {
+    match key {
+        KeyCode::Char('j') | KeyCode::Down => Some(scroll + 1),
+        KeyCode::Char('k') | KeyCode::Up => Some(scroll.saturating_sub(1)),
+        KeyCode::PageDown | KeyCode::Char(' ') => Some(scroll + PAGE),
+        KeyCode::PageUp => Some(scroll.saturating_sub(PAGE)),
+        KeyCode::Char('g') | KeyCode::Home => Some(0),
+        _ => None,
+    }
+}
+
+fn filter(state: &mut State, key: KeyCode, before: String) {
+    const LENGTH_MAX: usize = 100;
+    match key {
+        KeyCode::Enter => return,
+        KeyCode::Esc => {
+            state.place_mut().filter = before;
+            return;
+        }
+        KeyCode::Backspace => _ = state.place_mut().filter.pop(),
+        KeyCode::Char(c) if state.place().filter.chars().count() < LENGTH_MAX => state.place_mut().filter.push(c),
+        _ => {}
+    }
+    state.mode = Mode::Filter { before };
+}
+
+fn interval(state: &mut State, longer: bool) -> Option<Request> {
+    let now = state.interval.as_millis() as u64;
+    let next = match longer {
+        true => INTERVALS_MS.iter().find(|ms| **ms > now),
+        false => INTERVALS_MS.iter().rev().find(|ms| **ms < now),
+    };
+    let next = Duration::from_millis(*next?);
+    state.interval = next;
+    Some(Request::Interval(next))
+}
+
+fn open(state: &mut State) -> Option<Request> {
+    let id = state.selected_id(state.pane)?;
+    state.mode = Mode::Detail {
+        id: id.clone(),
+        scroll: 0,
+    };
+    if state.pane != Pane::Messages {
+        return None;
+    }
+    state.letter = None;
+    let (seq, destination) = id.split_once(' ')?;
+    Some(Request::Letter {
+        seq: seq.parse().ok()?,
+        destination: destination.to_owned(),
+    })
+}
+
+/// Asks whether the action that a key stands for, on the row of that name, is meant.
+fn ask(state: &mut State, key: KeyCode, id: Option<String>) {
+    match action(state, key, id) {
+        _ if !state.may_act => complain(state, "Actions are off: start with --allow-actions."),
+        Ok(action) => state.mode = Mode::Confirm(action),
+        Err(why) => complain(state, why),
+    }
+}
+
+fn action(state: &State, key: KeyCode, id: Option<String>) -> Result<Action, &'static str> {
+    match key {
+        KeyCode::Char('p') => {
+            let wrong_pane = "Select a destination to pause or resume: press 3.";
+            let name = id.filter(|_| state.pane == Pane::Destinations).ok_or(wrong_pane)?;
+            let rows = state.shown.destinations.as_deref().unwrap_or_default();
+            let is_paused = rows.iter().any(|row| row.name == name && row.state == "paused");
+            Ok(match is_paused {
+                true => Action::Resume { destination: name },
+                false => Action::Pause { destination: name },
+            })
+        }
+        key => {
+            let wrong_pane = "Select a message to retry or discard: press 5.";
+            let id = id.filter(|_| state.pane == Pane::Messages).ok_or(wrong_pane)?;
+            let (seq, destination) = id.split_once(' ').ok_or(wrong_pane)?;
+            let (seq, destination) = (seq.parse().map_err(|_| wrong_pane)?, destination.to_owned());
+            Ok(match key {
+                KeyCode::Char('d') => Action::Discard { seq, destination },
+                _ => Action::Retry { seq, destination },
+            })
+        }
+    }
+}
+
+fn tell(state: &mut State, text: &str) {
+    state.notice = Some(Notice {
+        text: text.into(),
+        is_bad: false,
+    });
+}
+
+fn complain(state: &mut State, text: &str) {
+    state.notice = Some(Notice {
+        text: text.into(),
+        is_bad: true,
+    });
+}

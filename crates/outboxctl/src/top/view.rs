@@ -1,0 +1,280 @@
+//! A frame from the state. Pure: it reads no clock and asks nobody.
+
+use super::detail;
+use super::state::{Link, Mode, Pane, State};
+use crate::screen::panel::{Panel, draw_stack};
+use crate::screen::parts::{self, Look, Owners};
+use crate::screen::text;
+use ratatui::Frame;
+use ratatui::layout::Rect;
+use ratatui::text::{Line, Span};
+use ratatui::widgets::Paragraph;
+
+/// From here on there are three columns, or two.
+const THREE_COLUMNS: u16 = 140;
+const TWO_COLUMNS: u16 = 90;
+
+/// Below that the bars are less high.
+const LOW: u16 = 30;
+
+/// Problems that are shown above everything else; `h` shows all.
+const PROBLEMS_MAX: usize = 3;
+
+pub fn draw(state: &State, frame: &mut Frame) {
+    let area = frame.area();
+    let width = usize::from(area.width);
+    let mut top = vec![header(state, width)];
+    if let Link::Lost { why, next_try } = &state.link {
+        let said = format!(
+            " Connection lost: {why}. Next try in {}. ",
+            text::age(next_try.as_secs_f64())
+        );
+        let said = text::left(&text::harmless(&said), width);
+        top.push(Line::styled(said, state.theme.alarm()));
+    }
+    match &state.shown.problems {
+        Ok(problems) => top.extend(parts::problems(problems, width, PROBLEMS_MAX, state.theme)),
+        Err(why) => {
+            let said = text::harmless(&format!("! health is not readable: {why}"));
+            top.push(Line::styled(text::fit(&said, width), state.theme.warning()));
+        }
+    }
+    let head = u16::try_from(top.len()).unwrap_or(1).min(area.height);
+    let foot = u16::from(area.height > head);
+    let place = |y: u16, height: u16| Rect::new(area.x, area.y + y, area.width, height);
+    frame.render_widget(Paragraph::new(top), place(0, head));
+    frame.render_widget(Paragraph::new(footer(state, width)), place(area.height - foot, foot));
+    let body = place(head, area.height - head - foot);
+    match &state.mode {
+        Mode::Help { scroll } => draw_page(state, "Keys", detail::help(state, width), *scroll, frame, body),
+        Mode::Health { scroll } => draw_page(state, "Health", detail::health(state, width), *scroll, frame, body),
+        Mode::Detail { id, scroll } => {
+            let (title, lines) = detail::detail(state, id, width.saturating_sub(2));
+            draw_page(state, &title, lines, *scroll, frame, body);
+        }
+        _ => {
+            for (column, panels) in columns(state, body) {
+                draw_stack(frame, column, &panels, state.theme);
+            }
+        }
+    }
+}
+
+/// Lines that a frame needs to show everything, at a width.
+pub fn height_of_all(state: &State, width: u16) -> u16 {
+    let area = Rect::new(0, 0, width, LOW);
+    let columns = columns(state, area).into_iter();
+    let highest = columns.map(|(_, panels)| panels.iter().map(Panel::height).fold(0, u16::saturating_add));
+    let problems = state.shown.problems.as_ref().map_or(1, Vec::len).min(PROBLEMS_MAX) as u16;
+    highest.max().unwrap_or(0).saturating_add(2 + problems)
+}
+
+/// One page over the whole body.
+fn draw_page(state: &State, title: &str, lines: Vec<Line<'static>>, scroll: usize, frame: &mut Frame, area: Rect) {
+    let visible = usize::from(area.height.saturating_sub(2));
+    let scroll = scroll.min(lines.len().saturating_sub(visible));
+    let panel = Panel {
+        title: title.into(),
+        remark: "Esc goes back".into(),
+        rows: lines.into_iter().skip(scroll).collect(),
+        has_focus: true,
+        ..Panel::default()
+    };
+    panel.draw(frame, area, state.theme);
+}
+
+fn header(state: &State, width: usize) -> Line<'static> {
+    let now = &state.shown.now;
+    let theme = state.theme;
+    let mut words = vec![
+        ("outboxctl top".to_owned(), theme.strong()),
+        (
+            text::harmless(&format!("{}@{}", now.user, now.database)),
+            theme.accent(),
+        ),
+        (text::harmless(&now.clock), theme.strong()),
+        (format!("every {}", every(state)), theme.dim()),
+    ];
+    if now.is_standby {
+        words.push(("STANDBY".into(), theme.warning()));
+    }
+    if state.may_act {
+        words.push(("actions on".into(), theme.warning()));
+    }
+    if state.held.is_some() {
+        words.push(("PAUSED: space goes on".into(), theme.alarm()));
+    }
+    let mut spans = Vec::new();
+    let mut used = 0;
+    for (word, style) in words {
+        let gap = if used == 0 { 0 } else { 2 };
+        if used + gap + text::width(&word) > width {
+            break;
+        }
+        used += gap + text::width(&word);
+        spans.push(Span::raw(" ".repeat(gap)));
+        spans.push(Span::styled(word, style));
+    }
+    Line::from(spans)
+}
+
+fn every(state: &State) -> String {
+    match state.interval.as_millis() {
+        ms if ms < 1_000 => format!("{ms} ms"),
+        ms if ms % 1_000 == 0 => format!("{} s", ms / 1_000),
+        ms => format!("{:.1} s", ms as f64 / 1e3),
+    }
+}
+
+fn footer(state: &State, width: usize) -> Line<'static> {
+    let theme = state.theme;
+    match (&state.mode, &state.notice) {
+        (Mode::Confirm(action), _) => {
+            let said = text::harmless(&format!(
+                " {} Type y, or any other key to leave it. ",
+                action.question()
+            ));
+            Line::styled(text::left(&said, width), theme.alarm())
+        }
+        (Mode::Filter { .. }, _) => {
+            let filter = text::harmless(&state.place().filter);
+            Line::from(vec![
+                Span::styled("/", theme.accent()),
+                Span::raw(text::fit(&filter, width.saturating_sub(2))),
+                Span::styled(" ", theme.selected()),
+                Span::styled("  Enter keeps it, Esc leaves it", theme.dim()),
+            ])
+        }
+        (_, Some(notice)) => {
+            let style = if notice.is_bad { theme.bad() } else { theme.good() };
+            Line::styled(text::fit(&text::harmless(&notice.text), width), style)
+        }
+        _ => keys(state, width),
+    }
+}
+
+fn keys(state: &State, width: usize) -> Line<'static> {
+    let mut keys = vec![
+        ("q", "quit"),
+        ("?", "help"),
+        ("tab 1-5", "pane"),
+        ("j k", "move"),
+        ("enter", "detail"),
+        ("h", "health"),
+        ("/", "filter"),
+        ("s", "sort"),
+    ];
+    if state.may_act {
+        keys.extend([("r", "retry"), ("d", "discard"), ("p", "pause, resume")]);
+    }
+    keys.extend([("space", "hold"), ("+ -", "interval")]);
+    let mut spans = Vec::new();
+    let mut used = 0;
+    for (key, does) in keys {
+        let gap = if used == 0 { 0 } else { 2 };
+        let columns = gap + key.len() + 1 + does.len();
+        if used + columns > width {
+            break;
+        }
+        used += columns;
+        spans.push(Span::raw(" ".repeat(gap)));
+        spans.push(Span::styled(key, state.theme.accent()));
+        spans.push(Span::styled(format!(" {does}"), state.theme.dim()));
+    }
+    Line::from(spans)
+}
+
+/// The panels, by column.
+fn columns(state: &State, area: Rect) -> Vec<(Rect, Vec<Panel>)> {
+    let column = |x: u16, width: u16| Rect::new(area.x + x, area.y, width, area.height);
+    let bar_lines = if area.height < LOW { 2 } else { 4 };
+    let make = |column: Rect, which: &[Which]| {
+        let width = usize::from(column.width.saturating_sub(2));
+        let panels = which.iter().map(|which| panel(state, *which, bar_lines, width));
+        (column, panels.collect())
+    };
+    use Which::{List, Summary, Throughput};
+    let [partitions, workers, destinations, errors, messages] = Pane::ALL.map(List);
+    match area.width {
+        THREE_COLUMNS.. => {
+            let first = (area.width * 28 / 100).clamp(44, 66);
+            let second = (area.width - first) * 44 / 100;
+            let third = area.width - first - second;
+            vec![
+                make(column(0, first), &[Summary, Throughput, partitions]),
+                make(column(first, second), &[workers, destinations]),
+                make(column(first + second, third), &[errors, messages]),
+            ]
+        }
+        TWO_COLUMNS.. => {
+            let first = area.width * 9 / 20;
+            vec![
+                make(column(0, first), &[Summary, Throughput, partitions, workers]),
+                make(column(first, area.width - first), &[destinations, errors, messages]),
+            ]
+        }
+        width => vec![make(
+            column(0, width),
+            &[Summary, Throughput, partitions, workers, destinations, errors, messages],
+        )],
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Which {
+    Summary,
+    Throughput,
+    List(Pane),
+}
+
+fn panel(state: &State, which: Which, bar_lines: usize, width: usize) -> Panel {
+    let theme = state.theme;
+    let shown = &state.shown;
+    let pane = match which {
+        Which::Summary => return parts::summary(shown, width, theme),
+        Which::Throughput => {
+            let session: Vec<f64> = state.session_per_s.iter().copied().collect();
+            return parts::throughput(&shown.minutes, &session, bar_lines, width, theme);
+        }
+        Which::List(pane) => pane,
+    };
+    let has_focus = state.pane == pane;
+    let order = remark(state, pane);
+    let selected = state.selected(pane);
+    let look = Look {
+        selected,
+        order: &order,
+        width,
+        theme,
+    };
+    let owners = Owners::of(shown);
+    let panel = match pane {
+        Pane::Partitions => {
+            let selected = selected.filter(|_| has_focus);
+            parts::partitions(&state.rows(pane, &shown.partitions), &owners, selected, width, theme)
+        }
+        Pane::Workers => parts::workers(&state.rows(pane, &shown.workers), &shown.ticks, &owners, look),
+        Pane::Destinations => parts::destinations(&state.rows(pane, &shown.destinations), look),
+        Pane::Errors => parts::errors(&state.rows(pane, &shown.errors), look),
+        Pane::Messages => parts::messages(&state.rows(pane, &shown.messages), look),
+    };
+    Panel { has_focus, ..panel }
+}
+
+/// By what a list is filtered and sorted.
+fn remark(state: &State, pane: Pane) -> String {
+    let filter = &state.places[pane as usize].filter;
+    let filter = match filter.is_empty() {
+        true => String::new(),
+        false => format!("/{}", text::harmless(filter)),
+    };
+    let order = match state.order(pane) {
+        "" => String::new(),
+        order => format!("by {order}"),
+    };
+    [filter, order]
+        .into_iter()
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
+}

@@ -1,0 +1,398 @@
+//! Bodies that a function of the user's own makes, as the option `body` of a destination names it. A worker makes them
+//! here after a claim, in the same transaction; a session asks whether it could.
+//!
+//! The function is other people's: it runs as its owner, who is no superuser, restricted, and cannot write. Who made the
+//! destination must have the rights of that owner, or he could have a stranger's function run as the stranger. A worker
+//! bounds its time, and gives the error of one message to that message alone.
+
+use super::enqueue::BODY_MAX_BYTES;
+use crate::error::UserError;
+use crate::pg::catalog::{self, Function};
+use crate::pg::tid::Tid;
+use crate::pg::{guc, security, signals, txn};
+use crate::ports::STATEMENT_TIMEOUT_MS;
+use outbox_core::engine::Claimed;
+use outbox_core::envelope::{self, Refusal};
+use outbox_core::message::{Body, Outcome};
+use outbox_transport::BodyFunction;
+use pgrx::prelude::*;
+use pgrx::spi::{OwnedPreparedStatement, SpiResult, quote_identifier};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// One body may take so long,
+const BODY_MS: i32 = 1_000;
+/// and after so long a worker goes on with what it has: other destinations wait.
+const PATIENCE: Duration = Duration::from_millis(300);
+/// A body that took longer than that is followed by a rest so many times as long, in which the others have their turn.
+const REST_FACTOR: u32 = 3;
+/// How long a function that cannot be used is left alone.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(2);
+/// Events that one statement is given, at most.
+const CHUNK_ROWS: usize = 100;
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// What a function sees of the session: what a session of its owner's own has, but for names, which are to be written in
+/// full. Values become the same text whoever reads them. Nothing can be written, and who locks a table holds up the
+/// message.
+const SETTINGS: [(&CStr, &CStr); 12] = [
+    (c"search_path", c"pg_catalog, pg_temp"),
+    (c"transaction_read_only", c"on"),
+    (c"lock_timeout", c"500ms"),
+    (c"enable_seqscan", c"on"), // a worker's session has these otherwise
+    (c"enable_hashjoin", c"on"),
+    (c"enable_mergejoin", c"on"),
+    (c"plan_cache_mode", c"auto"),
+    (c"timezone", c"UTC"),
+    (c"datestyle", c"ISO, MDY"),
+    (c"intervalstyle", c"postgres"),
+    (c"bytea_output", c"hex"),
+    (c"extra_float_digits", c"1"),
+];
+
+/// A body, or what becomes of its message.
+type Made = Result<Body, Outcome>;
+
+/// The functions of a worker's destinations, planned once.
+#[derive(Default)]
+pub struct Bodies {
+    makers: RefCell<HashMap<String, Rc<Maker>>>,
+    /// Until when a destination is left alone, and whether it is because its function cannot be used.
+    rests: RefCell<HashMap<String, (Instant, bool)>>,
+}
+
+struct Maker {
+    function: Function,
+    /// As SQL, with its schema.
+    name: String,
+    statement: OwnedPreparedStatement,
+}
+
+impl Bodies {
+    /// In how many ms a destination may be claimed for, if not now.
+    pub fn rests_ms(&self, destination: &str) -> Option<u32> {
+        self.rest_of(destination).map(|(ms, _)| ms)
+    }
+
+    /// Whether nothing could be claimed for it just now.
+    pub fn is_unusable(&self, destination: &str) -> bool {
+        self.rest_of(destination).is_some_and(|(_, is_unusable)| is_unusable)
+    }
+
+    fn rest_of(&self, destination: &str) -> Option<(u32, bool)> {
+        let (until, is_unusable) = self.rests.borrow().get(destination).copied()?;
+        let left = until.checked_duration_since(Instant::now())?;
+        Some((left.as_millis() as u32 + 1, is_unusable))
+    }
+
+    fn rest(&self, destination: &str, time: Duration, is_unusable: bool) {
+        let until = Instant::now() + time;
+        (self.rests.borrow_mut()).insert(destination.to_owned(), (until, is_unusable));
+    }
+
+    /// Refuses to claim while the function cannot be used: else each try would write the claim and undo it.
+    pub fn check_before_claim(&self, destination: &str, body: &BodyFunction) -> Result<(), UserError> {
+        self.maker(destination, body).map(drop)
+    }
+
+    /// Gives claimed messages their bodies, in their order as far as it came: it stops after `bytes_max`, or when its time
+    /// is over, and returns the rest. An error: the function cannot be used, whatever the event.
+    pub fn give(
+        &self,
+        destination: &str,
+        body: &BodyFunction,
+        rows: &mut Vec<Claimed<Tid>>,
+        bytes_max: usize,
+    ) -> Result<Vec<Claimed<Tid>>, UserError> {
+        let mut events = Vec::with_capacity(rows.len());
+        for row in rows.iter_mut() {
+            let Ok(event) = &row.event else { continue };
+            match envelope::whole(event, row.pointer.key.as_deref()) {
+                Ok(whole) => events.push(whole),
+                Err(Refusal { message: reason, .. }) => row.event = Err(Outcome::Unsendable { reason }),
+            }
+        }
+        if events.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut made = self.make(destination, body, &events, bytes_max)?.into_iter();
+        for (place, row) in rows.iter_mut().enumerate() {
+            let Ok(event) = &mut row.event else { continue };
+            match made.next() {
+                Some(Ok(body)) => event.body = Some(body),
+                Some(Err(outcome)) => row.event = Err(outcome),
+                None => return Ok(rows.split_off(place)),
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// As many bodies as come in time; one at least.
+    fn make(
+        &self,
+        destination: &str,
+        body: &BodyFunction,
+        events: &[String],
+        bytes_max: usize,
+    ) -> Result<Vec<Made>, UserError> {
+        let maker = self.maker(destination, body)?;
+        let mut making = Making {
+            maker: &maker,
+            bytes_left: bytes_max,
+            began: Instant::now(),
+            begun: Instant::now(),
+            slowest: Duration::ZERO,
+            made: Vec::with_capacity(events.len()),
+        };
+        let mut ended = Ok(());
+        while ended.is_ok() && making.made.len() < events.len() && !making.is_enough() {
+            ended = making.go_on(chunk(&events[making.made.len()..]));
+        }
+        txn::limit_statements(STATEMENT_TIMEOUT_MS);
+        if making.slowest >= PATIENCE {
+            self.rest(destination, making.slowest * REST_FACTOR, false);
+        }
+        let Making { made, .. } = making;
+        ended
+            .map(|()| made)
+            .map_err(|why| self.unusable(destination, broken(&maker.name, &why)))
+    }
+
+    /// Its function, as it is now.
+    fn maker(&self, destination: &str, body: &BodyFunction) -> Result<Rc<Maker>, UserError> {
+        let found = function_of(destination, body).map_err(|why| self.unusable(destination, why))?;
+        let known = self.makers.borrow().get(destination).map(Rc::clone);
+        let name = in_sql(body);
+        if let Some(known) = known.filter(|known| known.function == found && known.name == name) {
+            return Ok(known);
+        }
+        let maker = Maker::new(found, name).map_err(|why| self.unusable(destination, why))?;
+        let maker = Rc::new(maker);
+        (self.makers.borrow_mut()).insert(destination.to_owned(), Rc::clone(&maker));
+        Ok(maker)
+    }
+
+    /// The error that a worker logs; it tries again after a while.
+    fn unusable(&self, destination: &str, why: UserError) -> UserError {
+        self.rest(destination, TRY_AGAIN_AFTER, true);
+        UserError {
+            message: format!("no body for destination {destination}: {}", why.message),
+            ..why
+        }
+    }
+}
+
+impl Maker {
+    fn new(function: Function, name: String) -> Result<Self, UserError> {
+        let cast = match function.returns == PgBuiltInOids::BYTEAOID.value().to_u32() {
+            true => "",
+            false => "::pg_catalog.text",
+        };
+        let sql = format!("select {name}(e.event::pg_catalog.jsonb){cast} from pg_catalog.unnest($1) e (event)");
+        let prepare = || {
+            Spi::connect_mut(|client| {
+                let types = [PgOid::from(PgBuiltInOids::TEXTARRAYOID)];
+                Ok(client.prepare_mut(sql.as_str(), &types)?.keep())
+            })
+            .map_err(|error: pgrx::spi::Error| error.to_string())
+        };
+        let prepared = txn::attempt(|| as_owner(function.owner, prepare));
+        Ok(Self {
+            statement: prepared.map_err(|why| broken(&name, &why))?,
+            function,
+            name,
+        })
+    }
+
+    /// Begins with these events; a cursor by its name.
+    fn open(&self, events: &[String]) -> Result<String, String> {
+        // By try_open_cursor_mut it would take a transaction number, which a standby has not. The statement was prepared so
+        // that it has a snapshot of its own all the same: the function sees what was committed with the event.
+        Spi::connect(|client| {
+            let cursor = client.try_open_cursor(&self.statement, &[events.to_vec().into()])?;
+            Ok(cursor.detach_into_name())
+        })
+        .map_err(|error: pgrx::spi::Error| error.to_string())
+    }
+
+    /// The next one. In a session of its own, whose end frees it.
+    fn next(&self, cursor: &str) -> Result<Made, String> {
+        Spi::connect(|client| {
+            let mut cursor = client.find_cursor(cursor)?;
+            let body = self.body(cursor.fetch(1)?.first());
+            cursor.detach_into_name();
+            body
+        })
+        .map_err(|error: pgrx::spi::Error| error.to_string())
+    }
+
+    fn body(&self, row: pgrx::spi::SpiTupleTable) -> SpiResult<Made> {
+        type Is = PgBuiltInOids;
+        let is = |oid: Is| self.function.returns == oid.value().to_u32();
+        let body = match () {
+            () if is(Is::BYTEAOID) => row.get_one()?.map(Body::Bytes),
+            () if is(Is::TEXTOID) => row.get_one()?.map(Body::Text),
+            () => row.get_one()?.map(Body::Json),
+        };
+        let reason = match &body {
+            None => format!("{} returned NULL: there is no body to send", self.name),
+            Some(body) if body.as_bytes().len() as i64 > BODY_MAX_BYTES => format!(
+                "{} returned {} bytes, more than the {BODY_MAX_BYTES} that are taken",
+                self.name,
+                body.as_bytes().len()
+            ),
+            Some(_) => String::new(),
+        };
+        Ok(body.filter(|_| reason.is_empty()).ok_or(Outcome::Unsendable { reason }))
+    }
+}
+
+/// The bodies of one claim.
+struct Making<'a> {
+    maker: &'a Maker,
+    bytes_left: usize,
+    began: Instant,
+    /// When the present body was begun,
+    begun: Instant,
+    /// and what the slowest took.
+    slowest: Duration,
+    made: Vec<Made>,
+}
+
+impl Making<'_> {
+    fn is_enough(&self) -> bool {
+        !self.made.is_empty() && (self.bytes_left == 0 || self.began.elapsed() >= PATIENCE)
+    }
+
+    /// The next ones, by one statement. The error of an event ends it; an error that is none of an event's is returned.
+    fn go_on(&mut self, events: &[String]) -> Result<(), String> {
+        let is_open = Cell::new(false);
+        let ended = txn::attempt(|| {
+            as_owner(self.maker.function.owner, || {
+                txn::limit_statements(BODY_MS);
+                let cursor = self.maker.open(events)?;
+                is_open.set(true);
+                for _ in events {
+                    self.begun = Instant::now();
+                    txn::limit_statements(BODY_MS);
+                    let made = self.maker.next(&cursor)?;
+                    self.slowest = self.slowest.max(self.begun.elapsed());
+                    let bytes = made.as_ref().map_or(0, |body| body.as_bytes().len());
+                    self.bytes_left = self.bytes_left.saturating_sub(bytes);
+                    self.made.push(made);
+                    if self.is_enough() {
+                        break;
+                    }
+                }
+                Spi::connect(|client| client.find_cursor(&cursor).map(drop)).map_err(|error| error.to_string())
+            })
+        });
+        match ended {
+            Err(reason) if is_open.get() && !signals::asked_to_end() => {
+                self.slowest = self.slowest.max(self.begun.elapsed());
+                self.made.push(Err(Outcome::Failed { reason }));
+                Ok(())
+            }
+            ended => ended,
+        }
+    }
+}
+
+/// As many of the events as one statement is given.
+fn chunk(events: &[String]) -> &[String] {
+    let mut bytes = 0;
+    let fits = |event: &&String| {
+        bytes += event.len();
+        bytes <= CHUNK_BYTES
+    };
+    let count = events.iter().take(CHUNK_ROWS).take_while(fits).count();
+    &events[..count.max(1)]
+}
+
+/// Why the bodies of a destination cannot be made, if that is so.
+pub fn problem(destination: &str, body: &BodyFunction) -> Option<UserError> {
+    let tried = function_of(destination, body).and_then(|function| {
+        let maker = Maker::new(function, in_sql(body))?;
+        let begin = || {
+            let cursor = maker.open(&[])?;
+            Spi::connect(|client| client.find_cursor(&cursor).map(drop)).map_err(|error| error.to_string())
+        };
+        txn::attempt(|| as_owner(function.owner, begin)).map_err(|why| broken(&maker.name, &why))
+    });
+    tried.err()
+}
+
+fn function_of(destination: &str, body: &BodyFunction) -> Result<Function, UserError> {
+    match catalog::foreign_server(destination) {
+        Some(server) => check(body, server.owner),
+        None => Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
+            "its server is gone",
+            "CREATE SERVER makes it again.",
+        )),
+    }
+}
+
+/// The function, if a destination of this role's may use it.
+pub fn check(body: &BodyFunction, server_owner: u32) -> Result<Function, UserError> {
+    type Is = PgBuiltInOids;
+    let name = format!("{}(jsonb)", in_sql(body));
+    let Some(function) = catalog::function(&body.schema, &body.name, Is::JSONBOID.value().to_u32()) else {
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_UNDEFINED_FUNCTION,
+            format!("function {name} does not exist"),
+            "Create it with one argument, the event as jsonb; or take the option body from the server.",
+        ));
+    };
+    if catalog::is_superuser(function.owner) {
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+            format!("function {name} belongs to a superuser"),
+            format!("It runs as its owner: ALTER FUNCTION {name} OWNER TO a role that may do no more than it needs."),
+        ));
+    }
+    if !catalog::has_rights_of(server_owner, function.owner) {
+        let [of_server, of_function] =
+            [server_owner, function.owner].map(|role| quote_identifier(catalog::role_name(role)));
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+            format!("{of_server}, who owns the server, may not act as {of_function}, who owns function {name}"),
+            format!("It runs as its owner: GRANT {of_function} TO {of_server}, or let one role own both."),
+        ));
+    }
+    let (types, words) = match body.as_json {
+        true => (&[Is::JSONBOID, Is::JSONOID][..], "jsonb or json, as its format needs"),
+        false => (
+            &[Is::TEXTOID, Is::JSONBOID, Is::JSONOID, Is::BYTEAOID][..],
+            "text, jsonb, json or bytea",
+        ),
+    };
+    if !function.is_plain || types.iter().all(|oid| oid.value().to_u32() != function.returns) {
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_DATATYPE_MISMATCH,
+            format!("function {name} does not return {words}"),
+            "Let it return one value of such a type.",
+        ));
+    }
+    Ok(function)
+}
+
+fn broken(name: &str, why: &str) -> UserError {
+    UserError::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("function {name}(jsonb) cannot be called: {why}"),
+        "Mend it, or give its owner the right; it runs as him.",
+    )
+}
+
+fn in_sql(body: &BodyFunction) -> String {
+    format!("{}.{}", quote_identifier(&body.schema), quote_identifier(&body.name))
+}
+
+/// Runs `body` as the function is run.
+fn as_owner<T>(owner: u32, body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    guc::with(&SETTINGS, || security::run_restricted_as(owner, body))
+}

@@ -1,0 +1,453 @@
+//! Bodies that a function makes: what arrives by AMQP and by HTTP, in each format, at a replay, after a restore and under
+//! load. Whose function may be used, what it may do, and what becomes of the messages it fails for, is in
+//! bodies/trouble.rs.
+
+mod common;
+
+#[path = "bodies/trouble.rs"]
+mod trouble;
+
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+use common::load::{Load, Plan};
+use common::oracle::{Arrived, judge};
+use common::*;
+use postgres::NoTls;
+use postgres::error::SqlState;
+use serde_json::{Value, json};
+use support::{Broker, Cluster, Delivery, Receiver, Reply, wait_until};
+
+/// A role that is nobody in particular, with functions in a schema of its own.
+pub const SHOP: &str = "create role shopkeeper; create schema shop authorization shopkeeper; set role shopkeeper;
+  create function shop.whole(event jsonb) returns jsonb language sql immutable as 'select event';
+  create function shop.short(event jsonb) returns json language sql stable as
+    $$ select json_build_object('n', event->'payload'->'n', 'by', current_user) $$;
+  create function shop.xml(event jsonb) returns text language plpgsql stable as
+    $$ begin return '<order n=\"' || (event->'payload'->>'n') || '\"/>'; end $$;
+  create function shop.raw(event jsonb) returns bytea language plpgsql as $$ begin return '\\x00ff'; end $$;
+  -- Nobody means these.
+  create function shop.whole(event text) returns text language sql immutable as $$ select 'another' $$;
+  create function shop.whole(event json) returns text language sql immutable as $$ select 'another' $$;
+  reset role;";
+
+/// A cluster with these functions, whose default destination is the broker, and may post to loopback.
+pub fn shop_cluster(broker: &Broker, conf: &[&str]) -> (Cluster, String) {
+    let (exchange, queue) = exchange_and_queue(broker);
+    let allow = ["outbox.http_allow = '127.0.0.1'"];
+    let cluster = outbox_cluster_with(broker, &exchange, &[&allow[..], conf].concat());
+    cluster.exec(DB, SHOP);
+    (cluster, queue)
+}
+
+/// Makes a destination that is an exchange of the broker, and a queue that gets all of it.
+pub fn destination(cluster: &Cluster, broker: &Broker, name: &str, options: &str) -> String {
+    let (exchange, queue) = exchange_and_queue(broker);
+    cluster.exec(
+        DB,
+        &format!("create server {name} foreign data wrapper outbox_amqp options (exchange '{exchange}', {options})"),
+    );
+    queue
+}
+
+/// Publishes events 1 to n, each of a key of its own, in one transaction.
+pub fn publish(cluster: &Cluster, destination: &str, n: i32) {
+    cluster.exec(
+        DB,
+        &format!(
+            "select outbox_publish('T', jsonb_build_object('n', i), 'order', i::text, destination => '{destination}')
+             from generate_series(1, {n}) i"
+        ),
+    );
+}
+
+/// The n of what arrived, sorted.
+pub fn numbers(deliveries: &[Delivery]) -> Vec<i64> {
+    let number = |delivery: &Delivery| delivery.json()["n"].as_i64().expect("a number");
+    let mut numbers: Vec<i64> = deliveries.iter().map(number).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+fn content_type(delivery: &Delivery) -> &str {
+    delivery.content_type.as_deref().unwrap_or_default()
+}
+
+#[test]
+fn a_function_makes_the_body_of_a_message_and_the_others_go_as_ever() {
+    let broker = Broker::shared();
+    let (cluster, default) = shop_cluster(broker, &[]);
+    let named = |name: &str, options: &str| destination(&cluster, broker, name, options);
+    let queues = [
+        named("whole", "body 'shop.whole'"),
+        named("short", "body 'Shop.Short', format 'payload'"),
+        named("xml", r#"body '"shop"."xml"'"#),
+        named("csv", "content_type 'text/csv', body 'shop.xml'"),
+        named("raw", "body 'shop.raw'"),
+        named("event", "body 'shop.short', format 'cloudevents'"),
+        named("headed", "body 'shop.short', format 'cloudevents_binary'"),
+    ];
+    cluster.exec(
+        DB,
+        r#"select outbox_enqueue(seq, 'order:42', destination)
+           from outbox_publish('Placed', '{"n": 1.50}', 'order', '42', 'Added', '{"n": 0}', '{"ip": "::1"}', '{"tenant": "acme"}',
+                               'kim', 'c-1') seq,
+                unnest('{whole,short,xml,csv,raw,event,headed}'::text[]) destination"#,
+    );
+    wait_published(&cluster, 8);
+    let envelope = all_of(broker, &default).remove(0);
+    assert!(envelope.body.starts_with(br#"{"id":"#), "{envelope:?}");
+    let [whole, short, xml, csv, raw, event, headed] = queues.map(|queue| all_of(broker, &queue).remove(0));
+    // The function gets what the envelope tells, and has all of it.
+    assert_eq!(whole.json(), envelope.json());
+    assert_eq!(envelope.json().as_object().map(serde_json::Map::len), Some(14));
+    assert_eq!(content_type(&whole), "application/json");
+    assert_eq!(short.json(), json!({"n": 1.5, "by": "shopkeeper"}));
+    assert!(String::from_utf8_lossy(&short.body).contains("1.50"), "{short:?}");
+    assert_eq!(
+        (&*xml.body, content_type(&xml)),
+        (&br#"<order n="1.50"/>"#[..], "text/plain; charset=utf-8")
+    );
+    assert_eq!((&csv.body, content_type(&csv)), (&xml.body, "text/csv"));
+    assert_eq!(
+        (&*raw.body, content_type(&raw)),
+        (&[0, 255][..], "application/octet-stream")
+    );
+    assert_eq!(event.json()["data"], short.json());
+    assert_eq!(content_type(&event), "application/cloudevents+json");
+    assert_eq!(
+        (&headed.body, headed.headers["ce-type"].as_str()),
+        (&short.body, Some("Placed"))
+    );
+    for delivery in [&whole, &xml, &raw, &event] {
+        assert_eq!(delivery.message_id, envelope.message_id);
+        assert_eq!(delivery.routing_key, envelope.routing_key);
+        assert_eq!(delivery.headers["tenant"], "acme");
+    }
+    assert_eq!(xml.headers["actor"], "kim"); // what the payload format has beside the body
+}
+
+#[test]
+fn the_example_of_the_docs_makes_a_body() {
+    let docs = include_str!("../docs/formats.md");
+    let (_, section) = docs.split_once("## A body of your own").expect("the section");
+    let example = section
+        .split("```")
+        .nth(1)
+        .expect("an example")
+        .trim_start_matches("sql");
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let (default, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &default);
+    assert!(example.contains("exchange 'search'"), "{example}");
+    cluster.exec(
+        DB,
+        &example.replace("exchange 'search'", &format!("exchange '{exchange}'")),
+    );
+    cluster.exec(
+        DB,
+        r#"select outbox_publish('Placed', '{"total": 9.90}', 'order', '42', destination => 'search')"#,
+    );
+    wait_drained(&cluster);
+    let body = all_of(broker, &queue)[0].json();
+    assert_eq!((&body["id"], &body["total"]), (&json!("42"), &json!(9.9)));
+}
+
+#[test]
+fn a_body_is_posted_like_a_payload() {
+    let broker = Broker::shared();
+    let (cluster, _) = shop_cluster(broker, &[]);
+    let receiver = Receiver::start(|_| Reply::status(200));
+    let url = |path: &str| receiver.url(path);
+    cluster.exec(
+        DB,
+        &format!(
+            "create server xml foreign data wrapper outbox_http options (url '{}', body 'shop.xml', content_type 'text/xml');
+             create server raw foreign data wrapper outbox_http options (url '{}', body 'shop.raw')",
+            url("/xml"),
+            url("/raw")
+        ),
+    );
+    publish(&cluster, "xml", 20);
+    publish(&cluster, "raw", 1);
+    wait_published(&cluster, 21);
+    let requests = receiver.requests();
+    let mut bodies: Vec<String> = Vec::new();
+    for request in requests.iter().filter(|request| request.path == "/xml") {
+        assert_eq!(request.header("content-type"), "text/xml");
+        assert_eq!(request.header("outbox-type"), "T");
+        bodies.push(String::from_utf8(request.body.clone()).expect("UTF-8"));
+    }
+    bodies.sort();
+    let mut expected: Vec<String> = (1..=20).map(|n| format!("<order n=\"{n}\"/>")).collect();
+    expected.sort();
+    assert_eq!(bodies, expected);
+    let raw = requests
+        .iter()
+        .find(|request| request.path == "/raw")
+        .expect("a request");
+    assert_eq!(
+        (&*raw.body, raw.header("content-type")),
+        (&[0, 255][..], "application/octet-stream")
+    );
+}
+
+/// A function that is stable looks through the snapshot of its statement, which must not be older than the claim.
+#[test]
+fn a_function_reads_what_was_committed_with_the_event() {
+    let broker = Broker::shared();
+    let (cluster, _) = shop_cluster(broker, &["outbox.on_dead = 'skip'"]);
+    cluster.exec(
+        DB,
+        "create table shop.orders (seq bigint primary key, total int); grant select on shop.orders to shopkeeper;
+         create function shop.sell(data jsonb, id text) returns bigint language sql as $$
+           with e as (select outbox_publish('Sold', data, 'order', id, destination => 'search') as seq),
+                o as (insert into shop.orders select e.seq, 7 from e)
+           select e.seq from e $$;
+         set role shopkeeper;
+         create function shop.order_of(event jsonb) returns jsonb language sql stable as $$
+           select event || jsonb_build_object('total', o.total) from shop.orders o where o.seq = (event->>'seq')::bigint $$",
+    );
+    let queue = destination(&cluster, broker, "search", "body 'shop.order_of'");
+    cluster.exec(DB, "select outbox_check('search')"); // until the worker knows it
+    let plan = Plan {
+        writers: 4,
+        transactions_per_s: None,
+        events_per_writer: 1_000,
+        statement: "select shop.sell($1::jsonb, $2::text)",
+        ..Plan::default()
+    };
+    let sent = Load::start(&cluster, &plan).finish();
+    wait_drained(&cluster);
+    let blind: i64 = cluster.query_one(DB, "select count(*) from outbox_dead");
+    assert_eq!(blind, 0, "orders that the function did not see");
+    let arrived = all_of(broker, &queue);
+    assert!(arrived.iter().all(|delivery| delivery.json()["total"] == 7));
+    let arrived: Vec<Arrived> = arrived.iter().map(Arrived::new).collect();
+    judge(&sent, &arrived).assert_perfect();
+}
+
+#[test]
+fn events_of_a_source_of_ones_own_are_made_into_bodies_too() {
+    let broker = Broker::shared();
+    let (cluster, _) = shop_cluster(broker, &[]);
+    let queue = destination(&cluster, broker, "search", "body 'shop.short'");
+    cluster.exec(
+        DB,
+        "set role shopkeeper; create table shop.events (seq int primary key, data jsonb, at timestamptz default now());
+         insert into shop.events select i, jsonb_build_object('n', i) from generate_series(1, 250) i; reset role;
+         select outbox_source_set('shop.events', seq => 'seq', type => '''T''', created_at => 'at', payload => 'data');
+         select outbox_enqueue_many(array(select generate_series(1, 250)), destination => 'search')",
+    );
+    wait_drained(&cluster);
+    assert_eq!(numbers(&all_of(broker, &queue)), (1..=250).collect::<Vec<i64>>());
+}
+
+#[test]
+fn bodies_that_fail_by_chance_keep_the_order_of_their_keys() {
+    let broker = Broker::shared();
+    let quick = [
+        "outbox.retry_backoff = '10ms'",
+        "outbox.max_attempts = 100",
+        "outbox.workers = 2",
+    ];
+    let (cluster, _) = shop_cluster(broker, &quick);
+    cluster.exec(
+        DB,
+        "set role shopkeeper; create function shop.chance(event jsonb) returns jsonb language plpgsql as $$
+         begin if random() < 0.3 then raise 'by chance'; end if; return event; end $$",
+    );
+    let queue = destination(&cluster, broker, r#""default""#, "body 'shop.chance'");
+    cluster.exec(DB, "select outbox_check('default')"); // until the workers know it
+    let plan = Plan {
+        mixed: true,
+        ..Plan::default()
+    };
+    let load = Load::start(&cluster, &plan);
+    load.wait_for_more(600);
+    let sent = load.stop();
+    wait_drained(&cluster);
+    let retried: i64 = cluster.query_one(DB, "select count(*) from outbox_history where attempts > 1");
+    assert!(retried > 10, "{retried} messages tried again");
+    let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
+    judge(&sent, &arrived).assert_perfect();
+}
+
+#[test]
+fn large_bodies_come_through_whole_and_in_order_with_and_without_leases() {
+    for leasing in ["on", "off"] {
+        let broker = Broker::shared();
+        let (cluster, _) = shop_cluster(broker, &[&format!("outbox.leasing = {leasing}")]);
+        cluster.exec(
+            DB,
+            "set role shopkeeper; create function shop.large(event jsonb) returns jsonb language sql immutable as $$
+             select jsonb_build_object('n', event->'payload'->'n', 'text', repeat('x', 1048576)) $$",
+        );
+        let queue = destination(&cluster, broker, "large", "body 'shop.large'");
+        cluster.exec(
+            DB,
+            "select outbox_publish('T', jsonb_build_object('n', i), 'one', 'key', destination => 'large') from generate_series(1, 60) i",
+        );
+        wait_drained(&cluster);
+        let arrived = all_of(broker, &queue);
+        assert!(arrived.iter().all(|delivery| delivery.body.len() > 1_048_576));
+        let order: Vec<i64> = arrived
+            .iter()
+            .map(|delivery| delivery.json()["n"].as_i64().expect("n"))
+            .collect();
+        match leasing {
+            "on" => assert_eq!(order, (1..=60).collect::<Vec<i64>>()),
+            _ => assert_eq!(numbers(&arrived), (1..=60).collect::<Vec<i64>>()),
+        }
+    }
+}
+
+#[test]
+fn a_function_that_is_changed_makes_the_next_bodies_and_those_of_a_replay() {
+    let broker = Broker::shared();
+    let (cluster, _) = shop_cluster(broker, &[]);
+    let queue = destination(&cluster, broker, "search", "body 'shop.xml'");
+    let mut arrived = Vec::new();
+    let mut next = |change: &str, act: &str| {
+        cluster.exec(DB, &format!("set role shopkeeper; {change}"));
+        cluster.exec(DB, act);
+        wait_drained(&cluster);
+        arrived.extend(all_of(broker, &queue));
+        arrived.last().cloned().expect("a message")
+    };
+    let one = "select outbox_publish('T', '{\"n\": 1}', destination => 'search')";
+    assert_eq!(next("", one).body, br#"<order n="1"/>"#);
+    let replaced =
+        "create or replace function shop.xml(event jsonb) returns text language sql as $$ select 'replaced' $$";
+    assert_eq!(next(replaced, one).body, b"replaced");
+    // Another function of that name, and of another type.
+    let another = "drop function shop.xml(jsonb);
+                   create function shop.xml(e jsonb) returns jsonb language plpgsql as $$ begin return '{\"n\": 7}'; end $$";
+    let made = next(another, one);
+    assert_eq!(
+        (&*made.body, content_type(&made)),
+        (&br#"{"n": 7}"#[..], "application/json")
+    );
+    let replayed = next("", "select outbox_replay(seq_from => 1, seq_to => 1, dry_run => false)");
+    assert_eq!(
+        (&*replayed.body, &replayed.headers["replayed"]),
+        (&br#"{"n": 7}"#[..], &Value::Bool(true))
+    );
+    assert_eq!(arrived.len(), 4);
+    assert_eq!(arrived[0].message_id, arrived[3].message_id);
+}
+
+#[test]
+fn a_relay_of_ones_own_gets_the_event_and_may_ask_the_function() {
+    let broker = Broker::shared();
+    let (cluster, _) = shop_cluster(broker, &[]);
+    destination(&cluster, broker, "search", "body 'shop.xml'");
+    cluster.exec(DB, "select outbox_pause('search')");
+    publish(&cluster, "search", 1);
+    let row = cluster
+        .connect(DB)
+        .query_one(
+            "select payload, shop.xml(jsonb_build_object('payload', payload)) from outbox_fetch_unpublished(1, 'search')",
+            &[],
+        )
+        .expect("a message");
+    assert_eq!(row.get::<_, Value>(0), json!({"n": 1}));
+    assert_eq!(row.get::<_, String>(1), r#"<order n="1"/>"#);
+}
+
+#[test]
+fn a_destination_is_dumped_with_its_function() {
+    let broker = Broker::shared();
+    let (cluster, _) = shop_cluster(broker, &["max_worker_processes = 20"]);
+    cluster.exec(
+        DB,
+        "set role shopkeeper; create table shop.orders (id int primary key, total int); insert into shop.orders values (1, 5);
+         create function shop.order_of(event jsonb) returns jsonb stable
+           return (select jsonb_build_object('n', o.total) from shop.orders o where o.id = (event->'payload'->>'n')::int);",
+    );
+    let queue = destination(&cluster, broker, "search", "body 'shop.order_of'");
+    pause(&cluster);
+    publish(&cluster, "search", 1);
+    cluster.exec(DB, "create database copy");
+    let programs = cluster.installation().bin("psql");
+    let done = Command::new("sh")
+        .args([
+            "-c",
+            "pg_dump -h $H -p $P -U postgres postgres | psql -q -h $H -p $P -U postgres -v ON_ERROR_STOP=1 copy",
+        ])
+        .env(
+            "PATH",
+            format!("{}:/usr/bin:/bin", programs.parent().expect("a directory").display()),
+        )
+        .env("H", "127.0.0.1")
+        .env("P", cluster.port().to_string())
+        .output()
+        .expect("a shell");
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{said}");
+    cluster.exec("copy", "select outbox_adopt()");
+    cluster.set_conf("outbox.enabled", "on");
+    for database in [DB, "copy"] {
+        let ended = "select count(*) = 1 from outbox_history";
+        wait_until("the message to go", LONG, || cluster.query_one(database, ended));
+    }
+    assert_eq!(numbers(&all_of(broker, &queue)), [5, 5]);
+}
+
+#[test]
+fn what_no_message_could_use_is_refused_or_warned_of_when_it_is_set() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    cluster.exec(DB, SHOP);
+    let make = |options: &str| {
+        format!("create server s foreign data wrapper outbox_http options (url 'https://h', {options})")
+    };
+    for options in [
+        "body 'f'",
+        "body ''",
+        "body 'shop.whole(jsonb)'",
+        "body 'shop.whole; drop table x'",
+        "body 'shop.whole', format 'envelope'",
+    ] {
+        let said = refused(&cluster, &make(options));
+        assert_eq!(said.code(), &SqlState::INVALID_PARAMETER_VALUE, "{options}: {said:?}");
+        assert!(
+            said.message().contains("\"body\"") && said.hint().is_some(),
+            "{options}: {said:?}"
+        );
+    }
+    let notices = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&notices);
+    let mut config: postgres::Config = cluster.conn_string(DB).parse().expect("a connection string");
+    config.notice_callback(move |notice| heard.lock().expect("no panic").push(notice.message().to_owned()));
+    let mut client = config.connect(NoTls).expect("connect");
+    let mut warnings = |sql: &str| {
+        client
+            .batch_execute(sql)
+            .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        std::mem::take(&mut *notices.lock().expect("no panic"))
+    };
+    assert!(warnings(&make("body 'shop.whole'")).is_empty());
+    let said = warnings("alter server s options (set body 'shop.nothing')");
+    assert!(
+        said.len() == 1 && said[0].contains("shop.nothing(jsonb) does not exist"),
+        "{said:?}"
+    );
+    let (ok, problem) = health(&cluster, "bodies");
+    assert!(
+        !ok && problem.contains("destination s: ") && problem.contains("does not exist"),
+        "{problem}"
+    );
+    let step = r#"select ok::text || ' ' || detail from outbox_check('s') where step = 'body'"#;
+    let checked: String = cluster.query_one(DB, step);
+    assert!(checked.starts_with("false function shop.nothing(jsonb)"), "{checked}");
+    assert!(warnings("alter server s options (set body 'shop.raw')").is_empty());
+    assert!(health(&cluster, "bodies").0);
+    assert_eq!(cluster.query_one::<String>(DB, step), "true its function can be called");
+    assert_eq!(warnings("alter server s options (add format 'cloudevents')").len(), 1);
+    assert!(warnings("alter server s options (drop body)").is_empty());
+    assert_eq!(
+        cluster.query_one::<i64>(DB, "select count(*) from outbox_check('s') where step = 'body'"),
+        0
+    );
+}

@@ -1,0 +1,368 @@
+//! Trouble with the function that makes bodies: messages that it fails for, more than it may do, time that it takes from
+//! others, and functions that cannot be used.
+
+use support::{Broker, Cluster, Consumer};
+
+use crate::common::*;
+use crate::{destination, numbers, publish, shop_cluster};
+
+const TWO_TRIES: &[&str] = &["outbox.max_attempts = 2", "outbox.retry_backoff = '10ms'"];
+
+/// Seq, attempts and reason of all dead letters.
+fn dead(cluster: &Cluster) -> Vec<(i64, i32, String)> {
+    let rows = cluster
+        .connect(DB)
+        .query("select seq, attempts, reason from outbox_dead order by seq", &[]);
+    rows.expect("dead letters")
+        .iter()
+        .map(|row| (row.get(0), row.get(1), row.get(2)))
+        .collect()
+}
+
+fn wait_dead(cluster: &Cluster, n: usize) -> Vec<(i64, i32, String)> {
+    wait_true(
+        cluster,
+        "dead letters",
+        &format!("select count(*) >= {n} from outbox_dead"),
+    );
+    let dead = dead(cluster);
+    assert_eq!(dead.len(), n, "{dead:?}");
+    dead
+}
+
+#[test]
+fn the_error_of_a_message_is_charged_to_it_and_the_others_go_out() {
+    let broker = Broker::shared();
+    let (cluster, _) = shop_cluster(broker, TWO_TRIES);
+    let function = |body: &str| {
+        format!(
+            "set role shopkeeper; create or replace function shop.checked(event jsonb) returns jsonb language plpgsql as $$
+             declare n int := event->'payload'->'n'; begin {body} return jsonb_build_object('n', n); end $$"
+        )
+    };
+    cluster.exec(
+        DB,
+        &function(
+            "case n when 1 then raise 'the first'; when 50 then n := 1 / (n - 50); when 70 then return null;
+                    when 71 then return to_jsonb(repeat('x', 17 * 1048576)); when 100 then perform 'x'::int; else null; end case;",
+        ),
+    );
+    let queue = destination(&cluster, broker, "search", "body 'shop.checked'");
+    publish(&cluster, "search", 100);
+    // Its event is not there, which the function never sees; and one that no jsonb can hold.
+    cluster.exec(DB, "select outbox_enqueue(101, 'none', 'search')");
+    let dead = wait_dead(&cluster, 6);
+    wait_drained(&cluster);
+    let expected = [
+        (1, 2, "the first (SQLSTATE P0001)"),
+        (50, 2, "division by zero (SQLSTATE 22012)"),
+        (70, 1, "shop.checked returned NULL: there is no body to send"),
+        (
+            71,
+            1,
+            "shop.checked returned 17825794 bytes, more than the 16777216 that are taken",
+        ),
+        (100, 2, "invalid input syntax for type integer: \"x\" (SQLSTATE 22P02)"),
+        (101, 1, "the event store has no event with seq 101"),
+    ];
+    for ((seq, attempts, reason), (row, tries, words)) in dead.iter().zip(expected) {
+        assert_eq!((*seq, *attempts), (row, tries), "{reason}");
+        assert!(reason.contains(words), "{reason}");
+    }
+    let ill = [1, 50, 70, 71, 100];
+    let well: Vec<i64> = (1..=100).filter(|n| !ill.contains(n)).collect();
+    assert_eq!(numbers(&all_of(broker, &queue)), well);
+    cluster.exec(DB, &function(""));
+    cluster.exec(
+        DB,
+        "select outbox_discard(101, 'search'); select outbox_retry(seq, 'search') from outbox_dead",
+    );
+    wait_drained(&cluster);
+    assert_eq!(numbers(&all_of(broker, &queue)), ill);
+}
+
+#[test]
+fn a_key_waits_behind_a_message_that_has_no_body_and_no_other_does() {
+    let broker = Broker::shared();
+    let (cluster, _) = shop_cluster(broker, &["outbox.max_attempts = 1"]);
+    cluster.exec(
+        DB,
+        "set role shopkeeper; create function shop.checked(event jsonb) returns jsonb language sql as
+           $$ select case when event->'payload'->>'n' = '2' then null else event->'payload' end $$",
+    );
+    let queue = destination(&cluster, broker, "search", "body 'shop.checked'");
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', jsonb_build_object('n', i), 'order', (i / 10)::text, destination => 'search')
+         from generate_series(1, 14) i",
+    );
+    wait_true(
+        &cluster,
+        "a key that stands still",
+        "select count(*) = 7 and exists (select from outbox_dead) from outbox_waiting where state = 'g'",
+    );
+    wait_published(&cluster, 6);
+    assert_eq!(numbers(&all_of(broker, &queue)), [1, 10, 11, 12, 13, 14]);
+    cluster.exec(DB, "select outbox_discard(2, 'search')");
+    wait_drained(&cluster);
+    assert_eq!(numbers(&all_of(broker, &queue)), [3, 4, 5, 6, 7, 8, 9]);
+}
+
+#[test]
+fn a_function_runs_as_its_owner_and_can_do_nothing_but_read() {
+    let broker = Broker::shared();
+    let (cluster, _) = shop_cluster(broker, TWO_TRIES);
+    cluster.exec(
+        DB,
+        "create schema trap; grant usage on schema trap to public;
+         create function trap.escape() returns void security definer language plpgsql as
+           $$ begin create temp table left_behind (); end $$;
+         create function trap.climb() returns void security definer language plpgsql as
+           $$ begin perform set_config('role', 'postgres', false); end $$;
+         create function public.lower(text) returns text language sql as $$ select 'trapped' $$;
+         create table public.orders (); grant select on public.orders to public;
+         set role shopkeeper;
+         create table shop.own (n int); create sequence shop.numbers;
+         create function shop.nosy(event jsonb) returns jsonb language plpgsql as $$ begin
+           case event->'payload'->>'what'
+             when 'role' then set role outbox_worker;
+             when 'reset' then reset role;
+             when 'config' then perform set_config('role', 'outbox_worker', false);
+             when 'authorization' then set session authorization postgres;
+             when 'temporary' then create temp table orders ();
+             when 'definer' then perform trap.escape();
+             when 'climb' then perform trap.climb();
+             when 'outbox' then delete from public.outbox;
+             when 'events' then perform 1 from public.outbox_events;
+             when 'own' then insert into shop.own values (1);
+             when 'sequence' then perform nextval('shop.numbers');
+             when 'cursor' then execute 'declare c cursor with hold for select 1';
+             when 'setting' then set transaction_read_only = off;
+             when 'commit' then commit;
+             when 'publish' then perform public.outbox_publish('T', '{}');
+             when 'unqualified' then perform 1 from orders;
+             when 'nothing' then
+               perform set_config('my.mark', 'left behind', false), set_config('search_path', 'public', false);
+             else null;
+           end case;
+           return jsonb_build_object('who', current_user, 'path', current_setting('search_path'), 'lower', lower('X'),
+                                     'mark', current_setting('my.mark', true), 'temp', to_regclass('pg_temp.orders'));
+         end $$",
+    );
+    let queue = destination(&cluster, broker, "nosy", "body 'shop.nosy'");
+    let tricks = [
+        ("role", "42501"),
+        ("reset", "42501"),
+        ("config", "42501"),
+        ("authorization", "42501"),
+        ("temporary", "25006"),
+        ("definer", "25006"),
+        ("climb", "42501"),
+        ("outbox", "25006"),
+        ("events", "42501"),
+        ("own", "25006"),
+        ("sequence", "25006"),
+        ("cursor", "42501"),
+        ("setting", "25001"),
+        ("commit", "2D000"),
+        ("publish", "42501"),
+        ("unqualified", "42P01"),
+    ];
+    let publish = |what: &str| {
+        cluster.exec(
+            DB,
+            &format!(
+                "select outbox_publish('T', '{{\"what\": \"{what}\"}}', 'trick', '{what}', destination => 'nosy')"
+            ),
+        );
+    };
+    tricks.iter().for_each(|(what, _)| publish(what));
+    let dead = wait_dead(&cluster, tricks.len());
+    for ((_, attempts, reason), (what, sqlstate)) in dead.iter().zip(tricks) {
+        assert_eq!(*attempts, 2, "{what}: {reason}");
+        assert!(reason.contains(sqlstate), "{what}: {reason}");
+    }
+    // What is set for the session is not seen by what comes later: the session is the worker's, for years.
+    publish("nothing");
+    wait_published(&cluster, 1);
+    publish("else");
+    wait_drained(&cluster);
+    let arrived = all_of(broker, &queue);
+    assert_eq!(arrived.len(), 2);
+    assert_eq!(arrived[0].json()["path"], "public");
+    let plain = arrived[1].json();
+    assert_eq!(plain["who"], "shopkeeper");
+    assert_eq!(plain["path"], "pg_catalog, pg_temp");
+    assert_eq!(plain["lower"], "x");
+    assert_ne!(plain["mark"], "left behind");
+    assert!(plain["temp"].is_null(), "{plain}");
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from shop.own"), 0);
+}
+
+#[test]
+fn a_function_that_cannot_be_used_holds_its_messages_and_they_go_when_it_is_mended() {
+    let broker = Broker::shared();
+    let (cluster, default) = shop_cluster(broker, TWO_TRIES);
+    let queue = destination(&cluster, broker, "search", "body 'shop.short'");
+    let (consumer, other) = (Consumer::new(broker, &queue), Consumer::new(broker, &default));
+    cluster.exec(
+        DB,
+        "create role clerk in role outbox_admin; create role stranger; grant create on schema shop to stranger, clerk;
+         alter server search owner to clerk; grant shopkeeper to clerk;
+         create schema attic authorization shopkeeper",
+    );
+    let make = "set role shopkeeper; create function shop.short(event jsonb) returns jsonb language sql as 'select event->''payload'''";
+    let instead = |returns: &str, sql: &str| {
+        format!(
+            "drop function shop.short(jsonb); create function shop.short(event jsonb) returns {returns} language sql as '{sql}';
+             alter function shop.short(jsonb) owner to shopkeeper"
+        )
+    };
+    let (number, several) = (instead("int", "select 1"), instead("setof jsonb", "select event"));
+    let again = format!("drop function shop.short(jsonb); {make}");
+    let troubles = [
+        ("drop function shop.short(jsonb)", make, "does not exist"),
+        (
+            "alter function shop.short(jsonb) set schema attic",
+            "alter function attic.short(jsonb) set schema shop",
+            "does not exist",
+        ),
+        (
+            "alter function shop.short(jsonb) owner to postgres",
+            "alter function shop.short(jsonb) owner to shopkeeper",
+            "belongs to a superuser",
+        ),
+        (
+            "alter function shop.short(jsonb) owner to stranger",
+            "alter function shop.short(jsonb) owner to shopkeeper",
+            "clerk, who owns the server, may not act as stranger",
+        ),
+        (
+            "revoke shopkeeper from clerk",
+            "grant shopkeeper to clerk",
+            "may not act as shopkeeper",
+        ),
+        (
+            "alter server search owner to stranger",
+            "alter server search owner to clerk",
+            "may not act as shopkeeper",
+        ),
+        (&*number, &again, "does not return text"),
+        (&*several, &again, "does not return text"),
+        (
+            "revoke execute on function shop.short(jsonb) from public, shopkeeper",
+            "grant execute on function shop.short(jsonb) to shopkeeper",
+            "42501",
+        ),
+    ];
+    // Who owns a server needs a right on its wrapper.
+    cluster.exec(DB, "grant outbox_admin to stranger");
+    for (n, (trouble, mending, words)) in troubles.into_iter().enumerate() {
+        let n = n as i64 + 1;
+        let (ok, problem) = health(&cluster, "bodies");
+        assert!(ok, "{trouble}: {problem}");
+        let offset = cluster.log_offset();
+        // In two transactions: a worker that is woken by a commit may be told a moment before its caches are.
+        cluster.exec(DB, trouble);
+        cluster.exec(
+            DB,
+            &format!(
+                "select outbox_publish('T', '{{\"n\": {n}}}', 'order', '1', destination => 'search');
+                 select outbox_publish('T', '{n}')"
+            ),
+        );
+        if n == 1 {
+            cluster.wait_for_log(
+                "no body for destination search: function shop.short(jsonb) does not exist",
+                offset,
+            );
+        }
+        let problem = wait_for_problem(&cluster, "bodies");
+        assert!(
+            problem.contains(words) && problem.contains("destination search"),
+            "{trouble}: {problem}"
+        );
+        assert_eq!(other.recv(LONG).expect("a message to another").json()["payload"], n);
+        let ticked = "select (outbox_tick('60 s')->>'duration_ms')::float8 < 30000";
+        assert!(cluster.query_one::<bool>(DB, ticked), "a pass waits for {trouble}");
+        let untouched = "select attempts = 0 and claim_token is null from outbox where destination = 'search'";
+        assert!(cluster.query_one::<bool>(DB, untouched), "{trouble}");
+        cluster.exec(DB, mending);
+        assert_eq!(consumer.recv(LONG).expect("a message").json()["n"], n, "{trouble}");
+    }
+    wait_drained(&cluster);
+    assert!(dead(&cluster).is_empty());
+}
+
+#[test]
+fn a_function_that_takes_too_long_is_charged_and_no_other_destination_waits_for_it() {
+    let broker = Broker::shared();
+    let (cluster, default) = shop_cluster(broker, &["outbox.max_attempts = 1"]);
+    cluster.exec(
+        DB,
+        "set role shopkeeper; create function shop.slow(event jsonb) returns jsonb language plpgsql as $$
+         begin while event->'payload'->>'n' <> '3' loop null; end loop; return event->'payload'; end $$",
+    );
+    let queue = destination(&cluster, broker, "slow", "body 'shop.slow'");
+    publish(&cluster, "slow", 30);
+    wait_true(
+        &cluster,
+        "the first to be given up",
+        "select exists (select from outbox_dead)",
+    );
+    // It takes the others a minute and a half; nothing else waits so long.
+    for n in 1..=20 {
+        cluster.exec(DB, &format!("select outbox_publish('T', '{n}')"));
+    }
+    wait_true(
+        &cluster,
+        "another destination to be served",
+        "select count(*) = 20 from outbox_history where destination = 'default'",
+    );
+    let given_up = dead(&cluster);
+    assert!(
+        (1..25).contains(&given_up.len()),
+        "{} of 29 were given up meanwhile",
+        given_up.len()
+    );
+    assert_eq!(all_of(broker, &default).len(), 20);
+    assert!(
+        given_up.iter().all(|(_, _, reason)| reason.contains("57014")),
+        "{given_up:?}"
+    );
+    // A message that it has time for goes out among them, as soon as its turn comes.
+    cluster.exec(
+        DB,
+        "set role shopkeeper; create or replace function shop.slow(event jsonb) returns jsonb language sql as 'select event->''payload'''",
+    );
+    wait_drained(&cluster);
+    let came = all_of(broker, &queue).len();
+    assert_eq!(came + dead(&cluster).len(), 30);
+    assert!(came > 0);
+}
+
+#[test]
+fn a_lock_that_somebody_holds_is_waited_for_half_a_second() {
+    let broker = Broker::shared();
+    let (cluster, _) = shop_cluster(broker, &["outbox.max_attempts = 100", "outbox.retry_backoff = '100ms'"]);
+    cluster.exec(
+        DB,
+        "set role shopkeeper; create table shop.orders (n int); insert into shop.orders values (1);
+         create function shop.order_of(event jsonb) returns jsonb language plpgsql as
+           $$ begin return (select jsonb_build_object('n', o.n) from shop.orders o); end $$",
+    );
+    let queue = destination(&cluster, broker, "search", "body 'shop.order_of'");
+    let mut holder = cluster.connect(DB);
+    holder
+        .batch_execute("begin; lock table shop.orders in access exclusive mode")
+        .expect("lock");
+    publish(&cluster, "search", 1);
+    wait_true(
+        &cluster,
+        "an attempt to fail",
+        "select exists (select from outbox_waiting where attempts > 0 and last_error like '%55P03%')",
+    );
+    holder.batch_execute("commit").expect("commit");
+    wait_drained(&cluster);
+    assert_eq!(numbers(&all_of(broker, &queue)), [1]);
+}

@@ -1,0 +1,445 @@
+//! Does `outboxctl top` show what is there, obey the keys, and leave the terminal as it found it? On a real Postgres and a real
+//! RabbitMQ, and on a terminal: a pseudo terminal with an emulator that tells what a person would see.
+
+mod common;
+
+use common::{
+    DB, LONG, all_of, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_drained, wait_published,
+    wait_true,
+};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use support::program::outboxctl;
+use support::{Broker, Cluster, Mode, Proxy, Pty, StopMode, process, wait_until};
+
+/// `outboxctl top` for a database of `cluster`, with further arguments.
+fn top_of(cluster: &Cluster, arguments: &[&str]) -> Command {
+    top_as("postgres", cluster, arguments)
+}
+
+fn top_as(user: &str, cluster: &Cluster, arguments: &[&str]) -> Command {
+    top_at(cluster.port(), user, arguments)
+}
+
+fn top_at(port: u16, user: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(outboxctl());
+    command.args(["-h", "127.0.0.1", "-p", &port.to_string(), "-U", user, "-d", DB, "top"]);
+    // An interval among the arguments is the one that counts.
+    if !arguments.contains(&"--interval-ms") {
+        command.args(["--interval-ms", "200"]);
+    }
+    command.args(arguments);
+    for name in ["NO_COLOR", "COLUMNS", "LINES", "RUST_BACKTRACE"] {
+        command.env_remove(name);
+    }
+    command.env("TERM", "xterm-256color");
+    command
+}
+
+/// A terminal with the program on it, as a person sees it.
+struct Screen {
+    pty: Pty,
+    emulator: vt100::Parser,
+    seen: usize,
+}
+
+impl Screen {
+    fn start(command: Command, columns: u16, lines: u16) -> Self {
+        Self {
+            pty: Pty::start(command, columns, lines),
+            emulator: vt100::Parser::new(lines, columns, 0),
+            seen: 0,
+        }
+    }
+
+    fn screen(&mut self) -> &vt100::Screen {
+        let written = self.pty.written();
+        self.emulator.process(&written[self.seen..]);
+        self.seen = written.len();
+        self.emulator.screen()
+    }
+
+    fn text(&mut self) -> String {
+        self.screen().contents()
+    }
+
+    /// Waits until the screen shows all of `words`.
+    fn wait_for(&mut self, words: &[&str]) -> String {
+        self.wait_until(&format!("{words:?}"), |text| {
+            words.iter().all(|word| text.contains(word))
+        })
+    }
+
+    fn wait_until(&mut self, what: &str, condition: impl Fn(&str) -> bool) -> String {
+        let deadline = std::time::Instant::now() + LONG;
+        let mut text = self.text();
+        wait_until(&format!("the screen to show {what}"), LONG * 2, || {
+            text = self.text();
+            let is_late = std::time::Instant::now() >= deadline || self.pty.has_ended();
+            assert!(!is_late, "waited in vain for {what} on this screen:\n{text}");
+            condition(&text)
+        });
+        text
+    }
+
+    fn resize(&mut self, columns: u16, lines: u16) {
+        self.screen();
+        self.emulator.screen_mut().set_size(lines, columns);
+        self.pty.resize(columns, lines);
+    }
+
+    /// The program has ended, and the terminal is as it was before: its first screen, a cursor, lines that are edited.
+    fn assert_restored(&mut self, code: i32) {
+        let status = self.pty.wait();
+        assert_eq!(status.code(), Some(code), "{status}:\n{}", self.text());
+        assert!(self.pty.is_cooked(), "the terminal is raw");
+        // What the program wrote last may still be on its way to us.
+        wait_until("the first screen to come back", LONG, || {
+            !self.screen().alternate_screen()
+        });
+        wait_until("the cursor to come back", LONG, || !self.screen().hide_cursor());
+    }
+}
+
+fn wait_for_dead(cluster: &Cluster, dead: i64) {
+    let sql = format!("select dead = {dead} from outbox_status");
+    wait_true(cluster, &format!("{dead} dead letter(s)"), &sql);
+}
+
+/// A cluster with three messages published and one dead, for nothing is bound that would take it; and its queue.
+fn three_published_one_dead(broker: &Broker) -> (Cluster, String, String) {
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_attempts = 1"]);
+    broker.unbind(&queue, &exchange, "#");
+    broker.bind(&queue, &exchange, "order.placed");
+    for n in 1..=3 {
+        let sql = format!("select outbox_publish('Placed', '{{\"n\": {n}}}', 'order', '{n}', 'placed')");
+        cluster.exec(DB, &sql);
+    }
+    cluster.exec(
+        DB,
+        "select outbox_publish('Lost', '{\"n\": 4}', 'order', '4711', 'lost')",
+    );
+    wait_published(&cluster, 3);
+    wait_for_dead(&cluster, 1);
+    (cluster, exchange, queue)
+}
+
+#[test]
+fn a_dead_letter_is_found_read_and_retried_with_keys_and_the_terminal_comes_back() {
+    let broker = Broker::shared();
+    let (cluster, exchange, queue) = three_published_one_dead(broker);
+    let mut screen = Screen::start(top_of(&cluster, &["--allow-actions"]), 150, 40);
+    let shown = screen.wait_for(&[
+        "Summary",
+        "Throughput",
+        "1 Partitions",
+        "2 Workers",
+        "5 Messages",
+        "4711",
+    ]);
+    let fact = |text: &str, name: &str, value: &str| {
+        let words: Vec<&str> = text
+            .split(|c: char| c.is_whitespace() || c == '│')
+            .filter(|word| !word.is_empty())
+            .collect();
+        words.windows(2).any(|pair| pair == [name, value])
+    };
+    assert!(fact(&shown, "published", "3"), "{shown}");
+    assert!(fact(&shown, "dead", "1"), "{shown}");
+    assert!(fact(&shown, "pending", "0"), "{shown}");
+    assert!(shown.contains("16 of 16") && shown.contains("1 of 1"), "{shown}");
+    assert!(shown.contains("A server-1 16"), "{shown}");
+    assert!(shown.contains("! dead letters: 1 dead letter(s)"), "{shown}");
+    // A minute in which one was given up; what it said; and nothing that could not be read.
+    assert!(shown.contains("x failed") && shown.contains("last minute"), "{shown}");
+    let errors = shown.split("4 Recent errors").nth(1).unwrap_or_default();
+    assert!(
+        errors.contains("default") && errors.contains("unroutable: 312 NO_ROUTE"),
+        "{shown}"
+    );
+    assert!(!shown.contains("not readable"), "{shown}");
+    assert!(!screen.pty.is_cooked() && screen.screen().alternate_screen());
+
+    // The message in full: its event, and why it is dead.
+    screen.pty.send("\r");
+    let shown = screen.wait_for(&["payload", "attempt 1"]);
+    assert!(shown.contains(r#"{"n": 4}"#) && shown.contains("order:4711"), "{shown}");
+    assert!(shown.contains("312 NO_ROUTE") && shown.contains("Lost"), "{shown}");
+    assert!(
+        shown.contains("attempt 1") && shown.contains("by server-1, dead"),
+        "{shown}"
+    );
+    screen.pty.send("\u{1b}");
+    screen.wait_for(&["Summary"]);
+
+    // The cause is mended; asked, left, asked again and confirmed.
+    broker.bind(&queue, &exchange, "order.lost");
+    screen.pty.send("r");
+    screen.wait_for(&["Retry message", "Type y"]);
+    screen.pty.send("n");
+    screen.wait_for(&["Nothing was done."]);
+    screen.pty.send("r");
+    screen.wait_for(&["Type y"]);
+    screen.pty.send("y");
+    screen.wait_for(&["goes again."]);
+    screen.wait_until("no dead letter and 4 published", |text| {
+        fact(text, "dead", "0") && fact(text, "published", "4")
+    });
+    wait_drained(&cluster);
+    let last = all_of(broker, &queue).pop().expect("a message");
+    assert_eq!(last.json()["payload"], json!({"n": 4}));
+
+    // A destination is paused and goes on.
+    screen.pty.send("3p");
+    screen.wait_for(&["Pause delivery to default?"]);
+    screen.pty.send("y");
+    screen.wait_for(&["Delivery to default is paused.", "outbox_resume"]);
+    assert!(cluster.query_one::<bool>(DB, "select exists (select from outbox_paused)"));
+    screen.pty.send("p");
+    screen.wait_for(&["Resume delivery to default?"]);
+    screen.pty.send("y");
+    screen.wait_for(&["Delivery to default goes on."]);
+
+    screen.pty.send("q");
+    screen.assert_restored(0);
+}
+
+#[test]
+fn the_screen_follows_the_size_of_the_terminal_and_what_is_published() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &[]);
+    let mut screen = Screen::start(top_of(&cluster, &[]), 200, 50);
+    screen.wait_for(&["Summary", "this session"]);
+    cluster.exec(
+        DB,
+        "select count(*) from (select outbox_publish('T', '{}') from generate_series(1, 1234)) m",
+    );
+    screen.wait_for(&["1,234"]);
+    for (columns, lines) in [(100, 40), (60, 24), (12, 5), (1, 1), (150, 40)] {
+        screen.resize(columns, lines);
+        let what = format!("a frame of {columns} × {lines}");
+        if columns >= 60 {
+            screen.wait_until(&what, |text| {
+                let mut rows = text.lines();
+                let first = rows.next().unwrap_or_default();
+                first.starts_with("outboxctl top") && rows.any(|row| row.contains("5 Messages"))
+            });
+        }
+    }
+    screen.pty.send("?");
+    screen.wait_for(&["Keys", "ctrl-c"]);
+    screen.pty.send("\u{1b}");
+    screen.wait_for(&["Summary"]);
+    screen.pty.send("\u{3}");
+    screen.assert_restored(0);
+}
+
+#[test]
+fn signals_end_it_in_order_and_the_terminal_comes_back() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        let mut screen = Screen::start(top_of(&cluster, &[]), 100, 30);
+        screen.wait_for(&["Summary"]);
+        process::signal(screen.pty.pid(), signal);
+        screen.assert_restored(0);
+    }
+}
+
+#[test]
+fn a_lost_connection_is_said_and_made_again() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    cluster.exec(DB, "select outbox_publish('T', '{}')");
+    let mut screen = Screen::start(top_of(&cluster, &[]), 100, 40);
+    screen.wait_for(&["! workers: outbox.workers is 0"]);
+    cluster.exec(
+        DB,
+        "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'outboxctl top'",
+    );
+    screen.wait_until("the connection again", |text| !text.contains("Connection lost"));
+    cluster.stop(StopMode::Immediate);
+    let shown = screen.wait_for(&["Connection lost", "Next try in"]);
+    assert!(shown.contains("Summary"), "the last figures stay:\n{shown}");
+    cluster.start_again();
+    screen.wait_until("no banner", |text| {
+        text.contains("Summary") && !text.contains("Connection lost")
+    });
+    screen.pty.send("q");
+    screen.assert_restored(0);
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_said_and_q_still_ends_it() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let proxy = Proxy::start(cluster.port());
+    let mut screen = Screen::start(top_at(proxy.port(), "postgres", &["--allow-actions"]), 100, 40);
+    screen.wait_for(&["Summary"]);
+    proxy.mode(Mode::Blackhole);
+    screen.wait_for(&["Connection lost: the server has not answered for 15 s."]);
+    proxy.mode(Mode::Pass);
+    proxy.reset_all();
+    screen.wait_until("no banner", |text| {
+        text.contains("Summary") && !text.contains("Connection lost")
+    });
+    proxy.mode(Mode::Blackhole);
+    screen.pty.send("q");
+    screen.assert_restored(0);
+}
+
+#[test]
+fn a_look_reads_a_bounded_number_of_rows_whatever_the_backlog() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    cluster.exec(
+        DB,
+        "select outbox_enqueue_many(array(select g from generate_series(1, 20000) g), 'one key');
+         select outbox_enqueue(n, n::text, available_at => now() + interval '1 h') from generate_series(20001, 30000) n;
+         insert into outbox_waiting (seq, enqueued_at, partition, state, destination, key)
+         select n, now(), n % 16, 'g', 'default', 'k' from generate_series(30001, 40000) n",
+    );
+    cluster.exec(DB, "analyze");
+    cluster.exec(DB, "select pg_stat_reset()");
+    let once = top_of(&cluster, &["--once"]).output().expect("run outboxctl");
+    let text = String::from_utf8_lossy(&once.stdout).into_owned();
+    assert!(
+        text.contains("30,000") && text.contains("scheduled") && !text.contains("not readable"),
+        "{text}"
+    );
+    // The figures of a session are there when it has ended.
+    wait_true(
+        &cluster,
+        "the session to end",
+        "select not exists (select from pg_stat_activity where application_name = 'outboxctl top')",
+    );
+    let read: i64 = cluster.query_one(
+        DB,
+        "select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::int8 from pg_stat_user_tables
+         where relname in ('outbox', 'outbox_waiting', 'outbox_events')",
+    );
+    assert!((1..=1_000).contains(&read), "{read} rows read, of 40,000");
+}
+
+#[test]
+fn nothing_of_a_hostile_text_reaches_the_terminal() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    // It clears the screen, sets the title, rings, and turns the text round.
+    cluster.exec(
+        DB,
+        r"select outbox_pause(reason => E'owned\x1b[2J\x1b]0;gotcha\x07\u009b31m\u202E 日本')",
+    );
+    let mut screen = Screen::start(top_of(&cluster, &[]), 200, 40);
+    screen.wait_for(&["owned␛[2J␛]0;gotcha␇□31m□ 日本"]);
+    screen.pty.send("3\r");
+    screen.wait_for(&["Destination default", "gotcha␇"]);
+    screen.pty.send("\u{1b}");
+    screen.wait_for(&["Summary"]);
+    screen.pty.send("q");
+    screen.assert_restored(0);
+    let written = screen.pty.written();
+    let has = |what: &[u8]| written.windows(what.len()).any(|bytes| bytes == what);
+    assert!(has("gotcha".as_bytes()));
+    for what in ["\u{1b}]0;", "\u{7}", "\u{9b}", "\u{202e}"] {
+        assert!(!has(what.as_bytes()), "{what:?} went to the terminal");
+    }
+
+    let once = top_of(&cluster, &["--once"])
+        .env("COLUMNS", "200")
+        .output()
+        .expect("run outboxctl");
+    let text = String::from_utf8(once.stdout).expect("UTF-8");
+    assert!(
+        text.contains("gotcha␇") && !text.chars().any(|c| c.is_control() && c != '\n'),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_monitor_reads_all_but_payloads_and_the_server_refuses_it_more() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    cluster.exec(
+        DB,
+        "create role watcher login; grant outbox_monitor to watcher; select outbox_publish('T', '{}', 'order', '42')",
+    );
+    let mut screen = Screen::start(top_as("watcher", &cluster, &[]), 150, 40);
+    let shown = screen.wait_for(&["watcher@postgres", "order:42"]);
+    assert!(!shown.contains("permission denied"), "{shown}");
+    screen.pty.send("\r");
+    screen.wait_for(&["not readable: permission denied", "GRANT outbox_admin"]);
+    screen.pty.send("\u{1b}");
+    screen.wait_for(&["Summary"]);
+    screen.pty.send("d");
+    screen.wait_for(&["Actions are off: start with --allow-actions."]);
+
+    // With the flag the server decides, and says so.
+    let mut screen = Screen::start(top_as("watcher", &cluster, &["--allow-actions"]), 150, 40);
+    screen.wait_for(&["order:42"]);
+    screen.pty.send("dy");
+    screen.wait_for(&["permission denied for function outbox_discard"]);
+    assert_eq!(cluster.query_one::<i64>(DB, "select pending from outbox_status"), 1);
+}
+
+#[test]
+fn where_no_terminal_is_it_prints_a_line_for_each_look_or_one_frame() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    cluster.exec(DB, "select outbox_publish('T', '{}')");
+    wait_true(&cluster, "the counters", "select pending = 1 from outbox_status");
+    let mut child: Child = top_of(&cluster, &[])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("run outboxctl");
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    for _ in 0..3 {
+        let line = lines.next().expect("a line").expect("UTF-8");
+        assert!(line.contains("pending 1, in flight 0, dead 0, published 0"), "{line}");
+        assert!(line.contains("workers: outbox.workers is 0"), "{line}");
+    }
+    process::signal(child.id(), libc::SIGTERM);
+    assert!(child.wait().expect("wait").success());
+
+    let once = top_of(&cluster, &["--once"])
+        .env("COLUMNS", "90")
+        .output()
+        .expect("run outboxctl");
+    assert!(once.status.success());
+    let text = String::from_utf8(once.stdout).expect("UTF-8");
+    assert!(
+        text.starts_with("outboxctl top") && text.contains("5 Messages"),
+        "{text}"
+    );
+    assert!(text.lines().all(|line| line.chars().count() <= 90), "{text}");
+
+    // The same as JSON, for programs.
+    let once = top_of(&cluster, &["--once", "--json"]).output().expect("run outboxctl");
+    let look: Value = serde_json::from_slice(&once.stdout).expect("JSON");
+    assert_eq!(look["status"]["pending"], json!(1));
+    assert_eq!(look["problems"][0]["check"], json!("workers"));
+    assert_eq!(look["messages"][0]["seq"], json!(1));
+
+    // A reader that goes away is no error.
+    let mut child: Child = top_of(&cluster, &[])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("run outboxctl");
+    drop(child.stdout.take());
+    assert!(child.wait().expect("wait").success());
+}
+
+#[test]
+fn what_keeps_it_from_starting_is_an_exit_code_and_a_sentence() {
+    let cluster = Cluster::builder().start();
+    let missing = top_of(&cluster, &["--once"]).output().expect("run outboxctl");
+    assert_eq!(missing.status.code(), Some(4));
+    let said = String::from_utf8_lossy(&missing.stderr).into_owned();
+    assert!(
+        said.contains("does not have the extension outbox") && said.contains("HINT"),
+        "{said}"
+    );
+    cluster.stop(StopMode::Fast);
+    let gone = top_of(&cluster, &["--once"]).output().expect("run outboxctl");
+    assert_eq!(gone.status.code(), Some(3));
+    let usage = top_of(&cluster, &["--interval-ms", "1"])
+        .output()
+        .expect("run outboxctl");
+    assert_eq!(usage.status.code(), Some(2));
+}
