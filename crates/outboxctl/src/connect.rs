@@ -84,7 +84,6 @@ impl Stop {
 
 /// Opens a session with a database that has the extension, in a version that this program knows. Names of the extension need no
 /// schema in it. What the server sends beside answers is dropped.
-#[allow(dead_code)] // for who needs nothing but the session
 pub async fn connect(args: &ConnectArgs) -> Result<Client, Failure> {
     Ok(connect_session(args).await?.client)
 }
