@@ -269,7 +269,11 @@ fn passwords_come_from_where_psql_takes_them_and_are_never_shown() {
     );
     let ann = format!("host=127.0.0.1 port={port} user=ann dbname={DB}");
     let line = format!("127.0.0.1:{port}:*:ann:c4n-ary\\:x\n");
+    let elsewhere = server_file(&cluster, "passwords", &line, 0o600);
+    let elsewhere = elsewhere.display().to_string();
     for way in [
+        Way::to(&ann).variable("PGPASSFILE", &elsewhere),
+        Way::to(format!("{ann} passfile={elsewhere}")).variable("PGPASSFILE", "/nowhere"),
         Way::to(&ann).variable("PGPASSWORD", "c4n-ary:x"),
         Way::to(format!("{ann} password=c4n-ary:x")),
         Way::to(format!("postgres://ann:c4n-ary%3Ax@127.0.0.1:{port}/{DB}")),
@@ -282,6 +286,9 @@ fn passwords_come_from_where_psql_takes_them_and_are_never_shown() {
     for way in [
         Way::to(&ann),
         Way::to(&ann).variable("PGPASSWORD", "wrong-c4n-ary"),
+        Way::to(&ann)
+            .variable("PGPASSFILE", "/nowhere")
+            .file(".pgpass", &line, 0o600),
         Way::to(format!("postgres://ann:wrong-c4n-ary@127.0.0.1:{port}/{DB}")),
         Way::to(format!("{ann} password=c4n-ary nonsense")),
         Way::to(&ann).file(".pgpass", &line, 0o640),

@@ -352,6 +352,29 @@ mod tests {
     }
 
     #[test]
+    fn no_text_is_too_strange() {
+        for text in [
+            "ü",
+            "=ü",
+            "ü='",
+            r"a='ü\",
+            "a=\\",
+            "postgres://ü:ü@[ü]:ü,ü/ü?ü=ü",
+            "postgres://%ü",
+            "postgres://[ü",
+            "postgres://?=",
+            "postgres://@:@",
+            "=",
+        ] {
+            let _ = parse(text);
+        }
+        assert_eq!(
+            parsed("postgres://ü@ü/%C3%BC"),
+            pairs(&[("dbname", "ü"), ("host", "ü"), ("user", "ü")])
+        );
+    }
+
+    #[test]
     fn a_debug_print_shows_no_password() {
         let shown = format!(
             "{:?}",
