@@ -431,9 +431,25 @@ fn ctrl_c_cancels_the_statement_in_the_server() {
     let (_holder, child) = waiting(&cluster);
     process::signal(child.id(), libc::SIGINT);
     let said = Ran::of(child.wait_with_output().expect("its end")).failed(5);
-    assert!(said.contains("canceling statement due to user request"), "{said}");
+    assert!(
+        said.contains("canceling statement due to user request") && !said.contains("HINT"),
+        "{said}"
+    );
     let sessions = "select not exists (select from pg_stat_activity where application_name = 'outboxctl')";
     wait_true(&cluster, "the session to be gone while the lock is held", sessions);
+}
+
+#[test]
+fn a_limit_that_the_user_sets_counts_and_its_end_is_told_with_what_to_do() {
+    let cluster = quiet_cluster();
+    let mut holder = cluster.connect(DB);
+    holder.batch_execute("begin; lock table outbox_dead").expect("a lock");
+    let limited = Ctl::new(&cluster, &["list", "--status", "dead"]).env("PGOPTIONS", "-c statement_timeout=300ms");
+    let said = limited.run().failed(5);
+    assert!(
+        said.contains("statement timeout") && said.contains("HINT: A query ends after"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -64,10 +64,7 @@ impl From<tokio_postgres::Error> for Failure {
             code: code_of(db),
             message: db.message().to_owned(),
             detail: db.detail().map(str::to_owned),
-            hint: db
-                .hint()
-                .map(str::to_owned)
-                .or_else(|| hint_for(db.code()).map(str::to_owned)),
+            hint: db.hint().map(str::to_owned).or_else(|| hint_for(db).map(str::to_owned)),
         }
     }
 }
@@ -89,10 +86,11 @@ fn code_of(error: &DbError) -> Code {
 }
 
 /// Where the server itself has none.
-fn hint_for(code: &SqlState) -> Option<&'static str> {
+fn hint_for(error: &DbError) -> Option<&'static str> {
+    let code = error.code();
     if *code == SqlState::INSUFFICIENT_PRIVILEGE {
         Some("GRANT outbox_monitor to this role lets it look, GRANT outbox_admin lets it act and see payloads.")
-    } else if *code == SqlState::QUERY_CANCELED {
+    } else if *code == SqlState::QUERY_CANCELED && error.message().contains("timeout") {
         Some(
             "A query ends after 30 s unless PGOPTIONS sets another statement_timeout; narrow it, for example with --after or --partition.",
         )
