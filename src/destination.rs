@@ -1,7 +1,7 @@
 //! A destination as a worker serves it: its messages between claim and settle, and its connection. Each has both for
 //! itself, so that one that is down or slow holds up no other. Main thread of a worker.
 
-use crate::broker::{Broker, Outcomes, Status};
+use crate::broker::DEADLINE;
 use crate::config::Settings;
 use crate::faults::{self, Fault};
 use crate::figures::Figures;
@@ -19,6 +19,7 @@ use outbox_core::route::{Route, Template, TransportKind};
 use outbox_core::settle::{Disposition, Ended, Ordering, Rules};
 use outbox_core::tick::{self, TickState};
 use outbox_transport::Bell;
+use outbox_transport::broker::{Broker, Outcomes, Status};
 use outbox_transport::target::{Target, Transport, described};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -103,7 +104,12 @@ impl Destination {
         };
         let mut engine = Engine::new(sharing);
         engine.set_leases(leases.to_vec(), HashSet::new());
-        let mut broker = Broker::new(connection_of(&target), connection_name, common.bell.clone());
+        let mut broker = Broker::new(
+            connection_of(&target),
+            connection_name,
+            common.bell.clone(),
+            DEADLINE.clone(),
+        );
         broker.ensure(Instant::now());
         let mut destination = Self {
             name: description.name.clone(),

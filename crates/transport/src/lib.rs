@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | [`url`] | what does `outbox.url` say? | any, pure |
 //! | `config` | where to connect, as whom, with which limits? | any, plain data |
+//! | [`broker`] | how is a publisher made of a description, and its state put into words? | the worker's main thread |
 //! | `function` | which function does the option `body` name? | any, pure |
 //! | `publisher` | how does the worker hand over batches and learn outcomes? | the worker's main thread |
 //! | `publisher_thread` | how is one connection kept, used and given up? | `outbox-publish` |
@@ -28,6 +29,7 @@
 //! | `ssrf` | may a request go to this address? | `outbox-http`, pure |
 
 mod amqp;
+pub mod broker;
 mod config;
 mod function;
 mod guard;
