@@ -8,6 +8,7 @@ use crate::{faults, figures, registry, ticks};
 use outbox_core::minutes::{Minutes, Took};
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::settle::Ended;
+use std::cell::Cell;
 use std::sync::atomic::{
     AtomicI32, AtomicI64, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
@@ -15,6 +16,8 @@ use std::sync::atomic::{
 
 pub const MAX_DATABASES: usize = 128;
 pub const MAX_WORKERS: usize = 128;
+/// Of these so many may be outside the server: they are not to take the places of those inside.
+pub const MAX_OUTSIDE: usize = MAX_WORKERS / 2;
 const MAX_PARTITIONS: usize = 1024;
 const BUCKETS: usize = 64;
 const MAX_VACATED: usize = 32;
@@ -116,7 +119,7 @@ pub struct Worker {
     /// Process number + 1; 0 = the slot is free.
     proc_number: AtomicI32,
     in_flight: AtomicU32,
-    /// server-N is its name.
+    /// server-N is its name; OUTSIDE = it is the session of a worker outside the server.
     number: AtomicU32,
     answer: Answer,
     /// Of the `calls` of its database, how many there were when it last began to look and found nothing to do; BUSY = there
@@ -127,6 +130,8 @@ pub struct Worker {
 }
 
 const BUSY: u64 = u64::MAX;
+/// The number of all workers outside the server: the launcher did not start them, and sessions ask nothing of them.
+const OUTSIDE: u32 = u32::MAX;
 
 /// A database that a statement needs for itself. Written by the session that runs the statement.
 #[repr(C)]
@@ -270,6 +275,34 @@ unsafe extern "C-unwind" fn launcher_ends(_code: i32, _arg: pgrx::pg_sys::Datum)
 /// Takes a place among the workers, so that commits in `database` wake this process. Before it connects, so that who
 /// needs the database for itself does not overlook it.
 pub fn worker_starts(database: u32, number: u32) -> Option<&'static Worker> {
+    let slot = take_place(database, number)?;
+    bgworker::on_exit(worker_ends);
+    Some(slot)
+}
+
+/// The same for the session of a worker outside the server, until `leave_from_outside` or the end of the session.
+pub fn join_from_outside() -> Option<&'static Worker> {
+    thread_local! {
+        static ASKED: Cell<bool> = const { Cell::new(false) };
+    }
+    let is_outside = |worker: &&Worker| worker.database.load(SeqCst) != 0 && worker.is_outside();
+    if static_state()?.workers.iter().filter(is_outside).count() >= MAX_OUTSIDE {
+        return None;
+    }
+    let slot = take_place(catalog::my_database(), OUTSIDE)?;
+    if !ASKED.replace(true) {
+        bgworker::on_exit(worker_ends);
+    }
+    Some(slot)
+}
+
+/// This session is no worker any more.
+pub fn leave_from_outside() {
+    let Some(state) = STATE.get() else { return };
+    free_places(state);
+}
+
+fn take_place(database: u32, number: u32) -> Option<&'static Worker> {
     let state = static_state()?;
     let me = latch::my_proc_number() + 1;
     let slot = state
@@ -282,7 +315,6 @@ pub fn worker_starts(database: u32, number: u32) -> Option<&'static Worker> {
     slot.leave.store(0, SeqCst);
     slot.number.store(number, Relaxed);
     slot.database.store(database, SeqCst);
-    bgworker::on_exit(worker_ends);
     Some(slot)
 }
 
@@ -300,15 +332,16 @@ fn workers_changed(state: &State, database: u32) {
     wake_workers_of(state, database);
 }
 
-/// The numbers of the workers that run in this database. Whoever is not among them has ended, however it ended.
+/// The numbers of the workers that run in this database, in the server. Whoever is not among them has ended, however it
+/// ended.
 pub fn workers_here() -> Option<Vec<u32>> {
     let database = catalog::my_database();
     let workers = static_state()?.workers.iter();
-    let here = workers.filter(|worker| worker.database.load(SeqCst) == database);
+    let here = workers.filter(|worker| worker.database.load(SeqCst) == database && !worker.is_outside());
     Some(here.map(|worker| worker.number.load(Relaxed)).collect())
 }
 
-/// The number of each worker of this database, and where it answers.
+/// The number of each worker of this database in the server, and where it answers.
 pub fn answers_here() -> impl Iterator<Item = (u32, &'static Answer)> {
     let (database, workers) = (
         catalog::my_database(),
@@ -316,13 +349,17 @@ pub fn answers_here() -> impl Iterator<Item = (u32, &'static Answer)> {
     );
     let here = workers
         .iter()
-        .filter(move |worker| worker.database.load(SeqCst) == database);
+        .filter(move |worker| worker.database.load(SeqCst) == database && !worker.is_outside());
     here.map(|worker| (worker.number.load(Relaxed), &worker.answer))
 }
 
 unsafe extern "C-unwind" fn worker_ends(_code: i32, _arg: pgrx::pg_sys::Datum) {
     figures::worker_ends();
     let Some(state) = STATE.get() else { return };
+    free_places(state);
+}
+
+fn free_places(state: &State) {
     let me = latch::my_proc_number() + 1;
     for worker in state
         .workers
@@ -340,6 +377,10 @@ unsafe extern "C-unwind" fn worker_ends(_code: i32, _arg: pgrx::pg_sys::Datum) {
 }
 
 impl Worker {
+    fn is_outside(&self) -> bool {
+        self.number.load(Relaxed) == OUTSIDE
+    }
+
     /// Its place + 1.
     fn number(&self) -> u64 {
         let index = static_state().and_then(|state| state.workers.iter().position(|worker| std::ptr::eq(worker, self)));
@@ -626,7 +667,8 @@ impl Database {
     pub fn idle_at(&self) -> Option<u32> {
         let (calls, oid) = (self.calls(), self.oid.load(Relaxed));
         let workers = static_state()?.workers.iter();
-        let mut here = workers.filter(|worker| worker.database.load(SeqCst) == oid).peekable();
+        let in_server = |worker: &&Worker| worker.database.load(SeqCst) == oid && !worker.is_outside();
+        let mut here = workers.filter(in_server).peekable();
         let some = here.peek().is_some();
         (some && here.all(|worker| worker.idle_at.load(SeqCst) == u64::from(calls))).then_some(calls)
     }

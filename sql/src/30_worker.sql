@@ -470,8 +470,8 @@ begin
     where not leased or (u.partition::bigint << 48 | u.token) = any (held)
   ), gone as (
     delete from @extschema@.outbox o using ended u
-    where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.claim_token = u.token
-      and u.action <> 'f'
+    where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.partition = u.partition
+      and o.claim_token = u.token and u.action <> 'f'
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.replayed, o.destination, o.key, o.last_error,
       o.expires_at, u.action, u.delay_ms, u.reason
   ), published as (
@@ -503,8 +503,8 @@ begin
     -- f = as before, no attempt spent
     update @extschema@.outbox o set claim_token = null, claim_until = null
     from ended u
-    where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.claim_token = u.token
-      and u.action = 'f'
+    where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.partition = u.partition
+      and o.claim_token = u.token and u.action = 'f'
     returning 1
   )
   select n.gone + (select count(*) from freed), n.failed into changed, failed

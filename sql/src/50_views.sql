@@ -214,7 +214,7 @@ cross join lateral (select
 union all
 select 'workers', p.problem is null, p.problem, p.remedy
 from server s cross join lateral (select
-  case when s.workers = 0 then 'outbox.workers is 0: nothing is delivered'
+  case when s.workers = 0 and not exists (select from worker) then 'outbox.workers is 0: nothing is delivered'
        when not exists (select from worker) then 'no worker is alive in this database'
          || case s.obstacle when 'slots' then ': max_worker_processes is used up'
                             when 'turns' then ' now: there are more databases than worker slots, so they are served in turn'
@@ -223,7 +223,7 @@ from server s cross join lateral (select
                             else '' end
        when s.obstacle = 'slots' then 'not every worker of this database runs: max_worker_processes is used up'
        when s.obstacle = 'turns' then 'there are more databases than worker slots: this one is served in turn with others' end as problem,
-  case when s.workers = 0 then 'set outbox.workers to 1 or more and reload'
+  case when s.workers = 0 and not exists (select from worker) then 'set outbox.workers to 1 or more and reload'
        when s.obstacle in ('slots', 'turns') then pg_catalog.format('raise max_worker_processes by %s or more and restart the server',
                                                         @extschema@.outbox_missing_slots())
        when exists (select from worker) then null

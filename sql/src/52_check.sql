@@ -59,7 +59,8 @@ begin
     select count(*), count(*) filter (where c.looked_at >= asked_at) into workers, answers
     from @extschema@.outbox_workers w
     left join @extschema@.outbox_connections c on c.worker_id = w.worker_id and c.destination = outbox_check.destination
-    where w.heartbeat_until > clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id);
+    where w.heartbeat_until > clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)
+      and w.worker_id like 'server-%'; -- those outside are asked nothing
     exit when workers = answers or current_setting('transaction_isolation') <> 'read committed'
       or clock_timestamp() > asked_at + patience;
     is_asked := is_asked or @extschema@.outbox_ask_for_a_look(destination);

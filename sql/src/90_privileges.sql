@@ -84,6 +84,20 @@ grant execute on function
   @extschema@.outbox_fetch_unpublished(integer, text, interval), @extschema@.outbox_mark_published(bigint, bigint, text),
   @extschema@.outbox_mark_failed(bigint, bigint, text, text), @extschema@.outbox_relay(integer, interval)
   to outbox_relay;
+-- Workers outside the server.
+grant execute on function
+  @extschema@.outbox_work_begin(text), @extschema@.outbox_work_look(), @extschema@.outbox_work_destinations(),
+  @extschema@.outbox_work_heartbeat(), @extschema@.outbox_work_leases(),
+  @extschema@.outbox_work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]), @extschema@.outbox_work_purge(),
+  @extschema@.outbox_work_report(text, text, text, text), @extschema@.outbox_work_leave(), @extschema@.outbox_work_quit(),
+  @extschema@.outbox_work_reopened(smallint[]), @extschema@.outbox_work_glance(smallint[]),
+  @extschema@.outbox_work_wait(bigint[], integer, integer, boolean), @extschema@.outbox_work_holds(text, integer),
+  @extschema@.outbox_work_claim(text, smallint[], bigint[], integer[], bigint[], bigint),
+  @extschema@.outbox_work_claim_waiting(text, smallint, text, bigint, bigint, integer),
+  @extschema@.outbox_work_claim_unleased(text, integer), @extschema@.outbox_work_due(smallint[], bigint[]),
+  @extschema@.outbox_work_next_due_ms(), @extschema@.outbox_work_gates(smallint[]),
+  @extschema@.outbox_work_settle(text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[])
+  to outbox_relay;
 
 -- A session that replays old data may be silent; who may say so may lose events. A superuser may too.
 do $grant$
