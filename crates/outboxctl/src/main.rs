@@ -8,6 +8,7 @@ mod output;
 mod pages;
 mod screen;
 mod top;
+mod work;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use commands::{Context, act, check, delivery, list, show, status, version};
@@ -53,6 +54,8 @@ enum Command {
     Resume(delivery::ResumeArgs),
     /// Let the workers deliver what waits, in stored order, and wait for it
     Relay(delivery::RelayArgs),
+    /// Deliver as a worker outside the server
+    Work(work::WorkArgs),
     /// Versions of this program, of the extension and of the server
     Version,
     /// The outbox live, on a terminal
@@ -63,8 +66,14 @@ enum Command {
     Man(pages::ManArgs),
 }
 
+fn main() -> ExitCode {
+    // SAFETY: this process has one thread yet.
+    unsafe { outbox_transport::prepare_process() };
+    run()
+}
+
 #[tokio::main]
-async fn main() -> ExitCode {
+async fn run() -> ExitCode {
     let cli = Cli::parse();
     let context = Context {
         connect: cli.connect,
@@ -81,6 +90,7 @@ async fn main() -> ExitCode {
         Command::Pause(args) => delivery::pause(&context, args).await,
         Command::Resume(args) => delivery::resume(&context, args).await,
         Command::Relay(args) => delivery::relay(&context, args).await,
+        Command::Work(args) => work::run(&context, args).await,
         Command::Version => version::run(&context).await,
         Command::Top(args) => top::run(&context, args).await,
         Command::Completions(args) => pages::completions(args, Cli::command()),

@@ -1,0 +1,459 @@
+//! A destination as a worker outside the server serves it: its messages between claim and settle, and its connection. As
+//! in the server, each has both for itself, so that one that is down or slow holds up no other. On the worker's thread.
+
+use super::ports::{DEFAULT_DESTINATION, Lanes, Shared, Tables};
+use super::report::Say;
+use super::session::{Described, Place, Session, Trouble};
+use super::settings::Settings;
+use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Held, Settlement, Sharing};
+use outbox_core::message::{Outcome, Text};
+use outbox_core::pace::Pace;
+use outbox_core::partition::Partition;
+use outbox_core::route::{Route, Template};
+use outbox_core::settle::{Disposition, Ordering, Rules};
+use outbox_core::tick::{self, TickState};
+use outbox_transport::broker::{Broker, Outcomes, Status};
+use outbox_transport::target::{Limits, Target, Transport};
+use outbox_transport::{Bell, Deadline};
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+/// Messages claimed and not settled, at most: one batch on the wire while the next is claimed.
+const WINDOW: usize = 2000;
+const LANE_BY_LANE: Duration = Duration::from_secs(5);
+
+/// What the destinations of one worker have in common.
+pub struct Common {
+    pub session: Session,
+    pub shared: Shared,
+    pub settings: Settings,
+    /// Why nothing is delivered from this database; None = it is adopted.
+    pub not_adopted: Option<String>,
+    /// Workers of this database that live, as far as is known.
+    pub workers: u32,
+    pub bell: Bell,
+    pub deadline: Deadline,
+    pub began: Instant,
+    /// It claims nothing more: it ends, or rests between two ticks.
+    pub rests: bool,
+    pub say: Say,
+}
+
+impl Common {
+    fn now_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+
+    fn now_us(&self) -> u64 {
+        self.began.elapsed().as_micros() as u64
+    }
+
+    fn say(&self, destination: &str, text: std::fmt::Arguments) {
+        match destination {
+            DEFAULT_DESTINATION => self.say.line(format_args!("{text}")),
+            name => self.say.line(format_args!("destination {name}: {text}")),
+        }
+    }
+}
+
+/// How messages ended, since the last time it was asked.
+#[derive(Clone, Copy, Default)]
+pub struct Ended {
+    pub published: u64,
+    pub failed: u64,
+}
+
+pub struct Destination {
+    pub name: String,
+    pub broker: Broker,
+    engine: Engine<Place>,
+    target: Result<Target, String>,
+    paused: bool,
+    /// Until then the lanes are claimed one by one, for rows of some were locked.
+    locked_until: Option<Instant>,
+    reported: Option<Status>,
+    /// How much in flight the session was told of.
+    told_in_flight: usize,
+    pace: Pace,
+    /// Where a message goes that goes to no exchange.
+    nothing: (Text, Template),
+    /// When messages were confirmed that are not settled yet, by seq.
+    confirmed_us: HashMap<i64, i64>,
+    ended: Ended,
+    /// It runs one tick and no more.
+    once: bool,
+}
+
+impl Destination {
+    pub fn new(common: &Common, description: &Described, sharing: Sharing, leases: &[Held]) -> Self {
+        let target = common.settings.target_of(description);
+        let mut engine = Engine::new(sharing);
+        engine.set_leases(leases.to_vec(), HashSet::new());
+        let connection_name = match description.name.as_str() {
+            DEFAULT_DESTINATION => format!("outbox: {}", common.session.id),
+            name => format!("outbox: {} {name}", common.session.id),
+        };
+        let mut broker = Broker::new(
+            target.clone().map(Target::unlimited),
+            connection_name,
+            common.bell.clone(),
+            common.deadline.clone(),
+        );
+        broker.ensure(Instant::now());
+        let mut destination = Self {
+            name: description.name.clone(),
+            broker,
+            engine,
+            target,
+            paused: description.paused,
+            locked_until: None,
+            reported: None,
+            told_in_flight: 0,
+            pace: Pace::new(0, 1, common.now_us()),
+            nothing: (Text::default(), Template::parse("").expect("an empty template")),
+            confirmed_us: HashMap::new(),
+            ended: Ended::default(),
+            once: false,
+        };
+        destination.take_limits(common);
+        destination
+    }
+
+    /// Takes over what the description and the settings say now.
+    pub fn describe(&mut self, common: &Common, description: &Described) {
+        self.paused = description.paused;
+        self.target = common.settings.target_of(description);
+        self.take_limits(common);
+        if let Some(last) = self.broker.reconfigure(self.target.clone().map(Target::unlimited)) {
+            self.conclude_all(common, last);
+            self.engine.release_all("the settings of the broker changed");
+            self.engine.look_anew();
+            self.broker.ensure(Instant::now());
+        }
+    }
+
+    /// Also when another number of workers share them.
+    pub fn take_limits(&mut self, common: &Common) {
+        let limits = self.target.as_ref().map_or(Limits::default(), |target| target.limits);
+        self.pace.set(limits.max_rate, common.workers, common.now_us());
+    }
+
+    pub fn outstanding(&self) -> usize {
+        self.engine.outstanding()
+    }
+
+    /// Messages that are with the broker, or wait to be settled: there will be news of them.
+    pub fn awaits(&self) -> bool {
+        self.engine.is_under_way() || self.engine.settle_in_ms(0).is_some()
+    }
+
+    pub fn in_use(&self) -> HashSet<Partition> {
+        self.engine.in_use()
+    }
+
+    pub fn set_leases(&mut self, held: &[Held], leaving: &HashSet<Partition>) {
+        self.engine.set_leases(held.to_vec(), leaving.clone());
+    }
+
+    /// How messages ended since the last call.
+    pub fn take_ended(&mut self) -> Ended {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Whether it has claimed a message that so many workers crashed with that it goes alone.
+    pub fn tries_one_alone(&self) -> bool {
+        self.engine.has_suspects(CRASHES_ALONE)
+    }
+
+    /// Gives up the connection; what it has not answered by then goes back.
+    pub fn stop(&mut self, common: &Common, limit: Duration, reason: &str) {
+        let last = self.broker.stop(limit);
+        self.conclude_all(common, last);
+        self.engine.release_all(reason);
+    }
+
+    // ---- one tick ---------------------------------------------------------------------------------------------------
+
+    pub fn begin_tick(&mut self) {
+        self.once = true;
+        self.engine.begin_errand(Errand::Tick);
+    }
+
+    /// Whether all of the tick is done that can be done now.
+    pub fn has_run_tick(&self, common: &Common) -> bool {
+        let claims_on = self.may_deliver(common)
+            && (self.broker.is_connected() || self.connects())
+            && self.engine.claimable() > 0
+            && !self.engine.has_claimed();
+        !claims_on && self.engine.settle_in_ms(0).is_none() && !self.engine.is_under_way()
+    }
+
+    fn connects(&self) -> bool {
+        matches!(self.broker.status.state, "starting" | "connecting")
+    }
+
+    /// Nobody knows yet whether there is a connection.
+    pub fn is_undecided(&self, common: &Common) -> bool {
+        self.may_deliver(common) && self.connects()
+    }
+
+    /// Why it cannot deliver, in words, though it should.
+    pub fn obstacle(&self, common: &Common) -> Option<String> {
+        let is_well = self.broker.is_connected() || !self.may_deliver(common);
+        (!is_well).then(|| self.words())
+    }
+
+    fn words(&self) -> String {
+        let status = &self.broker.status;
+        let words = [Some(status.state), status.reason, status.detail.as_deref()];
+        words.into_iter().flatten().collect::<Vec<&str>>().join(" ")
+    }
+
+    fn may_deliver(&self, common: &Common) -> bool {
+        common.settings.enabled && !self.paused && common.not_adopted.is_none()
+    }
+
+    fn rules(&self, common: &Common) -> Option<Rules> {
+        let target = self.target.as_ref().or(common.settings.target.as_ref());
+        target.ok().map(|target| target.rules)
+    }
+
+    // ---- outcomes and settle ----------------------------------------------------------------------------------------
+
+    pub fn take_outcomes(&mut self, common: &Common, now: Instant) {
+        let (outcomes, died) = self.broker.take(now);
+        self.conclude_all(common, outcomes);
+        if died {
+            self.engine.release_all("the publisher ended");
+        }
+    }
+
+    fn conclude_all(&mut self, common: &Common, outcomes: Outcomes) {
+        let Some(rules) = self.rules(common) else {
+            if !outcomes.is_empty() {
+                self.engine.release_all("the destination cannot be understood");
+            }
+            return;
+        };
+        let (now_ms, now_us) = (common.now_ms(), common.session.now_us());
+        for (handle, outcome) in outcomes {
+            if outcome == Outcome::Confirmed
+                && let Some(pointer) = self.engine.pointer(handle)
+            {
+                self.confirmed_us.insert(pointer.seq, now_us);
+            }
+            self.engine.conclude(handle, &outcome, &rules, now_ms, now_us as u64);
+        }
+    }
+
+    /// Before a claim: what goes back, or would make the window too large. What is published can wait a little.
+    pub fn settle_what_must_be(&mut self, common: &Common) -> Result<(), Trouble> {
+        let is_off = !self.may_deliver(common) || (common.rests && !self.once);
+        if is_off && self.engine.only_keeps_back() {
+            self.engine.release_all("nothing is delivered now"); // a relay of somebody else's may deliver it
+        }
+        match self.engine.must_settle() {
+            true => self.settle(common),
+            false => Ok(()),
+        }
+    }
+
+    /// After a claim. Returns how long to wait at most.
+    pub fn settle_what_is_due(&mut self, common: &Common, wait_ms: u32) -> Result<u32, Trouble> {
+        let nothing_follows = (self.once || common.rests) && !self.engine.is_under_way();
+        if nothing_follows || self.engine.settle_in_ms(common.now_ms()) == Some(0) {
+            self.settle(common)?;
+        }
+        let settle_in_ms = self.engine.settle_in_ms(common.now_ms());
+        Ok(settle_in_ms.map_or(wait_ms, |ms| wait_ms.min(ms as u32)))
+    }
+
+    pub fn settle(&mut self, common: &Common) -> Result<(), Trouble> {
+        let Some(rules) = self.rules(common) else { return Ok(()) };
+        let confirmed_us = std::mem::take(&mut self.confirmed_us);
+        let mut tables = Tables::new(&common.session, &common.shared, &self.name, &rules, &confirmed_us);
+        let (name, ended) = (&self.name, &mut self.ended);
+        let settled = self.engine.settle(&mut tables, common.now_ms(), |batch| {
+            for settlement in batch {
+                count(common, name, settlement, ended);
+            }
+        });
+        if tables.missed > 0 {
+            let missed = tables.missed;
+            common.say(name, format_args!("{missed} messages were no longer ours to settle"));
+        }
+        if settled.is_err() {
+            self.confirmed_us = confirmed_us; // they are settled later
+        }
+        settled
+    }
+
+    /// Tells the session how the connection is, where outbox_health reads it, and how much is in flight.
+    pub fn report(&mut self, common: &Common) -> Result<(), Trouble> {
+        let in_flight = self.outstanding();
+        if (in_flight == 0) != (self.told_in_flight == 0) {
+            common.session.holds(&self.name, in_flight)?;
+            self.told_in_flight = in_flight;
+        }
+        let status = match self.may_deliver(common) {
+            true => self.broker.status.clone(),
+            false => Status {
+                state: common.not_adopted.as_ref().map_or("paused", |_| "not adopted"),
+                reason: None,
+                detail: common.not_adopted.clone(),
+            },
+        };
+        // Between two failed attempts the reason is worth more than the word "connecting".
+        let was_down = self.reported.as_ref().is_some_and(|before| before.state == "down");
+        if self.reported.as_ref() == Some(&status) || (status.state == "connecting" && was_down) {
+            return Ok(());
+        }
+        let (state, detail) = (Some(status.state), status.detail.as_deref());
+        common.session.report(&self.name, state, status.reason, detail)?;
+        let words = [state, status.reason, detail];
+        let words: Vec<&str> = words.into_iter().flatten().collect();
+        let before = self.reported.replace(status.clone());
+        let is_new = before.is_none_or(|before| (before.state, before.reason) != (status.state, status.reason));
+        if is_new && status.state != "connecting" {
+            common.say(&self.name, format_args!("{}", words.join(" ")));
+        }
+        Ok(())
+    }
+
+    // ---- claim and hand over ----------------------------------------------------------------------------------------
+
+    /// Claims, if it may, and hands over. Returns how many messages came, and how long to wait for more.
+    pub fn claim(&mut self, common: &Common, may_claim: bool) -> Result<(usize, u32), Trouble> {
+        let now_ms = common.now_ms();
+        self.hand_over(common);
+        let may_claim = may_claim && !(self.once && self.engine.has_claimed());
+        let Some(room) = tick::next(&self.tick(common)).claim.filter(|_| may_claim) else {
+            return Ok((0, self.wait_ms(common)));
+        };
+        let Ok(target) = &self.target else {
+            return Ok((0, common.settings.idle_backoff_ms)); // without a target there is no connection
+        };
+        let route = route(target, &self.nothing);
+        // What cannot go soon is better left for later: in the table it expires, is paused and harms nobody.
+        let limit = (common.settings.batch_size)
+            .min(room)
+            .min(self.pace.per_second().unwrap_or(u32::MAX));
+        let none = HashMap::new();
+        let mut tables = Tables::new(&common.session, &common.shared, &self.name, &target.rules, &none);
+        tables.lane_by_lane = self.locked_until.is_some_and(|until| Instant::now() < until);
+        let known_locked = tables.lane_by_lane;
+        let memory = Lanes {
+            session: &common.session,
+            shared: &common.shared,
+            destination: &self.name,
+        };
+        let claimed = self.engine.claim(
+            &mut tables,
+            &memory,
+            now_ms,
+            limit,
+            &target.rules,
+            |handle, pointer, event| {
+                let mut publication = outbox_core::envelope::publication(handle, pointer, event, &route)
+                    .map_err(|refusal| refusal.to_string())?;
+                if target.rules.ordering == Ordering::None {
+                    publication.key = None; // else requests of a key would wait for one another
+                }
+                Ok(publication)
+            },
+        );
+        if tables.lane_by_lane && !known_locked {
+            common.say(
+                &self.name,
+                format_args!("somebody holds messages locked; their partitions wait"),
+            );
+            self.locked_until = Some(Instant::now() + LANE_BY_LANE);
+        }
+        if let Some(trouble) = common.shared.take_trouble() {
+            return Err(trouble);
+        }
+        let claimed = claimed?;
+        self.engine.note_claim();
+        self.hand_over(common);
+        let due_ms = self.engine.due_at_ms().saturating_sub(now_ms).max(1) as u32;
+        Ok((claimed, self.wait_ms(common).min(due_ms)))
+    }
+
+    fn tick(&self, common: &Common) -> TickState {
+        TickState {
+            enabled: !common.rests && self.may_deliver(common),
+            connected: self.broker.is_connected(),
+            blocked: false, // blocked is a state of its own, in which it is not connected
+            owned_partitions: self.engine.claimable(),
+            outstanding: self.engine.outstanding(),
+            window: WINDOW,
+            queue_has_room: self.engine.is_ready_empty(),
+            last_claim_was_full: self.engine.wants_more(),
+            woken: false,
+            idle_backoff_ms: common.settings.idle_backoff_ms,
+        }
+    }
+
+    /// How long to wait at most, as far as this destination is concerned.
+    fn wait_ms(&mut self, common: &Common) -> u32 {
+        let wait_ms = tick::next(&self.tick(common)).wait_ms;
+        match self.engine.is_ready_empty() {
+            true => wait_ms,
+            false => match self.pace.next_us(common.now_us()) {
+                0 => wait_ms,
+                next_us => wait_ms.min(u32::try_from(next_us.div_ceil(1_000)).unwrap_or(u32::MAX)),
+            },
+        }
+    }
+
+    /// Gives what is ready to the publisher, as fast as the destination may be sent to; the engine keeps the rest, in order.
+    fn hand_over(&mut self, common: &Common) {
+        let Some(rules) = self.rules(common) else { return };
+        self.engine.expire(&rules, common.session.now_us());
+        let (broker, pace) = (&mut self.broker, &mut self.pace);
+        let room = pace.room(common.now_us()).unwrap_or(usize::MAX);
+        if room == 0 {
+            return;
+        }
+        self.engine.hand_over(|mut now| {
+            let mut later = now.split_off(room.min(now.len()));
+            let count = now.len();
+            match broker.publish(now) {
+                Ok(()) => pace.went(count),
+                Err(refused) => later.splice(..0, refused).for_each(drop),
+            }
+            later
+        });
+    }
+}
+
+fn route<'a>(target: &'a Target, nothing: &'a (Text, Template)) -> Route<'a> {
+    let (exchange, template) = match &target.transport {
+        Transport::Amqp(amqp) => (&amqp.exchange, &amqp.routing_key),
+        Transport::Http(_) => (&nothing.0, &nothing.1), // the URL says it all
+    };
+    Route {
+        transport: target.transport.kind(),
+        format: target.format,
+        exchange,
+        template,
+        statics: &target.statics,
+    }
+}
+
+fn count(common: &Common, name: &str, settlement: &Settlement<Place>, ended: &mut Ended) {
+    let seq = settlement.pointer.seq;
+    match &settlement.disposition {
+        Disposition::Publish => ended.published += 1,
+        Disposition::Retry { .. } => ended.failed += 1,
+        Disposition::Dead { reason } => {
+            ended.failed += 1;
+            common.say(name, format_args!("message {seq} is a dead letter: {reason}"));
+        }
+        Disposition::Expire => {
+            ended.failed += 1;
+            common.say(name, format_args!("message {seq} has expired"));
+        }
+        Disposition::Release { .. } | Disposition::Wait => {}
+    }
+}

@@ -1,0 +1,712 @@
+//! The session of a worker with its database: calls of the functions that the role outbox_relay may call, each a statement
+//! and so a transaction of its own. Used on the thread of the worker, which waits for each answer.
+
+use crate::connect::{self, ConnectArgs};
+use crate::failure::{Code, Failure};
+use outbox_core::engine::{Batch, Claimed, Held, Lane, Settlement};
+use outbox_core::gate::{Found, OrderedKey};
+use outbox_core::hold::{FILTER_WORDS, OpenTransaction};
+use outbox_core::lease::Lease;
+use outbox_core::message::{Event, Outcome, Pointer};
+use outbox_core::partition::Partition;
+use outbox_core::settle::{Disposition, EXPIRED};
+use outbox_transport::target::{Kind, split};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Row, Statement};
+
+/// As of a worker in the server. A peer that is gone is noticed when its answers are not acknowledged for so long, so that
+/// what it has locked is free again.
+const SETTINGS: &str = "
+    set application_name = 'outboxctl work'; set default_transaction_isolation = 'read committed';
+    set synchronous_commit = on; set lock_timeout = '500ms'; set statement_timeout = '30s'; set tcp_user_timeout = '15s';
+    set jit = off; set plan_cache_mode = force_generic_plan";
+/// Longer than any statement may take: the session is lost.
+const ANSWER: Duration = Duration::from_secs(45);
+
+/// A row's place, as the server writes it.
+pub type Place = String;
+
+/// Why a call failed.
+#[derive(Debug)]
+pub struct Trouble {
+    pub kind: TroubleKind,
+    pub failure: Failure,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TroubleKind {
+    /// Somebody holds rows locked.
+    Locked,
+    /// Not at this moment: a statement needs the database for itself, or the server has only just begun.
+    NotNow,
+    /// The server says no; the session goes on.
+    Failed,
+    /// The session is lost.
+    Lost,
+}
+
+impl From<tokio_postgres::Error> for Trouble {
+    fn from(error: tokio_postgres::Error) -> Self {
+        let kind = match error.code() {
+            _ if error.is_closed() => TroubleKind::Lost,
+            None => TroubleKind::Lost,
+            Some(code) if *code == SqlState::LOCK_NOT_AVAILABLE => TroubleKind::Locked,
+            Some(code) if *code == SqlState::OBJECT_IN_USE => TroubleKind::NotNow,
+            Some(code) if code.code().starts_with("57P") => TroubleKind::Lost, // the server ends, or ends this session
+            Some(_) => TroubleKind::Failed,
+        };
+        let denied = (error.as_db_error())
+            .is_some_and(|db| *db.code() == SqlState::INSUFFICIENT_PRIVILEGE && db.hint().is_none());
+        let mut failure = Failure::from(error);
+        if denied {
+            failure.hint = Some("A worker needs the role outbox_relay: GRANT outbox_relay TO …;".to_owned());
+        }
+        if kind == TroubleKind::Lost {
+            failure.code = Code::CannotConnect;
+        }
+        Self { kind, failure }
+    }
+}
+
+/// What a claim brought, and what was seen right after it.
+pub struct ClaimedAndSeen {
+    pub claimed: Result<Batch<Place>, Trouble>,
+    pub glance: Result<Glance, Trouble>,
+}
+
+/// Shared memory after a claim.
+pub struct Glance {
+    pub open: Vec<OpenTransaction>,
+    pub reopened: Vec<Reopened>,
+}
+
+/// From which seq on a partition must be read again.
+#[derive(Clone, Copy)]
+pub struct Reopened {
+    pub partition: Partition,
+    pub default: Option<i64>,
+    pub others: Option<i64>,
+}
+
+/// A destination as the catalogs describe it to this role. It has no Debug: `mapping` holds secrets.
+#[derive(Clone, PartialEq)]
+pub struct Described {
+    pub name: String,
+    pub kind: Kind,
+    pub options: Vec<(String, String)>,
+    /// Of this role's own user mapping.
+    pub mapping: Vec<(String, String)>,
+    pub paused: bool,
+}
+
+/// What is looked at each second.
+pub struct Look {
+    /// None while outbox_configure() changes it.
+    pub leasing: Option<bool>,
+    pub not_adopted: Option<String>,
+    pub source: Option<String>,
+    pub session_defaults: String,
+    pub destinations: Vec<Described>,
+    /// Settings of the outbox by name, in their units.
+    pub settings: HashMap<String, String>,
+}
+
+/// What a wait returned.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Seen {
+    counters: Vec<i64>,
+    pub worker_changes: i64,
+    pub waiting_changes: u32,
+    /// A statement needs the database without workers.
+    pub is_vacated: bool,
+}
+
+pub struct Session {
+    handle: Handle,
+    client: Client,
+    schema: String,
+    /// The worker's name.
+    pub id: String,
+    statements: RefCell<HashMap<&'static str, Statement>>,
+    /// The server's clock, in µs since 1970, and when it showed that.
+    clock: Cell<(i64, Instant)>,
+}
+
+const CLAIMED: &str = "tid::text, seq, destination, partition, key, attempts, crashes, claim_token, id, type, aggregate_type,
+    aggregate_id, operation, payload, previous_payload, metadata, headers, actor, correlation_id, created_at, created_at_s,
+    replayed, (extract(epoch from enqueued_at) * 1000000)::bigint, (extract(epoch from expires_at) * 1000000)::bigint, remark";
+
+impl Session {
+    /// A session that is a worker.
+    pub fn open(handle: &Handle, connect: &ConnectArgs, label: &str) -> Result<Self, Trouble> {
+        let opened = handle
+            .block_on(connect::connect_session(connect))
+            .map_err(|failure| Trouble {
+                kind: match failure.code {
+                    Code::CannotConnect => TroubleKind::Lost,
+                    _ => TroubleKind::Failed,
+                },
+                failure,
+            })?;
+        let client = opened.client;
+        handle.block_on(client.batch_execute(SETTINGS))?;
+        let schema = opened.extension.map(|extension| extension.schema).unwrap_or_default();
+        let mut session = Self {
+            handle: handle.clone(),
+            client,
+            schema: quoted(&schema),
+            id: String::new(),
+            statements: RefCell::default(),
+            clock: Cell::new((0, Instant::now())),
+        };
+        session.id = session.one("select @.outbox_work_begin($1)", &[&label])?.get(0);
+        Ok(session)
+    }
+
+    /// Planned once, and remembered. `@.` stands for the schema.
+    fn prepared(&self, sql: &'static str) -> Result<Statement, Trouble> {
+        if let Some(known) = self.statements.borrow().get(sql) {
+            return Ok(known.clone());
+        }
+        let text = sql
+            .replace("@.", &format!("{}.", self.schema))
+            .replace("CLAIMED", CLAIMED);
+        let statement = self.wait_for(self.client.prepare(&text))?;
+        self.statements.borrow_mut().insert(sql, statement.clone());
+        Ok(statement)
+    }
+
+    fn wait_for<T>(&self, answer: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Result<T, Trouble> {
+        match self
+            .handle
+            .block_on(async { tokio::time::timeout(ANSWER, answer).await })
+        {
+            Ok(answer) => Ok(answer?),
+            Err(_) => Err(no_answer()),
+        }
+    }
+
+    fn rows(&self, sql: &'static str, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Trouble> {
+        let statement = self.prepared(sql)?;
+        self.wait_for(self.client.query(&statement, params))
+    }
+
+    fn one(&self, sql: &'static str, params: &[&(dyn ToSql + Sync)]) -> Result<Row, Trouble> {
+        let statement = self.prepared(sql)?;
+        self.wait_for(self.client.query_one(&statement, params))
+    }
+
+    /// The time of the server, in µs since 1970.
+    pub fn now_us(&self) -> i64 {
+        let (then_us, at) = self.clock.get();
+        then_us + at.elapsed().as_micros() as i64
+    }
+
+    // ---- its life ---------------------------------------------------------------------------------------------------
+
+    pub fn look(&self) -> Result<Look, Trouble> {
+        let row = self.one(
+            "select leasing, not_adopted, source, coalesce(defaults, ''), now_us from @.outbox_work_look()",
+            &[],
+        )?;
+        self.clock.set((row.get(4), Instant::now()));
+        let settings = self.rows(
+            "select name, setting from pg_settings where name like 'outbox.%' and setting is not null",
+            &[],
+        )?;
+        Ok(Look {
+            leasing: row.get(0),
+            not_adopted: row.get(1),
+            source: row.get(2),
+            session_defaults: row.get(3),
+            destinations: self.destinations()?,
+            settings: settings.iter().map(|row| (row.get(0), row.get(1))).collect(),
+        })
+    }
+
+    fn destinations(&self) -> Result<Vec<Described>, Trouble> {
+        // The view shows options of a mapping to its own role only, and only with USAGE on the server.
+        let rows = self.rows(
+            "select d.destination, d.wrapper, coalesce(d.options, '{}'), d.paused, coalesce(m.umoptions, '{}')
+             from @.outbox_work_destinations() d
+             left join pg_user_mappings m on m.srvid = d.server and m.usename = current_user order by 1",
+            &[],
+        )?;
+        let described = rows.iter().map(|row| Described {
+            name: row.get(0),
+            kind: row
+                .get::<_, Option<&str>>(1)
+                .and_then(Kind::of_wrapper)
+                .unwrap_or(Kind::Amqp),
+            options: split(&row.get::<_, Vec<String>>(2)),
+            mapping: split(&row.get::<_, Vec<String>>(4)),
+            paused: row.get(3),
+        });
+        Ok(described.collect())
+    }
+
+    /// I live. Returns the names of all workers that do.
+    pub fn heartbeat(&self) -> Result<Vec<String>, Trouble> {
+        let rows = self.rows("select * from @.outbox_work_heartbeat()", &[])?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    pub fn leases(&self) -> Result<Vec<Lease>, Trouble> {
+        let rows = self.rows(
+            "select partition, lease_owner, live, lease_epoch from @.outbox_work_leases()",
+            &[],
+        )?;
+        rows.iter()
+            .map(|row| {
+                Ok(Lease {
+                    partition: partition(row.get(0))?,
+                    owner: row.get(1),
+                    live: row.get(2),
+                    epoch: row.get(3),
+                })
+            })
+            .collect()
+    }
+
+    /// Renews, gives back and takes leases. Returns what is held now, and for how many seconds.
+    pub fn lease(
+        &self,
+        renew: &[Held],
+        release: &[Held],
+        take: &[Partition],
+    ) -> Result<(Vec<Held>, Option<u64>), Trouble> {
+        let ((renew, renew_epochs), (release, release_epochs)) = (columns(renew), columns(release));
+        let rows = self.rows(
+            "select partition, lease_epoch, ttl_s from @.outbox_work_lease($1, $2, $3, $4, $5)",
+            &[&renew, &renew_epochs, &release, &release_epochs, &indexes(take)],
+        )?;
+        let held: Result<Vec<Held>, Trouble> = rows
+            .iter()
+            .map(|row| Ok((partition(row.get(0))?, row.get(1))))
+            .collect();
+        let ttl_s = rows.first().map(|row| row.get::<_, i32>(2) as u64);
+        Ok((held?, ttl_s))
+    }
+
+    pub fn purge(&self) -> Result<i64, Trouble> {
+        let row = self.one("select coalesce(@.outbox_work_purge(), 0)", &[])?;
+        Ok(row.get(0))
+    }
+
+    pub fn report(
+        &self,
+        destination: &str,
+        state: Option<&str>,
+        reason: Option<&str>,
+        detail: Option<&str>,
+    ) -> Result<(), Trouble> {
+        let params: [&(dyn ToSql + Sync); 4] = [&destination, &state, &reason, &detail];
+        self.rows("select @.outbox_work_report($1, $2, $3, $4)", &params)
+            .map(drop)
+    }
+
+    /// Gives back what it leases, then its place.
+    pub fn leave(&self) -> Result<(), Trouble> {
+        self.rows("select @.outbox_work_leave()", &[])?;
+        self.rows("select @.outbox_work_quit()", &[]).map(drop)
+    }
+
+    /// Waits for something to do. `tell`: the other workers shall look at the leases.
+    pub fn wait(&self, seen: &Seen, limit: Duration, in_flight: usize, tell: bool) -> Result<Seen, Trouble> {
+        let (limit_ms, in_flight) = (limit.as_millis() as i32, in_flight as i32);
+        let row = self.one(
+            "select @.outbox_work_wait($1, $2, $3, $4)",
+            &[&seen.counters, &limit_ms, &in_flight, &tell],
+        )?;
+        let mut counters: Vec<i64> = row.get(0);
+        let is_vacated = counters.pop() == Some(1);
+        Ok(Seen {
+            worker_changes: counters.get(1).copied().unwrap_or_default(),
+            waiting_changes: counters.get(2).copied().unwrap_or_default() as u32,
+            counters,
+            is_vacated,
+        })
+    }
+
+    pub fn holds(&self, destination: &str, in_flight: usize) -> Result<(), Trouble> {
+        let in_flight = in_flight as i32;
+        self.rows("select @.outbox_work_holds($1, $2)", &[&destination, &in_flight])
+            .map(drop)
+    }
+
+    // ---- messages ---------------------------------------------------------------------------------------------------
+
+    /// From where partitions must be read again. Before a claim.
+    pub fn reopened(&self, partitions: &[Partition]) -> Result<Vec<Reopened>, Trouble> {
+        let row = self.one("select @.outbox_work_reopened($1)", &[&indexes(partitions)])?;
+        Ok(reopened(partitions, row.get(0)))
+    }
+
+    /// Who is open, and what was committed meanwhile. After a claim.
+    pub fn glance(&self, partitions: &[Partition]) -> Result<Glance, Trouble> {
+        let row = self.one(GLANCE, &[&indexes(partitions)])?;
+        glance(partitions, row.get(0))
+    }
+
+    /// Both go out at once, and the server does one after the other.
+    pub fn claim_and_glance(
+        &self,
+        destination: &str,
+        lanes: &[Lane],
+        partitions: &[Partition],
+    ) -> Result<ClaimedAndSeen, Trouble> {
+        let lanes = Lanes::of(lanes);
+        let params = lanes.params(&destination);
+        let (claim, look) = (self.prepared(CLAIM)?, self.prepared(GLANCE)?);
+        let indexes = indexes(partitions);
+        let seen: [&(dyn ToSql + Sync); 1] = [&indexes];
+        let both = async {
+            // Asked in this order: what is polled first is sent first.
+            let mut first = pin!(self.client.query(&claim, &params));
+            let mut second = pin!(self.client.query_one(&look, &seen));
+            let (mut claimed, mut glance) = (None, None);
+            poll_fn(|context| {
+                if claimed.is_none()
+                    && let Poll::Ready(answer) = first.as_mut().poll(context)
+                {
+                    claimed = Some(answer);
+                }
+                if glance.is_none()
+                    && let Poll::Ready(answer) = second.as_mut().poll(context)
+                {
+                    glance = Some(answer);
+                }
+                match (claimed.is_some(), glance.is_some()) {
+                    (true, true) => Poll::Ready(()),
+                    _ => Poll::Pending,
+                }
+            })
+            .await;
+            Ok((claimed, glance))
+        };
+        let (claimed, seen) = self.wait_for(both)?;
+        Ok(ClaimedAndSeen {
+            claimed: claimed
+                .ok_or_else(no_answer)?
+                .map_err(Trouble::from)
+                .and_then(|rows| batch(&rows)),
+            glance: (seen.ok_or_else(no_answer)?)
+                .map_err(Trouble::from)
+                .and_then(|row| glance(partitions, row.get(0))),
+        })
+    }
+
+    /// One lane, and no patience with what is locked there.
+    pub fn claim_lane(&self, destination: &str, lane: &Lane) -> Result<Batch<Place>, Trouble> {
+        self.wait_for(self.client.batch_execute("set lock_timeout = '20ms'"))?;
+        let lanes = Lanes::of(std::slice::from_ref(lane));
+        let claimed = self
+            .rows(CLAIM, &lanes.params(&destination))
+            .and_then(|rows| batch(&rows));
+        self.wait_for(self.client.batch_execute("set lock_timeout = '500ms'"))?;
+        claimed
+    }
+
+    pub fn claim_unleased(&self, destination: &str, limit: u32) -> Result<Batch<Place>, Trouble> {
+        let limit = limit as i32;
+        batch(&self.rows(
+            "select CLAIMED from @.outbox_work_claim_unleased($1, $2)",
+            &[&destination, &limit],
+        )?)
+    }
+
+    /// The flag: more wait behind these.
+    pub fn claim_waiting(
+        &self,
+        key: &OrderedKey,
+        epoch: i64,
+        reach: i64,
+        limit: u32,
+    ) -> Result<(Batch<Place>, bool), Trouble> {
+        let (index, limit) = (key.partition.as_i16(), limit as i32);
+        let rows = self.rows(
+            "select CLAIMED from @.outbox_work_claim_waiting($1, $2, $3, $4, $5, $6)",
+            &[&key.destination, &index, &key.key, &epoch, &reach, &limit],
+        )?;
+        let more = rows.iter().any(|row| remark(row) == Some("more"));
+        Ok((batch(&rows)?, more))
+    }
+
+    /// Where messages are that were due, with their destinations.
+    pub fn bring_due(&self, leases: Option<&[Held]>) -> Result<Vec<(String, Partition, i64)>, Trouble> {
+        let (partitions, epochs) = leases.map(columns).unzip();
+        let rows = self.rows(
+            "select destination, partition, seq from @.outbox_work_due($1, $2)",
+            &[&partitions, &epochs],
+        )?;
+        rows.iter()
+            .map(|row| Ok((row.get(0), partition(row.get(1))?, row.get(2))))
+            .collect()
+    }
+
+    pub fn next_due_ms(&self) -> Result<Option<u64>, Trouble> {
+        let row = self.one("select @.outbox_work_next_due_ms()", &[])?;
+        Ok(row.get::<_, Option<i64>>(0).and_then(|ms| u64::try_from(ms).ok()))
+    }
+
+    pub fn gates(&self, partitions: &[Partition]) -> Result<Vec<Found>, Trouble> {
+        let rows = self.rows(
+            "select destination, partition, key, head, followers from @.outbox_work_gates($1)",
+            &[&indexes(partitions)],
+        )?;
+        rows.iter()
+            .map(|row| {
+                Ok(Found {
+                    key: OrderedKey {
+                        partition: partition(row.get(1))?,
+                        destination: row.get(0),
+                        key: row.get(2),
+                    },
+                    head: row.get(3),
+                    followers: row.get(4),
+                })
+            })
+            .collect()
+    }
+
+    /// Ends messages of one destination; returns how many it changed.
+    pub fn settle(
+        &self,
+        destination: &str,
+        batch: &[Settlement<Place>],
+        dead_closes: bool,
+        took_us: &[i64],
+    ) -> Result<usize, Trouble> {
+        let rows = Settled::of(batch, dead_closes);
+        let row = self.one(
+            "select @.outbox_work_settle($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+            &[
+                &destination,
+                &rows.tids,
+                &rows.seqs,
+                &rows.partitions,
+                &rows.tokens,
+                &rows.actions,
+                &rows.delays_ms,
+                &rows.reasons,
+                &took_us,
+            ],
+        )?;
+        Ok(row.get::<_, i32>(0) as usize)
+    }
+}
+
+const CLAIM: &str = "select CLAIMED from @.outbox_work_claim($1, $2, $3, $4, $5, $6)";
+const GLANCE: &str = "select @.outbox_work_glance($1)";
+
+// ---- rows -----------------------------------------------------------------------------------------------------------
+
+/// Lanes as columns.
+struct Lanes {
+    partitions: Vec<i16>,
+    epochs: Vec<i64>,
+    limits: Vec<i32>,
+    marks: Vec<i64>,
+    reach: Option<i64>,
+}
+
+impl Lanes {
+    fn of(lanes: &[Lane]) -> Self {
+        Self {
+            partitions: lanes.iter().map(|lane| lane.partition.as_i16()).collect(),
+            epochs: lanes.iter().map(|lane| lane.epoch).collect(),
+            limits: lanes.iter().map(|lane| lane.limit as i32).collect(),
+            marks: lanes.iter().map(|lane| lane.mark).collect(),
+            reach: lanes.iter().map(|lane| lane.reach).max(),
+        }
+    }
+
+    fn params<'a>(&'a self, destination: &'a &str) -> [&'a (dyn ToSql + Sync); 6] {
+        [
+            destination,
+            &self.partitions,
+            &self.epochs,
+            &self.limits,
+            &self.marks,
+            &self.reach,
+        ]
+    }
+}
+
+/// Messages to settle as columns.
+#[derive(Default)]
+struct Settled<'a> {
+    tids: Vec<&'a str>,
+    seqs: Vec<i64>,
+    partitions: Vec<i16>,
+    tokens: Vec<i64>,
+    actions: Vec<&'static str>,
+    delays_ms: Vec<Option<i64>>,
+    reasons: Vec<Option<&'a str>>,
+}
+
+impl<'a> Settled<'a> {
+    fn of(batch: &'a [Settlement<Place>], dead_closes: bool) -> Self {
+        let mut rows = Self::default();
+        for settlement in batch {
+            let (action, delay_ms, reason) = match &settlement.disposition {
+                Disposition::Publish => ("p", None, None),
+                Disposition::Dead { reason } if dead_closes => ("D", None, Some(reason.as_str())),
+                Disposition::Dead { reason } => ("d", None, Some(reason.as_str())),
+                Disposition::Expire => ("x", None, Some(EXPIRED)),
+                Disposition::Wait => ("w", None, None),
+                Disposition::Retry { delay_ms, error } => ("r", Some(*delay_ms as i64), Some(error.as_str())),
+                Disposition::Release { .. } => ("f", None, None),
+            };
+            rows.tids.push(&settlement.place);
+            rows.seqs.push(settlement.pointer.seq);
+            rows.partitions.push(settlement.pointer.partition.as_i16());
+            rows.tokens.push(settlement.pointer.lease_epoch);
+            rows.actions.push(action);
+            rows.delays_ms.push(delay_ms);
+            rows.reasons.push(reason);
+        }
+        rows
+    }
+}
+
+/// A name as SQL has it.
+fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+fn no_answer() -> Trouble {
+    Trouble {
+        kind: TroubleKind::Lost,
+        failure: Failure::new(Code::CannotConnect, "the server does not answer"),
+    }
+}
+
+fn nonsense(what: &str) -> Trouble {
+    Trouble {
+        kind: TroubleKind::Failed,
+        failure: Failure::new(
+            Code::Incompatible,
+            format!("the server's answer is not understood: {what}"),
+        )
+        .hint("This program and the extension may be of different versions: outboxctl version."),
+    }
+}
+
+fn partition(index: i16) -> Result<Partition, Trouble> {
+    Partition::new(i64::from(index)).map_err(|error| nonsense(&error.to_string()))
+}
+
+fn indexes(partitions: &[Partition]) -> Vec<i16> {
+    partitions.iter().map(|partition| partition.as_i16()).collect()
+}
+
+fn columns(leases: &[Held]) -> (Vec<i16>, Vec<i64>) {
+    (leases.iter())
+        .map(|(partition, epoch)| (partition.as_i16(), *epoch))
+        .unzip()
+}
+
+/// Two numbers of each partition, in their order.
+fn reopened(partitions: &[Partition], lows: Vec<i64>) -> Vec<Reopened> {
+    let seq = |low: i64| (low >= 0).then_some(low);
+    (partitions.iter().zip(lows.chunks_exact(2)))
+        .map(|(partition, lows)| Reopened {
+            partition: *partition,
+            default: seq(lows[0]),
+            others: seq(lows[1]),
+        })
+        .collect()
+}
+
+fn glance(partitions: &[Partition], flat: Vec<i64>) -> Result<Glance, Trouble> {
+    let mut numbers = flat.iter().copied();
+    let mut next = || numbers.next().ok_or_else(|| nonsense("a glance that ends too soon"));
+    let mut open = Vec::new();
+    for _ in 0..next()? {
+        let low = next()?;
+        let mut filter = Box::new([0; FILTER_WORDS]);
+        for _ in 0..next()? {
+            let (word, bits) = (next()?, next()? as u64);
+            let word = usize::try_from(word).ok().and_then(|word| filter.get_mut(word));
+            *word.ok_or_else(|| nonsense("a filter of another size"))? = bits;
+        }
+        open.push(OpenTransaction { low, filter });
+    }
+    let lows: Vec<i64> = numbers.collect();
+    if lows.len() != 2 * partitions.len() {
+        return Err(nonsense("a glance of other partitions"));
+    }
+    Ok(Glance {
+        open,
+        reopened: reopened(partitions, lows),
+    })
+}
+
+fn remark(row: &Row) -> Option<&str> {
+    row.get(24)
+}
+
+fn batch(rows: &[Row]) -> Result<Batch<Place>, Trouble> {
+    let mut batch = Batch::default();
+    for row in rows {
+        match remark(row) {
+            None => batch.rows.push(claimed(row)?),
+            Some("cut") => batch.cut = true,
+            Some("missed") => batch.missed = true,
+            Some(_) => {}
+        }
+    }
+    Ok(batch)
+}
+
+fn claimed(row: &Row) -> Result<Claimed<Place>, Trouble> {
+    let seq = row.get(1);
+    let pointer = Pointer {
+        seq,
+        destination: row.get(2),
+        partition: partition(row.get(3))?,
+        key: row.get(4),
+        attempts: row.get(5),
+        crashes: row.get(6),
+        lease_epoch: row.get(7),
+        replayed: row.get(21),
+        enqueued_at_us: row.get(22),
+        expires_at_us: row.get(23),
+    };
+    let event = match row.get::<_, Option<String>>(8) {
+        None => Err(Outcome::Unsendable {
+            reason: format!("the event store has no event with seq {seq}"),
+        }),
+        Some(id) => Ok(Event {
+            id,
+            seq,
+            kind: row.get(9),
+            aggregate_type: row.get(10),
+            aggregate_id: row.get(11),
+            operation: row.get(12),
+            payload: row.get(13),
+            previous_payload: row.get(14),
+            metadata: row.get(15),
+            headers: row.get(16),
+            actor: row.get(17),
+            correlation_id: row.get(18),
+            created_at: row.get(19),
+            created_at_s: row.get(20),
+            body: None,
+        }),
+    };
+    Ok(Claimed {
+        place: row.get(0),
+        pointer,
+        event,
+    })
+}

@@ -1,0 +1,134 @@
+//! What a worker outside the server goes by: the settings of the server as it shows them to all, and what only this
+//! program knows: the address of the broker as seen from here, and the secrets. No secret of the server is asked for.
+
+use super::WorkArgs;
+use super::session::{Described, Look};
+use outbox_core::message::Text;
+use outbox_core::route::{Format, Statics, Template};
+use outbox_core::settle::{Ordering, RetryPolicy, Rules};
+use outbox_transport::target::{Amqp, Certificates, Limits, Password, Pem, Target, Transport, described};
+use outbox_transport::{AllowList, ExchangeType, Secret};
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Read at one moment.
+#[derive(PartialEq)]
+pub struct Settings {
+    pub enabled: bool,
+    /// The default destination, and what the others leave out; or why it cannot be understood.
+    pub target: Result<Target, String>,
+    pub lease_renew: Duration,
+    pub batch_size: u32,
+    pub idle_backoff_ms: u32,
+}
+
+impl Settings {
+    pub fn read(look: &Look, args: &WorkArgs) -> Self {
+        let known = Known(&look.settings);
+        let lease_ttl_s: u64 = known.number("lease_ttl", 15);
+        Self {
+            enabled: known.text("enabled") != "off",
+            target: default_target(&known, args),
+            lease_renew: Duration::from_millis((known.number::<u64>("lease_renew", 6) * 1000).min(lease_ttl_s * 500)),
+            batch_size: known.number("batch_size", 1000),
+            idle_backoff_ms: known.number("idle_backoff", 1000),
+        }
+    }
+
+    /// What a destination means under these settings.
+    pub fn target_of(&self, description: &Described) -> Result<Target, String> {
+        let default = self.target.as_ref().map_err(String::clone)?;
+        described(description.kind, default, &description.options, &description.mapping)
+            .map_err(|refused| refused.message)
+    }
+}
+
+/// Settings by name, without their prefix, in the units that pg_settings has.
+struct Known<'a>(&'a HashMap<String, String>);
+
+impl Known<'_> {
+    fn text(&self, name: &str) -> &str {
+        self.0.get(&format!("outbox.{name}")).map_or("", String::as_str)
+    }
+
+    fn number<T: FromStr>(&self, name: &str, default: T) -> T {
+        self.text(name).parse().unwrap_or(default)
+    }
+
+    fn millis(&self, name: &str, default: u64) -> Duration {
+        Duration::from_millis(self.number(name, default))
+    }
+}
+
+fn default_target(known: &Known, args: &WorkArgs) -> Result<Target, String> {
+    let retry_ms = known.number("retry_backoff", 1000);
+    Ok(Target {
+        transport: Transport::Amqp(Amqp {
+            url: args.url.clone().unwrap_or_else(|| known.text("url").to_owned()),
+            user: None,
+            password: match &args.password_file {
+                Some(path) => Password::Known(Secret::new(first_line(path)?)),
+                None => Password::Default,
+            },
+            exchange: Text::shared(known.text("exchange")),
+            exchange_type: ExchangeType::parse(known.text("exchange_type")).unwrap_or_default(),
+            routing_key: Template::parse(known.text("routing_key")).map_err(|error| error.to_string())?,
+            max_in_flight: known.number("max_in_flight", 1000),
+        }),
+        certificates: Certificates {
+            ca: args.tls_ca.as_deref().map(pem).transpose()?,
+            cert: args.tls_cert.as_deref().map(pem).transpose()?,
+            key: (args.tls_key.as_deref())
+                .map(|path| check_secret(path).and_then(|()| pem(path)))
+                .transpose()?,
+        },
+        http_allow: AllowList::parse(known.text("http_allow")).map_err(|error| error.to_string())?,
+        format: Format::default(),
+        body: None,
+        statics: Statics::default(),
+        rules: Rules {
+            retry: RetryPolicy {
+                max_attempts: known.number("max_attempts", 15),
+                base_ms: retry_ms,
+                max_ms: known.number("retry_backoff_max", 600_000).max(retry_ms),
+            },
+            dead_blocks: known.text("on_dead") != "skip",
+            ordering: Ordering::Key,
+        },
+        limits: Limits {
+            max_pending: known.number("max_pending", 0),
+            max_rate: known.number("max_rate", 0),
+        },
+        connect_timeout: known.millis("connect_timeout", 10_000),
+        confirm_timeout: known.millis("confirm_timeout", 30_000),
+    })
+}
+
+fn pem(path: &Path) -> Result<Pem, String> {
+    read(path).map(|text| Pem::Given(Secret::new(text)))
+}
+
+fn first_line(path: &Path) -> Result<String, String> {
+    check_secret(path)?;
+    let text = read(path)?;
+    match text.lines().next().map(str::trim_end) {
+        Some(line) if !line.is_empty() => Ok(line.to_owned()),
+        _ => Err(format!("{} is empty", path.display())),
+    }
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
+}
+
+/// As libpq asks of a key and of .pgpass.
+fn check_secret(path: &Path) -> Result<(), String> {
+    let meta = std::fs::metadata(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    match meta.mode() & 0o077 {
+        0 => Ok(()),
+        _ => Err(format!("{} is open to group or others: chmod 600 it", path.display())),
+    }
+}

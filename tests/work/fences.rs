@@ -1,0 +1,310 @@
+//! The role of a worker outside is less trusted than those in the server: what is it kept from?
+
+use postgres::Client;
+use postgres::error::SqlState;
+use support::{Broker, Cluster};
+
+use crate::common::{DB, exchange_and_queue, unconnected_cluster};
+use crate::{make_courier, run, without_workers, work};
+
+/// A server on which nobody delivers, and a session of the role.
+fn session() -> (Cluster, Client) {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    make_courier(&cluster);
+    let client = courier(&cluster);
+    (cluster, client)
+}
+
+fn courier(cluster: &Cluster) -> Client {
+    let conn_string = cluster.conn_string(DB).replace("user=postgres", "user=courier");
+    Client::connect(&conn_string, postgres::NoTls).expect("a session of the role")
+}
+
+fn code(client: &mut Client, sql: &str) -> SqlState {
+    let error = client.batch_execute(sql).expect_err(sql);
+    error.code().unwrap_or_else(|| panic!("{sql}: {error:?}")).clone()
+}
+
+fn number<T: postgres::types::FromSqlOwned>(client: &mut Client, sql: &str) -> T {
+    client
+        .query_one(sql, &[])
+        .unwrap_or_else(|error| panic!("{sql}: {error:?}"))
+        .get(0)
+}
+
+#[test]
+fn a_role_with_outbox_relay_alone_runs_a_worker_and_reads_no_table() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &[]);
+    cluster.exec(DB, "select outbox_publish('T', '{\"secret\": 1}', 'item', 'a', 'x')");
+    let output = run(work(&cluster, &["--once"]));
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_history"), 1);
+
+    let mut client = courier(&cluster);
+    let relations = cluster
+        .connect(DB)
+        .query(
+            "select c.relname::text from pg_class c join pg_depend d on d.objid = c.oid and d.deptype = 'e'
+             join pg_extension e on e.oid = d.refobjid and e.extname = 'outbox' where c.relkind in ('r', 'p', 'v', 'S')
+             union all select relname::text from pg_class where relname = 'outbox_history_default'",
+            &[],
+        )
+        .expect("the tables");
+    assert!(relations.len() > 20, "{} tables and views", relations.len());
+    for relation in relations {
+        let name: String = relation.get(0);
+        let denied = code(&mut client, &format!("select * from {name}"));
+        assert_eq!(denied, SqlState::INSUFFICIENT_PRIVILEGE, "{name}");
+    }
+    // The protocol of those in the server takes the name of a worker as an argument.
+    for call in [
+        "outbox_heartbeat('server-1', 1, 1)",
+        "outbox_lease_take('server-1', '{0}', 10)",
+        "outbox_claim('server-1', 'default', '{0}', '{1}', '{1}', '{0}', 1)",
+        "outbox_settle('', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+        "outbox_work_own('{0}')",
+        "outbox_work_join('x')",
+        "outbox_work_count('default', '{1,0,0,0,0}', '{}')",
+        "outbox_is_on_disk(0)",
+        "outbox_note_ended(1, 1, 1)",
+    ] {
+        let denied = code(&mut client, &format!("select * from {call}"));
+        assert_eq!(denied, SqlState::INSUFFICIENT_PRIVILEGE, "{call}");
+    }
+}
+
+#[test]
+fn its_name_is_its_sessions_own_and_never_that_of_one_in_the_server() {
+    let (cluster, mut client) = session();
+    // Nobody yet.
+    for call in ["outbox_work_heartbeat()", "outbox_work_leave()", "outbox_work_leases()"] {
+        let refused = code(&mut client, &format!("select * from {call}"));
+        assert_eq!(refused, SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "{call}");
+    }
+    let pid: i32 = number(&mut client, "select pg_backend_pid()");
+    let name: String = number(&mut client, "select outbox_work_begin('server-1')");
+    assert_eq!(name, format!("work-server-1-{pid}"));
+    assert_eq!(
+        number::<String>(&mut client, "select outbox_work_begin('other')"),
+        name,
+        "once"
+    );
+    client
+        .batch_execute("select outbox_work_heartbeat()")
+        .expect("a heartbeat");
+    assert!(cluster.query_one::<bool>(DB, "select alive from outbox_worker_status"));
+
+    let mut another = courier(&cluster);
+    let pid: i32 = number(&mut another, "select pg_backend_pid()");
+    let odd: String = number(&mut another, "select outbox_work_begin(repeat('ä x''\n', 100))");
+    assert!(
+        odd.is_ascii() && odd.len() < 64 && odd.ends_with(&format!("-{pid}")),
+        "{odd:?}"
+    );
+    another
+        .batch_execute("select outbox_work_leave(); select outbox_work_quit()")
+        .expect("the end");
+    assert_eq!(
+        code(&mut another, "select outbox_work_heartbeat()"),
+        SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE
+    );
+}
+
+/// Somebody else's messages: claimed with this token, in partition 0 and in partition 1.
+const OTHERS_TOKEN: i64 = 77;
+
+fn others_messages(cluster: &Cluster) {
+    cluster.exec(
+        DB,
+        &format!(
+            "select outbox_enqueue(n, 'k' || n, partition_key => 'p0' || n % 2) from generate_series(1, 4) n;
+             update outbox_partitions set lease_epoch = {OTHERS_TOKEN} - 1;
+             select outbox_lease_take('other', '{{0}}', 3600);
+             select outbox_claim('other', 'default', '{{0}}', '{{{OTHERS_TOKEN}}}', '{{100}}', '{{0}}', 1000000)"
+        ),
+    );
+    let claimed = format!("select count(*) from outbox where claim_token = {OTHERS_TOKEN}");
+    assert_eq!(cluster.query_one::<i64>(DB, &claimed), 2);
+}
+
+/// Settles message 2, which is another's, as what these words say.
+fn settle(partition: i16, token: &str, action: &str, tid: &str) -> String {
+    format!(
+        "select outbox_work_settle('default', '{{\"{tid}\"}}', '{{2}}', '{{{partition}}}', array[{token}]::bigint[],
+           '{{{action}}}', '{{0}}', '{{why}}', '{{}}')"
+    )
+}
+
+#[test]
+fn it_settles_nothing_that_another_has_claimed() {
+    let (cluster, mut client) = session();
+    others_messages(&cluster);
+    let tid: String = cluster.query_one(DB, "select ctid::text from outbox where seq = 2");
+    client
+        .batch_execute("select outbox_work_begin('x'); select outbox_work_heartbeat()")
+        .expect("a worker");
+    let held: Vec<i16> = client
+        .query(
+            "select partition from outbox_work_lease('{}', '{}', '{}', '{}', '{0,1}')",
+            &[],
+        )
+        .expect("leases")
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    assert_eq!(held, [1], "the other one is leased");
+    // Its own lease has the same epoch as the other's.
+    for action in ["p", "d", "D", "x", "r", "w", "f"] {
+        for partition in [0, 1] {
+            let changed: i32 = number(&mut client, &settle(partition, "77", action, &tid));
+            assert_eq!(changed, 0, "{action} as of partition {partition}");
+        }
+    }
+    // As if leasing were off: those rows are not held to a lease.
+    for token in ["-1", "0", "null", "-9223372036854775807"] {
+        let refused = code(&mut client, &settle(0, token, "p", &tid));
+        assert_eq!(refused, SqlState::INSUFFICIENT_PRIVILEGE, "{token}");
+    }
+    let mixed = format!(
+        "select outbox_work_settle('default', '{{\"(9,9)\",\"{tid}\"}}', '{{9,2}}', '{{1,0}}', '{{-1,77}}', '{{p,p}}', '{{0,0}}', '{{a,b}}', '{{}}')"
+    );
+    assert_eq!(code(&mut client, &mixed), SqlState::INSUFFICIENT_PRIVILEGE);
+    let untouched = format!("select count(*) = 2 from outbox where claim_token = {OTHERS_TOKEN} and partition = 0");
+    assert!(cluster.query_one::<bool>(DB, &untouched));
+    assert_eq!(
+        cluster.query_one::<i64>(DB, "select coalesce(published_total, 0) from outbox_status"),
+        0
+    );
+
+    // What it has claimed itself it settles.
+    let claimed = "select count(*) from outbox_work_claim('default', '{0,1}', '{77,77}', '{10,10}', '{0,0}', null) where remark is null";
+    assert_eq!(number::<i64>(&mut client, claimed), 2, "of its own lease only");
+    let own: String = cluster.query_one(DB, "select ctid::text from outbox where seq = 1");
+    let ended: i32 = number(&mut client, &settle(1, "77", "p", &own).replace("'{2}'", "'{1}'"));
+    assert_eq!(ended, 1);
+}
+
+#[test]
+fn with_leasing_off_it_settles_with_its_own_token_only() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "outbox.leasing = off"]);
+    make_courier(&cluster);
+    cluster.exec(
+        DB,
+        "select outbox_enqueue(n, 'k' || n) from generate_series(1, 4) n;
+         select outbox_claim_unleased('default', -5, 3600, 2, 1000000)",
+    );
+    let mut client = courier(&cluster);
+    client.batch_execute("select outbox_work_begin('x')").expect("a worker");
+    let tid: String = cluster.query_one(DB, "select ctid::text from outbox where seq = 2");
+    for token in ["-5", "null"] {
+        let refused = code(&mut client, &settle(0, token, "p", &tid));
+        assert_eq!(refused, SqlState::INSUFFICIENT_PRIVILEGE, "{token}");
+    }
+    let as_if_leased: i32 = number(&mut client, &settle(0, "5", "p", &tid));
+    assert_eq!(as_if_leased, 0);
+    let row = client
+        .query_one(
+            "select c.seq, c.partition, c.claim_token, c.tid::text from outbox_work_claim_unleased('default', 100) c
+             where remark is null order by seq limit 1",
+            &[],
+        )
+        .expect("a claim");
+    let (seq, partition, token, own): (i64, i16, i64, String) = (row.get(0), row.get(1), row.get(2), row.get(3));
+    assert!(token < 0 && token != -5);
+    let ended = settle(partition, &token.to_string(), "p", &own).replace("'{2}'", &format!("'{{{seq}}}'"));
+    assert_eq!(number::<i32>(&mut client, &ended), 1);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_loses_nothing() {
+    let (cluster, mut client) = session();
+    cluster.exec(DB, "select outbox_enqueue(1, 'k', partition_key => 'p00')");
+    client
+        .batch_execute(
+            "select outbox_work_begin('x'); select outbox_work_heartbeat();
+             select outbox_work_lease('{}', '{}', '{}', '{}', '{0}')",
+        )
+        .expect("a worker with a lease");
+    let epoch: i64 = number(
+        &mut client,
+        "select lease_epoch from outbox_work_leases() where partition = 0",
+    );
+    let claim =
+        format!("select tid::text from outbox_work_claim('default', '{{0}}', '{{{epoch}}}', '{{10}}', '{{0}}', null)");
+    let tid: String = number(&mut client, &claim);
+    let settle = |tids: &str, actions: &str, delays: &str, reasons: &str| {
+        format!(
+            "select outbox_work_settle('default', {tids}, '{{1}}', '{{0}}', '{{{epoch}}}', {actions}, {delays}, {reasons}, '{{}}')"
+        )
+    };
+    let tids = format!("'{{\"{tid}\"}}'");
+    for (call, expected) in [
+        (
+            settle(&tids, "'{z}'", "'{0}'", "'{why}'"),
+            SqlState::INVALID_PARAMETER_VALUE,
+        ),
+        (
+            settle(&tids, "'{NULL}'", "'{0}'", "'{why}'"),
+            SqlState::INVALID_PARAMETER_VALUE,
+        ),
+        (
+            settle(&tids, "'{r}'", "'{NULL}'", "'{why}'"),
+            SqlState::INVALID_PARAMETER_VALUE,
+        ),
+        (
+            settle(&tids, "'{r}'", "'{-1}'", "'{why}'"),
+            SqlState::INVALID_PARAMETER_VALUE,
+        ),
+        (
+            settle(&tids, "'{d}'", "'{0}'", "'{NULL}'"),
+            SqlState::INVALID_PARAMETER_VALUE,
+        ),
+        (
+            settle("'{}'", "'{p}'", "'{0}'", "'{why}'"),
+            SqlState::ARRAY_SUBSCRIPT_ERROR,
+        ),
+        (
+            settle(&tids, "'{p,p}'", "'{0}'", "'{why}'"),
+            SqlState::ARRAY_SUBSCRIPT_ERROR,
+        ),
+        (
+            settle(&tids, "null", "'{0}'", "'{why}'"),
+            SqlState::ARRAY_SUBSCRIPT_ERROR,
+        ),
+        (
+            settle(&tids, "'{p}'", "'{0}'", "'{why}'").replace("'default'", "null"),
+            SqlState::ARRAY_SUBSCRIPT_ERROR,
+        ),
+    ] {
+        assert_eq!(code(&mut client, &call), expected, "{call}");
+    }
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 1);
+    let own = settle(&tids, "'{f}'", "'{NULL}'", "'{NULL}'");
+    assert_eq!(number::<i32>(&mut client, &own), 1);
+}
+
+#[test]
+fn its_place_is_free_when_its_session_ends_however_it_ends() {
+    let (cluster, mut client) = session();
+    client
+        .batch_execute("select outbox_work_begin('x'); select outbox_work_heartbeat()")
+        .expect("a worker");
+    let pid: i32 = number(&mut client, "select pg_backend_pid()");
+    // A statement that needs the database without workers waits for its place, and is told that it is in the way.
+    let begun = std::time::Instant::now();
+    let error = cluster
+        .connect(DB)
+        .batch_execute("select outbox_configure(partition_count => 4)")
+        .expect_err("a worker that does not leave");
+    assert_eq!(error.code(), Some(&SqlState::OBJECT_IN_USE), "{error:?}");
+    assert!(begun.elapsed() < crate::LONG);
+    cluster.exec(DB, &format!("select pg_terminate_backend({pid}, 10000)"));
+    cluster.exec(DB, "select outbox_configure(partition_count => 4)");
+}

@@ -1,0 +1,439 @@
+//! Delivery by workers outside the server: nothing lost, doubled or reordered, alone and beside those in the server,
+//! also when they come, go, are killed, or the server is.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use support::{Broker, Consumer, Receiver, Reply, fresh_names, process};
+
+use crate::common::load::{Load, Plan};
+use crate::common::oracle::{Arrived, judge};
+use crate::common::{
+    DB, LONG, all_of, as_survived, exchange_and_queue, outbox_cluster_with, wait_drained, wait_healthy, wait_published,
+    wait_true,
+};
+use crate::{Outside, SOON, make_courier, run, wait_for_file, wait_for_shares, wait_for_total, without_workers, work};
+
+/// What a worker has in flight at most.
+const WINDOW: usize = 2000;
+
+fn plan() -> Plan {
+    Plan {
+        keys: 200,
+        writers: 4,
+        mixed: true,
+        ..Plan::default()
+    }
+}
+
+fn arrived(broker: &Broker, queue: &str) -> Vec<Arrived> {
+    all_of(broker, queue).iter().map(Arrived::new).collect()
+}
+
+#[test]
+fn it_delivers_all_in_order_where_no_worker_runs_in_the_server() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &[]);
+    let load = Load::start(&cluster, &plan());
+    load.wait_for_more(100); // a backlog
+    let outside = Outside::start(&cluster, "alone");
+    load.wait_for_more(400);
+    let sent = load.stop();
+    wait_drained(&cluster);
+    let arrived = arrived(broker, &queue);
+    judge(&sent, &arrived).assert_perfect();
+    // It counts where those in the server do.
+    wait_for_total(&cluster, arrived.len() as i64);
+    wait_healthy(&cluster, "workers");
+    let by_minute = "select sum(published)::bigint, bool_or(p95_ms > 0) from outbox_throughput";
+    let row = cluster.connect(DB).query_one(by_minute, &[]).expect("throughput");
+    assert_eq!(
+        (row.get::<_, i64>(0), row.get::<_, bool>(1)),
+        (arrived.len() as i64, true)
+    );
+    let of_destination = "select published_total, pending, in_flight, p50_ms > 0 from outbox_destination_status";
+    let row = cluster.connect(DB).query_one(of_destination, &[]).expect("figures");
+    assert_eq!(row.get::<_, i64>(0), arrived.len() as i64);
+    assert!(row.get::<_, bool>(3), "how long they took");
+    wait_true(
+        &cluster,
+        "nothing to be in flight",
+        "select in_flight = 0 and pending = 0 from outbox_status",
+    );
+
+    let began = Instant::now();
+    assert_eq!(outside.stop(), Some(0));
+    assert!(began.elapsed() < SOON, "it took {:?} to end", began.elapsed());
+    let gone = "select not exists (select from outbox_workers) and not exists (select from outbox_partitions where lease_owner is not null)";
+    assert!(cluster.query_one::<bool>(DB, gone), "it gave all back");
+}
+
+#[test]
+fn twenty_messages_sent_one_by_one_do_not_wait_for_the_poll() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &["outbox.idle_backoff = '1s'"]);
+    let _outside = Outside::start(&cluster, "awake");
+    let consumer = Consumer::new(broker, &queue);
+    let mut client = cluster.connect(DB);
+    let mut latencies: Vec<Duration> = (0..20)
+        .map(|_| {
+            let sent_at = Instant::now();
+            client
+                .execute("select outbox_publish('T', '{}', 'item', 'a', 'x')", &[])
+                .expect("publish");
+            let message = consumer.recv(LONG).expect("the message");
+            message.received_at.duration_since(sent_at)
+        })
+        .collect();
+    latencies.sort_unstable();
+    println!(
+        "from publish to consumer: median {:.1} ms",
+        latencies[10].as_secs_f64() * 1000.0
+    );
+    // Found by the poll, each takes half a second on average.
+    assert!(
+        latencies.iter().sum::<Duration>() < Duration::from_secs(5),
+        "{latencies:?}"
+    );
+}
+
+#[test]
+fn workers_in_the_server_and_outside_lose_double_and_reorder_nothing_together() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
+    make_courier(&cluster);
+    let load = Load::start(&cluster, &plan());
+    let first = Outside::start(&cluster, "first");
+    wait_for_shares(&cluster, 3);
+    let _second = Outside::start(&cluster, "second");
+    wait_for_shares(&cluster, 4);
+    load.wait_for_more(400);
+    let of_outside = "select count(*) = 2 from outbox_worker_status where worker_id like 'work-%' and partitions = 4";
+    assert!(cluster.query_one::<bool>(DB, of_outside));
+    assert_eq!(first.stop(), Some(0));
+    wait_for_shares(&cluster, 3);
+    let _third = Outside::start(&cluster, "third");
+    wait_for_shares(&cluster, 4);
+    load.wait_for_more(400);
+    let sent = load.stop();
+    wait_drained(&cluster);
+    judge(&sent, &arrived(broker, &queue)).assert_perfect();
+}
+
+#[test]
+fn the_partitions_of_one_that_is_killed_move_within_the_lease_and_nothing_is_lost() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let conf = [
+        "outbox.lease_ttl = '4s'",
+        "outbox.lease_renew = '1s'",
+        "outbox.heartbeat_ttl = '1h'",
+    ];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    make_courier(&cluster);
+    let load = Load::start(&cluster, &plan());
+    let outside = Outside::start(&cluster, "doomed");
+    wait_for_shares(&cluster, 2);
+    load.wait_for_more(200);
+    let began = Instant::now();
+    outside.kill();
+    wait_true(
+        &cluster,
+        "the worker in the server to own all",
+        "select partitions = 16 from outbox_worker_status where worker_id = 'server-1'",
+    );
+    // The lease, and how often the other one looks.
+    assert!(began.elapsed().as_secs_f64() < 5.0 + 2.0, "after {:?}", began.elapsed());
+    load.wait_for_more(100);
+    let sent = load.stop();
+    wait_drained(&cluster);
+    let verdict = judge(&sent, &arrived(broker, &queue));
+    verdict.assert_nothing_lost(WINDOW);
+    assert_eq!(verdict.reordered, Vec::<String>::new());
+}
+
+#[test]
+fn one_that_hangs_past_its_lease_sends_nothing_more_and_goes_on_when_it_wakes() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let conf = ["outbox.lease_ttl = '2s'", "outbox.lease_renew = '1s'"];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    make_courier(&cluster);
+    let load = Load::start(&cluster, &plan());
+    let said = cluster.data_dir().join("said");
+    let outside = Outside::start_saying(&cluster, "drowsy", &said);
+    wait_for_shares(&cluster, 2);
+    load.wait_for_more(100);
+    let pid = outside.child.as_ref().expect("it runs").id();
+    process::signal(pid, libc::SIGSTOP);
+    wait_true(
+        &cluster,
+        "the worker in the server to own all",
+        "select partitions = 16 from outbox_worker_status where worker_id = 'server-1'",
+    );
+    load.wait_for_more(100);
+    process::signal(pid, libc::SIGCONT);
+    wait_for_file(&said, "it to notice", |said| said.contains("the leases have run out"));
+    wait_for_shares(&cluster, 2);
+    load.wait_for_more(100);
+    let sent = load.stop();
+    wait_drained(&cluster);
+    let verdict = judge(&sent, &arrived(broker, &queue));
+    verdict.assert_nothing_lost(WINDOW);
+    assert!(
+        verdict.reordered.len() <= 64,
+        "what it had handed over may come late: {:?}",
+        verdict.reordered
+    );
+}
+
+#[test]
+fn what_is_sent_is_on_disk_though_its_commit_did_not_wait_for_that() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    // Nothing but workers brings commits to disk.
+    let conf = ["wal_writer_delay = '10s'", "wal_writer_flush_after = '1GB'"];
+    let cluster = without_workers(broker, &exchange, &conf);
+    let _outside = Outside::start(&cluster, "durable");
+    let consumer = Consumer::new(broker, &queue);
+    // A settle brings all before it to disk: none is to come in between.
+    let mut holder = cluster.connect(DB);
+    holder
+        .batch_execute("begin; select from outbox_partitions for update")
+        .expect("locks");
+    let mut client = cluster.connect(DB);
+    client
+        .batch_execute("set synchronous_commit = off; select outbox_publish('T', '{}', 'item', 'a', 'x')")
+        .expect("publish");
+    consumer.recv(LONG).expect("the message");
+    cluster.kill_postmaster();
+    cluster.start_again();
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_events"), 1);
+}
+
+#[test]
+fn crashes_of_the_server_lose_and_reorder_nothing_and_it_comes_back_by_itself() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    // Nothing but workers and producers brings commits to disk.
+    let conf = [
+        "wal_writer_delay = '10s'",
+        "wal_writer_flush_after = '1GB'",
+        "outbox.lease_ttl = '2s'",
+    ];
+    let cluster = without_workers(broker, &exchange, &conf);
+    let _outside = Outside::start(&cluster, "steady");
+    let asynchronous = Plan {
+        synchronous_commit: false,
+        writers: 8,
+        ..plan()
+    };
+    let load = Load::start(&cluster, &asynchronous);
+    const KILLS: usize = 4;
+    for _ in 0..KILLS {
+        load.wait_for_more(400);
+        cluster.kill_postmaster();
+        cluster.start_again();
+        // By itself, with a session and a name that are new.
+        wait_true(
+            &cluster,
+            "the worker to be back",
+            "select exists (select from outbox_worker_status where alive and state = 'connected' and partitions = 16)",
+        );
+        load.wait_for_more(100);
+    }
+    let sent = load.stop();
+    wait_drained(&cluster);
+    let survived = as_survived(&cluster, &sent);
+    let verdict = judge(&survived, &arrived(broker, &queue));
+    verdict.assert_nothing_lost(KILLS * WINDOW);
+    assert_eq!(verdict.reordered, Vec::<String>::new());
+}
+
+#[test]
+fn an_open_or_prepared_transaction_holds_up_its_keys_and_no_other() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &["max_prepared_transactions = 4"]);
+    let _outside = Outside::start(&cluster, "patient");
+    let publish = |key: &str, label: &str| {
+        format!("select outbox_publish('T', jsonb_build_object('label', '{label}'), 'item', '{key}', 'x');")
+    };
+    let labels = || -> Vec<String> {
+        let label =
+            |delivery: &support::Delivery| delivery.json()["payload"]["label"].as_str().unwrap_or("").to_owned();
+        all_of(broker, &queue).iter().map(label).collect()
+    };
+    for (round, (begin, end)) in [
+        ("", "commit"),
+        ("prepare transaction 'late';", "commit prepared 'late'"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut late = cluster.connect(DB);
+        late.batch_execute(&format!("begin; {} {begin}", publish("a", "a1")))
+            .expect("a transaction");
+        let mut client = cluster.connect(DB);
+        client
+            .batch_execute(&format!("{} {}", publish("a", "a2"), publish("b", "b1")))
+            .expect("others");
+        wait_published(&cluster, 3 * round + 1);
+        assert_eq!(labels(), ["b1"]);
+        late.batch_execute(end).expect(end);
+        wait_published(&cluster, 3 * round + 3);
+        assert_eq!(labels(), ["a1", "a2"]);
+    }
+}
+
+#[test]
+fn a_failed_message_is_retried_and_what_is_behind_it_waits() {
+    let broker = Broker::shared();
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, Value::Null);
+    broker.bind(&queue, &exchange, "item.good");
+    let cluster = without_workers(
+        broker,
+        &exchange,
+        &["outbox.retry_backoff = '50ms'", "outbox.max_attempts = 2"],
+    );
+    let _outside = Outside::start(&cluster, "careful");
+    let mut client = cluster.connect(DB);
+    for (key, route, label) in [("a", "bad", "a1"), ("a", "good", "a2"), ("b", "good", "b1")] {
+        client
+            .execute(
+                "select outbox_publish('T', $1::jsonb, 'item', $2::text, $3::text)",
+                &[&json!({ "label": label }), &key, &route],
+            )
+            .expect("publish");
+    }
+    wait_true(
+        &cluster,
+        "a dead letter",
+        "select exists (select from outbox_dead where attempts = 2)",
+    );
+    wait_true(
+        &cluster,
+        "one that waits behind it",
+        "select count(*) = 1 from outbox_waiting where state = 'g'",
+    );
+    wait_published(&cluster, 1);
+    broker.bind(&queue, &exchange, "item.bad");
+    assert!(cluster.query_one::<bool>(DB, "select outbox_retry(seq) from outbox_dead"));
+    wait_published(&cluster, 3);
+    let seq = |delivery: &support::Delivery| delivery.json()["seq"].as_i64().expect("a seq");
+    let seqs: Vec<i64> = all_of(broker, &queue).iter().map(seq).collect();
+    // The second one had gone with the first one, and comes again behind it.
+    assert!(seqs.ends_with(&[1, 2]), "{seqs:?}");
+    let told = "select count(*) = 2 and bool_and(worker_id like 'work-careful-%') from outbox_attempts where outcome in ('retried', 'dead')";
+    assert!(cluster.query_one::<bool>(DB, told), "its failures are told of");
+    let counted = "select failed_total = 2 and pending = 0 from outbox_status";
+    wait_true(&cluster, "two failures to be counted", counted);
+}
+
+#[test]
+fn another_number_of_partitions_while_it_works_loses_doubles_and_reorders_nothing() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &[]);
+    make_courier(&cluster);
+    let _outside = Outside::start(&cluster, "flexible");
+    wait_for_shares(&cluster, 2);
+    let load = Load::start(&cluster, &plan());
+    for count in [5, 16] {
+        load.wait_for_more(100);
+        cluster.exec(DB, &format!("select outbox_configure(partition_count => {count})"));
+        wait_true(
+            &cluster,
+            "both to have partitions again",
+            "select count(*) = 2 and sum(partitions) = (select partition_count from outbox_settings)
+             from outbox_worker_status where alive and partitions > 0 and state = 'connected'",
+        );
+    }
+    load.wait_for_more(100);
+    let sent = load.stop();
+    wait_drained(&cluster);
+    judge(&sent, &arrived(broker, &queue)).assert_perfect();
+}
+
+#[test]
+fn with_leasing_off_each_message_goes_once() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.leasing = off"]);
+    make_courier(&cluster);
+    let _outside = Outside::start(&cluster, "loose");
+    let load = Load::start(&cluster, &plan());
+    load.wait_for_more(400);
+    let sent = load.stop();
+    wait_drained(&cluster);
+    let verdict = judge(&sent, &arrived(broker, &queue));
+    verdict.assert_nothing_lost(0);
+}
+
+#[test]
+fn named_destinations_are_served_with_the_mapping_of_its_own_role() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let receiver = Receiver::start(|_| Reply::status(204));
+    let cluster = without_workers(broker, &exchange, &["outbox.http_allow = '127.0.0.1'"]);
+    cluster.exec(
+        DB,
+        &format!(
+            "create server hook foreign data wrapper outbox_http options (url '{}');
+             grant usage on foreign server hook to courier;
+             create user mapping for courier server hook options (bearer_token 'of-the-courier');
+             create user mapping for outbox_worker server hook options (bearer_token 'of-the-worker');",
+            receiver.url("/")
+        ),
+    );
+    let _outside = Outside::start(&cluster, "postman");
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', 'item', n::text, 'x', destination => d)
+         from generate_series(1, 5) n, unnest(array['hook', 'default']) d",
+    );
+    wait_published(&cluster, 10);
+    assert_eq!(all_of(broker, &queue).len(), 5);
+    let requests = receiver.requests();
+    assert_eq!(requests.len(), 5);
+    for request in requests {
+        assert_eq!(request.header("authorization"), "Bearer of-the-courier");
+    }
+}
+
+#[test]
+fn what_only_workers_in_the_server_can_do_is_left_to_them() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &[]);
+    let mut outside = Outside::start(&cluster, "modest");
+    cluster.exec(
+        DB,
+        "create function short(event jsonb) returns jsonb language sql immutable as $$ select event->'payload' $$;
+         create server brief foreign data wrapper outbox_amqp options (body 'public.short')",
+    );
+    // Its partitions would hold what it cannot deliver.
+    let ended = process::reap(&mut outside.child.take().expect("it runs"), LONG);
+    assert_eq!(ended.and_then(|status| status.code()), Some(4));
+    assert!(cluster.query_one::<bool>(DB, "select not exists (select from outbox_workers)"));
+    let refused = run(work(&cluster, &["--once"]));
+    assert_eq!(refused.status.code(), Some(4));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("destination brief"), "{said}");
+
+    cluster.exec(
+        DB,
+        "drop server brief; create table journal (position bigint primary key, kind text, at timestamptz, body jsonb);
+         select outbox_source_set('journal', seq => 'position', type => 'kind', created_at => 'at', payload => 'body')",
+    );
+    assert_eq!(run(work(&cluster, &["--once"])).status.code(), Some(4));
+    cluster.exec(DB, "select outbox_source_reset()");
+    cluster.exec(DB, "select outbox_publish('T', '{}', 'item', 'a', 'x')");
+    assert_eq!(run(work(&cluster, &["--once"])).status.code(), Some(0));
+    assert_eq!(all_of(broker, &queue).len(), 1);
+}
