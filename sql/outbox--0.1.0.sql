@@ -3625,6 +3625,11 @@ begin
   elsif states = '{}' then
     select h.problem, h.remedy into problem, remedy
     from @extschema@.outbox_health h where h."check" in ('preload', 'workers') and not h.ok order by h."check" limit 1;
+    if problem is null and exists (
+      select from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp() and w.worker_id like 'work-%') then
+      problem := 'Those outside of the server are asked nothing.';
+      remedy := 'Set outbox.workers, or run outboxctl work --once.';
+    end if;
     raise exception 'no worker runs in this database'
       using errcode = 'object_not_in_prerequisite_state', detail = coalesce(problem, 'It has ended just now.'),
             hint = coalesce(remedy, 'Call again.');

@@ -9,8 +9,8 @@ use support::{Broker, Consumer, Receiver, Reply, fresh_names, process};
 use crate::common::load::{Load, Plan};
 use crate::common::oracle::{Arrived, judge};
 use crate::common::{
-    DB, LONG, all_of, as_survived, exchange_and_queue, outbox_cluster_with, wait_drained, wait_healthy, wait_published,
-    wait_true,
+    DB, LONG, all_of, as_survived, exchange_and_queue, outbox_cluster_with, refused, wait_drained, wait_healthy,
+    wait_published, wait_true,
 };
 use crate::{Outside, SOON, make_courier, run, wait_for_file, wait_for_shares, wait_for_total, without_workers, work};
 
@@ -46,6 +46,11 @@ fn it_delivers_all_in_order_where_no_worker_runs_in_the_server() {
     // It counts where those in the server do.
     wait_for_total(&cluster, arrived.len() as i64);
     wait_healthy(&cluster, "workers");
+    let unasked = refused(&cluster, "select outbox_tick()");
+    assert!(
+        unasked.detail().is_some_and(|why| why.contains("outside")),
+        "{unasked:?}"
+    );
     let by_minute = "select sum(published)::bigint, bool_or(p95_ms > 0) from outbox_throughput";
     let row = cluster.connect(DB).query_one(by_minute, &[]).expect("throughput");
     assert_eq!(
