@@ -134,13 +134,14 @@ fn what_a_killed_worker_had_in_flight_is_so_no_more() {
     publish(&cluster, "default", "T", 5);
     wait_figures(&cluster, "default", "in_flight = 5");
     let pid: i32 = cluster.query_one(DB, "select pid from outbox_worker_status");
-    proxy.mode(Mode::Refuse);
     cluster.exec(DB, &format!("select pg_terminate_backend({pid})"));
     wait_true(
         &cluster,
         "another worker",
         &format!("select exists (select from outbox_worker_status where alive and pid <> {pid})"),
     );
+    // Not before: on the old connection a late confirm would pass.
+    proxy.mode(Mode::Refuse);
     wait_figures(&cluster, "default", "in_flight = 0 and published_total = 0");
     proxy.mode(Mode::Pass);
     wait_published(&cluster, 5);
