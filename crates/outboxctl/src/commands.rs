@@ -8,7 +8,7 @@ pub mod list;
 pub mod show;
 pub mod status;
 pub mod version;
-mod why;
+pub mod why;
 
 use crate::connect::{self, ConnectArgs, Session};
 use crate::failure::Failure;

@@ -7,6 +7,7 @@ mod messages;
 mod output;
 mod pages;
 mod screen;
+mod serve;
 mod top;
 mod work;
 
@@ -54,6 +55,8 @@ enum Command {
     Resume(delivery::ResumeArgs),
     /// Let the workers deliver what waits, in stored order, and wait for it
     Relay(delivery::RelayArgs),
+    /// Show it all as a live web page, with metrics for Prometheus
+    Serve(serve::ServeArgs),
     /// Deliver as a worker outside the server
     Work(work::WorkArgs),
     /// Versions of this program, of the extension and of the server
@@ -90,6 +93,7 @@ async fn run() -> ExitCode {
         Command::Pause(args) => delivery::pause(&context, args).await,
         Command::Resume(args) => delivery::resume(&context, args).await,
         Command::Relay(args) => delivery::relay(&context, args).await,
+        Command::Serve(args) => serve::run(&context, args).await,
         Command::Work(args) => work::run(&context, args).await,
         Command::Version => version::run(&context).await,
         Command::Top(args) => top::run(&context, args).await,

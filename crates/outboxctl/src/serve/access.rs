@@ -1,0 +1,509 @@
+//! Who may ask for what: the address that is listened at, the Host header, secrets and sessions, and where a form came
+//! from. Every request passes `guard` before anything else looks at it.
+
+use super::App;
+use crate::failure::{Code, Failure};
+use axum::extract::{Request, State};
+use axum::http::header::{self, HeaderName};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Redirect, Response};
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// Shorter secrets could be guessed, and nothing here slows a guesser down.
+const SECRET_MIN_BYTES: usize = 16;
+const SESSION_IDLE_MAX: Duration = Duration::from_secs(12 * 3600);
+const SESSIONS_MAX: usize = 1000;
+
+/// Nothing from elsewhere, and nothing inline: what a payload or an error says can never become script or style.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
+     connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
+
+/// Open to who has not logged in: what the login page itself needs.
+const PUBLIC: [&str; 4] = ["/login", "/style.css", "/app.js", "/icon.svg"];
+
+#[derive(Debug)]
+struct User {
+    name: String,
+    secret: String,
+    may_act: bool,
+}
+
+/// Who asks. Given to every handler behind `guard`.
+#[derive(Clone, Debug)]
+pub struct Viewer {
+    /// None where users have no names.
+    pub name: Option<String>,
+    /// Whether there is something to log out of.
+    pub logged_in: bool,
+    pub may_act: bool,
+    /// What a form that acts must bring along.
+    pub form_token: String,
+}
+
+struct Session {
+    viewer: Viewer,
+    seen: Instant,
+}
+
+pub struct Access {
+    /// None: whoever reaches the port may look, as on loopback.
+    users: Option<Vec<User>>,
+    allow_actions: bool,
+    hosts: Vec<String>,
+    cookie: String,
+    open_form_token: String,
+    /// By the value of the cookie. Written at login and logout, read by every request.
+    sessions: Mutex<HashMap<String, Session>>,
+}
+
+/// Where secrets are.
+pub enum Secrets<'a> {
+    None,
+    Token(&'a Path),
+    Users(&'a Path),
+}
+
+impl Access {
+    pub fn new(
+        secrets: &Secrets<'_>,
+        listen: SocketAddr,
+        allow_actions: bool,
+        hosts: &[String],
+    ) -> Result<Self, Failure> {
+        let users = match secrets {
+            Secrets::None => None,
+            Secrets::Token(path) => Some(token_user(path, &read_private(path)?)?),
+            Secrets::Users(path) => Some(parse_users(path, &read_private(path)?)?),
+        };
+        if users.is_none() && !listen.ip().is_loopback() {
+            return Err(
+                Failure::new(Code::Refused, format!("{listen} can be reached from elsewhere"))
+                    .hint("Give --token-file or --users-file, or listen at 127.0.0.1."),
+            );
+        }
+        Ok(Self {
+            users,
+            allow_actions,
+            hosts: hosts.iter().map(|host| host.to_ascii_lowercase()).collect(),
+            // Cookies do not know ports: two monitors on one host must not log each other out.
+            cookie: format!("outbox_session_{}", listen.port()),
+            open_form_token: random_token(),
+            sessions: Mutex::default(),
+        })
+    }
+
+    pub fn asks_for_secret(&self) -> bool {
+        self.users.is_some()
+    }
+
+    /// Whether users have names, so that the form asks for one.
+    pub fn has_names(&self) -> bool {
+        self.users.iter().flatten().any(|user| !user.name.is_empty())
+    }
+
+    /// A new session for who knows a secret: the value of the Set-Cookie header.
+    pub fn login(&self, name: &str, secret: &str, headers: &HeaderMap) -> Option<String> {
+        let user = self.user(secret).filter(|user| user.name == name)?;
+        let id = random_token();
+        let viewer = self.viewer_of(user, random_token());
+        let mut sessions = self.sessions();
+        sessions.retain(|_, session| session.seen.elapsed() < SESSION_IDLE_MAX);
+        if sessions.len() >= SESSIONS_MAX {
+            let oldest = sessions.iter().max_by_key(|(_, session)| session.seen.elapsed());
+            let oldest = oldest.map(|(id, _)| id.clone());
+            oldest.and_then(|id| sessions.remove(&id));
+        }
+        sessions.insert(
+            id.clone(),
+            Session {
+                viewer,
+                seen: Instant::now(),
+            },
+        );
+        // Behind a proxy that speaks TLS only the browser knows that it does.
+        let is_tls = text(headers, &header::ORIGIN).is_some_and(|origin| origin.starts_with("https://"));
+        let secure = if is_tls { "; Secure" } else { "" };
+        Some(format!(
+            "{}={id}; Path=/; HttpOnly; SameSite=Strict{secure}",
+            self.cookie
+        ))
+    }
+
+    /// Ends the session: the value of the Set-Cookie header.
+    pub fn logout(&self, headers: &HeaderMap) -> String {
+        if let Some(id) = self.session_id(headers) {
+            self.sessions().remove(id);
+        }
+        format!("{}=; Path=/; HttpOnly; SameSite=Strict; Max-Age=0", self.cookie)
+    }
+
+    fn viewer(&self, headers: &HeaderMap) -> Option<Viewer> {
+        if self.users.is_none() {
+            return Some(Viewer {
+                name: None,
+                logged_in: false,
+                may_act: self.allow_actions,
+                form_token: self.open_form_token.clone(),
+            });
+        }
+        if let Some(secret) = text(headers, &header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer ")) {
+            // For programs. No form token: a program does not fill in forms.
+            return self.user(secret.trim()).map(|user| Viewer {
+                may_act: false,
+                ..self.viewer_of(user, random_token())
+            });
+        }
+        let mut sessions = self.sessions();
+        let session = sessions.get_mut(self.session_id(headers)?)?;
+        if session.seen.elapsed() >= SESSION_IDLE_MAX {
+            return None;
+        }
+        session.seen = Instant::now();
+        Some(session.viewer.clone())
+    }
+
+    fn viewer_of(&self, user: &User, form_token: String) -> Viewer {
+        Viewer {
+            name: (!user.name.is_empty()).then(|| user.name.clone()),
+            logged_in: true,
+            may_act: self.allow_actions && user.may_act,
+            form_token,
+        }
+    }
+
+    fn user(&self, secret: &str) -> Option<&User> {
+        let users = self.users.as_deref().unwrap_or_default();
+        users.iter().find(|user| same(&user.secret, secret))
+    }
+
+    fn session_id<'a>(&self, headers: &'a HeaderMap) -> Option<&'a str> {
+        let cookies = headers.get_all(header::COOKIE).iter();
+        cookies
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|value| value.split(';'))
+            .filter_map(|pair| pair.trim().split_once('='))
+            .find(|(name, _)| *name == self.cookie)
+            .map(|(_, id)| id)
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, HashMap<String, Session>> {
+        self.sessions.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// A page elsewhere may give its own name our address (DNS rebinding). It cannot do that to an address that is written
+    /// as numbers, nor to localhost.
+    fn knows_host(&self, host: &str) -> bool {
+        let name = host_name(host).to_ascii_lowercase();
+        name == "localhost" || name.parse::<IpAddr>().is_ok() || self.hosts.contains(&name)
+    }
+}
+
+/// Before every handler: the host, who asks, and whether a form is ours. After it: the headers that keep a browser safe.
+pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let answer = match admit(&app.access, &request) {
+        Ok(viewer) => {
+            request.extensions_mut().extend(viewer_extension(viewer));
+            next.run(request).await
+        }
+        Err(refusal) => refusal,
+    };
+    with_safe_headers(answer)
+}
+
+fn viewer_extension(viewer: Option<Viewer>) -> axum::http::Extensions {
+    let mut extensions = axum::http::Extensions::new();
+    if let Some(viewer) = viewer {
+        extensions.insert(viewer);
+    }
+    extensions
+}
+
+#[allow(clippy::result_large_err)] // made once a request, and only for who is refused
+fn admit(access: &Access, request: &Request) -> Result<Option<Viewer>, Response> {
+    let (headers, path) = (request.headers(), request.uri().path());
+    let host = text(headers, &header::HOST).unwrap_or_default();
+    if !access.knows_host(host) {
+        let said = "This monitor does not know that host name. Start it with --allow-host to let it.\n";
+        return Err((StatusCode::MISDIRECTED_REQUEST, said).into_response());
+    }
+    let changes = !matches!(*request.method(), Method::GET | Method::HEAD);
+    if changes && !is_same_origin(headers, host) {
+        return Err((StatusCode::FORBIDDEN, "The form comes from another site.\n").into_response());
+    }
+    let viewer = access.viewer(headers);
+    if viewer.is_none() && !PUBLIC.contains(&path) {
+        let wants_page = text(headers, &header::ACCEPT).is_some_and(|accept| accept.contains("text/html"));
+        return Err(if wants_page && !changes {
+            let to = request.uri().path_and_query().map_or("/", |to| to.as_str());
+            Redirect::to(&format!("/login?to={}", super::format::encode(to))).into_response()
+        } else {
+            let ask = [(header::WWW_AUTHENTICATE, "Bearer realm=\"outbox\"")];
+            (StatusCode::UNAUTHORIZED, ask, "Log in, or send the token as Bearer.\n").into_response()
+        });
+    }
+    Ok(viewer)
+}
+
+fn with_safe_headers(mut answer: Response) -> Response {
+    let headers = answer.headers_mut();
+    let mut set = |name: HeaderName, value: &'static str| {
+        headers.insert(name, HeaderValue::from_static(value));
+    };
+    set(header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY);
+    set(header::X_CONTENT_TYPE_OPTIONS, "nosniff");
+    set(header::X_FRAME_OPTIONS, "DENY");
+    // Not no-referrer: with that a browser says Origin: null of a form, and is_same_origin() would refuse it.
+    set(header::REFERRER_POLICY, "same-origin");
+    set(HeaderName::from_static("cross-origin-opener-policy"), "same-origin");
+    set(HeaderName::from_static("cross-origin-resource-policy"), "same-origin");
+    headers
+        .entry(header::CACHE_CONTROL)
+        .or_insert(HeaderValue::from_static("no-store"));
+    answer
+}
+
+/// Whether a form was filled in on a page of ours. Browsers say so by either header; who says neither is none.
+fn is_same_origin(headers: &HeaderMap, host: &str) -> bool {
+    if let Some(site) = text(headers, &HeaderName::from_static("sec-fetch-site"))
+        && site != "same-origin"
+    {
+        return false;
+    }
+    let origin = text(headers, &header::ORIGIN).and_then(|origin| origin.split_once("://"));
+    origin.is_some_and(|(_, origin)| origin.eq_ignore_ascii_case(host))
+}
+
+/// The address to listen at; a name is looked up once.
+pub fn listen_address(text: &str) -> Result<SocketAddr, Failure> {
+    let found = text.to_socket_addrs().ok().and_then(|mut found| found.next());
+    found.ok_or_else(|| {
+        Failure::new(Code::Usage, format!("cannot listen at \"{text}\""))
+            .hint("Give an address and a port, such as 127.0.0.1:8080.")
+    })
+}
+
+fn host_name(host: &str) -> &str {
+    match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    }
+}
+
+fn read_private(path: &Path) -> Result<String, Failure> {
+    let shown = path.display();
+    let failed = |error: std::io::Error| Failure::new(Code::Usage, format!("cannot read {shown}: {error}"));
+    let metadata = std::fs::metadata(path).map_err(failed)?;
+    if metadata.mode() & 0o077 != 0 {
+        return Err(
+            Failure::new(Code::Refused, format!("{shown} can be read by others")).hint(format!("chmod 600 {shown}"))
+        );
+    }
+    std::fs::read_to_string(path).map_err(failed)
+}
+
+fn token_user(path: &Path, text: &str) -> Result<Vec<User>, Failure> {
+    let secret = text.lines().next().unwrap_or_default().trim();
+    Ok(vec![User {
+        name: String::new(),
+        secret: long_enough(path, secret)?,
+        may_act: true,
+    }])
+}
+
+/// A line each: `name:view:secret` or `name:act:secret`; empty lines and those that begin with # say nothing.
+fn parse_users(path: &Path, text: &str) -> Result<Vec<User>, Failure> {
+    let mut users: Vec<User> = Vec::new();
+    let lines = text.lines().map(str::trim);
+    for line in lines.filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let parts: Vec<&str> = line.splitn(3, ':').collect();
+        let (name, may_act, secret) = match parts[..] {
+            [name, "view", secret] if !name.is_empty() => (name, false, secret),
+            [name, "act", secret] if !name.is_empty() => (name, true, secret),
+            // Not the line itself: a secret may stand in it.
+            _ => {
+                return Err(Failure::new(
+                    Code::Usage,
+                    format!(
+                        "a line of {} is not name:view:secret or name:act:secret",
+                        path.display()
+                    ),
+                ));
+            }
+        };
+        if users.iter().any(|user| user.name == name) {
+            return Err(Failure::new(
+                Code::Usage,
+                format!("{} names {name} twice", path.display()),
+            ));
+        }
+        users.push(User {
+            name: name.to_owned(),
+            secret: long_enough(path, secret)?,
+            may_act,
+        });
+    }
+    if users.is_empty() {
+        return Err(Failure::new(Code::Usage, format!("{} names nobody", path.display())));
+    }
+    Ok(users)
+}
+
+fn long_enough(path: &Path, secret: &str) -> Result<String, Failure> {
+    if secret.len() < SECRET_MIN_BYTES {
+        return Err(Failure::new(
+            Code::Usage,
+            format!("a secret in {} has fewer than {SECRET_MIN_BYTES} bytes", path.display()),
+        )
+        .hint("Make one with: openssl rand -hex 32"));
+    }
+    Ok(secret.to_owned())
+}
+
+/// 256 random bits.
+fn random_token() -> String {
+    let mut bytes = [0; 32];
+    let random = rustls::crypto::ring::default_provider().secure_random;
+    random.fill(&mut bytes).expect("the kernel gives random bytes");
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Compares without telling by its time how much is right.
+pub fn same(a: &str, b: &str) -> bool {
+    let differs = a.bytes().zip(b.bytes()).fold(0, |differs, (a, b)| differs | (a ^ b));
+    a.len() == b.len() && std::hint::black_box(differs) == 0
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
+        let pairs = pairs.iter();
+        pairs
+            .map(|(name, value)| {
+                let name: HeaderName = name.parse().unwrap();
+                (name, HeaderValue::from_str(value).unwrap())
+            })
+            .collect()
+    }
+
+    fn local() -> SocketAddr {
+        "127.0.0.1:8080".parse().unwrap()
+    }
+
+    #[test]
+    fn only_loopback_goes_without_a_secret() {
+        let open = |listen: &str| Access::new(&Secrets::None, listen.parse().unwrap(), false, &[]);
+        assert!(open("127.0.0.1:0").is_ok());
+        assert!(open("[::1]:0").is_ok());
+        for listen in ["0.0.0.0:8080", "[::]:8080", "10.0.0.5:8080"] {
+            assert_eq!(open(listen).err().unwrap().code, Code::Refused, "{listen}");
+        }
+    }
+
+    #[test]
+    fn a_host_is_numbers_localhost_or_named() {
+        let access = Access::new(&Secrets::None, local(), false, &["Monitor.example".into()]).unwrap();
+        for host in [
+            "127.0.0.1:8080",
+            "localhost",
+            "[::1]:8080",
+            "10.0.0.5",
+            "monitor.EXAMPLE:80",
+        ] {
+            assert!(access.knows_host(host), "{host}");
+        }
+        for host in [
+            "",
+            "evil.example",
+            "localhost.evil.example:8080",
+            "127.0.0.1.evil.example",
+            "[evil]",
+        ] {
+            assert!(!access.knows_host(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn a_form_is_ours_only_if_the_browser_says_so() {
+        let ours = |pairs: &[(&str, &str)]| is_same_origin(&headers(pairs), "localhost:8080");
+        assert!(ours(&[("origin", "http://localhost:8080")]));
+        assert!(ours(&[
+            ("origin", "https://localhost:8080"),
+            ("sec-fetch-site", "same-origin")
+        ]));
+        assert!(!ours(&[]));
+        assert!(!ours(&[("origin", "null")]));
+        assert!(!ours(&[("origin", "http://localhost:8081")]));
+        assert!(!ours(&[
+            ("origin", "http://localhost:8080"),
+            ("sec-fetch-site", "same-site")
+        ]));
+        assert!(!ours(&[("origin", "http://evil.example")]));
+    }
+
+    #[test]
+    fn a_file_of_users_says_who_may_what() {
+        let path = Path::new("users");
+        let users = parse_users(
+            path,
+            "# team\nkim:view:0123456789abcdef\n\nlee:act:with:colons:0123456789\n",
+        )
+        .unwrap();
+        assert_eq!((users[0].name.as_str(), users[0].may_act), ("kim", false));
+        assert_eq!(
+            (users[1].secret.as_str(), users[1].may_act),
+            ("with:colons:0123456789", true)
+        );
+        for bad in [
+            "",
+            "kim:0123456789abcdef",
+            "kim:admin:0123456789abcdef",
+            ":view:0123456789abcdef",
+            "kim:view:short",
+            "kim:view:0123456789abcdef\nkim:act:fedcba9876543210",
+        ] {
+            let failure = parse_users(path, bad).expect_err(bad);
+            assert!(!failure.to_string().contains("0123456789abcdef"), "{failure}");
+        }
+    }
+
+    #[test]
+    fn a_session_lasts_from_login_to_logout() {
+        let mut access = Access::new(&Secrets::None, local(), true, &[]).unwrap();
+        let file = "kim:view:0123456789abcdef\nlee:act:fedcba9876543210";
+        access.users = Some(parse_users(Path::new("users"), file).unwrap());
+        let none = HeaderMap::new();
+        assert!(access.viewer(&none).is_none());
+        assert!(access.login("kim", "fedcba9876543210", &none).is_none());
+        assert!(access.login("lee", "fedcba987654321", &none).is_none());
+        let cookie = access.login("lee", "fedcba9876543210", &none).unwrap();
+        assert!(
+            cookie.contains("; HttpOnly; SameSite=Strict") && !cookie.contains("Secure"),
+            "{cookie}"
+        );
+        let sent = headers(&[("cookie", cookie.split(';').next().unwrap())]);
+        assert!(access.viewer(&sent).unwrap().may_act);
+        let bearer = headers(&[("authorization", "Bearer fedcba9876543210")]);
+        assert!(!access.viewer(&bearer).unwrap().may_act);
+        access.logout(&sent);
+        assert!(access.viewer(&sent).is_none());
+        let tls = headers(&[("origin", "https://monitor.example")]);
+        assert!(
+            access
+                .login("kim", "0123456789abcdef", &tls)
+                .unwrap()
+                .ends_with("; Secure")
+        );
+    }
+}

@@ -1,0 +1,507 @@
+//! What viewers do: nothing without --allow-actions, a session of its own each time, as outbox_admin, so that the database
+//! refuses what the login may not. Many messages at once only after a count and a typed confirmation.
+
+use super::access::{Viewer, same};
+use super::listing::since_sql;
+use super::pages::act as pages;
+use super::search::Search;
+use super::session::{Purpose, Session, Trouble};
+use super::sql::{Sql, containing};
+use super::{App, page, trouble};
+use crate::failure::{Code, Failure};
+use axum::extract::{Extension, Form, Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Redirect, Response};
+use serde::Deserialize;
+use std::sync::Arc;
+
+/// Messages that one action takes at most.
+const BULK_MAX: i64 = 10_000;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verb {
+    Retry,
+    Discard,
+    Replay,
+}
+
+impl Verb {
+    fn parse(word: &str) -> Option<Self> {
+        match word {
+            "retry" => Some(Self::Retry),
+            "discard" => Some(Self::Discard),
+            "replay" => Some(Self::Replay),
+            _ => None,
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Retry => "retry",
+            Self::Discard => "discard",
+            Self::Replay => "replay",
+        }
+    }
+}
+
+#[derive(Deserialize)]
+pub struct BulkAsked {
+    verb: String,
+    #[serde(default)]
+    q: String,
+}
+
+#[derive(Deserialize)]
+pub struct BulkForm {
+    form_token: String,
+    verb: String,
+    #[serde(default)]
+    q: String,
+    count: i64,
+    typed: String,
+    #[serde(default)]
+    reason: String,
+}
+
+#[derive(Deserialize)]
+pub struct MessageAsked {
+    verb: String,
+    seq: i64,
+    destination: String,
+}
+
+#[derive(Deserialize)]
+pub struct MessageForm {
+    form_token: String,
+    verb: String,
+    seq: i64,
+    destination: String,
+    #[serde(default)]
+    reason: String,
+}
+
+#[derive(Deserialize)]
+pub struct DestinationAsked {
+    destination: String,
+}
+
+#[derive(Deserialize)]
+pub struct DestinationForm {
+    form_token: String,
+    destination: String,
+    #[serde(default)]
+    reason: String,
+}
+
+#[derive(Deserialize)]
+pub struct Done {
+    verb: String,
+    n: i64,
+}
+
+/// Counts, and asks.
+pub async fn ask_bulk(
+    State(app): State<Arc<App>>,
+    Extension(viewer): Extension<Viewer>,
+    Query(asked): Query<BulkAsked>,
+) -> Response {
+    let verb = match may(&viewer).and_then(|()| known(&asked.verb)) {
+        Ok(verb) => verb,
+        Err(failure) => return refused(&app, &viewer, &failure),
+    };
+    form_bulk(&app, &viewer, verb, &asked.q, None).await
+}
+
+async fn form_bulk(app: &App, viewer: &Viewer, verb: Verb, text: &str, problem: Option<&str>) -> Response {
+    let counted = async {
+        let search = parsed(text)?;
+        let call = call(verb, &search, BULK_MAX, None, true, Arguments::All)?;
+        let session = open(app, viewer).await?;
+        session.execute("begin read only").await?;
+        let count = number(&session, &call).await?;
+        session.execute("rollback").await?;
+        Ok::<_, Trouble>((
+            count,
+            self::call(verb, &search, count.max(1), Some("why"), false, Arguments::Given)?,
+        ))
+    };
+    match counted.await {
+        Err(found) => trouble(app, viewer, &found),
+        Ok((count, sql)) => {
+            let ask = pages::Bulk {
+                verb: verb.word(),
+                search: text,
+                count,
+                cap: BULK_MAX,
+                sql: &sql.to_show(),
+                problem,
+            };
+            page(&pages::bulk(&app.view(), viewer, app.database(), &ask))
+        }
+    }
+}
+
+pub async fn do_bulk(
+    State(app): State<Arc<App>>,
+    Extension(viewer): Extension<Viewer>,
+    Form(form): Form<BulkForm>,
+) -> Response {
+    let verb = match admitted(&viewer, &form.form_token).and_then(|()| known(&form.verb)) {
+        Ok(verb) => verb,
+        Err(failure) => return refused(&app, &viewer, &failure),
+    };
+    if form.typed.trim() != format!("{} {}", verb.word(), form.count) || !(1..=BULK_MAX).contains(&form.count) {
+        return form_bulk(
+            &app,
+            &viewer,
+            verb,
+            &form.q,
+            Some("What was typed is not what was asked for."),
+        )
+        .await;
+    }
+    let done = async {
+        // No more than were counted, whatever came since.
+        let call = call(
+            verb,
+            &parsed(&form.q)?,
+            form.count,
+            given(&form.reason),
+            false,
+            Arguments::All,
+        )?;
+        number(&open(&app, &viewer).await?, &call).await
+    };
+    match done.await {
+        Ok(n) => Redirect::to(&format!("/act/done?verb={}&n={n}", verb.word())).into_response(),
+        Err(found) => trouble(&app, &viewer, &found),
+    }
+}
+
+pub async fn done(
+    State(app): State<Arc<App>>,
+    Extension(viewer): Extension<Viewer>,
+    Query(done): Query<Done>,
+) -> Response {
+    page(&pages::done(&app.view(), &viewer, app.database(), &done.verb, done.n))
+}
+
+/// Asks before one message is discarded or replayed.
+pub async fn ask_message(
+    State(app): State<Arc<App>>,
+    Extension(viewer): Extension<Viewer>,
+    Query(asked): Query<MessageAsked>,
+) -> Response {
+    match may(&viewer).and_then(|()| known(&asked.verb)) {
+        Err(failure) => refused(&app, &viewer, &failure),
+        Ok(verb) => page(&pages::one_message(
+            &app.view(),
+            &viewer,
+            app.database(),
+            verb.word(),
+            asked.seq,
+            &asked.destination,
+        )),
+    }
+}
+
+pub async fn do_message(
+    State(app): State<Arc<App>>,
+    Extension(viewer): Extension<Viewer>,
+    Form(form): Form<MessageForm>,
+) -> Response {
+    let verb = match admitted(&viewer, &form.form_token).and_then(|()| known(&form.verb)) {
+        Ok(verb) => verb,
+        Err(failure) => return refused(&app, &viewer, &failure),
+    };
+    let mut call = Sql::default();
+    match verb {
+        Verb::Retry => {
+            call.push("select outbox_retry(").value(form.seq, "bigint").push(", ");
+            call.value(&form.destination, "text").push(")::integer as n");
+        }
+        Verb::Discard => {
+            call.push("select outbox_discard(").value(form.seq, "bigint").push(", ");
+            call.value(&form.destination, "text")
+                .push(", nullif(")
+                .value(&form.reason, "text")
+                .push(", ''))::integer as n");
+        }
+        Verb::Replay => {
+            let only = Search {
+                seq: Some(form.seq),
+                destination: Some(form.destination.clone()),
+                ..Search::default()
+            };
+            match self::call(verb, &only, 1, given(&form.reason), false, Arguments::All) {
+                Ok(whole) => call = whole,
+                Err(failure) => return refused(&app, &viewer, &failure),
+            }
+        }
+    }
+    let back = format!(
+        "/message/{}?destination={}",
+        form.seq,
+        super::format::encode(&form.destination)
+    );
+    let done = async { number(&open(&app, &viewer).await?, &call).await };
+    let nothing = || {
+        Failure::new(
+            Code::SomeFailed,
+            "the message is not there any more, or cannot be changed now",
+        )
+        .hint("Look at it again: it may have gone meanwhile, or wait behind another of its key")
+    };
+    match done.await {
+        Ok(0) => refused(&app, &viewer, &nothing()),
+        Ok(_) => Redirect::to(&back).into_response(),
+        Err(found) => trouble(&app, &viewer, &found),
+    }
+}
+
+/// Asks before a destination is paused or let go on.
+pub async fn ask_destination(
+    State(app): State<Arc<App>>,
+    Extension(viewer): Extension<Viewer>,
+    Path(verb): Path<String>,
+    Query(asked): Query<DestinationAsked>,
+) -> Response {
+    let verb = if verb == "pause" { "pause" } else { "resume" };
+    match may(&viewer) {
+        Err(failure) => refused(&app, &viewer, &failure),
+        Ok(()) => page(&pages::destination(
+            &app.view(),
+            &viewer,
+            app.database(),
+            verb,
+            &asked.destination,
+        )),
+    }
+}
+
+pub async fn do_destination(
+    State(app): State<Arc<App>>,
+    Extension(viewer): Extension<Viewer>,
+    Path(verb): Path<String>,
+    Form(form): Form<DestinationForm>,
+) -> Response {
+    if let Err(failure) = admitted(&viewer, &form.form_token) {
+        return refused(&app, &viewer, &failure);
+    }
+    let mut call = Sql::default();
+    if verb == "pause" {
+        call.push("select outbox_pause(")
+            .value(&form.destination, "text")
+            .push(", nullif(");
+        call.value(&form.reason, "text").push(", ''))::integer as n");
+    } else {
+        call.push("select outbox_resume(")
+            .value(&form.destination, "text")
+            .push(")::integer as n");
+    }
+    let done = async { number(&open(&app, &viewer).await?, &call).await };
+    match done.await {
+        Ok(_) => Redirect::to("/destinations").into_response(),
+        Err(found) => trouble(&app, &viewer, &found),
+    }
+}
+
+// ---- what all of them ask first --------------------------------------------------------------------------------------
+
+fn may(viewer: &Viewer) -> Result<(), Failure> {
+    if viewer.may_act {
+        return Ok(());
+    }
+    Err(
+        Failure::new(Code::Refused, "this monitor only looks, or you may only look")
+            .hint("Start it with --allow-actions"),
+    )
+}
+
+fn admitted(viewer: &Viewer, form_token: &str) -> Result<(), Failure> {
+    may(viewer)?;
+    if same(&viewer.form_token, form_token) {
+        return Ok(());
+    }
+    Err(Failure::new(Code::Refused, "the form is not of this session").hint("Open the page again and send it anew"))
+}
+
+fn known(verb: &str) -> Result<Verb, Failure> {
+    Verb::parse(verb).ok_or_else(|| Failure::new(Code::Usage, "there is no such action"))
+}
+
+fn refused(app: &App, viewer: &Viewer, failure: &Failure) -> Response {
+    let status = match failure.code {
+        Code::Refused => StatusCode::FORBIDDEN,
+        Code::SomeFailed => StatusCode::CONFLICT,
+        _ => StatusCode::BAD_REQUEST,
+    };
+    let said = pages::refusal(&app.view(), viewer, app.database(), "Nothing was done", failure);
+    (status, page(&said)).into_response()
+}
+
+// ---- what is said to the database ------------------------------------------------------------------------------------
+
+async fn open(app: &App, viewer: &Viewer) -> Result<Session, Trouble> {
+    let who = viewer
+        .name
+        .as_deref()
+        .map_or_else(String::new, |name| format!(": {name}"));
+    Ok(Session::open(app.pool.args(), Purpose::Act { who: &who }).await?)
+}
+
+async fn number(session: &Session, call: &Sql) -> Result<i64, Trouble> {
+    #[derive(Deserialize)]
+    struct Number {
+        n: i64,
+    }
+    let (text, values) = call.to_run();
+    let found: Vec<Number> = session.ask(&text, &values).await?;
+    Ok(found.first().map_or(0, |found| found.n))
+}
+
+fn parsed(text: &str) -> Result<Search, Failure> {
+    Search::parse(text).map_err(|problem| Failure::new(Code::Usage, problem))
+}
+
+fn given(text: &str) -> Option<&str> {
+    Some(text.trim()).filter(|text| !text.is_empty())
+}
+
+/// Whether a call names what it leaves open.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Arguments {
+    /// For people.
+    Given,
+    /// To be run. Others may create functions in the schema of the extension: each argument is given, with its type, so that
+    /// none of theirs fits better.
+    All,
+}
+
+/// The call that does it to all that meets the search.
+fn call(
+    verb: Verb,
+    search: &Search,
+    max_rows: i64,
+    reason: Option<&str>,
+    dry_run: bool,
+    arguments: Arguments,
+) -> Result<Sql, Failure> {
+    let unfit = |word: &str| {
+        let said = format!("{word}: cannot choose what to {}", verb.word());
+        Failure::new(Code::Usage, said).hint("Leave it out, or choose by another word")
+    };
+    if search.partition.is_some() {
+        return Err(unfit("partition"));
+    }
+    if search.error.is_some() && verb == Verb::Replay {
+        return Err(unfit("error"));
+    }
+    let like = search.error.as_deref().map(containing);
+    let text = |value: &Option<String>| value.as_ref().map(|value| Sql::of(value, "text"));
+    let since = search.since.as_ref().map(since_sql);
+    let seq = search.seq.map(|seq| Sql::of(seq, "bigint"));
+    // No criterion at all is refused; this says all of them.
+    let from = seq.clone().or_else(|| search.is_empty().then(|| Sql::of(1, "bigint")));
+    let common = [
+        ("type", "text", text(&search.kind)),
+        ("aggregate_type", "text", text(&search.aggregate_type)),
+        ("aggregate_id", "text", text(&search.aggregate_id)),
+        ("key", "text", text(&search.key)),
+    ];
+    let (function, own) = match verb {
+        Verb::Retry | Verb::Discard => (
+            if verb == Verb::Retry {
+                "outbox_retry_where"
+            } else {
+                "outbox_discard_where"
+            },
+            vec![
+                ("destination", "text", text(&search.destination)),
+                ("error_like", "text", text(&like)),
+                ("died_after", "timestamptz", since),
+                ("died_before", "timestamptz", None),
+            ],
+        ),
+        Verb::Replay => (
+            "outbox_replay",
+            vec![
+                ("source_destination", "text", text(&search.destination)),
+                ("destination", "text", None),
+                ("created_from", "timestamptz", since),
+                ("created_to", "timestamptz", None),
+            ],
+        ),
+    };
+    let last = [
+        ("seq_from", "bigint", from),
+        ("seq_to", "bigint", seq),
+        ("max_rows", "integer", Some(Sql::of(max_rows, "integer"))),
+        ("reason", "text", reason.map(|reason| Sql::of(reason, "text"))),
+    ];
+    let mut sql = Sql::new(&format!("select {function}("));
+    for (name, kind, value) in own.into_iter().chain(common).chain(last) {
+        match value {
+            Some(value) => sql.push(&format!("{name} => ")).append(&value).push(", "),
+            None if arguments == Arguments::All => sql.push(&format!("{name} => null::{kind}, ")),
+            None => &mut sql,
+        };
+    }
+    sql.push(&format!("dry_run => {dry_run}) as n"));
+    Ok(sql)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(verb: Verb, text: &str) -> Result<String, String> {
+        let sql = call(
+            verb,
+            &Search::parse(text).unwrap(),
+            7,
+            Some("it's late"),
+            false,
+            Arguments::Given,
+        );
+        sql.map(|sql| sql.to_show()).map_err(|failure| failure.message)
+    }
+
+    #[test]
+    fn a_search_becomes_the_arguments_of_a_call() {
+        assert_eq!(
+            shown(Verb::Retry, "destination:audit error:50% since:2h").unwrap(),
+            r"select outbox_retry_where(destination => 'audit', error_like => E'%50\\%%', died_after => now() - interval '7200 s', max_rows => 7, reason => 'it''s late', dry_run => false) as n"
+        );
+        assert_eq!(
+            shown(Verb::Discard, "").unwrap(),
+            "select outbox_discard_where(seq_from => 1, max_rows => 7, reason => 'it''s late', dry_run => false) as n"
+        );
+        assert_eq!(
+            shown(Verb::Replay, "destination:audit agg:order:42 seq:9").unwrap(),
+            "select outbox_replay(source_destination => 'audit', aggregate_type => 'order', aggregate_id => '42', seq_from => 9, seq_to => 9, max_rows => 7, reason => 'it''s late', dry_run => false) as n"
+        );
+    }
+
+    #[test]
+    fn what_is_run_leaves_no_argument_open() {
+        let search = Search::parse("key:a").unwrap();
+        for verb in [Verb::Retry, Verb::Discard, Verb::Replay] {
+            let sql = call(verb, &search, 7, None, true, Arguments::All).unwrap().to_run().0;
+            assert_eq!(sql.matches(" => ").count(), 13, "{sql}");
+        }
+    }
+
+    /// A word that the function does not know must not be left out: more would be changed than was seen.
+    #[test]
+    fn a_word_that_cannot_choose_is_refused() {
+        assert_eq!(
+            shown(Verb::Retry, "partition:p07").unwrap_err(),
+            "partition: cannot choose what to retry"
+        );
+        assert_eq!(
+            shown(Verb::Replay, "error:x").unwrap_err(),
+            "error: cannot choose what to replay"
+        );
+    }
+}

@@ -1,0 +1,186 @@
+// What moves on the pages: live parts come over one event stream and are patched in place, so that focus, selection and
+// open details stay as they are; keys; and what shows messages, which is asked for again when messages have changed.
+// All text comes escaped from the server; nothing here makes markup.
+"use strict";
+
+(() => {
+  const page = document.body.dataset.page;
+  if (!page) return; // the login
+
+  // ---- patching ----------------------------------------------------------------------------------------------------
+
+  // Makes `now` like `then`, changing only what differs.
+  function patch(now, then) {
+    for (const { name, value } of [...then.attributes]) {
+      if (now.getAttribute(name) !== value) now.setAttribute(name, value);
+    }
+    for (const { name } of [...now.attributes]) {
+      // What a person opened stays open, and a line that keys have chosen stays chosen.
+      if (!then.hasAttribute(name) && name !== "open" && name !== "data-chosen") now.removeAttribute(name);
+    }
+    patchChildren(now, then);
+  }
+
+  function patchChildren(now, then) {
+    const wanted = [...then.childNodes];
+    wanted.forEach((node, index) => {
+      const old = now.childNodes[index];
+      if (!old) {
+        now.append(node.cloneNode(true));
+      } else if (old.nodeType !== node.nodeType || old.nodeName !== node.nodeName) {
+        old.replaceWith(node.cloneNode(true));
+      } else if (node.nodeType === Node.ELEMENT_NODE) {
+        patch(old, node);
+      } else if (old.nodeValue !== node.nodeValue) {
+        old.nodeValue = node.nodeValue;
+      }
+    });
+    while (now.childNodes.length > wanted.length) now.lastChild.remove();
+  }
+
+  function parsed(markup) {
+    const template = document.createElement("template");
+    template.innerHTML = markup;
+    return template.content;
+  }
+
+  // ---- the stream --------------------------------------------------------------------------------------------------
+
+  const waiting = new Map(); // parts that came while the page is held still
+  let held = false;
+  let source = null;
+
+  function show(id, markup) {
+    if (id === "change") return changed(markup);
+    const part = document.getElementById(id);
+    if (part) patchChildren(part, parsed(markup));
+  }
+
+  function connect() {
+    source?.close();
+    // A browser has few connections for all pages of a site: one that nobody sees must not hold one.
+    if (document.hidden) return;
+    source = new EventSource(`/events?page=${encodeURIComponent(page)}`);
+    source.onopen = () => say(null);
+    source.onmessage = (event) => {
+      say(null);
+      for (const [id, markup] of Object.entries(JSON.parse(event.data))) {
+        if (held) waiting.set(id, markup);
+        else show(id, markup);
+      }
+    };
+    source.onerror = () => {
+      say("no monitor");
+      // A browser tries again by itself, unless the answer was an error.
+      if (source.readyState === EventSource.CLOSED) setTimeout(again, 3000);
+    };
+  }
+
+  async function again() {
+    try {
+      const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+      // Logged out meanwhile: the page leads to the login.
+      if (answer.redirected) return location.reload();
+    } catch {
+      // Not there yet.
+    }
+    connect();
+  }
+
+  // A word in place of the clock, while nothing comes.
+  function say(word) {
+    const pulse = document.getElementById("pulse");
+    if (!pulse) return;
+    pulse.dataset.word = word ?? (held ? "held still" : "");
+    pulse.classList.toggle("off", Boolean(pulse.dataset.word));
+  }
+
+  function hold(on) {
+    held = on;
+    say(null);
+    if (held) return;
+    for (const [id, markup] of waiting) show(id, markup);
+    waiting.clear();
+  }
+
+  // ---- messages ----------------------------------------------------------------------------------------------------
+
+  // What shows messages is asked for again when one has changed its state, and not more often than this.
+  const REFRESH_MS = 1500;
+  const list = document.querySelector("[data-refresh]");
+  let latest = document.body.dataset.change;
+  let shown = latest;
+  let refreshing = false;
+
+  function changed(now) {
+    latest = now;
+    refresh();
+  }
+
+  async function refresh() {
+    if (!list || refreshing || held || document.hidden || shown === latest) return;
+    refreshing = true;
+    shown = latest;
+    try {
+      const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById(list.id);
+      if (fresh && !held) patchChildren(list, fresh);
+    } catch {
+      // The stream says that the monitor is gone.
+    }
+    setTimeout(() => {
+      refreshing = false;
+      refresh(); // what changed meanwhile
+    }, REFRESH_MS);
+  }
+
+  document.addEventListener("visibilitychange", () => {
+    connect();
+    refresh();
+  });
+
+  // ---- keys --------------------------------------------------------------------------------------------------------
+
+  const lines = () => [...document.querySelectorAll("table.rows tbody tr")];
+
+  function choose(step) {
+    const all = lines();
+    if (!all.length) return;
+    const at = all.findIndex((line) => line.hasAttribute("data-chosen"));
+    all[at]?.removeAttribute("data-chosen");
+    const next = all[Math.min(Math.max(at + step, 0), all.length - 1)];
+    next.setAttribute("data-chosen", "");
+    next.querySelector("a")?.focus();
+    next.scrollIntoView({ block: "nearest" });
+  }
+
+  const help = document.getElementById("help");
+  document.getElementById("help-button")?.addEventListener("click", () => help?.showModal());
+
+  document.addEventListener("keydown", (event) => {
+    const on = event.target;
+    const writes = on instanceof HTMLInputElement || on instanceof HTMLTextAreaElement || on instanceof HTMLSelectElement;
+    if (writes || help?.open || event.ctrlKey || event.metaKey || event.altKey) return;
+    const link = document.querySelector(`nav a[data-key="${CSS.escape(event.key)}"]`);
+    if (link) {
+      link.click();
+    } else if (event.key === "/") {
+      const search = document.getElementById("q");
+      if (search) search.focus();
+      else location.href = "/messages";
+    } else if (event.key === "j") {
+      choose(1);
+    } else if (event.key === "k") {
+      choose(-1);
+    } else if (event.key === " " && !(on instanceof HTMLButtonElement || on instanceof HTMLAnchorElement || on.closest?.("summary"))) {
+      hold(!held);
+    } else if (event.key === "?") {
+      help?.showModal();
+    } else {
+      return;
+    }
+    event.preventDefault();
+  });
+
+  connect();
+})();

@@ -1,0 +1,364 @@
+//! /metrics, as OpenMetrics: the figures of the last look at the database. Labels are bounded: destinations, workers, the
+//! words of states and checks; never a key or an error.
+
+use super::App;
+use super::poller::View;
+use super::snapshot::Snapshot;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+use std::fmt;
+use std::sync::Arc;
+
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Destinations and workers with metrics of their own; more would make Prometheus keep series without end.
+const LABELLED_MAX: usize = 200;
+
+/// States of a destination, as outbox_destination_status has them.
+const STATES: [&str; 10] = [
+    "connected",
+    "connecting",
+    "starting",
+    "paused",
+    "blocked",
+    "down",
+    "unconfigured",
+    "not adopted",
+    "not served",
+    "missing",
+];
+
+pub async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Figures(app.view())));
+    let mut text = String::new();
+    encode(&mut text, &registry).expect("write to a string");
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
+}
+
+struct Figures(Arc<View>);
+
+impl fmt::Debug for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Figures")
+    }
+}
+
+impl Collector for Figures {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        let view = &self.0;
+        let mut out = Out(&mut encoder);
+        let up = i64::from(view.lost.is_none());
+        out.gauge("outbox_up", "Whether the database answers this monitor.", up)?;
+        let age = view.read_at.elapsed().unwrap_or_default().as_secs_f64();
+        out.seconds(
+            "outbox_look_age",
+            "Time since the figures were read from the database.",
+            age,
+        )?;
+        // Old figures would look like a system at rest.
+        match (&view.snapshot, &view.lost) {
+            (Some(snapshot), None) => whole(&mut out, snapshot),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn whole(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
+    let (status, server) = (&snapshot.status, &snapshot.server);
+    let labels = [
+        ("version", env!("CARGO_PKG_VERSION")),
+        ("extension_version", server.extension_version.as_str()),
+        ("server_version", server.server_version.as_str()),
+    ];
+    let help = "Versions of outboxctl, the extension and the server; always 1.";
+    out.each("outbox_build_info", help, MetricType::Gauge, |metric| {
+        labelled(metric, &labels, &ConstGauge::new(1_i64))
+    })?;
+    out.gauge(
+        "outbox_standby",
+        "Whether the server is a standby, which delivers nothing.",
+        i64::from(server.standby),
+    )?;
+    out.maybe(
+        "outbox_pending_messages",
+        "Messages that wait, scheduled ones included.",
+        status.pending,
+    )?;
+    out.maybe(
+        "outbox_in_flight_messages",
+        "Messages that a worker holds for delivery.",
+        status.in_flight,
+    )?;
+    out.gauge("outbox_dead_messages", "Dead letters, counted to 10000.", status.dead)?;
+    let oldest = status.oldest_s.unwrap_or(0.0);
+    out.seconds(
+        "outbox_oldest_pending_age",
+        "Age of the oldest message that could go; 0 where there is none.",
+        oldest,
+    )?;
+    out.maybe_seconds(
+        "outbox_publish_latency_p95",
+        "95th percentile from commit to confirm, of the last minute.",
+        snapshot.p95_ms(),
+    )?;
+    out.gauge(
+        "outbox_live_workers",
+        "Workers that are alive in this database.",
+        snapshot.live_workers() as i64,
+    )?;
+    out.gauge(
+        "outbox_partitions",
+        "Partitions of this database.",
+        snapshot.partitions.len() as i64,
+    )?;
+    let owned = snapshot
+        .partitions
+        .iter()
+        .filter(|partition| partition.lease_owner.is_some())
+        .count();
+    out.gauge(
+        "outbox_owned_partitions",
+        "Partitions that a worker has leased.",
+        owned as i64,
+    )?;
+    let blocked = snapshot.blocked.len() as i64;
+    out.gauge(
+        "outbox_blocked_partitions",
+        "Partitions with a key that stands still behind a dead letter.",
+        blocked,
+    )?;
+    out.each(
+        "outbox_health_ok",
+        "Whether a check of outbox_health is well.",
+        MetricType::Gauge,
+        |metric| {
+            for check in &snapshot.health {
+                labelled(
+                    metric,
+                    &[("check", &check.check)],
+                    &ConstGauge::new(i64::from(check.ok)),
+                )?;
+            }
+            Ok(())
+        },
+    )?;
+    destinations(out, snapshot)?;
+    workers(out, snapshot)
+}
+
+fn destinations(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
+    use super::snapshot::Destination;
+    type Count = fn(&Destination) -> Option<i64>;
+    let all = &snapshot.destinations[..snapshot.destinations.len().min(LABELLED_MAX)];
+    let counters: [(&str, &str, Count); 4] = [
+        (
+            "outbox_messages_published",
+            "Messages that the destination confirmed.",
+            |d| d.published_total,
+        ),
+        (
+            "outbox_attempts_failed",
+            "Attempts that failed and were charged to a message.",
+            |d| d.failed_total,
+        ),
+        ("outbox_messages_dead", "Messages that were given up.", |d| d.dead_total),
+        (
+            "outbox_messages_released",
+            "Messages that went back without a charge, as of a lost connection.",
+            |d| d.released_total,
+        ),
+    ];
+    for (name, help, count) in counters {
+        out.each(name, help, MetricType::Counter, |metric| {
+            for (d, n) in all.iter().filter_map(|d| Some((d, count(d)?))) {
+                labelled(
+                    metric,
+                    &[("destination", &d.destination)],
+                    &ConstCounter::new(n.max(0) as u64),
+                )?;
+            }
+            Ok(())
+        })?;
+    }
+    let gauges: [(&str, &str, Count); 3] = [
+        (
+            "outbox_destination_pending_messages",
+            "Messages that wait for the destination.",
+            |d| d.pending,
+        ),
+        (
+            "outbox_destination_pending_limit_messages",
+            "Messages that may wait for it; absent where there is no limit.",
+            |d| d.max_pending.filter(|n| *n > 0),
+        ),
+        (
+            "outbox_destination_in_flight_messages",
+            "Messages on their way to the destination.",
+            |d| d.in_flight,
+        ),
+    ];
+    for (name, help, count) in gauges {
+        out.each(name, help, MetricType::Gauge, |metric| {
+            for (d, n) in all.iter().filter_map(|d| Some((d, count(d)?))) {
+                labelled(metric, &[("destination", &d.destination)], &ConstGauge::new(n))?;
+            }
+            Ok(())
+        })?;
+    }
+    let help = "Age of the oldest message that could go to the destination; 0 where there is none.";
+    out.each_seconds("outbox_destination_oldest_pending_age", help, |metric| {
+        for d in all {
+            labelled(
+                metric,
+                &[("destination", &d.destination)],
+                &ConstGauge::new(d.oldest_s.unwrap_or(0.0)),
+            )?;
+        }
+        Ok(())
+    })?;
+    let help = "Percentiles from enqueue to confirm since the figures were reset.";
+    out.each_seconds("outbox_destination_latency", help, |metric| {
+        for d in all {
+            for (quantile, ms) in [("0.5", d.p50_ms), ("0.95", d.p95_ms), ("0.99", d.p99_ms)] {
+                let Some(ms) = ms else { continue };
+                let labels = [("destination", d.destination.as_str()), ("quantile", quantile)];
+                labelled(metric, &labels, &ConstGauge::new(ms / 1000.0))?;
+            }
+        }
+        Ok(())
+    })?;
+    out.each(
+        "outbox_destination_state",
+        "1 for the state that the destination is in, 0 for the others.",
+        MetricType::Gauge,
+        |metric| {
+            for d in all {
+                for state in STATES {
+                    let labels = [("destination", d.destination.as_str()), ("state", state)];
+                    labelled(metric, &labels, &ConstGauge::new(i64::from(d.state == state)))?;
+                }
+            }
+            Ok(())
+        },
+    )
+}
+
+fn workers(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
+    let all = &snapshot.workers[..snapshot.workers.len().min(LABELLED_MAX)];
+    out.each(
+        "outbox_worker_alive",
+        "Whether the worker lives.",
+        MetricType::Gauge,
+        |metric| {
+            for worker in all {
+                labelled(
+                    metric,
+                    &[("worker", &worker.worker_id)],
+                    &ConstGauge::new(i64::from(worker.alive)),
+                )?;
+            }
+            Ok(())
+        },
+    )?;
+    out.each(
+        "outbox_worker_partitions",
+        "Partitions that the worker has leased.",
+        MetricType::Gauge,
+        |metric| {
+            for worker in all {
+                labelled(
+                    metric,
+                    &[("worker", &worker.worker_id)],
+                    &ConstGauge::new(worker.partitions),
+                )?;
+            }
+            Ok(())
+        },
+    )?;
+    out.each_seconds(
+        "outbox_worker_heartbeat_ttl",
+        "How long its last heartbeat is still good.",
+        |metric| {
+            for worker in all {
+                labelled(
+                    metric,
+                    &[("worker", &worker.worker_id)],
+                    &ConstGauge::new(worker.heartbeat_ttl_s),
+                )?;
+            }
+            Ok(())
+        },
+    )
+}
+
+fn labelled(metric: &mut MetricEncoder<'_>, labels: &[(&str, &str)], value: &dyn EncodeMetric) -> fmt::Result {
+    value.encode(metric.encode_family(&labels)?)
+}
+
+/// Writes metrics by name.
+struct Out<'a, 'e>(&'a mut DescriptorEncoder<'e>);
+
+impl Out<'_, '_> {
+    fn family(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<&Unit>,
+        kind: MetricType,
+        fill: impl FnOnce(MetricEncoder<'_>) -> fmt::Result,
+    ) -> fmt::Result {
+        fill(self.0.encode_descriptor(name, help, unit, kind)?)
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: i64) -> fmt::Result {
+        self.family(name, help, None, MetricType::Gauge, |metric| {
+            ConstGauge::new(value).encode(metric)
+        })
+    }
+
+    fn maybe(&mut self, name: &str, help: &str, value: Option<i64>) -> fmt::Result {
+        value.map_or(Ok(()), |value| self.gauge(name, help, value))
+    }
+
+    /// The encoder adds the unit to the name.
+    fn seconds(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
+        let unit = Some(&Unit::Seconds);
+        self.family(name, help, unit, MetricType::Gauge, |metric| {
+            ConstGauge::new(value).encode(metric)
+        })
+    }
+
+    fn maybe_seconds(&mut self, name: &str, help: &str, ms: Option<f64>) -> fmt::Result {
+        ms.map_or(Ok(()), |ms| self.seconds(name, help, ms / 1000.0))
+    }
+
+    fn each(
+        &mut self,
+        name: &str,
+        help: &str,
+        kind: MetricType,
+        fill: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result,
+    ) -> fmt::Result {
+        self.family(name, help, None, kind, |mut metric| fill(&mut metric))
+    }
+
+    fn each_seconds(
+        &mut self,
+        name: &str,
+        help: &str,
+        fill: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result,
+    ) -> fmt::Result {
+        self.family(name, help, Some(&Unit::Seconds), MetricType::Gauge, |mut metric| {
+            fill(&mut metric)
+        })
+    }
+}

@@ -1,0 +1,445 @@
+//! `outboxctl serve`: the Outbox Monitor, a few pages and /metrics over HTTP. One session with the database looks for all
+//! viewers (`poller`); what a viewer asks for by himself has a few others (`session`); what he does has one each time (`act`).
+
+mod access;
+mod act;
+mod detail;
+mod events;
+mod format;
+mod listing;
+mod metrics;
+mod pages;
+mod poller;
+mod search;
+mod session;
+mod snapshot;
+mod sql;
+
+use crate::commands::Context;
+use crate::failure::{Code, Failure};
+use access::{Access, Secrets, Viewer, guard, listen_address};
+use axum::extract::{Extension, Form, Path, Query, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{Html, IntoResponse, Redirect, Response};
+use axum::routing::{get, post};
+use axum::{Router, middleware};
+use clap::Args;
+use listing::Tab;
+use maud::Markup;
+use pages::{Page, act::Deed, messages::List};
+use poller::View;
+use search::Search;
+use serde::Deserialize;
+use serde_json::json;
+use session::{Pool, Trouble};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, watch};
+
+#[derive(Args, Clone, Debug)]
+pub struct ServeArgs {
+    /// Address and port; others than loopback need a token or users
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    listen: String,
+    /// Let viewers retry, discard, replay, pause and resume
+    #[arg(long)]
+    allow_actions: bool,
+    /// File with the one token that lets in
+    #[arg(long, value_name = "FILE", conflicts_with = "users_file")]
+    token_file: Option<PathBuf>,
+    /// File with a line name:view:secret or name:act:secret for each user
+    #[arg(long, value_name = "FILE")]
+    users_file: Option<PathBuf>,
+    /// Name by which browsers reach this monitor, beside localhost and addresses; may be given again
+    #[arg(long, value_name = "NAME")]
+    allow_host: Vec<String>,
+}
+
+/// What all requests share.
+pub struct App {
+    access: Access,
+    pool: Pool,
+    database: String,
+    /// Written by the poller alone.
+    views: watch::Receiver<Arc<View>>,
+    started: Instant,
+    /// Open event streams.
+    viewers: AtomicUsize,
+    /// When somebody last asked for anything, in ms since `started`.
+    asked_at_ms: AtomicU64,
+    /// Wakes the poller out of its long wait.
+    asked: Notify,
+}
+
+impl App {
+    fn view(&self) -> Arc<View> {
+        self.views.borrow().clone()
+    }
+
+    fn database(&self) -> &str {
+        &self.database
+    }
+
+    /// Whether somebody looks, or has just looked.
+    fn is_watched(&self) -> bool {
+        let now_ms = self.started.elapsed().as_millis() as u64;
+        self.viewers.load(Ordering::Relaxed) > 0 || now_ms < self.asked_at_ms.load(Ordering::Relaxed) + 30_000
+    }
+
+    fn note_asked(&self) {
+        let was_watched = self.is_watched();
+        self.asked_at_ms
+            .store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
+        if !was_watched {
+            self.asked.notify_one();
+        }
+    }
+}
+
+/// Serves until it is told to end.
+pub async fn run(context: &Context, args: &ServeArgs) -> Result<ExitCode, Failure> {
+    let connect = &context.connect;
+    let address = listen_address(&args.listen)?;
+    let secrets = match (&args.token_file, &args.users_file) {
+        (Some(path), _) => Secrets::Token(path),
+        (None, Some(path)) => Secrets::Users(path),
+        (None, None) => Secrets::None,
+    };
+    // Refused before anything is opened.
+    let access = Access::new(&secrets, address, args.allow_actions, &args.allow_host)?;
+    let (session, view) = poller::first(connect).await?;
+    let listener = TcpListener::bind(address).await.map_err(|error| {
+        Failure::new(Code::Refused, format!("cannot listen at {address}: {error}"))
+            .hint("Give another address or port with --listen.")
+    })?;
+    let bound = listener.local_addr().unwrap_or(address);
+    let database = view.snapshot.as_ref().map(|snapshot| snapshot.server.database.clone());
+    let (sender, views) = watch::channel(Arc::new(view));
+    let app = Arc::new(App {
+        access,
+        pool: Pool::new(connect.clone()),
+        database: database.unwrap_or_default(),
+        views,
+        started: Instant::now(),
+        viewers: AtomicUsize::new(0),
+        asked_at_ms: AtomicU64::new(0),
+        asked: Notify::new(),
+    });
+    let told_to_end = told_to_end(); // before anybody knows that there is something to end
+    let url = format!("http://{bound}/");
+    if context.json {
+        let said = json!({ "url": url, "database": app.database, "actions": args.allow_actions });
+        println!("{said}");
+    } else {
+        let what = if args.allow_actions {
+            "actions allowed"
+        } else {
+            "read-only"
+        };
+        println!("Outbox Monitor of database {} at {url} ({what})", app.database);
+    }
+    let mut poller = tokio::spawn(poller::run(Arc::clone(&app), session, sender));
+    let served = tokio::select! {
+        served = axum::serve(listener, router(app)) => served,
+        () = told_to_end => Ok(()),
+        // Pages that stand still would look like a system at rest.
+        ended = &mut poller => Err(std::io::Error::other(format!("nobody reads the database any more: {ended:?}"))),
+    };
+    poller.abort();
+    served.map_err(|error| Failure::new(Code::Refused, format!("cannot serve: {error}")))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ctrl-C or SIGTERM, listened for from here on. Event streams are cut: browsers come back by themselves.
+fn told_to_end() -> impl Future<Output = ()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate()).expect("a handler of SIGTERM");
+    let mut interrupt = signal(SignalKind::interrupt()).expect("a handler of SIGINT");
+    async move {
+        tokio::select! {
+            _ = terminate.recv() => (),
+            _ = interrupt.recv() => (),
+        }
+    }
+}
+
+fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/", get(async |app, viewer| live(app, viewer, Page::Overview)))
+        .route(
+            "/destinations",
+            get(async |app, viewer| live(app, viewer, Page::Destinations)),
+        )
+        .route(
+            "/partitions",
+            get(async |app, viewer| live(app, viewer, Page::Partitions)),
+        )
+        .route("/workers", get(async |app, viewer| live(app, viewer, Page::Workers)))
+        .route("/messages", get(messages))
+        .route("/message/{seq}", get(message))
+        .route("/message/{seq}/payload", get(payload))
+        .route("/audit", get(audit))
+        .route("/events", get(events::stream))
+        .route("/metrics", get(metrics::metrics))
+        .route("/act/bulk", get(act::ask_bulk).post(act::do_bulk))
+        .route("/act/done", get(act::done))
+        .route("/act/message", get(act::ask_message).post(act::do_message))
+        .route("/act/{verb}", get(act::ask_destination).post(act::do_destination))
+        .route("/login", get(ask_login).post(login))
+        .route("/logout", post(logout))
+        .route(
+            "/app.js",
+            get(async || asset("text/javascript", include_str!("assets/app.js"))),
+        )
+        .route(
+            "/style.css",
+            get(async || asset("text/css", include_str!("assets/style.css"))),
+        )
+        .route(
+            "/icon.svg",
+            get(async || asset("image/svg+xml", include_str!("assets/icon.svg"))),
+        )
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), guard))
+        .with_state(app)
+}
+
+/// A file of the program itself. Asked for again with each page, for the next version may have another.
+fn asset(kind: &'static str, text: &'static str) -> Response {
+    (
+        [(header::CONTENT_TYPE, kind), (header::CACHE_CONTROL, "no-cache")],
+        text,
+    )
+        .into_response()
+}
+
+fn page(markup: &Markup) -> Response {
+    Html(markup.0.clone()).into_response()
+}
+
+fn live(State(app): State<Arc<App>>, Extension(viewer): Extension<Viewer>, which: Page) -> Response {
+    app.note_asked();
+    page(&pages::live_page(which, &app.view().live, &viewer, &app.database))
+}
+
+/// The page that says why the database did not answer as it should.
+fn trouble(app: &App, viewer: &Viewer, trouble: &Trouble) -> Response {
+    let status = match trouble.failure.code {
+        Code::CannotConnect => StatusCode::SERVICE_UNAVAILABLE,
+        _ if trouble.timed_out => StatusCode::SERVICE_UNAVAILABLE,
+        Code::Usage => StatusCode::BAD_REQUEST,
+        _ => StatusCode::UNPROCESSABLE_ENTITY,
+    };
+    let title = match trouble.timed_out {
+        true => "That took too long",
+        false => "The database says no",
+    };
+    let said = pages::act::refusal(&app.view(), viewer, &app.database, title, &trouble.failure);
+    (status, page(&said)).into_response()
+}
+
+#[derive(Deserialize)]
+struct Listed {
+    #[serde(default)]
+    tab: String,
+    #[serde(default)]
+    q: String,
+    #[serde(default)]
+    after: String,
+}
+
+async fn messages(
+    State(app): State<Arc<App>>,
+    Extension(viewer): Extension<Viewer>,
+    Query(listed): Query<Listed>,
+) -> Response {
+    app.note_asked();
+    let text = listed.q.trim();
+    // A number alone is a seq, and anybody who writes one means that message.
+    if let Ok(seq) = text.parse::<i64>() {
+        return Redirect::to(&format!("/message/{seq}")).into_response();
+    }
+    let tab = Tab::parse(&listed.tab).unwrap_or(Tab::Pending);
+    let after: Vec<String> = serde_json::from_str(&listed.after).unwrap_or_default();
+    let mut reads_events = false;
+    let lanes = app.view().snapshot.as_ref().map_or(1, |snapshot| snapshot.lanes());
+    let found = match Search::parse(text) {
+        Err(problem) => Err(problem),
+        Ok(search) => {
+            let found = app.pool.read(async |session| {
+                reads_events = session.reads_events;
+                if search.asks_event() && !reads_events {
+                    let said = "type: and agg: look into events, which the login of this monitor may not read";
+                    return Err(Failure::new(Code::Refused, said)
+                        .hint("GRANT outbox_admin to it.")
+                        .into());
+                }
+                listing::page(session, lanes, tab, &search, &after).await
+            });
+            found.await.map_err(|trouble| match trouble.timed_out {
+                true => "It took too long. Narrow it by destination: or partition:, or look for a seq.".to_owned(),
+                false => trouble.failure.to_string(),
+            })
+        }
+    };
+    let list = List {
+        tab,
+        search: text,
+        found,
+        is_first: after.is_empty(),
+        reads_events,
+    };
+    page(&pages::messages::list(&app.view(), &viewer, &app.database, &list))
+}
+
+#[derive(Deserialize)]
+struct WhichDestination {
+    destination: Option<String>,
+}
+
+async fn message(
+    State(app): State<Arc<App>>,
+    Extension(viewer): Extension<Viewer>,
+    Path(seq): Path<i64>,
+    Query(which): Query<WhichDestination>,
+) -> Response {
+    app.note_asked();
+    let destination = which.destination.as_deref();
+    let view = app.view();
+    let found = app
+        .pool
+        .read(async |session| detail::message(session, view.snapshot.as_ref(), seq, destination).await)
+        .await;
+    match found {
+        Err(found) => trouble(&app, &viewer, &found),
+        Ok(Some(message)) => page(&pages::messages::detail(&app.view(), &viewer, &app.database, &message)),
+        Ok(None) => {
+            let none = Failure::new(Code::Usage, format!("no message {seq} waits or is kept"))
+                .hint("It may not be committed, or the history has dropped it");
+            let said = pages::act::refusal(&app.view(), &viewer, &app.database, "There is no such message", &none);
+            (StatusCode::NOT_FOUND, page(&said)).into_response()
+        }
+    }
+}
+
+/// As bytes to keep, never as something that a browser shows.
+async fn payload(State(app): State<Arc<App>>, Extension(viewer): Extension<Viewer>, Path(seq): Path<i64>) -> Response {
+    match app.pool.read(async |session| detail::payload(session, seq).await).await {
+        Err(found) => trouble(&app, &viewer, &found),
+        Ok(None) => (StatusCode::NOT_FOUND, "There is no such event.\n").into_response(),
+        Ok(Some(payload)) => {
+            let disposition = format!("attachment; filename=\"message-{seq}.json\"");
+            let headers = [
+                (header::CONTENT_TYPE, "application/json".to_owned()),
+                (header::CONTENT_DISPOSITION, disposition),
+            ];
+            (headers, payload).into_response()
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Before {
+    before: Option<String>,
+}
+
+/// Deeds on a page of the audit.
+const DEEDS: usize = 100;
+
+const AUDIT: &str = "
+    select extract(epoch from at)::float8 as at, actor, acted_as, action, left(filter::text, 1000) as filter, count, reason,
+           application_name, at::text as cursor
+    from outbox_audit where $1::text is null or at < $1::text::timestamptz order by outbox_audit.at desc limit 101";
+
+async fn audit(
+    State(app): State<Arc<App>>,
+    Extension(viewer): Extension<Viewer>,
+    Query(before): Query<Before>,
+) -> Response {
+    app.note_asked();
+    let found = app
+        .pool
+        .read(async |session| session.rows::<Deed>(AUDIT, &[&before.before]).await);
+    match found.await {
+        Err(found) => trouble(&app, &viewer, &found),
+        Ok(mut deeds) => {
+            let more = deeds.len() > DEEDS;
+            deeds.truncate(DEEDS);
+            let next = deeds.last().filter(|_| more).map(|deed| deed.cursor.clone());
+            page(&pages::act::audit(
+                &app.view(),
+                &viewer,
+                &app.database,
+                &deeds,
+                next.as_deref(),
+            ))
+        }
+    }
+}
+
+// ---- login -----------------------------------------------------------------------------------------------------------
+
+#[derive(Deserialize)]
+struct LoginAsked {
+    #[serde(default)]
+    to: String,
+}
+
+#[derive(Deserialize)]
+struct LoginForm {
+    #[serde(default)]
+    name: String,
+    secret: String,
+    #[serde(default)]
+    to: String,
+}
+
+async fn ask_login(State(app): State<Arc<App>>, Query(asked): Query<LoginAsked>) -> Response {
+    if !app.access.asks_for_secret() {
+        return Redirect::to("/").into_response();
+    }
+    page(&pages::act::login(app.access.has_names(), &asked.to, false))
+}
+
+async fn login(State(app): State<Arc<App>>, headers: HeaderMap, Form(form): Form<LoginForm>) -> Response {
+    match app.access.login(form.name.trim(), form.secret.trim(), &headers) {
+        Some(cookie) => ([(header::SET_COOKIE, cookie)], Redirect::to(own_path(&form.to))).into_response(),
+        None => {
+            let again = pages::act::login(app.access.has_names(), &form.to, true);
+            (StatusCode::UNAUTHORIZED, page(&again)).into_response()
+        }
+    }
+}
+
+async fn logout(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
+    let cookie = app.access.logout(&headers);
+    ([(header::SET_COOKIE, cookie)], Redirect::to("/login")).into_response()
+}
+
+/// A path of ours, never another site: `//evil.example` and `/\evil.example` are addresses to a browser.
+fn own_path(to: &str) -> &str {
+    let is_own = to.starts_with('/') && !to.starts_with("//") && !to.contains(['\\', '\r', '\n', '\t']);
+    if is_own { to } else { "/" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_login_leads_nowhere_else() {
+        assert_eq!(own_path("/messages?tab=dead"), "/messages?tab=dead");
+        for to in [
+            "",
+            "https://evil.example",
+            "//evil.example",
+            "/\\evil.example",
+            "/\t/evil.example",
+        ] {
+            assert_eq!(own_path(to), "/", "{to}");
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Forms that ask before something is done, the audit, the login, and pages that say no.
+
+use super::{Page, form_token, head, layout};
+use crate::failure::Failure;
+use crate::serve::access::Viewer;
+use crate::serve::format::{count, encode, maybe_count, time};
+use crate::serve::poller::View;
+use maud::{DOCTYPE, Markup, html};
+use serde::Deserialize;
+
+/// What a form of many messages asks.
+pub struct Bulk<'a> {
+    pub verb: &'a str,
+    pub search: &'a str,
+    pub count: i64,
+    /// The count ended there; more may meet the search.
+    pub cap: i64,
+    pub sql: &'a str,
+    pub problem: Option<&'a str>,
+}
+
+pub fn bulk(view: &View, viewer: &Viewer, database: &str, ask: &Bulk<'_>) -> Markup {
+    let typed = format!("{} {}", ask.verb, ask.count);
+    let (what, of) = match ask.verb {
+        "retry" => ("Retry", "dead letters"),
+        "discard" => ("Discard", "dead letters"),
+        _ => ("Replay", "messages that have ended"),
+    };
+    let title = format!("{what} {} {of}", count(ask.count));
+    let body = html! {
+        h1 { (title) }
+        @if let Some(problem) = ask.problem { div.banner.bad role="alert" { strong { "Nothing was done" } p { (problem) } } }
+        section.panel {
+            p { @if ask.search.is_empty() { "All of them." } @else { "Those that meet the search " code { (ask.search) } "." } }
+            @if ask.count >= ask.cap { p.note { "No more than " (count(ask.cap)) " at a time, the lowest seqs first. Do it again for the rest." } }
+            @if ask.count == 0 {
+                p.empty { "There is none." }
+            } @else {
+                form.confirm method="post" action="/act/bulk" {
+                    (form_token(viewer))
+                    input type="hidden" name="verb" value=(ask.verb);
+                    input type="hidden" name="q" value=(ask.search);
+                    input type="hidden" name="count" value=(ask.count);
+                    label for="reason" { "Reason, for the audit" }
+                    input #reason name="reason" autocomplete="off" maxlength="500";
+                    label for="typed" { "Type " code { (typed) } " to confirm" }
+                    input #typed name="typed" autocomplete="off" required pattern=(typed) title=(typed);
+                    button.primary { (what) }
+                }
+            }
+            p { a href={ "/messages?tab=" (if ask.verb == "replay" { "published" } else { "dead" }) "&q=" (encode(ask.search)) } { "Back to the messages" } }
+        }
+        details.sql { summary { "As SQL" } pre tabindex="0" { (ask.sql) } }
+    };
+    layout(Page::Messages, &title, &view.live, viewer, database, &body)
+}
+
+/// Asks before one message is discarded or replayed.
+pub fn one_message(view: &View, viewer: &Viewer, database: &str, verb: &str, seq: i64, destination: &str) -> Markup {
+    let (what, meaning) = match verb {
+        "discard" => (
+            "Discard",
+            "It is never delivered and goes to the history. Later messages of its key go on.",
+        ),
+        _ => (
+            "Replay",
+            "It is sent again, with the same seq and id and the header replayed.",
+        ),
+    };
+    let title = format!("{what} message {seq} to {destination}");
+    let body = html! {
+        h1 { (title) }
+        section.panel {
+            p { (meaning) }
+            form.confirm method="post" action="/act/message" {
+                (form_token(viewer))
+                input type="hidden" name="verb" value=(verb);
+                input type="hidden" name="seq" value=(seq);
+                input type="hidden" name="destination" value=(destination);
+                label for="reason" { "Reason, for the audit" }
+                input #reason name="reason" autocomplete="off" maxlength="500";
+                button.primary { (what) }
+            }
+            p { a href={ "/message/" (seq) "?destination=" (encode(destination)) } { "Back to the message" } }
+        }
+    };
+    layout(Page::Messages, &title, &view.live, viewer, database, &body)
+}
+
+/// Asks before a destination is paused or let go on.
+pub fn destination(view: &View, viewer: &Viewer, database: &str, verb: &str, destination: &str) -> Markup {
+    let (what, meaning) = match verb {
+        "pause" => (
+            "Pause",
+            "Delivery stops within about a second. Enqueue goes on; its messages wait.",
+        ),
+        _ => ("Resume", "Delivery goes on with what waits."),
+    };
+    let title = format!("{what} destination {destination}");
+    let body = html! {
+        h1 { (title) }
+        section.panel {
+            p { (meaning) }
+            form.confirm method="post" action={ "/act/" (verb) } {
+                (form_token(viewer))
+                input type="hidden" name="destination" value=(destination);
+                @if verb == "pause" {
+                    label for="reason" { "Reason, for who finds it paused" }
+                    input #reason name="reason" autocomplete="off" maxlength="500";
+                }
+                button.primary { (what) }
+            }
+            p { a href="/destinations" { "Back to the destinations" } }
+        }
+    };
+    layout(Page::Destinations, &title, &view.live, viewer, database, &body)
+}
+
+pub fn done(view: &View, viewer: &Viewer, database: &str, verb: &str, n: i64) -> Markup {
+    let said = match verb {
+        "retry" => "brought back",
+        "discard" => "discarded",
+        _ => "sent again",
+    };
+    let title = format!("{} messages {said}", count(n));
+    let body = html! {
+        h1 { (title) }
+        p { "It stands in the " a href="/audit" { "audit" } ". " a href="/messages?tab=dead" { "See the dead letters" } " or "
+            a href="/messages?tab=pending" { "what is pending" } "." }
+    };
+    layout(Page::Messages, &title, &view.live, viewer, database, &body)
+}
+
+/// Something that a person did.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Deed {
+    pub at: f64,
+    pub actor: String,
+    pub acted_as: String,
+    pub action: String,
+    pub filter: String,
+    pub count: Option<i64>,
+    pub reason: Option<String>,
+    pub application_name: Option<String>,
+    pub cursor: String,
+}
+
+pub fn audit(view: &View, viewer: &Viewer, database: &str, deeds: &[Deed], next: Option<&str>) -> Markup {
+    let body = html! {
+        h1 { "Audit" }
+        p.lead { "What was done by hand, the latest first." }
+        @if deeds.is_empty() { p.empty { "Nothing." } }
+        @else { div.scroll tabindex="0" role="region" aria-label="Audit" { table.stack {
+            thead { tr { th { "At (UTC)" } th { "Who" } th { "What" } th.n { "Messages" } th { "Asked for" } th { "Reason" } } }
+            tbody { @for deed in deeds { tr {
+                td.time data-label="At" { (time(deed.at)) }
+                td data-label="Who" { (deed.actor) @if deed.acted_as != deed.actor { " as " (deed.acted_as) }
+                    @if let Some(name) = deed.application_name.as_deref().filter(|name| !name.is_empty()) { span.note { " by " (name) } } }
+                td data-label="What" { (deed.action) }
+                td.n data-label="Messages" { (maybe_count(deed.count)) }
+                td data-label="Asked for" { code { (deed.filter) } }
+                td data-label="Reason" { (deed.reason.as_deref().unwrap_or("–")) }
+            } } }
+        } } }
+        @if let Some(next) = next { p.pages { a.button rel="next" href={ "/audit?before=" (encode(next)) } { "Older" } } }
+    };
+    layout(Page::Audit, "Audit", &view.live, viewer, database, &body)
+}
+
+/// An answer that says why not.
+pub fn refusal(view: &View, viewer: &Viewer, database: &str, title: &str, failure: &Failure) -> Markup {
+    let body = html! {
+        h1 { (title) }
+        section.panel {
+            p { (failure.message) "." }
+            @if let Some(detail) = &failure.detail { p { (detail) } }
+            @if let Some(hint) = &failure.hint { p.remedy { "What helps: " (hint) } }
+            p { a href="/" { "To the overview" } }
+        }
+    };
+    layout(Page::Other, title, &view.live, viewer, database, &body)
+}
+
+/// The one page for who has not logged in.
+pub fn login(has_names: bool, to: &str, failed: bool) -> Markup {
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            (head("Log in"))
+            body.login {
+                main #main {
+                    h1 { img src="/icon.svg" alt="" width="32" height="32"; " Outbox Monitor" }
+                    @if failed { p.banner.bad role="alert" { "That is not right." } }
+                    form.confirm method="post" action="/login" {
+                        input type="hidden" name="to" value=(to);
+                        @if has_names {
+                            label for="name" { "Name" }
+                            input #name name="name" autocomplete="username" required autofocus;
+                        }
+                        label for="secret" { @if has_names { "Secret" } @else { "Token" } }
+                        input #secret name="secret" type="password" autocomplete="current-password" required autofocus[!has_names];
+                        button.primary { "Log in" }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Workers, partitions and destinations.
+
+use super::{badge, bar};
+use crate::serve::format::{capped, count, encode, maybe_count, maybe_span, millis, rate, span, time};
+use crate::serve::search::word;
+use crate::serve::snapshot::{Destination, Partition, Snapshot, Worker};
+use maud::{Markup, html};
+
+pub fn workers(snapshot: &Snapshot) -> Markup {
+    let ttl_s = snapshot.server.heartbeat_ttl_s.unwrap_or(20.0);
+    html! {
+        @if snapshot.workers.is_empty() { p.empty { "No worker has reported in this database." } }
+        div.tiles {
+            @for worker in &snapshot.workers { (worker_tile(worker, ttl_s, snapshot)) }
+        }
+    }
+}
+
+fn worker_tile(worker: &Worker, ttl_s: f64, snapshot: &Snapshot) -> Markup {
+    let state = if worker.alive { worker.state.as_str() } else { "gone" };
+    html! {
+        section.panel.tile {
+            h2 { (worker.worker_id) " " (badge(state)) }
+            @if let Some(detail) = worker.detail.as_ref().or(worker.reason.as_ref()) { p.detail { (detail) } }
+            dl.facts {
+                div.wide {
+                    dt { "Heartbeat " (span(worker.heartbeat_age_s)) " ago, good for " (span(worker.heartbeat_ttl_s)) }
+                    dd { (bar(worker.heartbeat_ttl_s, ttl_s, &format!("{} of its heartbeat are left", span(worker.heartbeat_ttl_s)))) }
+                }
+                div { dt { "Partitions" } dd { (worker.partitions) } }
+                div { dt { "Process" } dd { (worker.pid.map_or_else(|| "–".to_owned(), |pid| pid.to_string())) } }
+                div { dt { "Up for" } dd { (span(snapshot.status.now - worker.started_at)) } }
+                @if let Some(tick) = &worker.tick {
+                    div.wide { dt { "Last pass, " (span(snapshot.status.now - tick.at)) " ago" }
+                        dd { (count(tick.claimed)) " claimed, " (count(tick.published)) " published, " (count(tick.failed))
+                            " failed in " (millis(Some(tick.duration_ms))) } }
+                }
+            }
+        }
+    }
+}
+
+/// How deep a partition is, in five steps.
+fn heat(depth: Option<i64>) -> &'static str {
+    match depth {
+        None | Some(0) => "h0",
+        Some(1..10) => "h1",
+        Some(10..100) => "h2",
+        Some(100..1000) => "h3",
+        Some(_) => "h4",
+    }
+}
+
+/// One cell a partition.
+pub fn strip(snapshot: &Snapshot) -> Markup {
+    html! {
+        ol.strip {
+            @for partition in &snapshot.partitions {
+                @let depth = snapshot.depth_of(&partition.partition_key);
+                @let blocked = snapshot.blocked.iter().any(|b| b.partition_key == partition.partition_key);
+                li {
+                    a class={ "cell " (heat(depth)) @if partition.lease_owner.is_none() { " unowned" } @if blocked { " stuck" } }
+                        href={ "/messages?q=partition%3A" (encode(&partition.partition_key)) }
+                        title=(cell_title(partition, blocked)) {
+                        b { (partition.partition_key) }
+                        span { (depth_text(snapshot, depth)) }
+                        @if blocked { span.mark { "stuck" } } @else if partition.lease_owner.is_none() { span.mark { "free" } }
+                    }
+                }
+            }
+        }
+        @if snapshot.depths.is_none() { p.note { "To count what waits took too long; the depths are left out." } }
+    }
+}
+
+fn cell_title(partition: &Partition, blocked: bool) -> String {
+    let owner = partition.lease_owner.as_deref().unwrap_or("nobody");
+    let blocked = if blocked { ", a key stands still" } else { "" };
+    format!(
+        "{}: owner {owner}, epoch {}{blocked}",
+        partition.partition_key, partition.lease_epoch
+    )
+}
+
+fn depth_text(snapshot: &Snapshot, depth: Option<i64>) -> String {
+    match (&snapshot.depths, depth) {
+        (Some(depths), Some(depth)) => capped(depth, depths.cap),
+        _ => "–".to_owned(),
+    }
+}
+
+pub fn partitions(snapshot: &Snapshot) -> Markup {
+    let ttl_s = snapshot.server.lease_ttl_s.unwrap_or(15.0);
+    html! {
+        @if !snapshot.server.leasing {
+            p.note { "Leasing is off: workers claim rows of all partitions, and no order of a key is kept." }
+        }
+        div.scroll tabindex="0" role="region" aria-label="Partitions" {
+            table.stack {
+                thead { tr {
+                    th { "Partition" } th { "Owner" } th { "Lease" } th.n { "Epoch" } th.n { "Ready" } th.n { "First seq" } th { "Key that stands still" }
+                } }
+                tbody {
+                    @for partition in &snapshot.partitions {
+                        @let blocked = snapshot.blocked.iter().find(|b| b.partition_key == partition.partition_key);
+                        tr {
+                            td data-label="Partition" { b { (partition.partition_key) } }
+                            td data-label="Owner" { (partition.lease_owner.as_deref().unwrap_or("nobody")) }
+                            td data-label="Lease" { @match partition.lease_ttl_s {
+                                Some(left) => { (bar(left, ttl_s, &format!("{} of the lease are left", span(left)))) " " span.note { (span(left)) } }
+                                None => { "–" }
+                            } }
+                            td.n data-label="Epoch" { (partition.lease_epoch) }
+                            td.n data-label="Ready" { (depth_text(snapshot, snapshot.depth_of(&partition.partition_key))) }
+                            td.n data-label="First seq" { @match partition.first_waiting_seq {
+                                Some(seq) => { a href={ "/message/" (seq) } { (seq) } }
+                                None => { "–" }
+                            } }
+                            td data-label="Key that stands still" { @match blocked {
+                                Some(blocked) => {
+                                    a href={ "/message/" (blocked.seq) "?destination=" (encode(&blocked.destination)) } {
+                                        (blocked.key.as_deref().unwrap_or("(none)")) " behind " (blocked.seq)
+                                    }
+                                }
+                                None => { "–" }
+                            } }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+pub fn destinations(snapshot: &Snapshot) -> Markup {
+    html! { div.tiles { @for destination in &snapshot.destinations { (destination_tile(destination)) } } }
+}
+
+fn destination_tile(d: &Destination) -> Markup {
+    let name = encode(&d.destination);
+    let described = match d.described_by.as_deref() {
+        Some("settings") => "the settings",
+        Some("outbox_amqp") => "a server, AMQP",
+        Some("outbox_http") => "a server, HTTP",
+        Some(other) => other,
+        None => "nothing",
+    };
+    html! {
+        section.panel.tile {
+            h2 { (d.destination) " " (badge(&d.state)) }
+            @if let Some(detail) = d.detail.as_ref().or(d.reason.as_ref()) { p.detail { (detail) } }
+            dl.facts {
+                div.wide { dt { "Described by " (described) } dd.address { (d.url.as_deref().unwrap_or("–")) } }
+                div { dt { "Waiting" } dd { (maybe_count(d.pending)) @if let Some(most) = d.max_pending.filter(|n| *n > 0) { " of " (count(most)) } } }
+                div { dt { "Oldest ready" } dd { (maybe_span(d.oldest_s)) } }
+                div { dt { "In flight" } dd { (maybe_count(d.in_flight)) } }
+                div { dt { "Published a second" } dd { (rate(d.published_per_s)) } }
+                div { dt { "p50" } dd { (millis(d.p50_ms)) } }
+                div { dt { "p95" } dd { (millis(d.p95_ms)) } }
+                div { dt { "p99" } dd { (millis(d.p99_ms)) } }
+                div { dt { "Published" } dd { (maybe_count(d.published_total)) } }
+                div { dt { "Failed attempts" } dd { (maybe_count(d.failed_total)) } }
+                div { dt { "Given up" } dd { (maybe_count(d.dead_total)) } }
+                div { dt { "Released" } dd { (maybe_count(d.released_total)) } }
+                @if let Some(since) = d.since { div { dt { (d.state) " since" } dd { (time(since)) } } }
+            }
+            p.links {
+                a href={ "/messages?q=" (encode(&word("destination", &d.destination))) } { "Its messages" }
+                @if d.paused {
+                    a.button.act href={ "/act/resume?destination=" (name) } { "Resume…" }
+                } @else if d.described_by.is_some() {
+                    a.button.act href={ "/act/pause?destination=" (name) } { "Pause…" }
+                }
+            }
+        }
+    }
+}

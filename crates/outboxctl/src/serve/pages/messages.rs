@@ -1,0 +1,304 @@
+//! The list of messages, and one message.
+
+use super::{Page, badge, form_token, layout};
+use crate::serve::access::Viewer;
+use crate::serve::detail::{Attempt, Message, Place, SHOWN_MAX_BYTES, StoredEvent};
+use crate::serve::format::{count, encode, time};
+use crate::serve::listing::{self, Row, Tab};
+use crate::serve::poller::View;
+use crate::serve::search::WORDS;
+use crate::serve::sql::quoted;
+use maud::{Markup, html};
+
+/// The list of a tab: what was found, or why nothing could be.
+pub struct List<'a> {
+    pub tab: Tab,
+    pub search: &'a str,
+    pub found: Result<listing::Page, String>,
+    pub is_first: bool,
+    /// Whether a search for what events say makes sense here.
+    pub reads_events: bool,
+}
+
+pub fn list(view: &View, viewer: &Viewer, database: &str, list: &List<'_>) -> Markup {
+    let to = |tab: Tab| format!("/messages?tab={}&q={}", tab.word(), encode(list.search));
+    let body = html! {
+        h1 { "Messages" }
+        nav.tabs aria-label="States" { ul { @for tab in Tab::ALL {
+            li { a href=(to(tab)) aria-current=[(tab == list.tab).then_some("page")] { (tab.title()) } }
+        } } }
+        form.search role="search" method="get" action="/messages" {
+            input type="hidden" name="tab" value=(list.tab.word());
+            label for="q" { "Search" }
+            input #q type="search" name="q" value=(list.search) placeholder="type:OrderPlaced agg:order:42 since:2h"
+                autocomplete="off" spellcheck="false" aria-describedby="q-help";
+            button { "Search" }
+        }
+        p.note #q-help { "Words: " @for word in WORDS { code { (word) ":" } " " } "– all of them must hold." }
+        p.lead { (list.tab.about()) }
+        // Asked for again by the script when messages have changed, on the first page alone: others would slip away.
+        div #list data-refresh=[list.is_first.then_some("")] { (rows(list, viewer)) }
+    };
+    layout(Page::Messages, "Messages", &view.live, viewer, database, &body)
+}
+
+fn rows(list: &List<'_>, viewer: &Viewer) -> Markup {
+    let page = match &list.found {
+        Ok(page) => page,
+        Err(problem) => {
+            return html! { div.banner.bad role="alert" { strong { "The search could not be done" } p { (problem) } } };
+        }
+    };
+    html! {
+        @if page.rows.is_empty() {
+            p.empty { @if list.search.is_empty() { "None." } @else { "None that meets the search." } }
+        } @else {
+            div.scroll tabindex="0" role="region" aria-label="Messages" {
+                table.stack.rows {
+                    thead { tr {
+                        th { "Seq" } @if list.reads_events { th { "Type" } } th { "Key" } th { "Destination" } th { "Partition" }
+                        th.n { "Attempts" } th { (list.tab.time_title()) " (UTC)" } th { "Error" }
+                    } }
+                    tbody { @for row in &page.rows { (line(row, list.reads_events, list.tab.time_title())) } }
+                }
+            }
+        }
+        p.pages {
+            @if let Some(looked) = &page.looked { span.note { "The search " (looked) ". " } }
+            @if let Some(next) = &page.next {
+                a.button rel="next" href={ "/messages?tab=" (list.tab.word()) "&q=" (encode(list.search)) "&after="
+                    (encode(&serde_json::json!(next).to_string())) } {
+                    @if page.looked.is_some() { "Look further" } @else { "Next page" }
+                }
+            }
+        }
+        @if viewer.may_act { (bulk(list)) }
+        details.sql { summary { "As SQL" } pre tabindex="0" { (page.sql) } }
+    }
+}
+
+fn line(row: &Row, reads_events: bool, list_time: &str) -> Markup {
+    html! {
+        tr {
+            td data-label="Seq" { a href={ "/message/" (row.seq) "?destination=" (encode(&row.destination)) } { (row.seq) } }
+            @if reads_events { td data-label="Type" { (row.kind.as_deref().unwrap_or("–")) } }
+            td data-label="Key" { (row.key.as_deref().unwrap_or("–")) }
+            td data-label="Destination" { (row.destination) }
+            td data-label="Partition" { (row.partition_key) }
+            td.n data-label="Attempts" { (row.attempts) @if row.replayed { " " span.badge.plain { "replay" } } }
+            td.time data-label=(list_time) { (time(row.at)) }
+            td.error data-label="Error" {
+                @if row.blocks { span.badge.warn { "blocks its key" } " " }
+                (row.error.as_deref().unwrap_or("–"))
+            }
+        }
+    }
+}
+
+/// What may be done to all that the search finds.
+fn bulk(list: &List<'_>) -> Markup {
+    let verbs: &[(&str, &str)] = match list.tab {
+        Tab::Dead => &[("retry", "Retry all…"), ("discard", "Discard all…")],
+        Tab::Published | Tab::Discarded => &[("replay", "Replay all…")],
+        _ => &[],
+    };
+    html! {
+        @if !verbs.is_empty() {
+            p.bulk {
+                span.note { @if list.search.is_empty() { "With all of them: " } @else { "With all that the search finds: " } }
+                @for (verb, label) in verbs {
+                    a.button href={ "/act/bulk?verb=" (verb) "&q=" (encode(list.search)) } { (label) }
+                }
+            }
+        }
+    }
+}
+
+pub fn detail(view: &View, viewer: &Viewer, database: &str, message: &Message) -> Markup {
+    let place = &message.place;
+    let title = format!("Message {}", place.seq);
+    let shown = html! {
+        h1 { (title) " " (badge(&place.status)) }
+        @for reason in &message.reasons {
+            p.obstacle.plain[reason.remedy.is_none()] {
+                (reason.why) @if let Some(remedy) = &reason.remedy { br; span.remedy { "What helps: " code { (remedy) } } }
+            }
+        }
+        @if viewer.may_act { (actions(place, viewer)) }
+        section.panel {
+            h2 { "State" }
+            dl.facts {
+                div { dt { "Destination" } dd { a href="/destinations" { (place.destination) } } }
+                div { dt { "Key" } dd { (place.key.as_deref().unwrap_or("none: not ordered")) } }
+                div { dt { "Partition" } dd { a href="/partitions" { (place.partition_key()) } } }
+                div { dt { "Attempts charged" } dd { (place.attempts) } }
+                div { dt { "Enqueued" } dd { (time(place.enqueued_at)) " UTC" } }
+                @if let Some(at) = place.at { div { dt { (time_of(place)) } dd { (time(at)) " UTC" } } }
+                @if let Some(at) = place.expires_at { div { dt { "Expires" } dd { (time(at)) " UTC" } } }
+                @if place.replayed { div { dt { "Replayed" } dd { "yes" } } }
+                @if let Some(error) = &place.error { div.wide { dt { "Last error" } dd.error { (error) } } }
+            }
+            @if !message.others.is_empty() {
+                p.note { "Also: " @for (index, other) in message.others.iter().enumerate() {
+                    @if index > 0 { ", " }
+                    a href={ "/message/" (other.seq) "?destination=" (encode(&other.destination)) } { (other.status) " to " (other.destination) }
+                    @if let Some(at) = other.at { " at " (time(at)) }
+                } }
+            }
+        }
+        (sent(message))
+        (event(message))
+        (attempts(&message.attempts))
+        details.sql { summary { "As SQL" } pre tabindex="0" { (as_sql(place)) } }
+    };
+    let body = html! { div #message data-refresh { (shown) } };
+    layout(Page::Messages, &title, &view.live, viewer, database, &body)
+}
+
+fn time_of(place: &Place) -> &'static str {
+    match place.status.as_str() {
+        "published" => "Published",
+        "discarded" => "Discarded",
+        "dead" => "Died",
+        _ => "Due",
+    }
+}
+
+fn actions(place: &Place, viewer: &Viewer) -> Markup {
+    let of = |verb: &str| {
+        format!(
+            "/act/message?verb={verb}&seq={}&destination={}",
+            place.seq,
+            encode(&place.destination)
+        )
+    };
+    let can_retry = matches!(place.status.as_str(), "dead" | "retrying" | "scheduled");
+    html! {
+        div.actions {
+            @if can_retry {
+                form method="post" action="/act/message" {
+                    (form_token(viewer))
+                    input type="hidden" name="verb" value="retry";
+                    input type="hidden" name="seq" value=(place.seq);
+                    input type="hidden" name="destination" value=(place.destination);
+                    button.primary { "Retry now" }
+                }
+            }
+            @if place.has_ended() { a.button href=(of("replay")) { "Replay…" } }
+            @else if place.status != "in flight" { a.button href=(of("discard")) { "Discard…" } }
+        }
+    }
+}
+
+fn sent(message: &Message) -> Markup {
+    html! {
+        section.panel {
+            h2 { "What is sent" }
+            @match &message.sent {
+                Err(why) => { p.empty { (why) } }
+                Ok(sent) => {
+                    dl.facts {
+                        div.wide { dt { @if sent.is_http { "Posted to" } @else { "Broker" } } dd.address { (sent.url) } }
+                        @if !sent.is_http {
+                            div { dt { "Exchange" } dd { @if sent.publication.exchange.is_empty() { "(the default one)" } @else { (&*sent.publication.exchange) } } }
+                            div { dt { "Routing key" } dd { (&*sent.publication.routing_key) } }
+                        }
+                        div { dt { "Message id" } dd { (sent.publication.properties.message_id) } }
+                        @match &sent.body_by {
+                            Some(function) => { div { dt { "Body" } dd { "made by the function " (function) } } }
+                            None => {
+                                div { dt { "Content type" } dd { (&*sent.publication.properties.content_type) } }
+                                div { dt { "Body" } dd { (count(sent.publication.body.len() as i64)) " bytes" } }
+                            }
+                        }
+                    }
+                    h3 { "Headers" }
+                    dl.pairs { @for (name, value) in &sent.publication.properties.headers {
+                        div { dt { (&**name) } dd { (value.to_string()) } }
+                    } }
+                    @if sent.body_by.is_none() { details { summary { "The body as it is sent" } pre tabindex="0" { (String::from_utf8_lossy(&sent.publication.body)) } } }
+                }
+            }
+        }
+    }
+}
+
+fn event(message: &Message) -> Markup {
+    html! {
+        section.panel {
+            h2 { "Event" }
+            @match &message.event {
+                None if !message.may_read_event => { p.empty { "The login of this monitor may not read events: GRANT outbox_admin to it." } }
+                None => { p.empty { "There is none in outbox_events: it was removed, or events are read from a table of your own." } }
+                Some(event) => { (event_facts(event)) (payload(message.place.seq, event)) }
+            }
+        }
+    }
+}
+
+fn event_facts(event: &StoredEvent) -> Markup {
+    let facts = [
+        ("Type", Some(&event.kind)),
+        ("Id", Some(&event.id)),
+        ("Aggregate type", event.aggregate_type.as_ref()),
+        ("Aggregate id", event.aggregate_id.as_ref()),
+        ("Operation", event.operation.as_ref()),
+        ("Actor", event.actor.as_ref()),
+        ("Correlation id", event.correlation_id.as_ref()),
+        ("Created", Some(&event.created_at)),
+    ];
+    html! {
+        dl.facts { @for (name, value) in facts { @if let Some(value) = value { div { dt { (name) } dd { (value) } } } } }
+    }
+}
+
+fn payload(seq: i64, event: &StoredEvent) -> Markup {
+    let others = [
+        ("Headers", &event.headers),
+        ("Metadata", &event.metadata),
+        ("Previous payload", &event.previous_payload),
+    ];
+    html! {
+        h3 { "Payload" }
+        pre.payload tabindex="0" { (event.payload) }
+        p.note {
+            (count(event.payload_bytes)) " bytes"
+            @if event.payload_bytes > SHOWN_MAX_BYTES { ", of which " (count(SHOWN_MAX_BYTES)) " are shown" }
+            " · " a href={ "/message/" (seq) "/payload" } { "download" }
+        }
+        @for (name, text) in others { @if let Some(text) = text { h3 { (name) } pre tabindex="0" { (text) } } }
+    }
+}
+
+fn attempts(attempts: &[Attempt]) -> Markup {
+    html! {
+        section.panel {
+            h2 { "Attempts" }
+            @if attempts.is_empty() { p.empty { "None that is still kept." } }
+            @else { div.scroll tabindex="0" role="region" aria-label="Attempts" { table.stack {
+                thead { tr { th.n { "Attempt" } th { "At (UTC)" } th { "Outcome" } th { "Error" } th { "Worker" } } }
+                tbody { @for attempt in attempts { tr {
+                    td.n data-label="Attempt" { (attempt.attempt) } td.time data-label="At" { (time(attempt.at)) }
+                    td data-label="Outcome" { (attempt.outcome) }
+                    td.error data-label="Error" { (attempt.error.as_deref().unwrap_or("–")) }
+                    td data-label="Worker" { (attempt.worker_id.as_deref().unwrap_or("–")) }
+                } } }
+            } } }
+        }
+    }
+}
+
+/// How to see and to mend the same with psql.
+fn as_sql(place: &Place) -> String {
+    let (seq, destination) = (place.seq, quoted(&place.destination));
+    let mut sql = format!("select * from outbox_messages where seq = {seq} and destination = {destination};\n");
+    if place.has_ended() {
+        sql += &format!(
+            "select outbox_replay(seq_from => {seq}, seq_to => {seq}, source_destination => {destination}, dry_run => false);\n"
+        );
+    } else {
+        sql += &format!("select outbox_retry({seq}, {destination});\n");
+        sql += &format!("select outbox_discard({seq}, {destination}, reason => 'why');\n");
+    }
+    sql
+}

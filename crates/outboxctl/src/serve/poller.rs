@@ -1,0 +1,106 @@
+//! The one session that reads the database for all viewers, and makes of what it read the parts of pages that stay live.
+//! It looks once a second while somebody looks at it, and every few seconds else.
+
+use super::App;
+use super::pages::{self, Live};
+use super::session::{Purpose, Session, Trouble};
+use super::snapshot::{Slow, Snapshot};
+use crate::failure::{Code, Failure};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+const WATCHED: Duration = Duration::from_secs(1);
+const UNWATCHED: Duration = Duration::from_secs(5);
+/// With a thousand partitions a look takes a good part of a second: it then looks more seldom, and takes no more than a
+/// tenth of a processor of the server.
+const REST_PER_LOOK: u32 = 9;
+/// A server that does not answer by then is lost: a cut network says nothing.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// What was last known. Made by the poller, shown by everyone.
+pub struct View {
+    pub snapshot: Option<Snapshot>,
+    pub lost: Option<Lost>,
+    pub read_at: SystemTime,
+    pub live: Live,
+}
+
+/// The session broke, or the database refuses to answer.
+#[derive(Clone, Debug)]
+pub struct Lost {
+    pub since: SystemTime,
+    pub message: String,
+}
+
+impl View {
+    pub fn new(snapshot: Option<Snapshot>, lost: Option<Lost>, read_at: SystemTime) -> Self {
+        Self {
+            live: pages::live(snapshot.as_ref(), lost.as_ref()),
+            snapshot,
+            lost,
+            read_at,
+        }
+    }
+}
+
+/// Reads for the first time: what is wrong now is the caller's to mend, and ends the program.
+pub async fn first(app_args: &crate::connect::ConnectArgs) -> Result<(Session, View), Failure> {
+    let session = Session::open(app_args, Purpose::Watch).await?;
+    let snapshot = Snapshot::read(&session, &mut Slow::default())
+        .await
+        .map_err(|trouble| trouble.failure)?;
+    Ok((session, View::new(Some(snapshot), None, SystemTime::now())))
+}
+
+/// Reads for ever.
+pub async fn run(app: Arc<App>, session: Session, views: watch::Sender<Arc<View>>) {
+    let mut session = Some(session);
+    let mut slow = Slow::default();
+    loop {
+        let started = Instant::now();
+        let read = timeout(PATIENCE, read(&app, &mut session, &mut slow)).await;
+        let read = read.unwrap_or_else(|_| {
+            session = None;
+            Err(Failure::new(Code::CannotConnect, "the database does not answer").into())
+        });
+        let before = views.borrow().clone();
+        let view = match read {
+            Ok(snapshot) => View::new(Some(snapshot), None, SystemTime::now()),
+            Err(trouble) => {
+                let since = before.lost.as_ref().map_or_else(SystemTime::now, |lost| lost.since);
+                let message = trouble.failure.to_string().replace('\n', " ");
+                View::new(before.snapshot.clone(), Some(Lost { since, message }), before.read_at)
+            }
+        };
+        views.send_replace(Arc::new(view));
+        wait(&app, started).await;
+    }
+}
+
+async fn read(app: &App, session: &mut Option<Session>, slow: &mut Slow) -> Result<Snapshot, Trouble> {
+    if session.as_ref().is_none_or(Session::is_closed) {
+        *slow = Slow::default();
+        *session = Some(Session::open(app.pool.args(), Purpose::Watch).await?);
+    }
+    let open = session.as_ref().expect("opened above");
+    let read = Snapshot::read(open, slow).await;
+    if read.as_ref().is_err_and(|trouble| !trouble.timed_out) {
+        *session = None; // also where only a view was changed: a new session prepares anew
+    }
+    read
+}
+
+async fn wait(app: &App, started: Instant) {
+    let took = started.elapsed();
+    let rest = |interval: Duration| interval.saturating_sub(took).max(took * REST_PER_LOOK).min(PATIENCE);
+    if app.is_watched() {
+        sleep(rest(WATCHED)).await;
+        return;
+    }
+    tokio::select! {
+        () = sleep(rest(UNWATCHED)) => (),
+        () = app.asked.notified() => (),
+    }
+}

@@ -1,0 +1,240 @@
+//! Sessions with the database, each made for one purpose and held to it by the server: those that look are read-only and
+//! run as the least role that the login may take, with short statements. `Pool` keeps a few for what viewers ask.
+
+use crate::connect::{ConnectArgs, connect_session};
+use crate::failure::{Code, Failure};
+use serde::de::DeserializeOwned;
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use tokio::sync::Semaphore;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{Json, ToSql};
+use tokio_postgres::{Client, Statement};
+
+/// How many questions of viewers the database answers at a time. More of them wait.
+const READERS_MAX: usize = 3;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose<'a> {
+    /// The one poller: states, no payloads.
+    Watch,
+    /// What a viewer asks: payloads too, if the login may read them.
+    Read,
+    /// What a viewer does; the audit shows who it was.
+    Act { who: &'a str },
+}
+
+/// Why a statement failed, and whether only for want of time.
+#[derive(Debug)]
+pub struct Trouble {
+    pub failure: Failure,
+    pub timed_out: bool,
+}
+
+impl From<Failure> for Trouble {
+    fn from(failure: Failure) -> Self {
+        Self {
+            failure,
+            timed_out: false,
+        }
+    }
+}
+
+impl From<tokio_postgres::Error> for Trouble {
+    fn from(error: tokio_postgres::Error) -> Self {
+        Self {
+            timed_out: error.code() == Some(&SqlState::QUERY_CANCELED),
+            failure: Failure::from(error),
+        }
+    }
+}
+
+impl From<serde_json::Error> for Trouble {
+    fn from(error: serde_json::Error) -> Self {
+        let said = format!("the database answers in another form than this program knows: {error}");
+        Self::from(Failure::new(Code::Incompatible, said).hint("Use the outboxctl of the extension's version."))
+    }
+}
+
+pub struct Session {
+    client: Client,
+    /// Prepared once; the poller asks the same every second.
+    statements: Mutex<HashMap<&'static str, Statement>>,
+    /// Whether it may read events, and so payloads.
+    pub reads_events: bool,
+}
+
+impl Session {
+    /// Opens a session and binds it to its purpose.
+    pub async fn open(args: &ConnectArgs, purpose: Purpose<'_>) -> Result<Self, Failure> {
+        let session = connect_session(args).await?;
+        let schema = session
+            .extension
+            .as_ref()
+            .map(|extension| extension.schema.replace('"', "\"\""));
+        let schema = schema.unwrap_or_default();
+        let client = session.client;
+        let (timeout_ms, read_only, application) = match purpose {
+            Purpose::Watch => (5000, "on", "outboxctl serve".to_owned()),
+            Purpose::Read => (4000, "on", "outboxctl serve".to_owned()),
+            Purpose::Act { who } => (60_000, "off", format!("outboxctl serve{who}")),
+        };
+        // As the functions of the extension do: indexes are there for what is asked, and statistics may be stale.
+        let plans = match purpose {
+            Purpose::Watch => {
+                "; set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off;
+                 set enable_bitmapscan = off; set enable_sort = off"
+            }
+            Purpose::Read => "; set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off",
+            Purpose::Act { .. } => "",
+        };
+        client
+            .execute("select set_config('application_name', $1, false)", &[&application])
+            .await?;
+        client
+            .batch_execute(&format!(
+                "set search_path = pg_catalog, \"{schema}\", pg_temp;
+                 set statement_timeout = '{timeout_ms}ms'; set lock_timeout = '1s';
+                 set idle_in_transaction_session_timeout = '10s'; set timezone = 'UTC'; set jit = off;
+                 set default_transaction_read_only = {read_only}{plans}"
+            ))
+            .await?;
+        let roles: &[&str] = match purpose {
+            Purpose::Watch => &["outbox_monitor", "outbox_admin"],
+            Purpose::Read => &["outbox_admin", "outbox_monitor"],
+            Purpose::Act { .. } => &["outbox_admin"],
+        };
+        let role: Option<String> = client
+            .query_one(
+                "select (select quote_ident(r.rolname) from unnest($1::text[]) with ordinality w (name, n)
+                         join pg_roles r on r.rolname = w.name where pg_has_role(session_user, r.oid, 'member')
+                         order by w.n limit 1)",
+                &[&roles],
+            )
+            .await?
+            .get(0);
+        match role {
+            Some(role) => client.batch_execute(&format!("set role {role}")).await?,
+            None => {
+                let login: String = client.query_one("select session_user::text", &[]).await?.get(0);
+                let refused = format!(
+                    "role {login} may not {}",
+                    if read_only == "on" { "look" } else { "act" }
+                );
+                return Err(Failure::new(Code::Refused, refused).hint(format!(
+                    "GRANT {} TO {login}",
+                    roles.first().unwrap_or(&"outbox_monitor")
+                )));
+            }
+        }
+        let row = client
+            .query_one("select has_table_privilege('outbox_events', 'select')", &[])
+            .await?;
+        Ok(Self {
+            client,
+            statements: Mutex::default(),
+            reads_events: row.get(0),
+        })
+    }
+
+    /// The rows of a question that is asked again and again.
+    pub async fn rows<T: DeserializeOwned>(
+        &self,
+        sql: &'static str,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<T>, Trouble> {
+        let known = self
+            .statements
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(sql)
+            .cloned();
+        let statement = match known {
+            Some(statement) => statement,
+            None => {
+                let made = self.client.prepare(&as_json(sql)).await?;
+                let mut statements = self.statements.lock().unwrap_or_else(PoisonError::into_inner);
+                statements.insert(sql, made.clone());
+                made
+            }
+        };
+        read(self.client.query(&statement, params).await?)
+    }
+
+    /// The rows of a question that is asked once. Its parameters are texts.
+    pub async fn ask<T: DeserializeOwned>(&self, sql: &str, params: &[String]) -> Result<Vec<T>, Trouble> {
+        let params: Vec<&(dyn ToSql + Sync)> = params.iter().map(|param| param as _).collect();
+        read(self.client.query(&as_json(sql), &params).await?)
+    }
+
+    /// The same along indexes alone, row by row: a planner without statistics, as after a bulk load, would read and sort a
+    /// whole lane for its first rows.
+    pub async fn ask_in_order<T: DeserializeOwned>(&self, sql: &str, params: &[String]) -> Result<Vec<T>, Trouble> {
+        self.execute("begin; set local enable_bitmapscan = off; set local enable_sort = off")
+            .await?;
+        let answer = self.ask(sql, params).await;
+        self.execute("rollback").await?;
+        answer
+    }
+
+    pub async fn execute(&self, sql: &str) -> Result<(), Trouble> {
+        Ok(self.client.batch_execute(sql).await?)
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.client.is_closed()
+    }
+}
+
+/// Each row as one JSON value, so that fields are found by name.
+fn as_json(sql: &str) -> String {
+    format!("select to_jsonb(q) from ({sql}) q")
+}
+
+fn read<T: DeserializeOwned>(rows: Vec<tokio_postgres::Row>) -> Result<Vec<T>, Trouble> {
+    let rows = rows.iter().map(|row| {
+        let Json(value): Json<serde_json::Value> = row.try_get(0)?;
+        Ok(serde_json::from_value(value)?)
+    });
+    rows.collect()
+}
+
+/// A few sessions for what viewers ask; each is used by one of them at a time.
+pub struct Pool {
+    args: ConnectArgs,
+    idle: Mutex<Vec<Session>>,
+    permits: Semaphore,
+}
+
+impl Pool {
+    pub fn new(args: ConnectArgs) -> Self {
+        Self {
+            args,
+            idle: Mutex::default(),
+            permits: Semaphore::new(READERS_MAX),
+        }
+    }
+
+    pub fn args(&self) -> &ConnectArgs {
+        &self.args
+    }
+
+    /// Puts a question to one of the sessions, opening one where none is idle.
+    pub async fn read<T>(&self, question: impl AsyncFnOnce(&Session) -> Result<T, Trouble>) -> Result<T, Trouble> {
+        let _permit = self.permits.acquire().await.expect("never closed");
+        let idle = {
+            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            idle.retain(|session| !session.is_closed());
+            idle.pop()
+        };
+        let session = match idle {
+            Some(session) => session,
+            None => Session::open(&self.args, Purpose::Read).await?,
+        };
+        let answer = question(&session).await;
+        if !session.is_closed() {
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(session);
+        }
+        answer
+    }
+}

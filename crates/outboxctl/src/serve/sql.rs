@@ -1,0 +1,116 @@
+//! A statement that is both run, with its values as parameters, and shown to a person, with the values in it.
+
+use std::fmt::Write;
+
+#[derive(Clone, Debug, Default)]
+pub struct Sql {
+    pieces: Vec<Piece>,
+}
+
+#[derive(Clone, Debug)]
+enum Piece {
+    Text(String),
+    /// A value, and the type that it is cast to.
+    Value(String, &'static str),
+}
+
+impl Sql {
+    pub fn new(text: &str) -> Self {
+        let mut sql = Self::default();
+        sql.push(text);
+        sql
+    }
+
+    pub fn of(value: impl ToString, kind: &'static str) -> Self {
+        let mut sql = Self::default();
+        sql.value(value, kind);
+        sql
+    }
+
+    pub fn push(&mut self, text: &str) -> &mut Self {
+        self.pieces.push(Piece::Text(text.to_owned()));
+        self
+    }
+
+    pub fn value(&mut self, value: impl ToString, kind: &'static str) -> &mut Self {
+        self.pieces.push(Piece::Value(value.to_string(), kind));
+        self
+    }
+
+    pub fn append(&mut self, other: &Self) -> &mut Self {
+        self.pieces.extend(other.pieces.iter().cloned());
+        self
+    }
+
+    /// The statement with `$1`, `$2` … and their values.
+    pub fn to_run(&self) -> (String, Vec<String>) {
+        let mut text = String::new();
+        let mut values = Vec::new();
+        for piece in &self.pieces {
+            match piece {
+                Piece::Text(piece) => text.push_str(piece),
+                Piece::Value(value, kind) => {
+                    values.push(value.clone());
+                    // As text first: the driver would ask for another Rust type for each.
+                    write!(text, "${}::text::{kind}", values.len()).expect("write to a string");
+                }
+            }
+        }
+        (text, values)
+    }
+
+    /// The statement as a person may copy it.
+    pub fn to_show(&self) -> String {
+        let mut text = String::new();
+        for piece in &self.pieces {
+            match piece {
+                Piece::Text(piece) => text.push_str(piece),
+                Piece::Value(value, "bigint" | "integer") => text.push_str(value),
+                Piece::Value(value, "text") => text.push_str(&quoted(value)),
+                Piece::Value(value, kind) => write!(text, "{} '{}'", kind, value.replace('\'', "''")).expect("write"),
+            }
+        }
+        text
+    }
+}
+
+/// As quote_literal() does it, whatever standard_conforming_strings is.
+pub fn quoted(text: &str) -> String {
+    let doubled = text.replace('\'', "''");
+    match doubled.contains('\\') {
+        true => format!("E'{}'", doubled.replace('\\', "\\\\")),
+        false => format!("'{doubled}'"),
+    }
+}
+
+/// A pattern of LIKE that finds `text` anywhere.
+pub fn containing(text: &str) -> String {
+    let escaped = text.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_");
+    format!("%{escaped}%")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_run_has_parameters_and_what_is_shown_has_values() {
+        let mut sql = Sql::new("select 1 where a = ");
+        sql.value("it's", "text").push(" and b = ").value(7, "bigint");
+        sql.push(" and c > ").value("2026-01-31", "timestamptz");
+        let (text, values) = sql.to_run();
+        assert_eq!(
+            text,
+            "select 1 where a = $1::text::text and b = $2::text::bigint and c > $3::text::timestamptz"
+        );
+        assert_eq!(values, ["it's", "7", "2026-01-31"]);
+        let shown = "select 1 where a = 'it''s' and b = 7 and c > timestamptz '2026-01-31'";
+        assert_eq!(sql.to_show(), shown);
+    }
+
+    #[test]
+    fn a_literal_is_closed_by_nothing_inside_it() {
+        assert_eq!(quoted(r"\'; drop table x"), r"E'\\''; drop table x'");
+        assert_eq!(containing("50%_\\"), r"%50\%\_\\%");
+    }
+}
