@@ -32,6 +32,10 @@ if [ "${1:-build}" = servers ]; then
   python3 -c 'import ensurepip' >/dev/null 2>&1 || missing="$missing python3-venv"
   need nodejs node
   need npm npm
+  # The page of outboxctl serve is tried in a browser, with a font to draw it; its metrics and alerts by Prometheus.
+  need chromium chromium
+  need fonts-liberation /usr/share/fonts/truetype/liberation
+  need prometheus prometheus
 fi
 [ -n "$missing" ] || exit 0
 
@@ -62,6 +66,12 @@ case "$missing" in
   *rabbitmq-server*)
     if [ -d /run/systemd/system ]; then
       $sudo systemctl disable --now --quiet rabbitmq-server.service epmd.service epmd.socket || true
+    fi ;;
+esac
+case "$missing" in
+  *prometheus*)
+    if [ -d /run/systemd/system ]; then
+      $sudo systemctl disable --now --quiet prometheus.service || true
     fi ;;
 esac
 case "$missing" in

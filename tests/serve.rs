@@ -1,0 +1,68 @@
+//! The Outbox Monitor of `outboxctl serve`, as a person meets it in a browser and a program by HTTP: what it shows, what it
+//! lets through, what it refuses, and what Prometheus gets of it. On a real Postgres and RabbitMQ, in Debian's Chromium, with
+//! Debian's Prometheus.
+
+mod common;
+
+#[path = "serve/access.rs"]
+mod access;
+#[path = "serve/http.rs"]
+mod http;
+#[path = "serve/metrics.rs"]
+mod metrics;
+#[path = "serve/monitor.rs"]
+mod monitor;
+#[path = "serve/shown.rs"]
+mod shown;
+
+use common::{DB, outbox_cluster_with, unconnected_cluster, wait_published, wait_true};
+use serde_json::Value;
+use support::{Broker, Cluster, fresh_names};
+
+/// What a page must show as text, and never run.
+const MARKUP: &str = "<script>window.hacked = 1</script>";
+
+/// A server with the extension and no worker: what is in its tables stays there.
+fn quiet_cluster() -> Cluster {
+    unconnected_cluster("", "x", &["outbox.workers = 0"])
+}
+
+/// 130 messages published; 12 dead letters of OrderLost, which no queue takes, with a message held back behind one of them;
+/// one scheduled; destination audit paused with 20 messages that wait. The mark is in payloads, keys and errors.
+fn stage(mark: &str) -> Cluster {
+    let broker = Broker::shared();
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, Value::Null);
+    broker.bind(&queue, &exchange, "order.placed");
+    let conf = ["outbox.workers = 2", "outbox.max_attempts = 1"];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    cluster.exec(
+        DB,
+        &format!(
+            "create server audit foreign data wrapper outbox_amqp options (url '{}', exchange '{exchange}');
+             select outbox_pause('audit', 'maintenance of the hook');
+             select outbox_publish('OrderPlaced', '{{\"total\": 99.90}}', 'order', n::text, 'placed') from generate_series(1, 130) n;
+             select outbox_publish('OrderDue', '{{}}', 'order', 'due', 'placed', available_at => now() + interval '1 day')",
+            broker.url()
+        ),
+    );
+    wait_published(&cluster, 130);
+    cluster.exec(
+        DB,
+        &format!(
+            "select outbox_publish('OrderLost', jsonb_build_object('note', '{mark}'), 'order', 7000 + n || '{mark}', 'lost')
+             from generate_series(1, 12) n;
+             select outbox_publish('OrderAudited', '{{}}', 'order', n::text, 'placed', destination => 'audit')
+             from generate_series(1, 20) n;
+             select outbox_publish('OrderKept', '{{}}', 'order', '7001{mark}', 'placed')"
+        ),
+    );
+    wait_true(
+        &cluster,
+        "twelve dead letters, and a message behind one of them",
+        "select count(*) = 12 and exists (select from outbox_waiting where state = 'g') from outbox_dead",
+    );
+    cluster.exec(DB, &format!("update outbox_dead set reason = reason || '{mark}'"));
+    cluster
+}

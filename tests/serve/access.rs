@@ -1,0 +1,256 @@
+//! Who is let in, and who may act: the program refuses, and where it does not the database does.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use super::monitor::{Monitor, refused};
+use super::quiet_cluster;
+use crate::common::DB;
+use support::Cluster;
+
+const SECRET: &str = "a secret of more than sixteen bytes";
+
+fn file(name: &str, text: &str, mode: u32) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()));
+    std::fs::write(&path, text).expect("write a file");
+    std::fs::set_permissions(&path, Permissions::from_mode(mode)).expect("chmod");
+    path
+}
+
+/// Message 1 is dead.
+fn dead_letter(cluster: &Cluster) {
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{\"card\": \"4242\"}', 'order', '1');
+         insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason)
+           select seq, enqueued_at, 15, partition, destination, key, 'refused' from outbox;
+         delete from outbox",
+    );
+}
+
+fn dead(cluster: &Cluster) -> i64 {
+    cluster.query_one(DB, "select count(*) from outbox_dead")
+}
+
+const RETRY: [(&str, &str); 3] = [("verb", "retry"), ("seq", "1"), ("destination", "default")];
+
+fn retry_with(token: &str) -> Vec<(&str, &str)> {
+    RETRY.into_iter().chain([("form_token", token)]).collect()
+}
+
+#[test]
+fn what_would_let_anybody_in_is_not_started() {
+    let cluster = quiet_cluster();
+    let open = file("open", SECRET, 0o644);
+    let short = file("short", "short\n", 0o600);
+    let open = open.to_str().expect("UTF-8");
+    let short = short.to_str().expect("UTF-8");
+    for (arguments, code, said) in [
+        (&["--listen", "0.0.0.0:0"][..], 5, "Give --token-file or --users-file"),
+        (&["--token-file", open], 5, "chmod 600"),
+        (&["--token-file", short], 2, "openssl rand -hex 32"),
+        (&["--listen", "nowhere"], 2, "127.0.0.1:8080"),
+        (&["--dbname", "template1"], 4, "CREATE EXTENSION outbox"),
+    ] {
+        let output = refused(&cluster, arguments);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
+        assert!(
+            error.contains(said) && !error.contains(SECRET),
+            "{arguments:?}: {error}"
+        );
+    }
+}
+
+#[test]
+fn a_token_lets_in_browsers_and_programs() {
+    let cluster = quiet_cluster();
+    let token = file("token", &format!("{SECRET}\n"), 0o600);
+    let monitor = Monitor::start(
+        &cluster,
+        &["--listen", "0.0.0.0:0", "--token-file", token.to_str().expect("UTF-8")],
+    );
+    for path in [
+        "/",
+        "/messages",
+        "/message/1",
+        "/message/1/payload",
+        "/audit",
+        "/events?page=overview",
+        "/metrics",
+        "/act/done?verb=retry&n=1",
+    ] {
+        let answer = monitor.get(path);
+        assert_eq!(answer.status, 401, "{path}");
+        assert!(!answer.body.contains("Overview"), "{path}: {}", answer.body);
+    }
+    let led = monitor.get_with("/messages?tab=dead", &[("Accept", "text/html")]);
+    assert_eq!(
+        (led.status, led.header("location")),
+        (303, Some("/login?to=%2Fmessages%3Ftab%3Ddead"))
+    );
+    let bearer = |secret: &str| {
+        monitor
+            .get_with("/metrics", &[("Authorization", &format!("Bearer {secret}"))])
+            .status
+    };
+    assert_eq!(bearer(SECRET), 200);
+    assert_eq!(bearer("a secret of more than sixteen bytez"), 401);
+    assert_eq!(monitor.post("/login", &[], &[("secret", "wrong")]).status, 401);
+    let login = monitor.post("/login", &[], &[("secret", SECRET), ("to", "//evil.example")]);
+    assert_eq!((login.status, login.header("location")), (303, Some("/")));
+    let cookie = login.header("set-cookie").expect("a cookie");
+    assert!(cookie.contains("; HttpOnly; SameSite=Strict"), "{cookie}");
+    let cookie = cookie.split(';').next().expect("a pair");
+    let page = monitor.get_with("/", &[("Cookie", cookie)]);
+    assert_eq!(page.status, 200);
+    let form_token = Monitor::form_token(&page.body);
+    let logout = monitor.post("/logout", &[("Cookie", cookie)], &[("form_token", &form_token)]);
+    assert_eq!(logout.status, 303);
+    assert_eq!(monitor.get_with("/", &[("Cookie", cookie)]).status, 401);
+}
+
+#[test]
+fn users_may_what_their_line_says() {
+    let cluster = quiet_cluster();
+    dead_letter(&cluster);
+    let users = file(
+        "users",
+        &format!("kim:view:{SECRET} of kim\nlee:act:{SECRET} of lee\n"),
+        0o600,
+    );
+    let monitor = Monitor::start(
+        &cluster,
+        &["--allow-actions", "--users-file", users.to_str().expect("UTF-8")],
+    );
+    let act_as = |name: &str, secret: &str| {
+        let login = monitor.post("/login", &[], &[("name", name), ("secret", secret)]);
+        let cookie = login
+            .header("set-cookie")
+            .map(|cookie| cookie.split(';').next().unwrap_or_default().to_owned());
+        let cookie = cookie?;
+        let page = monitor.get_with("/message/1", &[("Cookie", &cookie)]);
+        let token = Monitor::form_token(&page.body);
+        Some(
+            monitor
+                .post("/act/message", &[("Cookie", &cookie)], &retry_with(&token))
+                .status,
+        )
+    };
+    assert_eq!(
+        act_as("kim", &format!("{SECRET} of lee")),
+        None,
+        "the secret of another"
+    );
+    assert_eq!(act_as("kim", &format!("{SECRET} of kim")), Some(403));
+    assert_eq!(dead(&cluster), 1);
+    assert_eq!(act_as("lee", &format!("{SECRET} of lee")), Some(303));
+    assert_eq!(dead(&cluster), 0);
+    let who: String = cluster.query_one(DB, "select application_name || ' ' || acted_as from outbox_audit");
+    assert_eq!(who, "outboxctl serve: lee outbox_admin");
+}
+
+#[test]
+fn only_a_form_of_its_own_acts() {
+    let cluster = quiet_cluster();
+    dead_letter(&cluster);
+    let monitor = Monitor::start(&cluster, &["--allow-actions", "--allow-host", "monitor.example"]);
+    let token = Monitor::form_token(&monitor.page("/message/1"));
+    let status =
+        |headers: &[(&str, &str)], token: &str| monitor.post("/act/message", headers, &retry_with(token)).status;
+    assert_eq!(status(&[("Origin", "http://evil.example")], &token), 403);
+    assert_eq!(status(&[("Origin", "null")], &token), 403);
+    assert_eq!(status(&[("Sec-Fetch-Site", "cross-site")], &token), 403);
+    assert_eq!(status(&[], "guessed"), 403);
+    // A name that was made to lead here (DNS rebinding).
+    assert_eq!(
+        status(&[("Host", "evil.example"), ("Origin", "http://evil.example")], &token),
+        421
+    );
+    assert_eq!(monitor.get_with("/", &[("Host", "evil.example")]).status, 421);
+    assert_eq!(monitor.get_with("/", &[("Host", "monitor.example")]).status, 200);
+    assert_eq!(dead(&cluster), 1);
+    assert_eq!(status(&[], &token), 303);
+    assert_eq!(dead(&cluster), 0);
+}
+
+#[test]
+fn nothing_can_be_done_without_allow_actions() {
+    let cluster = quiet_cluster();
+    dead_letter(&cluster);
+    let monitor = Monitor::start(&cluster, &[]);
+    let page = monitor.page("/message/1");
+    assert!(!page.contains("Retry now") && !page.contains("may-act"), "{page}");
+    for path in [
+        "/act/bulk?verb=retry",
+        "/act/message?verb=discard&seq=1&destination=default",
+        "/act/pause?destination=default",
+    ] {
+        assert_eq!(monitor.get(path).status, 403, "{path}");
+    }
+    assert_eq!(monitor.post("/act/message", &[], &retry_with("any")).status, 403);
+    let bulk = [
+        ("verb", "discard"),
+        ("q", ""),
+        ("count", "1"),
+        ("typed", "discard 1"),
+        ("form_token", "any"),
+    ];
+    assert_eq!(monitor.post("/act/bulk", &[], &bulk).status, 403);
+    assert_eq!(
+        monitor
+            .post("/act/pause", &[], &[("destination", "default"), ("form_token", "any")])
+            .status,
+        403
+    );
+    assert_eq!(dead(&cluster), 1);
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_paused"), 0);
+}
+
+#[test]
+fn the_database_refuses_what_the_login_may_not() {
+    let cluster = quiet_cluster();
+    dead_letter(&cluster);
+    cluster.exec(
+        DB,
+        "create role looker login; grant outbox_monitor to looker; create role stranger login",
+    );
+    let monitor = Monitor::start(&cluster, &["--username", "looker", "--allow-actions"]);
+    let page = monitor.page("/message/1");
+    assert!(!page.contains("4242") && page.contains("may not read events"), "{page}");
+    assert!(monitor.page("/messages?tab=dead&q=type%3AT").contains("may not read"));
+    let answer = monitor.post("/act/message", &[], &retry_with(&Monitor::form_token(&page)));
+    assert_eq!(answer.status, 422);
+    assert!(answer.body.contains("GRANT outbox_admin TO looker"), "{}", answer.body);
+    assert_eq!(dead(&cluster), 1);
+    let output = refused(&cluster, &["--username", "stranger"]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        output.status.code() == Some(5) && error.contains("GRANT outbox_monitor TO stranger"),
+        "{error}"
+    );
+}
+
+/// Whoever finds a way to put SQL into a question of the monitor finds a session that cannot write.
+#[test]
+fn sessions_that_look_are_read_only_and_of_the_least_role() {
+    let cluster = quiet_cluster();
+    cluster.set_conf("log_statement", "all");
+    let from = cluster.log_offset();
+    let monitor = Monitor::start(&cluster, &["--allow-actions"]);
+    monitor.page("/messages");
+    let log = cluster.log();
+    let log = &log[from.min(log.len())..];
+    for said in [
+        "set default_transaction_read_only = on",
+        "set role outbox_monitor",
+        "set role outbox_admin",
+    ] {
+        assert!(log.contains(said), "{said}");
+    }
+    assert!(
+        !log.contains("set default_transaction_read_only = off"),
+        "a session may write though nobody acted"
+    );
+}

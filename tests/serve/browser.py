@@ -1,0 +1,246 @@
+"""What a person does with the Outbox Monitor, in a real browser. Called by tests/serve.rs, which has made a stage: messages
+published, dead, held back and scheduled; a paused destination; markup in payloads, keys and errors.
+
+Arguments: "scenes", or "pictures" for those of the docs; the URL of the monitor; the words of a psql command that asks its
+database.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect, sync_playwright
+
+WANTED, URL, PSQL = sys.argv[1], sys.argv[2], sys.argv[3:]
+PAGES = ["/", "/messages", "/messages?tab=dead", "/messages?tab=published", "/destinations", "/partitions", "/workers", "/audit"]
+IMAGES = os.path.join(os.path.dirname(__file__), "..", "..", "docs", "img")
+LONG = 60_000
+
+# What a page did that it must not: violations of its policy, and errors of its script.
+WATCH = """
+window.faults = [];
+document.addEventListener("securitypolicyviolation", (e) => window.faults.push(`policy: ${e.violatedDirective} ${e.blockedURI}`));
+window.addEventListener("error", (e) => window.faults.push(`error: ${e.message}`));
+window.addEventListener("unhandledrejection", (e) => window.faults.push(`rejection: ${e.reason}`));
+"""
+
+
+def sql(text):
+    done = subprocess.run(PSQL + ["-qAtX", "-v", "ON_ERROR_STOP=1", "-c", text], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def new_page(browser, width=1280, height=900, scheme="light"):
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+    context.add_init_script(WATCH)
+    page = context.new_page()
+    page.set_default_timeout(LONG)
+    page.dialogs = []
+    page.on("dialog", lambda dialog: (page.dialogs.append(dialog.message), dialog.dismiss()))
+    return page
+
+
+def open_page(page, path):
+    page.goto(URL + path)
+    # A part that is live has come by the stream.
+    page.wait_for_function("document.getElementById('pulse').textContent.includes('UTC')")
+
+
+def no_faults(page, where):
+    faults = page.evaluate("window.faults")
+    assert faults == [] and page.dialogs == [], f"{where}: {faults} {page.dialogs}"
+
+
+def pages_fit_and_are_accessible(browser):
+    for width, height, scheme in [(1280, 900, "light"), (1280, 900, "dark"), (360, 740, "dark"), (3840, 2160, "light")]:
+        page = new_page(browser, width, height, scheme)
+        dead = sql("select seq from outbox_dead where destination = 'default' order by seq limit 1")
+        for path in PAGES + [f"/message/{dead}", "/act/bulk?verb=retry&q="]:
+            open_page(page, path)
+            where = f"{path} at {width} {scheme}"
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= width, f"{where}: {wide} px wide"
+            no_faults(page, where)
+            if width != 3840:
+                found = Axe().run(page).response["violations"]
+                grave = [v for v in found if v["impact"] in ("serious", "critical")]
+                said = [(v["id"], v["help"], [n["html"][:200] for n in v["nodes"][:3]]) for v in grave]
+                assert not grave, f"{where}: {said}"
+        page.context.close()
+
+
+def a_message_shows_without_a_reload(browser):
+    page = new_page(browser)
+    open_page(page, "/")
+    page.evaluate("window.mark = 1")
+    note = page.locator(".card", has_text="Published a minute").locator(".note")
+    before = note.inner_text()
+    page.locator("summary", has_text="The same as a table").click()
+    sql("select outbox_publish('OrderPlaced', '{}', 'order', 'live', 'placed')")
+    expect(note).not_to_have_text(before, timeout=LONG)
+    assert page.evaluate("window.mark") == 1, "the page was loaded anew"
+    assert page.locator("details[open]").count() == 1, "what was opened has closed"
+    no_faults(page, "overview")
+
+    open_page(page, "/messages?tab=published")
+    page.evaluate("window.mark = 2")
+    seq = sql("select outbox_publish('OrderPlaced', '{}', 'order', 'live', 'placed')")
+    expect(page.locator("#list tbody tr").first.locator("td").first).to_have_text(seq, timeout=LONG)
+    assert page.evaluate("window.mark") == 2, "the page was loaded anew"
+    page.context.close()
+
+
+def markup_of_others_stays_text(browser):
+    page = new_page(browser)
+    seq = sql("select seq from outbox_dead where destination = 'default' order by seq limit 1")
+    for path in ["/", "/messages?tab=dead", f"/message/{seq}", "/partitions"]:
+        open_page(page, path)
+        assert "<script>window.hacked" in page.locator("main").inner_text(), f"{path} does not show it"
+        assert page.evaluate("window.hacked") is None, f"{path} ran it"
+        no_faults(page, path)
+    page.context.close()
+
+
+def pages_follow_each_other(browser):
+    page = new_page(browser)
+    open_page(page, "/messages?tab=published")
+    seen = set()
+    for _ in range(2):
+        seqs = page.locator("#list tbody tr td:first-child").all_inner_texts()
+        assert len(seqs) == 50 and not seen & set(seqs), seqs
+        seen |= set(seqs)
+        page.locator("a[rel=next]").click()
+        page.wait_for_load_state()
+    open_page(page, "/messages")
+    page.get_by_label("Search").fill("type:OrderPlaced since:tomorrow")
+    page.keyboard.press("Enter")
+    expect(page.locator("#list [role=alert]")).to_contain_text("no time")
+    page.context.close()
+
+
+def keys_lead(browser):
+    page = new_page(browser)
+    open_page(page, "/")
+    page.keyboard.press("2")
+    page.wait_for_url("**/messages")
+    page.keyboard.press("/")
+    expect(page.get_by_label("Search")).to_be_focused()
+    open_page(page, "/messages?tab=dead")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    chosen = page.locator("tr[data-chosen]")
+    assert chosen.count() == 1
+    seq = chosen.locator("td").first.inner_text()
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/message/{seq}?**")
+    page.keyboard.press("?")
+    expect(page.locator("dialog#help")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog#help")).to_be_hidden()
+    open_page(page, "/workers")
+    page.locator("h1").click()
+    page.keyboard.press("Space")
+    expect(page.locator("#pulse")).to_have_attribute("data-word", "held still")
+    page.context.close()
+
+
+def two_clicks_find_and_mend_what_stands(browser):
+    page = new_page(browser)
+    waits = sql("select seq from outbox where destination = 'audit' limit 1")
+    open_page(page, f"/message/{waits}?destination=audit")
+    expect(page.locator(".obstacle")).to_contain_text("Destination audit is paused")
+    open_page(page, "/")
+    banner = page.locator(".banner", has_text="Destination audit is paused")
+    assert page.locator(".banner").count() >= 3, "dead letters and keys that stand still have banners, too"
+    banner.get_by_role("link", name="Resume…").click()
+    page.get_by_role("button", name="Resume").click()
+    page.wait_for_url("**/destinations")
+    assert sql("select count(*) from outbox_paused") == "0"
+    expect(page.locator("#banners")).not_to_contain_text("audit is paused", timeout=LONG)
+    no_faults(page, "resume")
+    page.context.close()
+
+
+def many_are_retried_once_the_count_is_typed(browser):
+    page = new_page(browser)
+    open_page(page, "/messages?tab=dead")
+    page.get_by_label("Search").fill("type:OrderLost")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**q=type%3AOrderLost")
+    page.get_by_role("link", name="Retry all…").click()
+    title = page.locator("h1").inner_text()
+    n = int(re.match(r"Retry (\d+) dead letters", title).group(1))
+    assert str(n) == sql("select count(*) from outbox_dead d join outbox_events e using (seq) where e.type = 'OrderLost'")
+    page.get_by_label("Reason, for the audit").fill("the queue is <b>back</b>")
+    # The browser itself refuses what is not asked for; a browser that does not is refused by the server.
+    page.locator("form.confirm").evaluate("(form) => (form.noValidate = true)")
+    page.get_by_label("to confirm").fill(f"retry {n + 1}")
+    page.get_by_role("button", name="Retry").click()
+    expect(page.locator(".banner", has_text="Nothing was done")).to_be_visible()
+    assert sql("select count(*) from outbox_audit where action = 'retry'") == "0"
+    page.get_by_label("Reason, for the audit").fill("the queue is <b>back</b>")
+    page.get_by_label("to confirm").fill(f"retry {n}")
+    page.get_by_role("button", name="Retry").click()
+    expect(page.locator("h1")).to_have_text(f"{n} messages brought back")
+    assert sql("select count || ' ' || reason from outbox_audit where action = 'retry'") == f"{n} the queue is <b>back</b>"
+    open_page(page, "/audit")
+    expect(page.locator("tbody tr").first).to_contain_text("the queue is <b>back</b>")
+    expect(page.locator("tbody tr").first).to_contain_text("outboxctl serve")
+    no_faults(page, "retry")
+    page.context.close()
+
+
+def what_is_discarded_lets_its_key_go_on(browser):
+    page = new_page(browser)
+    held = sql("select seq from outbox_waiting where state = 'g'")
+    open_page(page, f"/message/{held}")
+    expect(page.locator(".obstacle")).to_contain_text("of its key, which is dead")
+    blocker = sql("select d.seq from outbox_dead d join outbox_waiting w using (key) where w.state = 'g' and d.blocks")
+    open_page(page, f"/message/{blocker}")
+    expect(page.locator(".obstacle")).to_contain_text("later messages of its key wait")
+    page.get_by_role("link", name="Discard…").click()
+    page.get_by_label("Reason, for the audit").fill("withdrawn")
+    page.get_by_role("button", name="Discard").click()
+    expect(page.locator("h1")).to_contain_text("discarded")
+    assert sql(f"select last_error from outbox_history where seq = {blocker} and discarded") == "withdrawn"
+    no_faults(page, "discard")
+    open_page(page, f"/message/{held}")
+    expect(page.locator("h1")).to_contain_text("published", timeout=LONG)
+    page.context.close()
+
+
+def pictures(browser):
+    """For the docs."""
+    os.makedirs(IMAGES, exist_ok=True)
+    dead = sql("select seq from outbox_dead order by seq limit 1")
+    for name, path, width, height, scheme in [
+        ("monitor-overview", "/", 1180, 1120, "light"),
+        ("monitor-message", f"/message/{dead}", 1180, 1000, "dark"),
+        ("monitor-partitions", "/partitions", 1180, 560, "light"),
+        ("monitor-narrow", "/", 360, 1000, "dark"),
+    ]:
+        page = new_page(browser, width, height, scheme)
+        open_page(page, path)
+        page.screenshot(path=os.path.join(IMAGES, name + ".png"))
+        page.context.close()
+
+
+with sync_playwright() as playwright:
+    # As root Chromium has no sandbox; what it opens here is ours.
+    browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+    scenes = [
+        pages_fit_and_are_accessible,
+        markup_of_others_stays_text,
+        pages_follow_each_other,
+        keys_lead,
+        a_message_shows_without_a_reload,
+        two_clicks_find_and_mend_what_stands,
+        what_is_discarded_lets_its_key_go_on,
+        many_are_retried_once_the_count_is_typed,
+    ]
+    for scene in {"pictures": [pictures], "scenes": scenes}[WANTED]:
+        scene(browser)
+        print("done:", scene.__name__, flush=True)
+    browser.close()

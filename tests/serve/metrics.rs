@@ -1,0 +1,188 @@
+//! /metrics as Prometheus reads it, the alerts and the dashboard of contrib/.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+use super::http::ask;
+use super::monitor::{Monitor, encoded};
+use super::{MARKUP, stage};
+use crate::common::{DB, LONG};
+use support::port::free_port;
+use support::{process, wait_for, wait_until};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// A Prometheus that scrapes a monitor every second, with our alerts.
+struct Prometheus {
+    child: Child,
+    port: u16,
+    data: PathBuf,
+}
+
+impl Prometheus {
+    fn start(target: u16) -> Self {
+        let port = free_port();
+        let data = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("prometheus-{port}"));
+        std::fs::create_dir_all(&data).expect("make a directory");
+        let rules = root()
+            .join("contrib/prometheus-rules.yml")
+            .canonicalize()
+            .expect("the rules");
+        let config = format!(
+            "global:\n  scrape_interval: 1s\n  evaluation_interval: 1s\n\
+             rule_files: ['{}']\n\
+             scrape_configs:\n  - job_name: outbox\n    static_configs:\n      - targets: ['127.0.0.1:{target}']\n",
+            rules.display()
+        );
+        std::fs::write(data.join("prometheus.yml"), config).expect("write its configuration");
+        let log = std::fs::File::create(data.join("log")).expect("make a log");
+        let mut command = Command::new("prometheus");
+        command
+            .arg(format!("--config.file={}", data.join("prometheus.yml").display()))
+            .arg(format!("--storage.tsdb.path={}", data.join("data").display()))
+            .arg(format!("--web.listen-address=127.0.0.1:{port}"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
+        let child = process::spawn_bound(command, libc::SIGKILL).expect("start prometheus; is it installed?");
+        let this = Self { child, port, data };
+        wait_until("Prometheus to be ready", LONG, || {
+            std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
+                && ask(port, "GET", "/-/ready", &[], "").status == 200
+        });
+        this
+    }
+
+    fn get(&self, path: &str) -> Value {
+        let answer = ask(self.port, "GET", path, &[("Accept-Encoding", "identity")], "");
+        let body = answer.body;
+        // Long answers come in chunks: what is JSON is between the first brace and the last.
+        let json = match answer
+            .headers
+            .iter()
+            .any(|(name, _)| name.eq_ignore_ascii_case("transfer-encoding"))
+        {
+            true => unchunked(&body),
+            false => body,
+        };
+        serde_json::from_str(&json).unwrap_or_else(|error| panic!("{path}: {error}: {json}"))
+    }
+
+    /// The rows that an expression gives now.
+    fn query(&self, expression: &str) -> Vec<Value> {
+        let answer = self.get(&format!("/api/v1/query?query={}", encoded(expression)));
+        assert_eq!(answer["status"], "success", "{expression}: {answer}");
+        answer["data"]["result"].as_array().cloned().unwrap_or_default()
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        process::kill(&mut self.child);
+        let _ = std::fs::remove_dir_all(&self.data);
+    }
+}
+
+fn unchunked(body: &str) -> String {
+    let (mut rest, mut whole) = (body, String::new());
+    while let Some((size, after)) = rest.split_once("\r\n") {
+        let size = usize::from_str_radix(size.trim(), 16).unwrap_or_default();
+        if size == 0 {
+            break;
+        }
+        whole.push_str(&after[..size]);
+        rest = after.get(size + 2..).unwrap_or_default();
+    }
+    whole
+}
+
+#[test]
+fn prometheus_reads_the_metrics_and_each_panel_finds_its_figures() {
+    let cluster = stage(MARKUP);
+    let monitor = Monitor::start(&cluster, &[]);
+    let answer = monitor.get("/metrics");
+    assert_eq!(
+        answer.header("content-type"),
+        Some("application/openmetrics-text; version=1.0.0; charset=utf-8")
+    );
+    assert!(answer.body.ends_with("# EOF\n"), "{}", answer.body);
+    let prometheus = Prometheus::start(monitor.port);
+    // rate() needs two scrapes.
+    wait_until("two scrapes", LONG, || {
+        !prometheus.query("count_over_time(outbox_up[1m]) >= 2").is_empty()
+    });
+    let value = |expression: &str| -> f64 {
+        let rows = prometheus.query(expression);
+        let text = rows.first().and_then(|row| row["value"][1].as_str().map(str::to_owned));
+        text.and_then(|text| text.parse().ok())
+            .unwrap_or_else(|| panic!("{expression} gives nothing"))
+    };
+    assert_eq!(value("outbox_up"), 1.0);
+    assert_eq!(
+        value(r#"outbox_messages_published_total{destination="default"}"#),
+        130.0
+    );
+    assert_eq!(value("outbox_dead_messages"), 12.0);
+    assert_eq!(value("outbox_live_workers"), 2.0);
+    assert_eq!(
+        value(r#"outbox_destination_state{destination="audit",state="paused"}"#),
+        1.0
+    );
+    assert_eq!(
+        value(r#"outbox_destination_pending_messages{destination="audit"}"#),
+        20.0
+    );
+    let blocked: i64 = cluster.query_one(DB, "select count(distinct partition) from outbox_dead where blocks");
+    assert_eq!(value("outbox_blocked_partitions"), blocked as f64);
+    assert!(
+        prometheus.query(r#"{__name__=~"outbox_.+", key!=""}"#).is_empty(),
+        "a key is a label"
+    );
+
+    let text = std::fs::read_to_string(root().join("contrib/grafana-dashboard.json")).expect("the dashboard");
+    let dashboard: Value = serde_json::from_str(&text).expect("JSON");
+    let panels = dashboard["panels"].as_array().expect("panels");
+    assert!(panels.len() >= 10, "{} panels", panels.len());
+    for panel in panels {
+        for target in panel["targets"].as_array().expect("targets") {
+            let expression = target["expr"].as_str().expect("an expression");
+            let filled = expression.replace("$__rate_interval", "1m").replace("$instance", ".*");
+            wait_for(&format!("figures of {}: {filled}", panel["title"]), LONG, || {
+                (!prometheus.query(&filled).is_empty()).then_some(())
+            });
+        }
+    }
+}
+
+#[test]
+fn the_alerts_are_sound_and_fire_when_they_should() {
+    let rules = root().join("contrib/prometheus-rules.yml");
+    let test = root().join("tests/serve/alerts.yml");
+    for arguments in [["check", "rules"], ["test", "rules"]] {
+        let file = if arguments[0] == "check" { &rules } else { &test };
+        let output = Command::new("promtool")
+            .args(arguments)
+            .arg(file)
+            .output()
+            .expect("run promtool; is it installed?");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {said}");
+    }
+    // Each alert is tried.
+    let (rules, test) = (std::fs::read_to_string(rules), std::fs::read_to_string(test));
+    let test = test.expect("the test");
+    for line in rules
+        .expect("the rules")
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "))
+    {
+        assert!(
+            test.contains(&format!("alertname: {line}\n")),
+            "{line} is never fired by tests/serve/alerts.yml"
+        );
+    }
+}

@@ -1,0 +1,127 @@
+//! An `outboxctl serve` of a test's own: started on a free port, killed when it is dropped.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+use crate::common::LONG;
+use crate::http::{Answer, ask};
+use support::{Cluster, process};
+
+/// The program lies beside the directory of the tests.
+fn outboxctl() -> PathBuf {
+    let test = std::env::current_exe().expect("the path of this test");
+    let built = test.ancestors().nth(2).expect("target/PROFILE/deps/serve");
+    let program = built.join("outboxctl");
+    assert!(program.is_file(), "no {}: cargo build -p outboxctl", program.display());
+    program
+}
+
+fn command(cluster: &Cluster, arguments: &[&str]) -> Command {
+    let mut command = Command::new(outboxctl());
+    command.arg("serve").args(arguments).stdin(Stdio::null());
+    let port = cluster.port().to_string();
+    for (name, value) in [
+        ("--host", "127.0.0.1"),
+        ("--port", &port),
+        ("--dbname", "postgres"),
+        ("--username", "postgres"),
+        ("--listen", "127.0.0.1:0"),
+    ] {
+        if !arguments.contains(&name) {
+            command.args([name, value]);
+        }
+    }
+    command
+}
+
+/// Runs it where it must end by itself.
+pub fn refused(cluster: &Cluster, arguments: &[&str]) -> Output {
+    command(cluster, arguments).output().expect("run outboxctl")
+}
+
+pub struct Monitor {
+    child: Child,
+    pub port: u16,
+}
+
+impl Monitor {
+    /// As the superuser, unless the arguments name another.
+    pub fn start(cluster: &Cluster, arguments: &[&str]) -> Self {
+        let mut command = command(cluster, arguments);
+        command.stdout(Stdio::piped());
+        let mut child = process::spawn_bound(command, libc::SIGKILL).expect("start outboxctl");
+        let mut line = String::new();
+        let output = child.stdout.take().expect("piped");
+        BufReader::new(output).read_line(&mut line).expect("its first line");
+        let port = line.split("http://").nth(1).and_then(|rest| {
+            let address = rest.split('/').next()?;
+            address.rsplit(':').next()?.parse().ok()
+        });
+        Self {
+            port: port.unwrap_or_else(|| panic!("no address in {line:?}")),
+            child,
+        }
+    }
+
+    /// Asks it to end, as an init does, and says how it did.
+    pub fn terminate(&mut self) -> Option<i32> {
+        process::signal(self.child.id(), libc::SIGTERM);
+        process::reap(&mut self.child, LONG).and_then(|status| status.code())
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    pub fn get(&self, path: &str) -> Answer {
+        self.get_with(path, &[])
+    }
+
+    pub fn get_with(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
+        ask(self.port, "GET", path, headers, "")
+    }
+
+    /// A page, which must be there.
+    pub fn page(&self, path: &str) -> String {
+        let answer = self.get(path);
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+        answer.body
+    }
+
+    /// As a form of its own page is sent.
+    pub fn post(&self, path: &str, headers: &[(&str, &str)], form: &[(&str, &str)]) -> Answer {
+        let origin = self.url();
+        let mut all = vec![
+            ("Content-Type", "application/x-www-form-urlencoded"),
+            ("Origin", &origin),
+        ];
+        all.retain(|(name, _)| !headers.iter().any(|(given, _)| given.eq_ignore_ascii_case(name)));
+        all.extend_from_slice(headers);
+        let form: Vec<String> = form
+            .iter()
+            .map(|(name, value)| format!("{name}={}", encoded(value)))
+            .collect();
+        ask(self.port, "POST", path, &all, &form.join("&"))
+    }
+
+    /// The token that forms of this page bring along.
+    pub fn form_token(page: &str) -> String {
+        let rest = page.split("name=\"form_token\" value=\"").nth(1).expect("a form");
+        rest.split('"').next().expect("a value").to_owned()
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        process::kill(&mut self.child);
+    }
+}
+
+pub fn encoded(text: &str) -> String {
+    let one = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    text.bytes().map(one).collect()
+}

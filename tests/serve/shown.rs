@@ -1,0 +1,345 @@
+//! What is shown: in a browser, scene by scene, and as HTML where a browser adds nothing.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use super::monitor::{Monitor, encoded};
+use super::{MARKUP, quiet_cluster, stage};
+use crate::common::{DB, LONG};
+use support::{Cluster, StopMode, wait_until};
+
+const PACKAGES: [&str; 2] = ["playwright==1.56.0", "axe-playwright-python==0.1.8"];
+
+/// Python with a driver for Debian's Chromium; made at the first call.
+fn python() -> &'static Path {
+    static PYTHON: OnceLock<PathBuf> = OnceLock::new();
+    PYTHON.get_or_init(|| {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/venv/serve");
+        let (python, ready) = (dir.join("bin/python"), dir.join("ready"));
+        let wanted = PACKAGES.join("\n");
+        if std::fs::read_to_string(&ready).is_ok_and(|made| made == wanted) {
+            return python;
+        }
+        run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&dir));
+        run(Command::new(&python)
+            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
+            .args(PACKAGES));
+        std::fs::write(ready, wanted).expect("write target/venv/serve/ready");
+        python
+    })
+}
+
+fn run(command: &mut Command) {
+    let status = command.status().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(status.success(), "{command:?}: {status}");
+}
+
+/// Plays the scenes of serve/browser.py: "pictures" for the docs, or all that a person does.
+fn play(cluster: &Cluster, scenes: &str) {
+    let monitor = Monitor::start(cluster, &["--allow-actions"]);
+    let mut browser = Command::new(python());
+    browser
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("serve/browser.py"))
+        .args([scenes, &monitor.url()])
+        .arg(cluster.installation().bin("psql"))
+        .args(["--dbname", &cluster.conn_string(DB)]);
+    run(&mut browser);
+}
+
+#[test]
+fn a_person_sees_what_stands_and_mends_it() {
+    if std::env::var("OUTBOX_ACCEPT").is_ok_and(|accept| accept == "1") {
+        let cluster = stage("");
+        // An hour that this server has not had.
+        cluster.exec(
+            DB,
+            "create or replace view outbox_throughput as
+             select date_trunc('minute', now()) - n * interval '1 min' as minute,
+                    (900 + 500 * sin(n / 7.0) + 120 * sin(n * 1.7) + n % 5 * 40)::bigint as published,
+                    (case when n in (17, 18, 19, 42) then 130 else n % 4 * 3 end)::bigint as retried,
+                    (case when n in (18, 19) then 60 else 0 end)::bigint as failed,
+                    (4 + 2 * sin(n / 5.0) + case when n in (17, 18, 19) then 9 else 0 end)::float8 as p95_ms
+             from generate_series(60, 0, -1) n",
+        );
+        play(&cluster, "pictures");
+    }
+    play(&stage(MARKUP), "scenes");
+}
+
+/// Seqs of the list, in its order.
+fn listed(monitor: &Monitor, tab: &str, search: &str) -> Vec<i64> {
+    let page = monitor.page(&format!("/messages?tab={tab}&q={}", encoded(search)));
+    let list = page.split("<tbody>").nth(1).unwrap_or_default();
+    let links = list.split("<a href=\"/message/").skip(1);
+    links.filter_map(|rest| rest.split('?').next()?.parse().ok()).collect()
+}
+
+#[test]
+fn each_tab_and_each_word_of_a_search_find_theirs() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "create server audit foreign data wrapper outbox_http options (url 'https://localhost/');
+         select outbox_publish(case n % 2 when 1 then 'A' else 'B' end, '{}', 'order', n::text,
+                               destination => case when n > 4 then 'audit' end) from generate_series(1, 6) n; -- 1 to 6: pending
+         select outbox_publish('S', '{}', available_at => now() + interval '1 h'); -- 7: scheduled
+         select outbox_publish('X', '{}', 'order', n::text) from generate_series(8, 13) n;
+         insert into outbox_waiting (seq, enqueued_at, due_at, attempts, partition, state, destination, key, last_error)
+           select seq, enqueued_at, now() + interval '1 min', 2, partition, 'b', destination, key, '50% lost' from outbox where seq = 8;
+         insert into outbox_waiting (seq, enqueued_at, attempts, partition, state, destination, key)
+           select seq, enqueued_at, 0, partition, 'g', destination, key from outbox where seq = 9;
+         insert into outbox_dead (seq, enqueued_at, died_at, attempts, partition, destination, key, reason)
+           select seq, enqueued_at, now() - interval '3 h', 15, partition, destination, key, 'too_large' from outbox where seq = 10;
+         insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason)
+           select seq, enqueued_at, 15, partition, destination, key, 'unroutable' from outbox where seq = 11;
+         insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, discarded, destination, key, last_error)
+           select seq, enqueued_at, now() - case when seq = 12 then interval '2 days' else interval '1 min' end, 1, partition,
+                  seq = 13, destination, key, 'withdrawn' from outbox where seq >= 12;
+         delete from outbox where seq >= 8;
+         -- 6 is with a worker
+         update outbox_partitions set lease_owner = 'server-1', lease_until = now() + interval '1 h';
+         update outbox o set claim_token = p.lease_epoch from outbox_partitions p where p.partition = o.partition and o.seq = 6",
+    );
+    let monitor = Monitor::start(&cluster, &[]);
+    let partition_of_3: String = cluster.query_one(DB, "select outbox_partition_of('order:3')");
+    for (tab, search, wanted) in [
+        ("pending", "", &[1, 2, 3, 4, 5][..]),
+        ("in-flight", "", &[6]),
+        ("scheduled", "", &[7]),
+        ("retrying", "", &[8]),
+        ("held", "", &[9]),
+        ("dead", "", &[11, 10]),
+        ("published", "", &[12]),
+        ("discarded", "", &[13]),
+        ("pending", "type:A", &[1, 3, 5]),
+        ("pending", "agg:order:4", &[4]),
+        ("pending", "agg:customer", &[]),
+        ("pending", "destination:audit", &[5]),
+        ("pending", "destination:default type:B", &[2, 4]),
+        ("pending", "key:order:2", &[2]),
+        ("pending", "key:\"order:2\"", &[2]),
+        ("pending", &format!("partition:{partition_of_3} key:order:3"), &[3]),
+        ("pending", "since:1h", &[1, 2, 3, 4, 5]),
+        ("pending", "since:2031-01-01", &[]),
+        ("retrying", "error:50%", &[8]),
+        ("retrying", "error:5%0", &[]),
+        ("dead", "error:too_large", &[10]),
+        ("dead", "error:too-large", &[]),
+        ("dead", "since:2h", &[11]),
+        ("dead", "since:4h", &[11, 10]),
+        ("dead", "seq:10", &[10]),
+        ("published", "since:1h", &[]),
+        ("published", "type:X", &[12]),
+        ("published", "key:order:13", &[]),
+        ("discarded", "error:withdrawn", &[13]),
+    ] {
+        assert_eq!(listed(&monitor, tab, search), wanted, "{tab} {search}");
+    }
+    let refused = monitor.page("/messages?q=order");
+    assert!(refused.contains("does not say what it is"), "{refused}");
+}
+
+#[test]
+fn pages_of_a_list_follow_each_other_without_gap_or_overlap() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', 'order', n::text) from generate_series(1, 330) n;
+         insert into outbox_dead (seq, enqueued_at, died_at, attempts, partition, destination, key, reason)
+           select seq, enqueued_at, now() - seq / 7 * interval '1 s', 15, partition, destination, key, 'r' from outbox where seq <= 120;
+         insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination, key)
+           select seq, enqueued_at, now() - seq / 7 * interval '100 s', 1, partition, destination, key from outbox where seq between 121 and 210;
+         insert into outbox_waiting (seq, enqueued_at, due_at, attempts, partition, state, destination, key)
+           select seq, enqueued_at, now() + seq / 7 * interval '1 s', 2, partition, 'b', destination, key from outbox where seq between 211 and 270;
+         delete from outbox where seq <= 270",
+    );
+    let monitor = Monitor::start(&cluster, &[]);
+    for (tab, first, last) in [
+        ("dead", 1, 120),
+        ("published", 121, 210),
+        ("retrying", 211, 270),
+        ("pending", 271, 330),
+    ] {
+        let mut path = format!("/messages?tab={tab}");
+        let mut seen: Vec<i64> = Vec::new();
+        loop {
+            let page = monitor.page(&path);
+            let list = page.split("<tbody>").nth(1).unwrap_or_default();
+            let links = list.split("<a href=\"/message/").skip(1);
+            seen.extend(links.filter_map(|rest| rest.split('?').next()?.parse::<i64>().ok()));
+            let next = page
+                .split("rel=\"next\" href=\"")
+                .nth(1)
+                .and_then(|rest| rest.split('"').next());
+            match next {
+                Some(next) => path = next.replace("&amp;", "&"),
+                None => break,
+            }
+        }
+        let mut sorted = seen.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (first..=last).collect::<Vec<_>>(), "{tab}");
+    }
+}
+
+#[test]
+fn a_message_says_what_is_sent_of_it() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "create server bill foreign data wrapper outbox_amqp
+           options (url 'amqp://rabbit.example', exchange 'bills', routing_key '{aggregate_type}.{header:tenant|none}', format 'payload');
+         select outbox_publish('OrderPlaced', '{\"total\": 99.90}', 'Order', '42', 'placed', destination => 'bill',
+                               headers => '{\"tenant\": \"acme\"}', correlation_id => 'c-1')",
+    );
+    cluster.exec(
+        DB,
+        "create function shout(event jsonb) returns jsonb immutable language sql as $$ select event->'payload' $$;
+         create server made foreign data wrapper outbox_amqp
+           options (url 'amqp://rabbit.example', format 'payload', body 'public.shout');
+         select outbox_publish('OrderPlaced', '{}', 'order', '43', 'placed', destination => 'made')",
+    );
+    let monitor = Monitor::start(&cluster, &[]);
+    let made = monitor.page("/message/2");
+    assert!(
+        made.contains("made by the function public.shout") && !made.contains("The body as it is sent"),
+        "{made}"
+    );
+    let page = monitor.page("/message/1");
+    for said in [
+        "bills",
+        "order.acme",
+        "amqp://rabbit.example",
+        "application/json",
+        "16 bytes",
+        "{&quot;total&quot;: 99.90}",
+        "c-1",
+    ] {
+        assert!(page.contains(said), "{said}");
+    }
+    assert!(page.contains("outbox.workers is 0: nothing is delivered."));
+    assert!(page.contains("select * from outbox_messages where seq = 1 and destination = 'bill';"));
+    let payload = monitor.get("/message/1/payload");
+    assert_eq!(payload.body, r#"{"total": 99.90}"#);
+    assert_eq!(
+        payload.header("content-disposition"),
+        Some("attachment; filename=\"message-1.json\"")
+    );
+    assert_eq!(monitor.get("/message/3").status, 404);
+}
+
+#[test]
+fn a_lost_database_is_said_and_comes_back() {
+    let cluster = quiet_cluster();
+    let monitor = Monitor::start(&cluster, &[]);
+    assert!(!monitor.page("/").contains("The database does not answer"));
+    cluster.stop(StopMode::Fast);
+    wait_until("the page to say that the database is gone", LONG, || {
+        monitor.page("/").contains("The database does not answer")
+    });
+    let metrics = monitor.page("/metrics");
+    assert!(metrics.contains("\noutbox_up 0\n"), "{metrics}");
+    assert!(
+        !metrics.contains("outbox_pending_messages"),
+        "old figures look like rest"
+    );
+    assert_eq!(
+        monitor.get("/messages").status,
+        200,
+        "the list says what is wrong in its place"
+    );
+    assert_eq!(monitor.get("/audit").status, 503);
+    cluster.start_again();
+    wait_until("the page to be well again", LONG, || {
+        !monitor.page("/").contains("The database does not answer")
+    });
+    assert_eq!(monitor.get("/audit").status, 200);
+}
+
+#[test]
+fn a_standby_says_that_it_is_one_and_delivers_nothing() {
+    let primary = quiet_cluster();
+    let standby = primary.copy(true, &[]);
+    let page = Monitor::start(&standby, &[]).page("/");
+    assert!(page.contains("This server is a standby"), "{page}");
+    assert!(
+        !page.contains("No worker<"),
+        "that none is alive is no trouble of a standby"
+    );
+    assert!(!Monitor::start(&primary, &[]).page("/").contains("standby"));
+}
+
+#[test]
+fn versions_that_differ_are_said() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "update pg_extension set extversion = '0.1.999' where extname = 'outbox'",
+    );
+    let page = Monitor::start(&cluster, &[]).page("/");
+    assert!(page.contains("The extension is 0.1.999"), "{page}");
+}
+
+#[test]
+fn a_server_without_the_library_says_so() {
+    let cluster = Cluster::builder().preload(false).start();
+    cluster.exec(DB, "create extension outbox; select outbox_publish('T', '{}')");
+    let monitor = Monitor::start(&cluster, &[]);
+    let page = monitor.page("/");
+    assert!(page.contains("The library is not preloaded"), "{page}");
+    assert!(page.contains("Nobody counts"), "{page}");
+    assert_eq!(listed(&monitor, "pending", ""), [1]);
+    assert!(
+        !monitor.page("/metrics").contains("outbox_pending_messages"),
+        "a figure that nobody counts"
+    );
+}
+
+#[test]
+fn the_extension_is_found_in_any_schema() {
+    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
+    cluster.exec(
+        DB,
+        r#"create schema "Our Ops"; create extension outbox schema "Our Ops";
+           select "Our Ops".outbox_publish('T', '{}', 'order', '1');
+           -- what a search_path would find first
+           create view public.outbox_status as select 1 as one; create table public.outbox_dead (one int);
+           -- and what would fit a careless call better
+           create function "Our Ops".outbox_partition_label(smallint) returns text language sql as $$ select 'p' || 1 / 0 $$;
+           create function "Our Ops".outbox_retry_where(destination text, max_rows int, dry_run boolean)
+             returns bigint language sql as 'select 1 / 0::bigint'"#,
+    );
+    let monitor = Monitor::start(&cluster, &["--allow-actions"]);
+    assert!(monitor.page("/").contains("Published a minute"));
+    assert_eq!(listed(&monitor, "pending", ""), [1]);
+    assert!(
+        monitor
+            .page("/act/bulk?verb=retry&q=destination%3Adefault")
+            .contains("Retry 0 dead letters")
+    );
+    let token = Monitor::form_token(&monitor.page("/act/pause?destination=default"));
+    let paused = monitor.post("/act/pause", &[], &[("destination", "default"), ("form_token", &token)]);
+    assert_eq!(paused.status, 303, "{}", paused.body);
+    let count: i64 = cluster.query_one(DB, r#"select count(*) from "Our Ops".outbox_paused"#);
+    assert_eq!(count, 1);
+}
+
+#[test]
+fn it_ends_when_told_though_somebody_looks_on() {
+    use std::io::{Read, Write};
+    let cluster = quiet_cluster();
+    let mut monitor = Monitor::start(&cluster, &[]);
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", monitor.port)).expect("connect");
+    stream
+        .write_all(b"GET /events?page=overview HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        .expect("ask for the stream");
+    let mut seen = Vec::new();
+    let mut part = [0; 4096];
+    while !String::from_utf8_lossy(&seen).contains("data: ") {
+        let n = stream.read(&mut part).expect("read the stream");
+        assert!(n > 0, "the stream ended: {}", String::from_utf8_lossy(&seen));
+        seen.extend_from_slice(&part[..n]);
+    }
+    assert_eq!(monitor.terminate(), Some(0));
+}
