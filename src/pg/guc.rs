@@ -125,10 +125,17 @@ pub fn reserve_prefix(prefix: &CStr) {
     unsafe { pg_sys::MarkGUCPrefixReserved(prefix.as_ptr()) }
 }
 
-/// Plans and runs `body` with sequential scans as the last resort, and without JIT: a plan that holds a scan which was
-/// "switched off" costs 10^10 on paper, so each execution would be compiled for a tenth of a second.
-pub fn without_sequential_scans<T>(body: impl FnOnce() -> T) -> T {
-    with(&[(c"enable_seqscan", c"off"), (c"jit", c"off")], body)
+/// Runs a kept statement by one plan, made at its first run for whatever size tables and arrays have later: else a plan
+/// would be made for each call, since one that knows how short an array is looks cheaper. Sequential scans are the last
+/// resort in it, and there is no JIT: a plan that holds a scan which was "switched off" costs 10^10 on paper, so each
+/// execution would be compiled for a tenth of a second.
+pub fn planned_once<T>(body: impl FnOnce() -> T) -> T {
+    let settings = [
+        (c"enable_seqscan", c"off"),
+        (c"plan_cache_mode", c"force_generic_plan"),
+        (c"jit", c"off"),
+    ];
+    with(&settings, body)
 }
 
 /// Runs `body` with other values of these settings. What it sets itself ends with it: it may be code of other people.

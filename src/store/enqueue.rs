@@ -76,7 +76,8 @@ pub(super) struct Statements {
     /// By whether the event was stored just now, and whether it is scheduled.
     insert: [[OnceCell<OwnedPreparedStatement>; 2]; 2],
     aggregates: OnceCell<OwnedPreparedStatement>,
-    event: OnceCell<OwnedPreparedStatement>,
+    /// Without an id, and with one that must be new.
+    event: [OnceCell<OwnedPreparedStatement>; 2],
     pub(super) events: OnceCell<OwnedPreparedStatement>,
     /// Of this database, as far as is known here. The statement that inserts finds out if it is another.
     partitioner: RefCell<Option<Partitioner>>,
@@ -107,7 +108,7 @@ pub(super) fn statements(fcinfo: pg_sys::FunctionCallInfo) -> Rc<Statements> {
                 event_table: catalog::table_beside(function, c"outbox_events"),
                 insert: Default::default(),
                 aggregates: OnceCell::new(),
-                event: OnceCell::new(),
+                event: Default::default(),
                 events: OnceCell::new(),
                 partitioner: RefCell::default(),
             })
@@ -174,27 +175,33 @@ pub fn publish(fcinfo: pg_sys::FunctionCallInfo, request: &Publish) -> Result<i6
 
 fn insert_event(statements: &Statements, request: &Publish) -> Result<i64, UserError> {
     Spi::connect_mut(|client| {
-        let insert = match statements.event.get() {
+        let cached = &statements.event[usize::from(request.id.is_some())];
+        let insert = match cached.get() {
             Some(insert) => insert,
             None => {
+                // Two statements: one that can look for the id is planned anew for whoever gives none, at each call.
+                let values = match request.id {
+                    None => "values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)".to_owned(),
+                    Some(_) => format!(
+                        "select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11
+                         where (select true from {s}.outbox_events x where x.id operator(pg_catalog.=) $1) is null",
+                        s = statements.schema
+                    ),
+                };
                 let sql = format!(
                     "insert into {s}.outbox_events as e (id, type, aggregate_type, aggregate_id, operation, payload,
                        previous_payload, metadata, headers, actor, correlation_id)
-                     select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11
-                     where not $12 or (select true from {s}.outbox_events x where x.id operator(pg_catalog.=) $1) is null
+                     {values}
                      returning e.seq, e.body_bytes",
                     s = statements.schema
                 );
-                let (text, jsonb) = (PgBuiltInOids::TEXTOID, PgBuiltInOids::JSONBOID);
-                let (id, given) = (PgBuiltInOids::UUIDOID, PgBuiltInOids::BOOLOID);
-                let types = [
-                    id, text, text, text, text, jsonb, jsonb, jsonb, jsonb, text, text, given,
-                ];
+                let (id, text, jsonb) = (PgBuiltInOids::UUIDOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::JSONBOID);
+                let types = [id, text, text, text, text, jsonb, jsonb, jsonb, jsonb, text, text];
                 let prepared = client
                     .prepare_mut(sql.as_str(), &types.map(PgOid::from))
                     .map_err(internal)?
                     .keep();
-                statements.event.get_or_init(|| prepared)
+                cached.get_or_init(|| prepared)
             }
         };
         let args = [
@@ -209,7 +216,6 @@ fn insert_event(statements: &Statements, request: &Publish) -> Result<i64, UserE
             jsonb(&request.headers),
             request.actor.into(),
             request.correlation_id.into(),
-            request.id.is_some().into(),
         ];
         let stored = client.update(insert, None, &args).map_err(internal)?;
         let (Some(seq), Some(bytes)) = (if stored.is_empty() {
@@ -283,13 +289,7 @@ fn insert_pointers(statements: &Statements, request: Enqueue) -> Result<i64, Use
                 partitioner.as_ref().map(|known| known.count).into(),
                 request.times.expires_at.into(),
             ];
-            let mut run = || client.update(insert, None, &args);
-            // The probe must use the index even while the table is empty: the plan outlives that.
-            let inserted = if request.new {
-                run()
-            } else {
-                guc::without_sequential_scans(run)
-            };
+            let inserted = guc::planned_once(|| client.update(insert, None, &args));
             let (mut count, class) = (0, Class::of(request.destination));
             for row in inserted.map_err(internal)? {
                 count += 1;
@@ -513,8 +513,7 @@ fn aggregate_keys(
             statements.aggregates.get_or_init(|| prepared)
         }
     };
-    let rows =
-        guc::without_sequential_scans(|| client.update(select, None, &[seqs.to_vec().into()])).map_err(internal)?;
+    let rows = guc::planned_once(|| client.update(select, None, &[seqs.to_vec().into()])).map_err(internal)?;
     let mut found = HashMap::with_capacity(seqs.len());
     for row in rows {
         let seq: i64 = row.get(1).map_err(internal)?.unwrap_or_default();
