@@ -15,7 +15,7 @@ use outbox_core::message::{Outcome, Text};
 use outbox_core::minutes::Took;
 use outbox_core::pace::Pace;
 use outbox_core::partition::Partition;
-use outbox_core::route::{Route, Template, TransportKind};
+use outbox_core::route::{Template, TransportKind};
 use outbox_core::settle::{Disposition, Ended, Ordering, Rules};
 use outbox_core::tick::{self, TickState};
 use outbox_transport::Bell;
@@ -432,7 +432,7 @@ impl Destination {
         if let Some(rests_ms) = rests_ms {
             return Ok((0, rests_ms.min(common.settings.idle_backoff_ms)));
         }
-        let route = route(target, &self.nothing);
+        let route = target.route(&self.nothing);
         // What cannot go soon is better left for later: in the table it expires, is paused and harms nobody.
         let limit = common
             .settings
@@ -513,34 +513,7 @@ impl Destination {
     /// also while the publisher's queue is full. Without a connection the publisher answers each message as lost.
     fn hand_over(&mut self, common: &Common) {
         self.engine.expire(&self.rules(common), now_us());
-        let (broker, pace) = (&mut self.broker, &mut self.pace);
-        let room = pace.room(common.now_us()).unwrap_or(usize::MAX);
-        if room == 0 {
-            return;
-        }
-        self.engine.hand_over(|mut now| {
-            let mut later = now.split_off(room.min(now.len()));
-            let count = now.len();
-            match broker.publish(now) {
-                Ok(()) => pace.went(count),
-                Err(refused) => later.splice(..0, refused).for_each(drop),
-            }
-            later
-        });
-    }
-}
-
-fn route<'a>(target: &'a Target, nothing: &'a (Text, Template)) -> Route<'a> {
-    let (exchange, template) = match &target.transport {
-        Transport::Amqp(amqp) => (&amqp.exchange, &amqp.routing_key),
-        Transport::Http(_) => (&nothing.0, &nothing.1), // the URL says it all
-    };
-    Route {
-        transport: target.transport.kind(),
-        format: target.format,
-        exchange,
-        template,
-        statics: &target.statics,
+        (self.broker).hand_over(&mut self.engine, &mut self.pace, common.now_us());
     }
 }
 

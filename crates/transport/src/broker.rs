@@ -6,6 +6,8 @@ use crate::{
     AmqpConfig, Bell, ClientCertificate, ConnectionState, Deadline, DownReason, Event, HttpConfig, Outcome,
     Publication, Publisher, Secret, Tls, TlsError, TlsPart, TransportConfig,
 };
+use outbox_core::engine::Engine;
+use outbox_core::pace::Pace;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
@@ -175,11 +177,29 @@ impl Broker {
     }
 
     /// Hands a batch over; gives it back when there is no room or no connection.
-    pub fn publish(&self, batch: Vec<Publication>) -> Result<(), Vec<Publication>> {
+    fn publish(&self, batch: Vec<Publication>) -> Result<(), Vec<Publication>> {
         match &self.publisher {
             Some(publisher) => publisher.try_publish(batch),
             None => Err(batch),
         }
+    }
+
+    /// Gives what is ready to the publisher, as fast as the destination may be sent to; the engine keeps the rest, in order,
+    /// also while the publisher's queue is full.
+    pub fn hand_over<P: Clone>(&self, engine: &mut Engine<P>, pace: &mut Pace, now_us: u64) {
+        let room = pace.room(now_us).unwrap_or(usize::MAX);
+        if room == 0 {
+            return;
+        }
+        engine.hand_over(|mut now| {
+            let mut later = now.split_off(room.min(now.len()));
+            let count = now.len();
+            match self.publish(now) {
+                Ok(()) => pace.went(count),
+                Err(refused) => later.splice(..0, refused).for_each(drop),
+            }
+            later
+        });
     }
 
     /// Takes what the publisher has to say: outcomes are returned, states remembered. `died` is true when the thread is

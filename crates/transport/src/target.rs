@@ -10,7 +10,7 @@ use crate::ssrf::AllowList;
 use crate::url::{AmqpAddress, HttpAddress, parse_http_url, parse_url};
 use outbox_core::envelope::Refusal;
 use outbox_core::message::Text;
-use outbox_core::route::{EXPIRATION_MAX_MS, Format, Statics, Template, TransportKind};
+use outbox_core::route::{EXPIRATION_MAX_MS, Format, Route, Statics, Template, TransportKind};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -409,6 +409,22 @@ pub fn routing_template(kind: Kind, server: &Options) -> Option<Template> {
 }
 
 impl Target {
+    /// Where its messages go; `nothing` is the exchange and routing key where the URL says it all.
+    pub fn route<'a>(&'a self, nothing: &'a (Text, Template)) -> Route<'a> {
+        let (exchange, template) = match &self.transport {
+            Transport::Amqp(amqp) => (&amqp.exchange, &amqp.routing_key),
+            Transport::Http(_) => (&nothing.0, &nothing.1),
+        };
+        let (transport, format, statics) = (self.transport.kind(), self.format, &self.statics);
+        Route {
+            transport,
+            format,
+            exchange,
+            template,
+            statics,
+        }
+    }
+
     /// What nothing describes.
     pub fn plain() -> Self {
         Self {

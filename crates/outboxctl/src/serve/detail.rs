@@ -7,7 +7,7 @@ use crate::commands::why::{Facts, Reason, reasons};
 use outbox_core::envelope::publication;
 use outbox_core::message::{Event, Pointer, Publication, Text};
 use outbox_core::partition::Partition;
-use outbox_core::route::{Route, Template};
+use outbox_core::route::Template;
 use outbox_transport::target::{Kind, Target, Transport, described, split};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -293,18 +293,16 @@ fn sent(place: &Place, event: &StoredEvent, described_by: &Described) -> Result<
         Some(kind) => described(kind, &default, &options, &[]).map_err(|refused| refused.message)?,
     };
     let nothing = (Text::default(), Template::fixed(""));
-    let (url, exchange, template) = match &target.transport {
-        Transport::Amqp(amqp) => (&amqp.url, &amqp.exchange, &amqp.routing_key),
-        Transport::Http(http) => (&http.url, &nothing.0, &nothing.1),
+    let url = match &target.transport {
+        Transport::Amqp(amqp) => &amqp.url,
+        Transport::Http(http) => &http.url,
     };
-    let route = Route {
-        transport: target.transport.kind(),
-        format: target.format,
-        exchange,
-        template,
-        statics: &target.statics,
-    };
-    let publication = publication(0, &pointer(place)?, &as_event(place.seq, event), &route);
+    let publication = publication(
+        0,
+        &pointer(place)?,
+        &as_event(place.seq, event),
+        &target.route(&nothing),
+    );
     Ok(Sent {
         url: url.clone(),
         publication: publication.map_err(|refusal| format!("It cannot be sent: {}", refusal.message))?,

@@ -9,11 +9,11 @@ use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Held, Settlement, Shari
 use outbox_core::message::{Outcome, Text};
 use outbox_core::pace::Pace;
 use outbox_core::partition::Partition;
-use outbox_core::route::{Route, Template};
-use outbox_core::settle::{Disposition, Ordering, Rules};
+use outbox_core::route::Template;
+use outbox_core::settle::{Disposition, Ended, Ordering, Rules};
 use outbox_core::tick::{self, TickState};
 use outbox_transport::broker::{Broker, Outcomes, Status};
-use outbox_transport::target::{Limits, Target, Transport};
+use outbox_transport::target::{Limits, Target};
 use outbox_transport::{Bell, Deadline};
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -54,13 +54,6 @@ impl Common {
             name => self.say.line(format_args!("destination {name}: {text}")),
         }
     }
-}
-
-/// How messages ended, since the last time it was asked.
-#[derive(Clone, Copy, Default)]
-pub struct Ended {
-    pub published: u64,
-    pub failed: u64,
 }
 
 pub struct Destination {
@@ -275,7 +268,8 @@ impl Destination {
         let (name, ended) = (&self.name, &mut self.ended);
         let settled = self.engine.settle(&mut tables, common.now_ms(), |batch| {
             for settlement in batch {
-                count(common, name, settlement, ended);
+                ended.note(&settlement.disposition);
+                tell(common, name, settlement);
             }
         });
         if tables.missed > 0 {
@@ -333,7 +327,7 @@ impl Destination {
         let Ok(target) = &self.target else {
             return Ok((0, common.settings.idle_backoff_ms)); // without a target there is no connection
         };
-        let route = route(target, &self.nothing);
+        let route = target.route(&self.nothing);
         // What cannot go soon is better left for later: in the table it expires, is paused and harms nobody.
         let limit = (common.settings.batch_size)
             .min(room)
@@ -410,50 +404,18 @@ impl Destination {
     fn hand_over(&mut self, common: &Common) {
         let Some(rules) = self.rules(common) else { return };
         self.engine.expire(&rules, common.session.now_us());
-        let (broker, pace) = (&mut self.broker, &mut self.pace);
-        let room = pace.room(common.now_us()).unwrap_or(usize::MAX);
-        if room == 0 {
-            return;
-        }
-        self.engine.hand_over(|mut now| {
-            let mut later = now.split_off(room.min(now.len()));
-            let count = now.len();
-            match broker.publish(now) {
-                Ok(()) => pace.went(count),
-                Err(refused) => later.splice(..0, refused).for_each(drop),
-            }
-            later
-        });
+        (self.broker).hand_over(&mut self.engine, &mut self.pace, common.now_us());
     }
 }
 
-fn route<'a>(target: &'a Target, nothing: &'a (Text, Template)) -> Route<'a> {
-    let (exchange, template) = match &target.transport {
-        Transport::Amqp(amqp) => (&amqp.exchange, &amqp.routing_key),
-        Transport::Http(_) => (&nothing.0, &nothing.1), // the URL says it all
-    };
-    Route {
-        transport: target.transport.kind(),
-        format: target.format,
-        exchange,
-        template,
-        statics: &target.statics,
-    }
-}
-
-fn count(common: &Common, name: &str, settlement: &Settlement<Place>, ended: &mut Ended) {
+/// What a person should hear of.
+fn tell(common: &Common, name: &str, settlement: &Settlement<Place>) {
     let seq = settlement.pointer.seq;
     match &settlement.disposition {
-        Disposition::Publish => ended.published += 1,
-        Disposition::Retry { .. } => ended.failed += 1,
         Disposition::Dead { reason } => {
-            ended.failed += 1;
             common.say(name, format_args!("message {seq} is a dead letter: {reason}"));
         }
-        Disposition::Expire => {
-            ended.failed += 1;
-            common.say(name, format_args!("message {seq} has expired"));
-        }
-        Disposition::Release { .. } | Disposition::Wait => {}
+        Disposition::Expire => common.say(name, format_args!("message {seq} has expired")),
+        _ => {}
     }
 }

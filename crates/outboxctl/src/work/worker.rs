@@ -344,8 +344,9 @@ impl<'a> Worker<'a> {
         for destination in &mut self.destinations {
             let ended = destination.take_ended();
             self.tick.published += ended.published;
-            self.tick.failed += ended.failed;
-            self.totals.failed += ended.failed;
+            let failed = ended.retried + ended.buried();
+            self.tick.failed += failed;
+            self.totals.failed += failed;
         }
     }
 
