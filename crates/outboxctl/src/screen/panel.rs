@@ -118,6 +118,20 @@ pub fn draw_stack(frame: &mut Frame, area: Rect, panels: &[Panel], theme: Theme)
     }
 }
 
+/// One page over a whole area.
+pub fn draw_page(frame: &mut Frame, area: Rect, title: &str, lines: Vec<Line<'static>>, scroll: usize, theme: Theme) {
+    let visible = usize::from(area.height.saturating_sub(EDGES));
+    let scroll = scroll.min(lines.len().saturating_sub(visible));
+    let panel = Panel {
+        title: title.into(),
+        remark: "Esc goes back".into(),
+        rows: lines.into_iter().skip(scroll).collect(),
+        has_focus: true,
+        ..Panel::default()
+    };
+    panel.draw(frame, area, theme);
+}
+
 /// The height of each panel, 0 for one that finds no room.
 fn heights(panels: &[Panel], room: u16) -> Vec<u16> {
     let mut heights = vec![0; panels.len()];
