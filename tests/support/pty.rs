@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::process;
@@ -17,9 +17,11 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct Pty {
     master: File,
     /// Held, so that settings of the terminal can be asked for when the program has ended.
-    _slave: OwnedFd,
+    slave: OwnedFd,
     child: Child,
     written: Arc<Mutex<Vec<u8>>>,
+    /// Held by who wants nothing to be read.
+    reads: Arc<Mutex<()>>,
 }
 
 impl Pty {
@@ -60,19 +62,23 @@ impl Pty {
         let child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let written = Arc::new(Mutex::new(Vec::new()));
         let (mut reader, sink) = (master.try_clone().expect("duplicate a descriptor"), written.clone());
+        let reads = Arc::new(Mutex::new(()));
+        let may_read = Arc::clone(&reads);
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
             // It ends with an error when nobody has the other side open.
             while let Ok(count @ 1..) = reader.read(&mut buffer) {
+                let _may_read = may_read.lock().unwrap_or_else(PoisonError::into_inner);
                 let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
                 sink.extend_from_slice(&buffer[..count]);
             }
         });
         Self {
             master,
-            _slave: slave,
+            slave,
             child,
             written,
+            reads,
         }
     }
 
@@ -109,6 +115,24 @@ impl Pty {
         };
         let wanted = libc::ICANON | libc::ECHO | libc::ISIG;
         settings.c_lflag & wanted == wanted
+    }
+
+    /// While the answer lives nobody reads what the program writes, but for a last piece: as a window that does not draw.
+    pub fn unread(&self) -> MutexGuard<'_, ()> {
+        self.reads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether there is no room for more: who writes would wait for who reads.
+    pub fn is_full(&self) -> bool {
+        let mut asked = libc::pollfd {
+            fd: self.slave.as_raw_fd(),
+            events: libc::POLLOUT,
+            revents: 0,
+        };
+        // SAFETY: one descriptor is asked about, which is open.
+        let ready = unsafe { libc::poll(&raw mut asked, 1, 0) };
+        assert!(ready >= 0, "poll: {}", std::io::Error::last_os_error());
+        ready == 0
     }
 
     pub fn has_ended(&mut self) -> bool {

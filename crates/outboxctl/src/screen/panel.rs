@@ -4,6 +4,7 @@
 use super::text;
 use super::theme::Theme;
 use ratatui::Frame;
+use ratatui::crossterm::event::KeyCode;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
@@ -130,6 +131,21 @@ pub fn draw_page(frame: &mut Frame, area: Rect, title: &str, lines: Vec<Line<'st
         ..Panel::default()
     };
     panel.draw(frame, area, theme);
+}
+
+/// Rows that PgUp and PgDn go by.
+pub const PAGE: usize = 10;
+
+/// Where a page scrolls to; None = the key leaves it.
+pub fn scrolled(key: KeyCode, scroll: usize) -> Option<usize> {
+    match key {
+        KeyCode::Char('j') | KeyCode::Down => Some(scroll + 1),
+        KeyCode::Char('k') | KeyCode::Up => Some(scroll.saturating_sub(1)),
+        KeyCode::PageDown | KeyCode::Char(' ') => Some(scroll + PAGE),
+        KeyCode::PageUp => Some(scroll.saturating_sub(PAGE)),
+        KeyCode::Char('g') | KeyCode::Home => Some(0),
+        _ => None,
+    }
 }
 
 /// The height of each panel, 0 for one that finds no room.

@@ -66,11 +66,11 @@ pub fn restore() {
     let _ = disable_raw_mode();
     let mut last = Vec::new();
     let _ = queue!(last, LeaveAlternateScreen, Show);
-    if let Ok(mut tty) = open_tty() {
-        if !has_room(&tty, Duration::ZERO) {
-            // Nobody reads: what is there of a frame makes room for the last words.
-            let _ = tcflush(&tty, QueueSelector::OFlush);
-        }
+    if let Ok(mut tty) = open_tty()
+        && tty.write_all(&last).is_err()
+    {
+        // Nobody reads: what is there of a frame makes room for the last words.
+        let _ = tcflush(&tty, QueueSelector::OFlush);
         let _ = tty.write_all(&last);
     }
 }
@@ -114,10 +114,10 @@ fn open_tty() -> io::Result<File> {
     Ok(open("/dev/tty", flags, Mode::empty())?.into())
 }
 
-fn has_room(tty: &File, limit: Duration) -> bool {
-    let limit = Timespec::try_from(limit).ok();
-    let mut fds = [PollFd::new(tty, PollFlags::OUT)];
-    poll(&mut fds, limit.as_ref()).is_ok_and(|ready| ready > 0)
+/// For a moment at most: it may have been given back meanwhile.
+fn wait_for_room(tty: &File) {
+    let limit = Timespec::try_from(ROOM).ok();
+    let _ = poll(&mut [PollFd::new(tty, PollFlags::OUT)], limit.as_ref());
 }
 
 /// Writes as fast as the terminal takes it, for however long that is. When it was given back, what is left goes nowhere: an
@@ -137,7 +137,7 @@ impl Write for Tty {
                     written => return written,
                 }
             }
-            has_room(&self.0, ROOM);
+            wait_for_room(&self.0);
         }
     }
 
