@@ -8,6 +8,7 @@ use ratatui::crossterm::queue;
 use ratatui::crossterm::terminal::{
     Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
 };
+use ratatui::layout::{Position, Rect};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::getpgrp;
@@ -47,6 +48,13 @@ impl Screen {
         queue!(screen.0.backend_mut(), EnterAlternateScreen, Clear(ClearType::All))?;
         screen.0.backend_mut().flush()?;
         Ok(screen)
+    }
+
+    /// The next frame is drawn whole. For a terminal whose size has changed, even if it is what it was: what it has lost
+    /// while it was smaller is not known.
+    pub fn draw_anew(&mut self) -> io::Result<()> {
+        let size = self.0.size()?;
+        self.0.resize(Rect::from((Position::ORIGIN, size)))
     }
 }
 

@@ -82,6 +82,9 @@ async fn show(state: &mut State, session: Session) -> Result<ExitCode, Failure> 
                 // All that has come: a frame each would lag behind a key that is held down.
                 let mut next = event;
                 while let Some(event) = next {
+                    if matches!(event, Event::Resized) {
+                        screen.draw_anew().map_err(no_terminal)?;
+                    }
                     take(state, event, &requests);
                     next = inbox.try_recv().ok();
                 }

@@ -76,6 +76,9 @@ fn draw(
             Err(RecvTimeoutError::Disconnected) => return Err(io::ErrorKind::UnexpectedEof.into()),
         };
         while let Some(event) = next {
+            if matches!(event, Event::Resized) {
+                screen.draw_anew()?;
+            }
             match update(&mut state, event) {
                 Some(Request::End) => stop.ask(),
                 Some(Request::Hold(holds)) => board.hold(holds),
