@@ -6,8 +6,7 @@ mod common;
 mod screen;
 
 use common::{
-    DB, LONG, all_of, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_drained, wait_published,
-    wait_true,
+    DB, all_of, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_drained, wait_published, wait_true,
 };
 use screen::Screen;
 use serde_json::{Value, json};

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::process;
@@ -20,8 +20,16 @@ pub struct Pty {
     slave: OwnedFd,
     child: Child,
     written: Arc<Mutex<Vec<u8>>>,
-    /// Held by who wants nothing to be read.
-    reads: Arc<Mutex<()>>,
+    reading: Arc<(Mutex<Reading>, Condvar)>,
+}
+
+/// What becomes of what the program writes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reading {
+    Goes,
+    /// After the piece that is being waited for.
+    IsToRest,
+    Rests,
 }
 
 impl Pty {
@@ -62,13 +70,13 @@ impl Pty {
         let child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let written = Arc::new(Mutex::new(Vec::new()));
         let (mut reader, sink) = (master.try_clone().expect("duplicate a descriptor"), written.clone());
-        let reads = Arc::new(Mutex::new(()));
-        let may_read = Arc::clone(&reads);
+        let reading = Arc::new((Mutex::new(Reading::Goes), Condvar::new()));
+        let own_reading = Arc::clone(&reading);
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
             // It ends with an error when nobody has the other side open.
             while let Ok(count @ 1..) = reader.read(&mut buffer) {
-                let _may_read = may_read.lock().unwrap_or_else(PoisonError::into_inner);
+                rest(&own_reading);
                 let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
                 sink.extend_from_slice(&buffer[..count]);
             }
@@ -78,7 +86,7 @@ impl Pty {
             slave,
             child,
             written,
-            reads,
+            reading,
         }
     }
 
@@ -117,13 +125,17 @@ impl Pty {
         settings.c_lflag & wanted == wanted
     }
 
-    /// While the answer lives nobody reads what the program writes, but for a last piece: as a window that does not draw.
-    pub fn unread(&self) -> MutexGuard<'_, ()> {
-        self.reads.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether what the program writes is read, but for a last piece; else the terminal is as a window that hangs.
+    pub fn read(&self, goes: bool) {
+        *state_of(&self.reading) = if goes { Reading::Goes } else { Reading::IsToRest };
+        self.reading.1.notify_all();
     }
 
-    /// Whether there is no room for more: who writes would wait for who reads.
+    /// Whether there is no room for more, and will be none until somebody reads: who writes would wait for that.
     pub fn is_full(&self) -> bool {
+        if *state_of(&self.reading) != Reading::Rests {
+            return false;
+        }
         let mut asked = libc::pollfd {
             fd: self.slave.as_raw_fd(),
             events: libc::POLLOUT,
@@ -148,6 +160,19 @@ impl Pty {
 impl Drop for Pty {
     fn drop(&mut self) {
         process::kill(&mut self.child);
+    }
+}
+
+fn state_of(reading: &(Mutex<Reading>, Condvar)) -> MutexGuard<'_, Reading> {
+    reading.0.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// On the thread that reads: waits while nothing is to be read.
+fn rest(reading: &(Mutex<Reading>, Condvar)) {
+    let mut state = state_of(reading);
+    while *state != Reading::Goes {
+        *state = Reading::Rests;
+        state = reading.1.wait(state).unwrap_or_else(PoisonError::into_inner);
     }
 }
 

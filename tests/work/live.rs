@@ -79,7 +79,19 @@ fn a_person_sees_what_it_delivers_holds_it_and_ends_it() {
     screen.pty.send("?");
     screen.wait_for(&["Keys", "ctrl-c"]);
     screen.pty.send("\u{1b}");
-    for (columns, lines) in [(60, 24), (12, 5), (1, 1), (100, 50)] {
+    // Also one that is for a moment smaller, and has lost what it showed.
+    let sizes = [
+        (60, 24),
+        (12, 5),
+        (1, 1),
+        (60, 24),
+        (1, 1),
+        (60, 24),
+        (100, 50),
+        (1, 1),
+        (100, 50),
+    ];
+    for (columns, lines) in sizes {
         screen.resize(columns, lines);
         if columns >= 60 {
             let what = format!("a frame of {columns} × {lines}");
@@ -171,7 +183,7 @@ fn a_terminal_that_nobody_reads_does_not_stop_delivery_nor_the_end() {
     let cluster = without_workers(broker, &exchange, &[]);
     for (end, published) in [("\u{3}", 3000), ("SIGTERM", 6000)] {
         let mut screen = start(&cluster, 200, 60);
-        let unread = screen.pty.unread();
+        screen.pty.read(false);
         // Another size is a whole frame; so many of them have no room in the terminal.
         let mut lines = 60;
         wait_until("a terminal without room", LONG, || {
@@ -188,10 +200,8 @@ fn a_terminal_that_nobody_reads_does_not_stop_delivery_nor_the_end() {
             "SIGTERM" => process::signal(screen.pty.pid(), libc::SIGTERM),
             key => screen.pty.send(key),
         }
-        wait_until("its end", LONG, || {
-            cluster.query_one(DB, "select not exists (select from outbox_workers)")
-        });
-        drop(unread);
+        wait_until("its end, while nobody reads", LONG, || screen.pty.has_ended());
+        screen.pty.read(true);
         screen.assert_restored(0);
         assert_gone(&cluster);
     }
@@ -227,4 +237,65 @@ fn where_a_screen_is_not_wanted_or_cannot_be_it_prints_lines() {
         process::signal(of_shell.unwrap_or(screen.pty.pid()), libc::SIGTERM);
         screen.assert_restored(0);
     }
+}
+
+#[test]
+fn a_password_is_asked_for_once_and_before_the_screen() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &[]);
+    cluster.exec(DB, "alter role courier password 'opensesame'");
+    let path = cluster.data_dir().join("pg_hba.conf");
+    let rules = std::fs::read_to_string(&path).expect("pg_hba.conf");
+    let rules = format!("host all courier 127.0.0.1/32 scram-sha-256\n{rules}");
+    std::fs::write(&path, rules).expect("write pg_hba.conf");
+    cluster.reload();
+    let mut command = seen(work(&cluster, &["--name", "live"]));
+    command
+        .env("HOME", "/nowhere")
+        .env_remove("PGPASSWORD")
+        .env_remove("PGPASSFILE");
+    let mut screen = Screen::start(command, 100, 50);
+    screen.wait_for(&["Password for user courier:"]);
+    assert!(!screen.screen().alternate_screen());
+    screen.pty.send("opensesame\r");
+    // What waits is counted in a session of its own.
+    screen.wait_until("what waits", |text| {
+        text.contains("16 of 16") && text.contains("p00              0 ")
+    });
+    cluster.exec(
+        DB,
+        "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'courier'",
+    );
+    wait_true(
+        &cluster,
+        "another worker in its place",
+        "select max(partitions) = 16 and count(*) = 1 from outbox_worker_status where alive and state = 'connected'",
+    );
+    screen.pty.send("q");
+    screen.assert_restored(0);
+    assert!(!String::from_utf8_lossy(&screen.pty.written()).contains("opensesame"));
+}
+
+#[test]
+fn what_it_cannot_go_on_with_is_said_on_the_terminal_as_it_was() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &[]);
+    let mut screen = start(&cluster, 100, 40);
+    cluster.exec(
+        DB,
+        "create function public.made(jsonb) returns jsonb language sql as 'select $1';
+         create server shaped foreign data wrapper outbox_amqp options (exchange 'x', body 'public.made')",
+    );
+    screen.assert_restored(4);
+    wait_until("the sum, and why", LONG, || {
+        let text = screen.text();
+        let (sum, why) = (
+            text.find("claimed 0 published 0"),
+            text.find("which only workers in the server can do"),
+        );
+        sum.is_some() && sum < why
+    });
+    assert_gone(&cluster);
 }
