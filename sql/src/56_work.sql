@@ -199,6 +199,29 @@ $$;
 comment on function @extschema@.outbox_work_leave() is
   'Worker outside: gives its leases back. outbox_work_quit() follows, when this is committed.';
 
+create function @extschema@.outbox_work_pending(partitions smallint[], out partition smallint, out pending bigint, out is_all boolean)
+returns setof record language sql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+  -- The destinations that have messages: a look into the index for each, not a walk through it.
+  with recursive waits (destination) as (
+    (select o.destination from @extschema@.outbox o order by 1 limit 1)
+    union all
+    select (select o.destination from @extschema@.outbox o where o.destination > w.destination order by 1 limit 1)
+    from waits w where w.destination is not null
+  ), bound (lane) as (
+    -- However many wait, 20,000 rows are looked at and no more, but for ten of each lane.
+    select greatest(20000 / greatest(cardinality(partitions) * (select count(*) from waits), 1), 10)
+  )
+  select p.partition, coalesce(sum(l.n), 0)::bigint, coalesce(bool_and(l.n < b.lane), true)
+  from unnest(partitions) p (partition) cross join bound b
+  left join (select w.destination from waits w where w.destination is not null) d on true
+  left join lateral (
+    select count(*) as n from (
+      select from @extschema@.outbox o where o.destination = d.destination and o.partition = p.partition limit b.lane) x) l on true
+  group by 1 order by 1;
+$$;
+comment on function @extschema@.outbox_work_pending(smallint[]) is
+  'For the screen of a worker outside, in a session of its own: how many messages wait in each of these partitions; is_all false = at least so many, for it looks at 20,000 rows or so.';
+
 -- ---- what a worker outside calls: messages --------------------------------------------------------------------------
 
 create function @extschema@.outbox_work_claim(

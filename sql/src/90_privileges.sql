@@ -95,7 +95,7 @@ grant execute on function
   @extschema@.outbox_work_claim(text, smallint[], bigint[], integer[], bigint[], bigint),
   @extschema@.outbox_work_claim_waiting(text, smallint, text, bigint, bigint, integer),
   @extschema@.outbox_work_claim_unleased(text, integer), @extschema@.outbox_work_due(smallint[], bigint[]),
-  @extschema@.outbox_work_next_due_ms(), @extschema@.outbox_work_gates(smallint[]),
+  @extschema@.outbox_work_next_due_ms(), @extschema@.outbox_work_gates(smallint[]), @extschema@.outbox_work_pending(smallint[]),
   @extschema@.outbox_work_settle(text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[])
   to outbox_relay;
 
