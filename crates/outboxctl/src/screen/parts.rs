@@ -347,46 +347,45 @@ fn flowing(words: Vec<(String, Style)>, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// A list with its columns. `order` says by what it is sorted and filtered.
-fn list(
-    title: &str,
-    columns: &[Column],
-    rows: Vec<Vec<Cell>>,
-    selected: Option<usize>,
-    order: &str,
-    width: usize,
-    theme: Theme,
-) -> Panel {
-    let (head, lines) = table::lines(columns, &rows, width, theme);
-    Panel {
-        title: title.into(),
-        remark: order.into(),
-        head: match lines.is_empty() {
-            true => vec![Line::styled("none", theme.dim())],
-            false => vec![head],
-        },
-        rows: lines,
-        selected,
-        grows: true,
-        ..Panel::default()
-    }
-}
-
 /// What a list is drawn with beside its rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Look<'a> {
     pub selected: Option<usize>,
+    /// By what it is sorted and filtered.
     pub order: &'a str,
     pub width: usize,
     pub theme: Theme,
 }
 
-pub fn workers(rows: &Part<Vec<&Worker>>, ticks: &Part<Vec<Ticks>>, owners: &Owners, look: Look) -> Panel {
-    let Look { width, theme, .. } = look;
-    let rows = match rows {
-        Ok(rows) => rows,
-        Err(why) => return unreadable("2 Workers", why, width, theme),
+/// A list with its columns, or why there is none.
+fn list<T>(
+    title: &str,
+    columns: &[Column],
+    rows: &Part<Vec<&T>>,
+    look: Look,
+    cells: impl Fn(&T) -> Vec<Cell>,
+) -> Panel {
+    let rows: Vec<_> = match rows {
+        Ok(rows) => rows.iter().map(|row| cells(row)).collect(),
+        Err(why) => return unreadable(title, why, look.width, look.theme),
     };
+    let (head, lines) = table::lines(columns, &rows, look.width, look.theme);
+    Panel {
+        title: title.into(),
+        remark: look.order.into(),
+        head: match lines.is_empty() {
+            true => vec![Line::styled("none", look.theme.dim())],
+            false => vec![head],
+        },
+        rows: lines,
+        selected: look.selected,
+        grows: true,
+        ..Panel::default()
+    }
+}
+
+pub fn workers(rows: &Part<Vec<&Worker>>, ticks: &Part<Vec<Ticks>>, owners: &Owners, look: Look) -> Panel {
+    let theme = look.theme;
     const COLUMNS: [Column; 9] = [
         Column::words("", 0),
         Column::prose("worker", 0, 8),
@@ -398,7 +397,7 @@ pub fn workers(rows: &Part<Vec<&Worker>>, ticks: &Part<Vec<Ticks>>, owners: &Own
         Column::figure("fail/s", 5),
         Column::figure("up", 6),
     ];
-    let row = |worker: &&Worker| {
+    let cells = |worker: &Worker| {
         let state = if worker.is_alive { &worker.state } else { "ended" };
         let own = ticks.iter().flatten().find(|ticks| ticks.worker_id == worker.id);
         let heartbeat = match worker.is_alive {
@@ -420,8 +419,7 @@ pub fn workers(rows: &Part<Vec<&Worker>>, ticks: &Part<Vec<Ticks>>, owners: &Own
             Cell::new(age(worker.age_s)),
         ]
     };
-    let rows = rows.iter().map(row).collect();
-    list("2 Workers", &COLUMNS, rows, look.selected, look.order, width, theme)
+    list("2 Workers", &COLUMNS, rows, look, cells)
 }
 
 /// A bar of what is left of 20 s, the default of `outbox.heartbeat_ttl`, and the figure.
@@ -431,11 +429,7 @@ fn heartbeat(left_s: f64) -> String {
 }
 
 pub fn destinations(rows: &Part<Vec<&Destination>>, look: Look) -> Panel {
-    let Look { width, theme, .. } = look;
-    let rows = match rows {
-        Ok(rows) => rows,
-        Err(why) => return unreadable("3 Destinations", why, width, theme),
-    };
+    let theme = look.theme;
     const COLUMNS: [Column; 8] = [
         Column::prose("destination", 0, 11),
         Column::words("state", 0),
@@ -446,7 +440,7 @@ pub fn destinations(rows: &Part<Vec<&Destination>>, look: Look) -> Panel {
         Column::figure("flight", 5),
         Column::figure("dead", 6),
     ];
-    let row = |destination: &&Destination| {
+    let cells = |destination: &Destination| {
         let is_full = destination.pending.zip(destination.max_pending);
         let is_full = is_full.is_some_and(|(pending, max)| pending * 10 >= max * 9);
         let pending = known(destination.pending, short);
@@ -461,24 +455,11 @@ pub fn destinations(rows: &Part<Vec<&Destination>>, look: Look) -> Panel {
             Cell::new(known(destination.dead_total, short)),
         ]
     };
-    let rows = rows.iter().map(row).collect();
-    list(
-        "3 Destinations",
-        &COLUMNS,
-        rows,
-        look.selected,
-        look.order,
-        width,
-        theme,
-    )
+    list("3 Destinations", &COLUMNS, rows, look, cells)
 }
 
 pub fn errors(rows: &Part<Vec<&ErrorGroup>>, look: Look) -> Panel {
-    let Look { width, theme, .. } = look;
-    let rows = match rows {
-        Ok(rows) => rows,
-        Err(why) => return unreadable("4 Recent errors", why, width, theme),
-    };
+    let theme = look.theme;
     const COLUMNS: [Column; 6] = [
         Column::figure("ago", 0),
         Column::figure("count", 0),
@@ -487,7 +468,7 @@ pub fn errors(rows: &Part<Vec<&ErrorGroup>>, look: Look) -> Panel {
         Column::prose("kind", 2, 8),
         Column::prose("message", 0, 28),
     ];
-    let row = |group: &&ErrorGroup| {
+    let cells = |group: &ErrorGroup| {
         vec![
             Cell::new(age(group.last_age_s)),
             Cell::new(short(group.count)),
@@ -497,24 +478,11 @@ pub fn errors(rows: &Part<Vec<&ErrorGroup>>, look: Look) -> Panel {
             Cell::new(&group.message),
         ]
     };
-    let rows = rows.iter().map(row).collect();
-    list(
-        "4 Recent errors",
-        &COLUMNS,
-        rows,
-        look.selected,
-        look.order,
-        width,
-        theme,
-    )
+    list("4 Recent errors", &COLUMNS, rows, look, cells)
 }
 
 pub fn messages(rows: &Part<Vec<&Message>>, look: Look) -> Panel {
-    let Look { width, theme, .. } = look;
-    let rows = match rows {
-        Ok(rows) => rows,
-        Err(why) => return unreadable("5 Messages", why, width, theme),
-    };
+    let theme = look.theme;
     const COLUMNS: [Column; 9] = [
         Column::words("status", 0),
         Column::figure("seq", 0),
@@ -526,7 +494,7 @@ pub fn messages(rows: &Part<Vec<&Message>>, look: Look) -> Panel {
         Column::figure("due", 7),
         Column::prose("why", 1, 22),
     ];
-    let row = |message: &&Message| {
+    let cells = |message: &Message| {
         vec![
             Cell::styled(&message.status, theme.state(&message.status)),
             Cell::new(message.seq.to_string()),
@@ -539,8 +507,7 @@ pub fn messages(rows: &Part<Vec<&Message>>, look: Look) -> Panel {
             Cell::new(message.note.as_deref().unwrap_or("")),
         ]
     };
-    let rows = rows.iter().map(row).collect();
-    list("5 Messages", &COLUMNS, rows, look.selected, look.order, width, theme)
+    list("5 Messages", &COLUMNS, rows, look, cells)
 }
 
 /// What is wrong, in the words of `outbox_health`, and what to do. Cut to so many lines, one problem a line where it fits.
