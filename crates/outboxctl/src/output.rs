@@ -2,7 +2,7 @@
 //! terminal as a control sequence.
 
 use crate::failure::{Code, Failure};
-use ratatui::text::Span;
+use crate::screen::text::{fit, width};
 use std::io::{ErrorKind, IsTerminal, Write, stdout};
 use std::sync::OnceLock;
 
@@ -85,28 +85,6 @@ fn push_harmless(c: char, text: &mut String) {
     } else {
         text.push(c);
     }
-}
-
-fn width(text: &str) -> usize {
-    Span::raw(text).width()
-}
-
-/// The text in so many columns, with a mark where some of it is left out.
-fn fit(text: &str, columns: usize) -> String {
-    if width(text) <= columns {
-        return text.to_owned();
-    }
-    let mut fitted = String::new();
-    for c in text.chars() {
-        let mut longer = fitted.clone();
-        longer.push(c);
-        if width(&longer) + 1 > columns {
-            break;
-        }
-        fitted = longer;
-    }
-    fitted.push('…');
-    fitted
 }
 
 /// Rows under headings. On a terminal texts give way, so that a row is a line.
