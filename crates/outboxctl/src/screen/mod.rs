@@ -2,7 +2,6 @@
 //! each part can be drawn by any command that has the data. `top` is made of all of it.
 
 pub mod chart;
-pub mod model;
 pub mod panel;
 pub mod parts;
 pub mod table;

@@ -1,11 +1,13 @@
 //! The panels of a screen, each made of plain data for a width.
 
 use super::chart::{bars, spread};
-use super::model::{Destination, ErrorGroup, Message, Minute, Part, Partition, Problem, Snapshot, Ticks, Worker};
 use super::panel::Panel;
 use super::table::{self, Cell, Column};
 use super::text::{self, age, count, known, ms, rate, short};
 use super::theme::Theme;
+use crate::queries::model::{
+    Check, Destination, ErrorGroup, Message, Minute, Part, Partition, Snapshot, Ticks, Worker,
+};
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
@@ -511,8 +513,8 @@ pub fn messages(rows: &Part<Vec<&Message>>, look: Look) -> Panel {
 }
 
 /// What is wrong, in the words of `outbox_health`, and what to do. Cut to so many lines, one problem a line where it fits.
-pub fn problems(problems: &[Problem], width: usize, lines_max: usize, theme: Theme) -> Vec<Line<'static>> {
-    let line = |problem: &Problem| {
+pub fn problems(problems: &[Check], width: usize, lines_max: usize, theme: Theme) -> Vec<Line<'static>> {
+    let line = |problem: &Check| {
         let said = format!("! {}: {}", problem.check, problem.problem);
         let said = text::harmless(&said);
         let remedy = text::harmless(&format!("  → {}", problem.remedy));

@@ -435,7 +435,7 @@ async fn history(session: &Session, tab: Tab, search: &Search, after: &[String])
         now: String,
     }
     let started = Instant::now();
-    let now: Vec<Now> = session.ask("select clock_timestamp()::text as now", &[]).await?;
+    let now: Vec<Now> = session.ask_once("select clock_timestamp()::text as now", &[]).await?;
     let begin = match after.first() {
         Some(at) => at.clone(),
         None => now.into_iter().next().map(|row| row.now).unwrap_or_default(),
@@ -452,7 +452,7 @@ async fn history(session: &Session, tab: Tab, search: &Search, after: &[String])
         let sql = of_history(tab, search, after, &begin, newer, reach_s, session.reads_events);
         let (text, values) = sql.to_run();
         page.sql = sql.to_show();
-        let found: Result<Vec<Found>, _> = session.ask(&text, &values).await;
+        let found: Result<Vec<Found>, _> = session.ask_once(&text, &values).await;
         match found {
             Err(trouble) if trouble.timed_out => {
                 page.looked = Some(match newer {
@@ -504,7 +504,9 @@ async fn begin_of(session: &Session, begin: &str, seconds: i64) -> Result<String
         at: String,
     }
     let sql = "select ($1::text::timestamptz - $2::text::interval)::text as at";
-    let found: Vec<At> = session.ask(sql, &[begin.to_owned(), format!("{seconds} s")]).await?;
+    let found: Vec<At> = session
+        .ask_once(sql, &[begin.to_owned(), format!("{seconds} s")])
+        .await?;
     Ok(found.into_iter().next().map(|row| row.at).unwrap_or_default())
 }
 

@@ -15,7 +15,7 @@ mod view;
 
 use crate::commands::Context;
 use crate::failure::{Code, Failure};
-use crate::screen::model::Snapshot;
+use crate::queries::model::Snapshot;
 use crate::screen::theme::Theme;
 use data::Session;
 use ratatui::Terminal;
