@@ -7,6 +7,7 @@
 
 use crate::connect::Session;
 use crate::failure::{Code, Failure};
+use crate::queries::IN_ORDER;
 use crate::queries::message::{DEAD, HISTORY, OUTBOX, Table, WAITING};
 use clap::{Args, ValueEnum};
 use serde_json::Value;
@@ -177,7 +178,14 @@ pub async fn page(session: &Session, filter: &Filter) -> Result<Vec<Value>, Fail
     if filter.wants(&NOT_ENDED) {
         let mut statement = Statement::default();
         let sql = current(filter, events, &mut statement);
+        let by_lane = filter.is_met_by_most(); // else all is looked through, and sorted what is found
+        if by_lane {
+            session.client.batch_execute(IN_ORDER).await?;
+        }
         rows = statement.rows(session, &sql).await?;
+        if by_lane {
+            session.client.batch_execute("reset enable_sort").await?;
+        }
     }
     if filter.wants(&[Status::Published, Status::Discarded]) {
         rows.extend(history(session, filter, events).await?);
@@ -202,7 +210,7 @@ impl Filter {
     /// Whether most of what waits meets it, so that a page is found at the start of each lane. Otherwise all of it is looked
     /// through at once: page by page it would be as well, and in a worse order.
     fn is_met_by_most(&self) -> bool {
-        let picky = self.asks_for_events() || self.key.is_some() || self.error_like.is_some();
+        let picky = self.asks_for_events() || self.key.is_some() || self.error_like.is_some() || self.since.is_some();
         !picky && self.wants(&[Status::Pending])
     }
 
@@ -528,6 +536,13 @@ mod tests {
         let by_lane =
             |args: &[&str]| current(&filter(args), true, &mut Statement::default()).contains("cross join lateral");
         assert!(by_lane(&[]) && by_lane(&["--status", "pending", "--destination", "d", "--partition", "p01"]));
-        assert!(!by_lane(&["--status", "in-flight"]) && !by_lane(&["--key", "k"]) && !by_lane(&["--type", "T"]));
+        for few in [
+            ["--status", "in-flight"],
+            ["--key", "k"],
+            ["--type", "T"],
+            ["--since", "1m"],
+        ] {
+            assert!(!by_lane(&few), "{few:?}");
+        }
     }
 }

@@ -13,6 +13,10 @@ use tokio_postgres::types::ToSql;
 
 pub type Parameters<'a> = [&'a (dyn ToSql + Sync)];
 
+/// For sessions that ask for the first of many: along an index, row by row. Without statistics, as after a bulk load, the
+/// planner would read and sort a whole lane for its first rows.
+pub const IN_ORDER: &str = "set enable_sort = off";
+
 /// A session as the queries need it. Each has a way of its own: statements prepared once, or cancelled by Ctrl-C, or left
 /// alone for a while where the right to them is missing.
 pub trait Ask {

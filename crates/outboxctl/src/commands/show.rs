@@ -5,9 +5,9 @@ use crate::connect::Session;
 use crate::failure::{Code, Failure};
 use crate::messages::events_are_readable;
 use crate::output::{self, Cell, Colour, Table, paint, stamp};
-use crate::queries::Ask;
 use crate::queries::message::{ATTEMPTS, Attempt, PLACES, Place};
 use crate::queries::why::{self, Reason};
+use crate::queries::{Ask, IN_ORDER};
 use clap::Args;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -43,6 +43,7 @@ struct Message {
 
 pub async fn run(context: &Context, args: &ShowArgs) -> Result<ExitCode, Failure> {
     let session = context.reader().await?;
+    session.client.batch_execute(IN_ORDER).await?;
     let mut messages = Vec::new();
     for row in messages_of(&session, args).await? {
         let place: Place = serde_json::from_value(row.clone())?;

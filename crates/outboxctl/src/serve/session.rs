@@ -3,7 +3,7 @@
 
 use crate::connect::{ConnectArgs, connect_session};
 use crate::failure::{Code, Failure};
-use crate::queries::{Ask, Parameters, as_json};
+use crate::queries::{Ask, IN_ORDER, Parameters, as_json};
 use serde::de::DeserializeOwned;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -80,13 +80,11 @@ impl Session {
             Purpose::Act { who } => (60_000, "off", format!("outboxctl serve{who}")),
         };
         // As the functions of the extension do: indexes are there for what is asked, and statistics may be stale.
+        let by_index = "set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off";
         let plans = match purpose {
-            Purpose::Watch => {
-                "; set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off;
-                 set enable_bitmapscan = off; set enable_sort = off"
-            }
-            Purpose::Read => "; set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off",
-            Purpose::Act { .. } => "",
+            Purpose::Watch => format!("; {IN_ORDER}; {by_index}; set enable_bitmapscan = off"),
+            Purpose::Read => format!("; {IN_ORDER}; {by_index}"),
+            Purpose::Act { .. } => String::new(),
         };
         client
             .execute("select set_config('application_name', $1, false)", &[&application])
@@ -157,16 +155,6 @@ impl Session {
     pub async fn ask_once<T: DeserializeOwned>(&self, sql: &str, params: &[String]) -> Result<Vec<T>, Trouble> {
         let params: Vec<&(dyn ToSql + Sync)> = params.iter().map(|param| param as _).collect();
         read(self.client.query(&as_json(sql), &params).await?)
-    }
-
-    /// The same along indexes alone, row by row: a planner without statistics, as after a bulk load, would read and sort a
-    /// whole lane for its first rows.
-    pub async fn ask_in_order<T: DeserializeOwned>(&self, sql: &str, params: &[String]) -> Result<Vec<T>, Trouble> {
-        self.execute("begin; set local enable_bitmapscan = off; set local enable_sort = off")
-            .await?;
-        let answer = self.ask_once(sql, params).await;
-        self.execute("rollback").await?;
-        answer
     }
 
     pub async fn execute(&self, sql: &str) -> Result<(), Trouble> {

@@ -7,7 +7,7 @@ use crate::connect::{ConnectArgs, connect};
 use crate::failure::{Code, Failure};
 use crate::queries::message::{ATTEMPTS, DEAD, EVENT, OUTBOX, PLACES_OF_ONE, Place, StoredEvent, Table, WAITING};
 use crate::queries::model::{Check, Letter, Part, Snapshot};
-use crate::queries::{Ask, Parameters, as_json, figures, why};
+use crate::queries::{Ask, IN_ORDER, Parameters, as_json, figures, why};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -29,7 +29,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(10);
 const SHOWN_MAX: i32 = 16_000;
 
 /// What does not move, worst first: dead letters, what waits for a time, what is behind another of its key, and the first of
-/// each lane. Each is looked up by an index and cut, but for dead letters, of which 10,000 at most are looked at.
+/// each lane. Each is looked up by an index and cut.
 static MESSAGES: LazyLock<String> = LazyLock::new(|| {
     let rows = |table: &Table, due_s: &str, note: &str, from: &str| {
         format!(
@@ -45,7 +45,7 @@ static MESSAGES: LazyLock<String> = LazyLock::new(|| {
             &DEAD,
             "null::float8",
             DEAD.last_error,
-            "(select * from outbox_dead limit 10000) t order by t.died_at desc limit 50",
+            "outbox_dead t order by t.died_at desc limit 50",
         ),
         rows(
             &WAITING,
@@ -240,7 +240,7 @@ impl Link {
         client
             .batch_execute(&format!(
                 "set application_name = 'outboxctl top'; set statement_timeout = '5s'; set lock_timeout = '2s';
-                 set default_transaction_read_only = {read_only}"
+                 set default_transaction_read_only = {read_only}; {IN_ORDER}"
             ))
             .await?;
         Ok(Self {
