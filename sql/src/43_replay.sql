@@ -22,7 +22,8 @@ begin
       and (outbox_replayable.key is null or h.key = outbox_replayable.key)
     order by h.seq, 2, h.published_at desc
   ) as ended (seq, destination, key)
-  where @extschema@.outbox_destination_exists(ended.destination)
+  -- As a set: a function of the row would be asked of each row in the range.
+  where ended.destination in (select d.destination from @extschema@.outbox_destinations() d)
     and not exists (select from @extschema@.outbox_unended(seqs[1], seqs[cardinality(seqs)]) u
                     where u.seq = ended.seq and u.destination = ended.destination)
   order by 1, 2;
@@ -49,6 +50,9 @@ declare
       'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id, 'key', key,
       'source_destination', source_destination), max_rows);
   wanted constant bigint := coalesce(max_rows, 9223372036854775807);
+  -- Few messages have a key: looked up in the history, not piece by piece in all events.
+  by_key constant boolean := outbox_replay.key is not null
+    and num_nonnulls(created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) = 0;
   reached bigint := coalesce(seq_from, 1) - 1;
   replayed bigint := 0;
   came bigint;
@@ -72,9 +76,12 @@ begin
             hint = 'Choose by seq_from, seq_to, key and source_destination; look up the seqs in the source yourself.';
   end if;
   loop
-    seqs := case when source is not null then array(
+    seqs := case when source is not null or by_key then array(
       select distinct h.seq from @extschema@.outbox_history h
-      where h.seq > reached and h.seq <= coalesce(seq_to, 9223372036854775807) order by 1 limit piece)
+      where h.seq > reached and h.seq <= coalesce(seq_to, 9223372036854775807)
+        and (outbox_replay.key is null or h.key = outbox_replay.key)
+        and (source is not null or exists (select from @extschema@.outbox_events e where e.seq = h.seq))
+      order by 1 limit piece)
     else array(
       select e.seq from @extschema@.outbox_events e
       where e.seq > reached and e.seq <= coalesce(seq_to, 9223372036854775807)

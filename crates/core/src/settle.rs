@@ -76,6 +76,8 @@ pub struct Ended {
     pub dead: u64,
     /// A dead letter without an attempt.
     pub expired: u64,
+    /// Back without a charge.
+    pub released: u64,
 }
 
 impl Ended {
@@ -90,6 +92,7 @@ impl Ended {
             retried: failed - dead,
             dead,
             expired: buried - dead,
+            released: 0,
         }
     }
 
@@ -99,7 +102,8 @@ impl Ended {
             Disposition::Retry { .. } => self.retried += 1,
             Disposition::Dead { .. } => self.dead += 1,
             Disposition::Expire => self.expired += 1,
-            Disposition::Release { .. } | Disposition::Wait => {}
+            Disposition::Release { .. } => self.released += 1,
+            Disposition::Wait => {}
         }
     }
 
@@ -108,6 +112,7 @@ impl Ended {
         self.retried += more.retried;
         self.dead += more.dead;
         self.expired += more.expired;
+        self.released += more.released;
     }
 
     /// Attempts that failed.
@@ -307,6 +312,7 @@ mod tests {
             retried: 1,
             dead: 1,
             expired: 1,
+            released: 1,
         };
         assert_eq!(ended, one_each);
         assert_eq!((ended.failed(), ended.buried(), ended.gone()), (2, 2, 3));
@@ -314,7 +320,11 @@ mod tests {
         for more in [Ended::of(0, 1, 0), Ended::of(0, 1, 1), Ended::of(0, 0, 1)] {
             of_relays.add(more);
         }
-        assert_eq!(of_relays, one_each);
+        let none_released = Ended {
+            released: 0,
+            ..one_each
+        };
+        assert_eq!(of_relays, none_released);
         assert_eq!(Ended::of(-1, -1, -1), Ended::default());
     }
 

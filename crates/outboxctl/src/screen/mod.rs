@@ -4,7 +4,6 @@
 
 pub mod chart;
 pub mod frame;
-pub mod model;
 pub mod panel;
 pub mod parts;
 pub mod table;

@@ -1,11 +1,13 @@
 //! The panels of a screen, each made of plain data for a width.
 
 use super::chart::{bars, spread};
-use super::model::{Destination, ErrorGroup, Message, Minute, Part, Partition, Problem, Snapshot, Ticks, Worker};
 use super::panel::Panel;
 use super::table::{self, Cell, Column};
 use super::text::{self, age, count, known, ms, rate, short};
 use super::theme::Theme;
+use crate::queries::model::{
+    Check, Destination, ErrorGroup, Message, Minute, Part, Partition, Snapshot, Ticks, Worker,
+};
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
@@ -387,46 +389,50 @@ fn flowing(words: Vec<(String, Style)>, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// A list with its columns. `order` says by what it is sorted and filtered.
-pub fn list(
-    title: &str,
-    columns: &[Column],
-    rows: Vec<Vec<Cell>>,
-    selected: Option<usize>,
-    order: &str,
-    width: usize,
-    theme: Theme,
-) -> Panel {
-    let (head, lines) = table::lines(columns, &rows, width, theme);
-    Panel {
-        title: title.into(),
-        remark: order.into(),
-        head: match lines.is_empty() {
-            true => vec![Line::styled("none", theme.dim())],
-            false => vec![head],
-        },
-        rows: lines,
-        selected,
-        grows: true,
-        ..Panel::default()
-    }
-}
-
 /// What a list is drawn with beside its rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Look<'a> {
     pub selected: Option<usize>,
+    /// By what it is sorted and filtered.
     pub order: &'a str,
     pub width: usize,
     pub theme: Theme,
 }
 
-pub fn workers(rows: &Part<Vec<&Worker>>, ticks: &Part<Vec<Ticks>>, owners: &Owners, look: Look) -> Panel {
-    let Look { width, theme, .. } = look;
-    let rows = match rows {
-        Ok(rows) => rows,
-        Err(why) => return unreadable("2 Workers", why, width, theme),
+/// A list with its columns, or why there is none.
+fn list<T>(
+    title: &str,
+    columns: &[Column],
+    rows: &Part<Vec<&T>>,
+    look: Look,
+    cells: impl Fn(&T) -> Vec<Cell>,
+) -> Panel {
+    let rows: Vec<_> = match rows {
+        Ok(rows) => rows.iter().map(|row| cells(row)).collect(),
+        Err(why) => return unreadable(title, why, look.width, look.theme),
     };
+    listed(title, columns, &rows, look)
+}
+
+/// A list with its columns.
+pub fn listed(title: &str, columns: &[Column], rows: &[Vec<Cell>], look: Look) -> Panel {
+    let (head, lines) = table::lines(columns, rows, look.width, look.theme);
+    Panel {
+        title: title.into(),
+        remark: look.order.into(),
+        head: match lines.is_empty() {
+            true => vec![Line::styled("none", look.theme.dim())],
+            false => vec![head],
+        },
+        rows: lines,
+        selected: look.selected,
+        grows: true,
+        ..Panel::default()
+    }
+}
+
+pub fn workers(rows: &Part<Vec<&Worker>>, ticks: &Part<Vec<Ticks>>, owners: &Owners, look: Look) -> Panel {
+    let theme = look.theme;
     const COLUMNS: [Column; 9] = [
         Column::words("", 0),
         Column::prose("worker", 0, 8),
@@ -438,7 +444,7 @@ pub fn workers(rows: &Part<Vec<&Worker>>, ticks: &Part<Vec<Ticks>>, owners: &Own
         Column::figure("fail/s", 5),
         Column::figure("up", 6),
     ];
-    let row = |worker: &&Worker| {
+    let cells = |worker: &Worker| {
         let state = if worker.is_alive { &worker.state } else { "ended" };
         let own = ticks.iter().flatten().find(|ticks| ticks.worker_id == worker.id);
         let heartbeat = match worker.is_alive {
@@ -460,8 +466,7 @@ pub fn workers(rows: &Part<Vec<&Worker>>, ticks: &Part<Vec<Ticks>>, owners: &Own
             Cell::new(age(worker.age_s)),
         ]
     };
-    let rows = rows.iter().map(row).collect();
-    list("2 Workers", &COLUMNS, rows, look.selected, look.order, width, theme)
+    list("2 Workers", &COLUMNS, rows, look, cells)
 }
 
 /// A bar of what is left of 20 s, the default of `outbox.heartbeat_ttl`, and the figure.
@@ -471,11 +476,7 @@ fn heartbeat(left_s: f64) -> String {
 }
 
 pub fn destinations(rows: &Part<Vec<&Destination>>, look: Look) -> Panel {
-    let Look { width, theme, .. } = look;
-    let rows = match rows {
-        Ok(rows) => rows,
-        Err(why) => return unreadable("3 Destinations", why, width, theme),
-    };
+    let theme = look.theme;
     const COLUMNS: [Column; 8] = [
         Column::prose("destination", 0, 11),
         Column::words("state", 0),
@@ -486,7 +487,7 @@ pub fn destinations(rows: &Part<Vec<&Destination>>, look: Look) -> Panel {
         Column::figure("flight", 5),
         Column::figure("dead", 6),
     ];
-    let row = |destination: &&Destination| {
+    let cells = |destination: &Destination| {
         let is_full = destination.pending.zip(destination.max_pending);
         let is_full = is_full.is_some_and(|(pending, max)| pending * 10 >= max * 9);
         let pending = known(destination.pending, short);
@@ -501,24 +502,11 @@ pub fn destinations(rows: &Part<Vec<&Destination>>, look: Look) -> Panel {
             Cell::new(known(destination.dead_total, short)),
         ]
     };
-    let rows = rows.iter().map(row).collect();
-    list(
-        "3 Destinations",
-        &COLUMNS,
-        rows,
-        look.selected,
-        look.order,
-        width,
-        theme,
-    )
+    list("3 Destinations", &COLUMNS, rows, look, cells)
 }
 
 pub fn errors(rows: &Part<Vec<&ErrorGroup>>, look: Look) -> Panel {
-    let Look { width, theme, .. } = look;
-    let rows = match rows {
-        Ok(rows) => rows,
-        Err(why) => return unreadable("4 Recent errors", why, width, theme),
-    };
+    let theme = look.theme;
     const COLUMNS: [Column; 6] = [
         Column::figure("ago", 0),
         Column::figure("count", 0),
@@ -527,7 +515,7 @@ pub fn errors(rows: &Part<Vec<&ErrorGroup>>, look: Look) -> Panel {
         Column::prose("kind", 2, 8),
         Column::prose("message", 0, 28),
     ];
-    let row = |group: &&ErrorGroup| {
+    let cells = |group: &ErrorGroup| {
         vec![
             Cell::new(age(group.last_age_s)),
             Cell::new(short(group.count)),
@@ -537,24 +525,11 @@ pub fn errors(rows: &Part<Vec<&ErrorGroup>>, look: Look) -> Panel {
             Cell::new(&group.message),
         ]
     };
-    let rows = rows.iter().map(row).collect();
-    list(
-        "4 Recent errors",
-        &COLUMNS,
-        rows,
-        look.selected,
-        look.order,
-        width,
-        theme,
-    )
+    list("4 Recent errors", &COLUMNS, rows, look, cells)
 }
 
 pub fn messages(rows: &Part<Vec<&Message>>, look: Look) -> Panel {
-    let Look { width, theme, .. } = look;
-    let rows = match rows {
-        Ok(rows) => rows,
-        Err(why) => return unreadable("5 Messages", why, width, theme),
-    };
+    let theme = look.theme;
     const COLUMNS: [Column; 9] = [
         Column::words("status", 0),
         Column::figure("seq", 0),
@@ -566,7 +541,7 @@ pub fn messages(rows: &Part<Vec<&Message>>, look: Look) -> Panel {
         Column::figure("due", 7),
         Column::prose("why", 1, 22),
     ];
-    let row = |message: &&Message| {
+    let cells = |message: &Message| {
         vec![
             Cell::styled(&message.status, theme.state(&message.status)),
             Cell::new(message.seq.to_string()),
@@ -579,13 +554,12 @@ pub fn messages(rows: &Part<Vec<&Message>>, look: Look) -> Panel {
             Cell::new(message.note.as_deref().unwrap_or("")),
         ]
     };
-    let rows = rows.iter().map(row).collect();
-    list("5 Messages", &COLUMNS, rows, look.selected, look.order, width, theme)
+    list("5 Messages", &COLUMNS, rows, look, cells)
 }
 
 /// What is wrong, in the words of `outbox_health`, and what to do. Cut to so many lines, one problem a line where it fits.
-pub fn problems(problems: &[Problem], width: usize, lines_max: usize, theme: Theme) -> Vec<Line<'static>> {
-    let line = |problem: &Problem| {
+pub fn problems(problems: &[Check], width: usize, lines_max: usize, theme: Theme) -> Vec<Line<'static>> {
+    let line = |problem: &Check| {
         let said = format!("! {}: {}", problem.check, problem.problem);
         let said = text::harmless(&said);
         let remedy = text::harmless(&format!("  → {}", problem.remedy));

@@ -14,8 +14,8 @@ mod view;
 
 use crate::commands::Context;
 use crate::failure::{Code, Failure};
+use crate::queries::model::Snapshot;
 use crate::screen::frame::as_text;
-use crate::screen::model::Snapshot;
 use crate::screen::terminal::{self, Screen};
 use crate::screen::theme::Theme;
 use data::Session;

@@ -4,7 +4,7 @@
 
 use super::report::{Tick, timestamp};
 use super::screen::state::{Depth, DestinationLook, LogLine, Look, Phase, Sharing, Waiting, Who};
-use crate::screen::model::ErrorGroup;
+use crate::queries::model::ErrorGroup;
 use outbox_core::engine::Held;
 use outbox_core::fault;
 use outbox_core::settle::Ended;
@@ -112,8 +112,10 @@ impl Board {
 
     /// A line that would be printed if there were no screen.
     pub fn log(&self, text: &str) {
-        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let ts = timestamp(since_1970.unwrap_or_default().as_micros() as i64);
+        let since_1970 = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        let ts = timestamp(since_1970.as_micros() as i64);
         let mut inner = self.inner();
         inner.log.push_back(LogLine {
             clock: time_of_day(&ts).to_owned(),
@@ -178,8 +180,10 @@ impl Board {
     pub fn look(&self) -> Option<Look> {
         let now = Instant::now();
         let age_s = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
-        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let ts = timestamp(since_1970.unwrap_or_default().as_micros() as i64);
+        let since_1970 = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        let ts = timestamp(since_1970.as_micros() as i64);
         let inner = self.inner();
         let facts = inner.facts.clone()?;
         let depth = |partition: i16| match &inner.pending {
@@ -206,6 +210,8 @@ impl Board {
             kind: failed.kind.to_owned(),
             message: failed.message.clone(),
             count: failed.count,
+            first_at: since_1970.as_secs_f64() - age_s(failed.first),
+            last_at: since_1970.as_secs_f64() - age_s(failed.last),
             first_age_s: age_s(failed.first),
             last_age_s: age_s(failed.last),
             last_seq: Some(failed.seq),

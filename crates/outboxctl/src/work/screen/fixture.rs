@@ -2,7 +2,7 @@
 //! sequences and wide characters, partitions counted and not.
 
 use super::state::{Depth, DestinationLook, LogLine, Look, Phase, Sharing, State, Waiting, Who};
-use crate::screen::model::ErrorGroup;
+use crate::queries::model::ErrorGroup;
 use crate::screen::theme::Theme;
 use crate::work::report::Tick;
 use outbox_core::settle::Ended;
@@ -40,6 +40,7 @@ pub fn look() -> Look {
             retried: 96,
             dead: 2,
             expired: 1,
+            released: 0,
         },
         last_tick: Some(Tick {
             claimed: 212,
@@ -100,6 +101,7 @@ fn destinations() -> Vec<DestinationLook> {
                 retried: 90,
                 dead: 2,
                 expired: 1,
+                released: 0,
             },
             ..destination("default", "connected", 4_209.0)
         },
@@ -121,6 +123,8 @@ fn error(destination: &str, kind: &str, message: &str, count: i64, last_age_s: f
         kind: kind.into(),
         message: message.into(),
         count,
+        first_at: 1_700_000_000.0 - last_age_s * 4.0,
+        last_at: 1_700_000_000.0 - last_age_s,
         first_age_s: last_age_s * 4.0,
         last_age_s,
         last_seq: Some(5_210_000 + count),

@@ -1,6 +1,6 @@
 //! What the screen of a worker knows and shows: changed by `update` alone, drawn by `view`. No I/O, no clock.
 
-use crate::screen::model::ErrorGroup;
+use crate::queries::model::ErrorGroup;
 use crate::screen::theme::Theme;
 use crate::work::report::Tick;
 use outbox_core::settle::Ended;

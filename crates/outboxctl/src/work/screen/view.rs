@@ -241,7 +241,13 @@ fn throughput(state: &State, bar_lines: usize, width: usize) -> Panel {
 fn pane(state: &State, pane: Pane, width: usize) -> Panel {
     let (look, theme) = (&state.look, state.theme);
     let list = |title: &str, columns: &[Column], rows: Vec<Vec<Cell>>| {
-        parts::list(title, columns, rows, None, "", width, theme)
+        let look = parts::Look {
+            selected: None,
+            order: "",
+            width,
+            theme,
+        };
+        parts::listed(title, columns, &rows, look)
     };
     match pane {
         Pane::Destinations => {
