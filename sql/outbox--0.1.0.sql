@@ -243,7 +243,7 @@ create index on @extschema@.outbox_dead (partition) where blocks;
 comment on table @extschema@.outbox_dead is
   'Dead letters: messages out of attempts. outbox_retry() brings one back, outbox_discard() gives it up. Kept for outbox.dead_retention.';
 comment on column @extschema@.outbox_dead.blocks is
-  'Later messages of its key wait until this one is retried or discarded.';
+  'Later messages of its key, or of its partition where that is one order, wait until this one is retried or discarded.';
 
 -- A restored dump brings its own row of settings; it replaces the one CREATE EXTENSION wrote, since the restored
 -- messages lie in the partitions of the old count.
@@ -1019,6 +1019,29 @@ $$;
 comment on function @extschema@.outbox_destinations() is
   'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the settings.';
 
+create function @extschema@.outbox_closed_lanes(out destination text, out partition smallint, out head bigint)
+returns setof record language plpgsql stable rows 10 set search_path = pg_catalog, pg_temp as $$
+declare
+  by_partition constant text[] := array(
+    select s.srvname from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
+    where w.fdwname in ('outbox_amqp', 'outbox_http') and 'ordering=partition' = any (s.srvoptions));
+begin
+  if by_partition = '{}' then
+    return; -- nothing is read but the catalog
+  end if;
+  return query
+  select h.destination, h.partition, min(h.seq)
+  from (select w.destination, w.partition, w.seq from @extschema@.outbox_waiting w
+        where w.state = 'b' and w.due_at > clock_timestamp() and w.destination = any (by_partition)
+        union all
+        select d.destination, d.partition, d.seq from @extschema@.outbox_dead d
+        where d.blocks and d.destination = any (by_partition)) h
+  group by 1, 2;
+end
+$$;
+comment on function @extschema@.outbox_closed_lanes() is
+  'Internal: where a partition is one order (ordering ''partition''), the partitions that stand still and the first message that holds them up: it backs off, or is a dead letter that blocks. What lies behind it stays in outbox.';
+
 create function @extschema@.outbox_destination_exists(destination text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
   select exists (select from @extschema@.outbox_destinations() d where d.destination = $1);
@@ -1376,7 +1399,7 @@ set jit = off as $$
     select b.destination, b.partition, b.key, null::bigint as head, true as followers from behind b
     union all
     select w.destination, w.partition, w.key, w.seq, false from @extschema@.outbox_waiting w
-    where w.due_at is not null and w.state = 'b' and w.key is not null
+    where w.due_at is not null and w.state = 'b'
     union all
     select d.destination, d.partition, d.key, d.seq, false from @extschema@.outbox_dead d where d.blocks
   )
@@ -1384,7 +1407,7 @@ set jit = off as $$
   from found f where f.partition = any ($1) group by 1, 2, 3;
 $$;
 comment on function @extschema@.outbox_gates(smallint[]) is
-  'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one.';
+  'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one. Key NULL: messages without a key, which hold up others only where a partition is one order.';
 
 create function @extschema@.outbox_settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
@@ -1426,8 +1449,8 @@ begin
     insert into @extschema@.outbox_dead
       (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, blocks)
     select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition, g.replayed,
-           g.destination, g.key, g.reason, g.action = 'D' and leased and g.key is not null
-    from gone g where g.action in ('d', 'D', 'x')
+           g.destination, g.key, g.reason, leased and (g.action = 'B' or g.action = 'D' and g.key is not null)
+    from gone g where g.action in ('d', 'D', 'B', 'x')
     on conflict (destination, seq) do update
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts, replayed = excluded.replayed, reason = excluded.reason,
         blocks = excluded.blocks
@@ -1456,7 +1479,7 @@ begin
            array_agg(row(g.seq, g.destination, clock_timestamp(), g.attempts + 1,
                          case g.action when 'r' then 'retried' when 'x' then 'expired' else 'dead' end, g.reason,
                          nullif(outbox_settle.worker, ''))::@extschema@.outbox_attempts_log)
-             filter (where g.action in ('r', 'd', 'D', 'x')) as failed
+             filter (where g.action in ('r', 'd', 'D', 'B', 'x')) as failed
     from gone g) n;
   if failed is not null then
     perform @extschema@.outbox_note_failed(failed);
@@ -1465,7 +1488,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_settle(text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
-  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, x expired, r retry after delays_ms, w behind an earlier one of its key, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
+  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, B dead and its partition waits, x expired, r retry after delays_ms, w behind an earlier one of its key, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
 
 create function @extschema@.outbox_locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -1522,11 +1545,11 @@ begin
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
         replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
   )
-  select e.destination, count(*), bool_or(e.has_failed and e.key is not null) from expired e group by 1;
+  select e.destination, count(*), bool_or(e.has_failed) from expired e group by 1;
 end
 $$;
 comment on function @extschema@.outbox_bury(tid[], tid[], bigint[]) is
-  'Internal: makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds: a claim by a lease that is not among leased is nobody''s (NULL = each is somebody''s); returns how many of each destination, and whether keys waited behind one of them.';
+  'Internal: makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds: a claim by a lease that is not among leased is nobody''s (NULL = each is somebody''s); returns how many of each destination, and whether others may have waited behind one of them.';
 
 create function @extschema@.outbox_expire(
   first_block bigint, blocks integer, batch integer,
@@ -1573,7 +1596,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_expire(bigint, integer, integer) is
-  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from first_block on and in outbox_waiting; returns how many of which destination, whether keys waited behind one, where to go on (0 = all was looked through), whether more are there already, and whether any message here expires at all.';
+  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from first_block on and in outbox_waiting; returns how many of which destination, whether others may have waited behind one, where to go on (0 = all was looked through), whether more are there already, and whether any message here expires at all.';
 
 create function @extschema@.outbox_expire_firsts(destination text, partitions smallint[], lane_rows bigint)
 returns void language sql volatile
@@ -2605,7 +2628,9 @@ returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
     union
     select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
   )
-  select (select count(*) from @extschema@.outbox)
+  select (select count(*) from @extschema@.outbox o where not exists (
+            select from @extschema@.outbox_closed_lanes() l
+            where l.destination = o.destination and l.partition = o.partition and l.head < o.seq))
        + (select count(*) from @extschema@.outbox_waiting w where w.due_at <= clock_timestamp())
        + (select count(*) from @extschema@.outbox_waiting w where w.state = 'g' and not exists (
             select from closed c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
@@ -2631,7 +2656,7 @@ begin
   end if;
   loop
     began := clock_timestamp(); -- each statement below takes a new snapshot
-    if not exists (select from @extschema@.outbox_first_pending) and @extschema@.outbox_could_go() = 0 then
+    if not exists (select from @extschema@.outbox_first_that_could_go) and @extschema@.outbox_could_go() = 0 then
       return 0;
     end if;
     exit when clock_timestamp() >= deadline;
@@ -2672,15 +2697,15 @@ comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, time
 
 -- ---- claims of relays -----------------------------------------------------------------------------------------------
 
-create function @extschema@.outbox_held(seqs bigint[], keys text[])
+create function @extschema@.outbox_held(by_partition boolean, seqs bigint[], keys text[], partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_held_wrapper';
-comment on function @extschema@.outbox_held(bigint[], text[]) is
-  'Internal: those of the seqs that must wait for an open transaction, which has enqueued for their key and may commit a lower one.';
+comment on function @extschema@.outbox_held(boolean, bigint[], text[], smallint[]) is
+  'Internal: those of the seqs that must wait for an open transaction, which has enqueued for their key, or with by_partition for their partition, and may commit a lower one.';
 
 create function @extschema@.outbox_judge(wrapper text, options text[], seq bigint, attempts integer, error text)
 returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
 comment on function @extschema@.outbox_judge(text, text[], bigint, integer, text) is
-  'Internal: what the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure: action (r, d, D), delay in ms, reason.';
+  'Internal: what the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure: action (r, d, D, B), delay in ms, reason.';
 
 create function @extschema@.outbox_note_ended(published bigint, failed bigint, gone bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_ended_wrapper';
@@ -2692,31 +2717,40 @@ returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'o
 comment on function @extschema@.outbox_note_took(bigint[]) is
   'Internal: at COMMIT, tells outbox_throughput in how many µs messages went from enqueue to confirm that a relay has published.';
 
+create function @extschema@.outbox_by_partition(destination text)
+returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
+  select exists (select from @extschema@.outbox_destinations() d
+                 where d.destination = $1 and 'ordering=partition' = any (d.options));
+$$;
+comment on function @extschema@.outbox_by_partition(text) is
+  'Internal: whether a partition of this destination is one order, whatever the keys.';
+
 create function @extschema@.outbox_firsts(
-  destination text, partitions smallint[], lane_rows integer, out tid tid, out seq bigint, out key text
+  destination text, partitions smallint[], lane_rows integer, by_partition boolean,
+  out tid tid, out seq bigint, out key text, out partition smallint
 ) returns setof record language sql stable
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
   with closed as materialized (
     select g.partition, g.key, g.head from @extschema@.outbox_gates($2) g where g.destination = $1 and g.head is not null
   ), lane as (
-    select x.*, row_number() over (partition by x.partition, x.key order by x.seq) as place
+    select x.*, row_number() over (partition by x.partition, case when not $4 then x.key end order by x.seq) as place
     from unnest($2) p (n) cross join lateral (
       select o.ctid as tid, o.seq, o.partition, o.key, o.claim_token, o.claim_until from @extschema@.outbox o
       where o.destination = $1 and o.partition = p.n and (o.expires_at is null or o.expires_at > clock_timestamp())
       order by o.destination, o.partition, o.seq limit $3) x
   )
-  select l.tid, l.seq, l.key from lane l
+  select l.tid, l.seq, l.key, l.partition from lane l
   where (l.claim_token is null or not @extschema@.outbox_claim_is_live(l.claim_token, l.partition, l.claim_until))
-    and (l.key is null
+    and (l.key is null and not $4
          or l.place = 1
-            and not exists (select from closed c where c.partition = l.partition and c.key = l.key and c.head < l.seq)
+            and not exists (select from closed c where c.partition = l.partition and ($4 or c.key = l.key) and c.head < l.seq)
             and not exists (select from @extschema@.outbox_waiting w
                             where w.state = 'g' and w.destination = $1 and w.partition = l.partition and w.key = l.key
                               and w.seq < l.seq))
   order by l.seq;
 $$;
-comment on function @extschema@.outbox_firsts(text, smallint[], integer) is
-  'Internal: messages that a relay may claim, as one snapshot shows them among the first rows of each lane: those without a key, and of each key the first, unless it is claimed or behind one that failed.';
+comment on function @extschema@.outbox_firsts(text, smallint[], integer, boolean) is
+  'Internal: messages that a relay may claim, as one snapshot shows them among the first rows of each lane: those without a key, and of each key the first, unless it is claimed or behind one that failed. With by_partition the first of each partition.';
 
 create function @extschema@.outbox_commit_durably()
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
@@ -2757,9 +2791,11 @@ declare
   settings constant @extschema@.outbox_settings := @extschema@.outbox_settings_now();
   -- Negative, as those of workers that lease nothing; another one for each call.
   token constant bigint := hashtextextended(gen_random_uuid()::text, 0) | (-9223372036854775808);
+  by_partition constant boolean := @extschema@.outbox_by_partition(to_destination);
   lane_rows bigint := max_rows;
   seqs bigint[];
   keys text[];
+  places smallint[];
 begin
   if max_rows is null or max_rows not between 1 and 10000 then
     raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
@@ -2809,14 +2845,15 @@ begin
   end if;
   perform @extschema@.outbox_due(null, null, null, 1000, to_destination);
   perform @extschema@.outbox_expire_firsts(to_destination, settings.partitions, lane_rows); -- there may be no worker to do it
-  -- What waits behind one that has ended meanwhile: the first of each key.
+  -- What waits behind one that has ended meanwhile: the first of each key. Where a partition is one order, all that waits
+  -- by its key, from when that was the order.
   with behind as (
     select w.ctid as row_tid from @extschema@.outbox_gates(settings.partitions) g
     cross join lateral (
       select x.ctid from @extschema@.outbox_waiting x
       where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key = g.key
-      order by x.seq limit 1) w
-    where g.destination = to_destination and g.head is null and g.followers
+      order by x.seq limit case when not by_partition then 1 end) w
+    where g.destination = to_destination and (g.head is null or by_partition) and g.followers
   ), gone as (
     delete from @extschema@.outbox_waiting w using behind b where w.ctid = b.row_tid
     returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
@@ -2828,21 +2865,20 @@ begin
   -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either still
   -- open when asked for, or visible to the second look.
   loop
-    select array_agg(f.seq), array_agg(coalesce(f.key, '')) filter (where f.key is not null) into seqs, keys
-    from (select * from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer) f
-          order by f.key is null, f.seq) f;
+    select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
+    from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
     -- Many messages of few keys: look further.
-    exit when cardinality(seqs) >= max_rows or lane_rows > 100000000 or not exists (
+    exit when cardinality(seqs) >= max_rows or by_partition or lane_rows > 100000000 or not exists (
       select from unnest(settings.partitions) p (n) cross join lateral (
         select from @extschema@.outbox o where o.destination = to_destination and o.partition = p.n
         order by o.destination, o.partition, o.seq offset lane_rows limit 1) x);
     lane_rows := lane_rows * 8;
   end loop;
-  -- Those with a key come first, so the two arrays agree as far as there are keys.
-  seqs := array(select unnest(seqs) except select unnest(@extschema@.outbox_held(seqs[:cardinality(keys)], keys)));
+  seqs := array(select unnest(seqs) except
+                select unnest(@extschema@.outbox_held(by_partition, seqs, keys, places)));
   return query
   with chosen as materialized (
-    select f.tid from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer) f
+    select f.tid from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
     where f.seq = any (seqs) order by f.seq limit max_rows
   ), claimed as (
     update @extschema@.outbox o
@@ -2858,7 +2894,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_fetch_unpublished(integer, text, interval) is
-  'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them with their events, in order of seq; of each key the first that has not ended. Commit before you send.';
+  'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them with their events, in order of seq; of each key (of each partition, where that is the order) the first that has not ended. Commit before you send.';
 
 create function @extschema@.outbox_end_claim(
   seq bigint, claim_token bigint, destination text, error text, published boolean
@@ -2888,9 +2924,9 @@ begin
        array[outbox_end_claim.claim_token], array[verdict[1]]::"char"[], array[verdict[2]]::bigint[], array[verdict[3]]) <> 1 then
     return false;
   end if;
-  if verdict[1] = 'D' and settings.leasing then
+  if verdict[1] in ('B', 'D') and settings.leasing then
     update @extschema@.outbox_dead d set blocks = true
-    where d.destination = to_destination and d.seq = outbox_end_claim.seq and d.key is not null;
+    where d.destination = to_destination and d.seq = outbox_end_claim.seq and (verdict[1] = 'B' or d.key is not null);
   end if;
   perform @extschema@.outbox_note_ended(published::integer, (not published)::integer, (verdict[1] <> 'r')::integer);
   perform @extschema@.outbox_note_pending(to_destination, -(verdict[1] <> 'r')::integer);
@@ -3092,7 +3128,14 @@ with recursive lane as ( -- one look into the index for each lane, however much 
 )
 select lane.* from lane;
 comment on view @extschema@.outbox_first_pending is
-  'Internal: the first message that may go in each lane (destination, partition) that has one.';
+  'Internal: the first message of outbox in each lane (destination, partition) that has one.';
+
+create view @extschema@.outbox_first_that_could_go as
+select f.* from @extschema@.outbox_first_pending f
+where not exists (select from @extschema@.outbox_closed_lanes() l
+                  where l.destination = f.destination and l.partition = f.partition and l.head < f.seq);
+comment on view @extschema@.outbox_first_that_could_go is
+  'Internal: the same without lanes that stand still behind a message that failed.';
 
 create view @extschema@.outbox_status as
 select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- NULL = not preloaded: nobody counts
@@ -3100,7 +3143,7 @@ select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- 
        (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) d) as dead,
        -- A volatile function here would be asked for even by who selects other columns, and the look walks what a held snapshot
        -- keeps of ended messages.
-       (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_first_pending o) as oldest_pending_age,
+       (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_first_that_could_go o) as oldest_pending_age,
        c.counters[3] as published_total,
        c.counters[4] as failed_total,
        pg_catalog.round(c.counters[5] / 60.0, 1) as published_per_s,
@@ -3130,7 +3173,7 @@ with live as (
   select c.* from @extschema@.outbox_connections c join @extschema@.outbox_workers w on w.worker_id = c.worker_id
   where w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)
 ), pending as (
-  select p.destination, pg_catalog.min(p.enqueued_at) as oldest from @extschema@.outbox_first_pending p group by 1
+  select p.destination, pg_catalog.min(p.enqueued_at) as oldest from @extschema@.outbox_first_that_could_go p group by 1
 )
 select coalesce(d.destination, p.destination) as destination,
        case when d.destination is null then null when d.wrapper is null then 'settings' else d.wrapper end as described_by,
@@ -3322,8 +3365,12 @@ select 'keys', b.keys = 0,
        case when b.keys > 0 then pg_catalog.format('%s key(s) stand still behind a dead letter, one of them: %s (seq %s)',
          case when b.keys = 10000 then '10000 or more' else b.keys::text end, b.key, b.seq) end,
        case when b.keys > 0 then 'outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one' end
-from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) x) as keys, y.key, y.seq
-      from (select) one left join (select d.key, d.seq from @extschema@.outbox_dead d where d.blocks limit 1) y on true) b
+from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) x) as keys, case when y.whole then 'partition ' || @extschema@.outbox_partition_label(y.partition) else y.key end as key, y.seq
+      from (select) one left join (
+        select d.key, d.partition, d.seq, exists (
+          select from @extschema@.outbox_destinations() x
+          where x.destination = d.destination and 'ordering=partition' = any (x.options)) as whole
+        from @extschema@.outbox_dead d where d.blocks limit 1) y on true) b
 union all
 select 'room', f.destination is null,
        case when f.destination is not null
@@ -3680,6 +3727,8 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
     where w.state = 'b' and w.due_at > clock_timestamp() and w.key is not null
     union
     select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
+  ), lanes as materialized (
+    select l.* from @extschema@.outbox_closed_lanes() l
   ), open as materialized (
     select d.destination from @extschema@.outbox_destinations() d where not d.paused
   ), ready as (
@@ -3689,6 +3738,7 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
       select o.seq, o.destination, o.attempts from @extschema@.outbox o
       where o.destination = l.destination and o.partition = l.partition
         and not exists (select from closed c where c.destination = o.destination and c.partition = o.partition and c.key = o.key)
+        and not exists (select from lanes c where c.destination = o.destination and c.partition = o.partition and c.head < o.seq)
       order by o.destination, o.partition, o.seq limit $1) x
     union all
     select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w join open d on d.destination = w.destination
@@ -4084,11 +4134,11 @@ begin
   end if;
   if exists (
     select from unnest(actions, delays_ms, reasons) u (action, delay_ms, reason)
-    where coalesce(u.action not in ('p', 'd', 'D', 'x', 'r', 'w', 'f'), true)
+    where coalesce(u.action not in ('p', 'd', 'D', 'B', 'x', 'r', 'w', 'f'), true)
       or u.action = 'r' and coalesce(u.delay_ms not between 0 and 1000000000000, true)
-      or u.action in ('d', 'D', 'x', 'r') and u.reason is null) then
+      or u.action in ('d', 'D', 'B', 'x', 'r') and u.reason is null) then
     raise exception 'an action is unknown, or lacks its delay or reason' using errcode = 'invalid_parameter_value',
-      hint = 'Actions: p, f, w; d, D, x with a reason; r with a delay in ms and a reason.';
+      hint = 'Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a reason.';
   end if;
   -- outbox_settle() tells by the first token whether it is held to leases. (outbox_settings says it too, but is locked while
   -- outbox_configure() waits for just this.)
@@ -4108,7 +4158,7 @@ begin
       delays_ms, short_reasons);
   end if;
   if changed > 0 then
-    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r'), count(*) filter (where a in ('d', 'D')),
+    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r'), count(*) filter (where a in ('d', 'D', 'B')),
                  count(*) filter (where a = 'x'), count(*) filter (where a = 'f')]
       into counts from (select a from unnest(actions) a limit changed) c;
     gone := counts[1] + counts[3] + counts[4];
@@ -4176,7 +4226,7 @@ grant select on
   @extschema@.outbox_health, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_history,
   @extschema@.outbox_dead, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings,
   @extschema@.outbox_identity, @extschema@.outbox_destination_status, @extschema@.outbox_connections, @extschema@.outbox_paused,
-  @extschema@.outbox_first_pending, @extschema@.outbox_source, @extschema@.outbox_attempts_log,
+  @extschema@.outbox_first_pending, @extschema@.outbox_first_that_could_go, @extschema@.outbox_source, @extschema@.outbox_attempts_log,
   @extschema@.outbox_throughput, @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_ticks
   to outbox_monitor;
 grant execute on function
@@ -4186,7 +4236,7 @@ grant execute on function
   @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations(),
   @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted(),
   @extschema@.outbox_destination_figures(text), @extschema@.outbox_ask_for_a_look(text), @extschema@.outbox_check(text),
-  @extschema@.outbox_tick(interval), @extschema@.outbox_source_problem(),
+  @extschema@.outbox_tick(interval), @extschema@.outbox_source_problem(), @extschema@.outbox_closed_lanes(),
   @extschema@.outbox_minutes(), @extschema@.outbox_faults(), @extschema@.outbox_recent_ticks(), @extschema@.outbox_body_problem(text)
   to outbox_monitor;
 

@@ -11,6 +11,7 @@ use crate::shmem::Class;
 use crate::store::{self, Enqueue, Keys, Publish, Times};
 use crate::{asks, capture, config, figures, hooks, limits, registry, shmem, source, ticks, wake, worker};
 use outbox_core::envelope;
+use outbox_core::hold::lane_crc;
 use outbox_core::message::{Event, Outcome};
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::route::Template;
@@ -396,12 +397,19 @@ fn outbox_note_pending(destination: &str, more: i64) {
 
 /// The arrays are as long as each other.
 #[pg_extern(sql = false)]
-fn outbox_held(seqs: Vec<i64>, keys: Vec<String>) -> Vec<i64> {
+fn outbox_held(by_partition: bool, seqs: Vec<i64>, keys: Vec<Option<String>>, partitions: Vec<i16>) -> Vec<i64> {
     let open = registry::open_transactions();
-    let is_held = |seq: i64, key: &str| open.iter().any(|transaction| transaction.holds(crc32(key), seq));
-    let messages = seqs.into_iter().zip(keys);
-    (messages.filter(|(seq, key)| is_held(*seq, key)))
-        .map(|(seq, _)| seq)
+    let is_held = |seq: i64, key: Option<&str>, partition: i16| match (by_partition, key) {
+        (true, _) => Partition::new(i64::from(partition)).is_ok_and(|partition| {
+            let crc = lane_crc(partition);
+            open.iter().any(|transaction| transaction.holds_lane(crc, seq))
+        }),
+        (false, Some(key)) => open.iter().any(|transaction| transaction.holds(crc32(key), seq)),
+        (false, None) => false,
+    };
+    (seqs.into_iter().zip(keys).zip(partitions))
+        .filter(|((seq, key), partition)| is_held(*seq, key.as_deref(), *partition))
+        .map(|((seq, _), _)| seq)
         .collect()
 }
 
@@ -425,8 +433,7 @@ fn outbox_judge(
     match settle::decide(&outcome, attempts, &rules.retry, seq as u64) {
         Disposition::Retry { delay_ms, error } => vec!["r".to_owned(), delay_ms.to_string(), error],
         Disposition::Dead { reason } => {
-            let action = if rules.dead_closes() { "D" } else { "d" };
-            vec![action.to_owned(), "0".to_owned(), reason]
+            vec![rules.dead_action().to_owned(), "0".to_owned(), reason]
         }
         other => unreachable!("a failure is charged, not {other:?}"),
     }

@@ -16,7 +16,7 @@ use outbox_core::minutes::Took;
 use outbox_core::pace::Pace;
 use outbox_core::partition::Partition;
 use outbox_core::route::{Template, TransportKind};
-use outbox_core::settle::{Disposition, Ended, Ordering, Rules};
+use outbox_core::settle::{Disposition, Ended, Rules};
 use outbox_core::tick::{self, TickState};
 use outbox_transport::Bell;
 use outbox_transport::broker::{Broker, Outcomes, Status};
@@ -451,12 +451,8 @@ impl Destination {
             limit,
             &target.rules,
             |handle, pointer, event| {
-                let mut publication = outbox_core::envelope::publication(handle, pointer, event, &route)
-                    .map_err(|refusal| refusal.to_string())?;
-                if target.rules.ordering == Ordering::None {
-                    publication.key = None; // else requests of a key would wait for one another
-                }
-                Ok(publication)
+                outbox_core::envelope::publication(handle, pointer, event, &route)
+                    .map_err(|refusal| refusal.to_string())
             },
         );
         // What a crash could still undo must not be sent: a commit with synchronous_commit off is visible before it is on

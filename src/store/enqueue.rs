@@ -7,13 +7,14 @@ use crate::pg::{catalog, guc, security};
 use crate::shmem::Class;
 use crate::{capture, registry, wake};
 use outbox_core::envelope;
+use outbox_core::hold::lane_crc;
 use outbox_core::partition::{Partition, crc32};
 use pgrx::datum::DatumWithOid;
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::prelude::*;
 use pgrx::spi::{OwnedPreparedStatement, quote_identifier};
 use std::cell::{OnceCell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 pub struct Enqueue<'a> {
@@ -269,8 +270,12 @@ fn insert_pointers(statements: &Statements, request: Enqueue) -> Result<i64, Use
             .iter()
             .map(|key| key.as_deref().map(|key| i64::from(crc32(key))))
             .collect();
+        let announced = if request.new { request.seqs.len() } else { 1 };
+        if !request.new {
+            registry::announce_drawing(None);
+        }
         for (seq, crc) in request.seqs.iter().zip(&crcs) {
-            registry::announce(crc.map(|crc| crc as u32), *seq, request.new);
+            registry::announce(crc.map(|crc| crc as u32), *seq);
         }
         // A time that is over says nothing.
         let due_at = request.times.available_at.filter(|at| *at > clock_timestamp());
@@ -291,14 +296,19 @@ fn insert_pointers(statements: &Statements, request: Enqueue) -> Result<i64, Use
             ];
             let inserted = guc::planned_once(|| client.update(insert, None, &args));
             let (mut count, class) = (0, Class::of(request.destination));
+            let mut lanes = HashSet::new();
             for row in inserted.map_err(internal)? {
                 count += 1;
+                let index: i16 = row.get(1).map_err(internal)?.unwrap_or_default();
+                let seq: i64 = row.get(2).map_err(internal)?.unwrap_or_default();
+                let Ok(partition) = Partition::new(i64::from(index)) else {
+                    continue;
+                };
+                if lanes.insert(partition) {
+                    registry::announce_lane(lane_crc(partition));
+                }
                 if due_at.is_none() {
-                    let index: i16 = row.get(1).map_err(internal)?.unwrap_or_default();
-                    let seq: i64 = row.get(2).map_err(internal)?.unwrap_or_default();
-                    if let Ok(partition) = Partition::new(i64::from(index)) {
-                        wake::ready(class, partition, seq);
-                    }
+                    wake::ready(class, partition, seq);
                 }
             }
             if due_at.is_some() {
@@ -308,6 +318,7 @@ fn insert_pointers(statements: &Statements, request: Enqueue) -> Result<i64, Use
                 wake::some_expire();
             }
             if count > 0 || !check_settings(client, statements, request.partition)? {
+                registry::placed(announced);
                 return Ok(count);
             }
         }

@@ -10,6 +10,7 @@
 //! later rows for one pass. A model of this is in tests/model_mark.rs.
 
 mod bounds;
+mod lanes;
 
 pub use bounds::Bounds;
 
@@ -21,6 +22,7 @@ use crate::partition::Partition;
 use crate::settle::{Disposition, Ordering, Rules, decide};
 use asked::Asked;
 pub use asked::{Errand, Tally};
+use lanes::Lanes;
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Published messages wait so long to be settled together, in ms, unless there are many: each settle waits for the disk,
@@ -69,6 +71,11 @@ pub struct Lane {
     pub mark: i64,
     pub reach: i64,
     pub limit: u32,
+}
+
+/// Whether all lanes are to be read up to the same seq.
+pub fn reach_the_same(lanes: &[Lane]) -> bool {
+    lanes.windows(2).all(|two| two[0].reach == two[1].reach)
 }
 
 /// What a claim brought.
@@ -150,6 +157,8 @@ struct Message<P> {
     pointer: Pointer,
     /// What goes to the wire, or why nothing can; None once handed over.
     publication: Option<Result<Publication, Outcome>>,
+    /// The gates know it: others wait for it.
+    ordered: bool,
 }
 
 /// The messages of one worker.
@@ -164,6 +173,8 @@ pub struct Engine<P> {
     /// Everything in the lane up to here has been claimed, or will be told of.
     marks: HashMap<Partition, i64>,
     gates: Gates,
+    /// How far they may be read.
+    lanes: Lanes,
     messages: HashMap<Handle, Message<P>>,
     /// May go, in order; not handed over yet.
     ready: VecDeque<Handle>,
@@ -202,6 +213,7 @@ impl<P: Clone> Engine<P> {
             fresh: HashSet::new(),
             marks: HashMap::new(),
             gates: Gates::default(),
+            lanes: Lanes::default(),
             messages: HashMap::new(),
             ready: VecDeque::new(),
             with_publisher: 0,
@@ -321,8 +333,9 @@ impl<P: Clone> Engine<P> {
         for answered in self.gates.forget(|partition| !kept.contains(&partition)) {
             self.messages.remove(&answered);
         }
-        // What is parked or ready of a lost lease goes nowhere. What is with the publisher ends as it ends, without a key;
-        // with one it would end out of order, for its gate is forgotten, and no fence stops it until somebody else takes
+        self.lanes.forget(|partition| !kept.contains(&partition));
+        // What is parked or ready of a lost lease goes nowhere. What is with the publisher ends as it ends, unless it is in
+        // an order; then it would end out of it, for its gate is forgotten, and no fence stops it until somebody else takes
         // the lease.
         let ready = std::mem::take(&mut self.ready);
         self.ready = (ready.into_iter())
@@ -330,7 +343,7 @@ impl<P: Clone> Engine<P> {
             .collect();
         self.messages.retain(|handle, message| {
             let sent = message.publication.is_none();
-            let stays = kept.contains(&message.pointer.partition) || (sent && message.pointer.key.is_none());
+            let stays = kept.contains(&message.pointer.partition) || (sent && !message.ordered);
             if sent && !stays {
                 self.with_publisher = self.with_publisher.saturating_sub(1);
                 self.alone = self.alone.filter(|alone| alone != handle);
@@ -395,6 +408,7 @@ impl<P: Clone> Engine<P> {
                 decide(outcome, attempts, &rules.retry, handle ^ seed)
             });
         for (handle, disposition) in ended {
+            self.note_head(handle, &disposition, rules);
             self.unsettle(handle, disposition);
         }
     }
@@ -481,12 +495,13 @@ impl<P: Clone> Engine<P> {
             self.full = batch.rows.len() as u32 >= limit || batch.cut;
             let count = batch.rows.len();
             for claimed in batch.rows {
-                let handle = self.take_in(claimed, &mut make);
+                let handle = self.take_in(claimed, rules, &mut make);
                 self.go([handle], rules);
             }
             return Ok(count);
         }
         self.read_anew(store, now_ms, &leases, rules)?;
+        self.bound_lanes(rules);
 
         memory.notice_prepared();
         for (partition, _) in &leases {
@@ -496,7 +511,7 @@ impl<P: Clone> Engine<P> {
         }
         // A lane that was read to its end holds nothing new until somebody says so.
         let unread: Vec<Held> = (leases.iter())
-            .filter(|(partition, _)| self.mark(*partition) < self.asked.reach)
+            .filter(|(partition, _)| self.mark(*partition) < self.reach(*partition))
             .copied()
             .collect();
         if unread.is_empty() && self.gates.parked() == 0 && !self.gates.may_drain() {
@@ -509,7 +524,7 @@ impl<P: Clone> Engine<P> {
                 partition: *partition,
                 epoch: *epoch,
                 mark: self.mark(*partition),
-                reach: self.asked.reach,
+                reach: self.reach(*partition),
                 limit,
             })
             .collect();
@@ -526,7 +541,7 @@ impl<P: Clone> Engine<P> {
         };
         let count = batch.rows.len();
         self.advance_marks(&lanes, &batch);
-        let is_read = |partition: &Partition| self.mark(*partition) >= self.asked.reach;
+        let is_read = |partition: &Partition| self.mark(*partition) >= self.reach(*partition);
         self.full = (unread.iter()).any(|(partition, _)| !is_read(partition) && !batch.locked.contains(partition));
         self.admit(batch, rules, &holds, &mut make);
         let marks = &self.marks;
@@ -536,10 +551,16 @@ impl<P: Clone> Engine<P> {
         self.go(unparked, rules);
         self.drain(store, &leases, &holds, rules, &mut make)?;
         while self.gates.parked() > self.bounds.parked {
-            for handle in self.gates.shed() {
-                self.unsettle(handle, Disposition::Wait);
+            let shed = self.gates.shed();
+            if shed.is_empty() {
+                break; // the first of each partition
+            }
+            match rules.ordering {
+                Ordering::Partition => self.release(shed, "it waits for an open transaction"),
+                _ => (shed.into_iter()).for_each(|handle| self.unsettle(handle, Disposition::Wait)),
             }
         }
+        self.bound_lanes(rules);
         Ok(count)
     }
 
@@ -595,12 +616,14 @@ impl<P: Clone> Engine<P> {
             return Ok(());
         }
         let mut found = store.gates(&anew)?;
-        if rules.ordering == Ordering::None {
-            // Nothing closes a key; what waits behind another, from when there was an order, comes back.
+        let scope: HashSet<Partition> = anew.iter().copied().collect();
+        let gone = self.find_heads(&found, &scope, rules);
+        found.retain(|found| found.key.key.is_some());
+        if rules.ordering != Ordering::Key {
+            // Nothing closes a key; what waits behind another, from when keys were the order, comes back.
             found.retain(|found| found.followers);
             found.iter_mut().for_each(|found| found.head = None);
         }
-        let scope: HashSet<Partition> = anew.iter().copied().collect();
         let marks = &self.marks;
         let undecided = self.gates.rebuild(
             |partition| scope.contains(&partition),
@@ -614,7 +637,7 @@ impl<P: Clone> Engine<P> {
         if sweep {
             self.sweep_at_ms = now_ms + SWEEP_EVERY_MS;
         }
-        if undecided {
+        if undecided || gone {
             self.sweep_at_ms = self.sweep_at_ms.min(now_ms + DUE_EVERY_MS);
         }
         Ok(())
@@ -659,21 +682,23 @@ impl<P: Clone> Engine<P> {
     ) {
         for claimed in batch.rows {
             let seq = claimed.pointer.seq;
-            let key = OrderedKey::of(&claimed.pointer).filter(|_| rules.ordering == Ordering::Key);
-            let Some(key) = key else {
-                let handle = self.take_in(claimed, make);
-                self.forget_key(handle);
+            let Some(key) = OrderedKey::of(&claimed.pointer, rules.ordering) else {
+                let handle = self.take_in(claimed, rules, make);
                 self.go([handle], rules);
                 continue;
             };
+            if self.lanes.is_behind_head(key.partition, seq) {
+                self.give_back([claimed], "an earlier message of its partition failed"); // in this very claim
+                continue;
+            }
             let held = holds.hold(&key, seq);
             match self.gates.admit(self.next_handle, key, seq, held) {
                 Admission::Go => {
-                    let handle = self.take_in(claimed, make);
+                    let handle = self.take_in(claimed, rules, make);
                     self.go([handle], rules);
                 }
                 Admission::Park => {
-                    self.take_in(claimed, make);
+                    self.take_in(claimed, rules, make);
                 }
                 Admission::Wait => self.unsettled.push(Settlement {
                     place: claimed.place,
@@ -705,18 +730,27 @@ impl<P: Clone> Engine<P> {
             let Some((_, epoch)) = leases.iter().find(|(partition, _)| *partition == key.partition) else {
                 continue;
             };
-            if holds.open(key, i64::MAX) {
+            let goes_back = rules.ordering == Ordering::Partition;
+            if !goes_back && holds.open(key, i64::MAX) {
                 continue;
             }
-            let reach = self.mark(key.partition).min(self.asked.reach);
+            let reach = match goes_back {
+                true => END,
+                false => self.mark(key.partition).min(self.asked.reach),
+            };
             let (batch, more) = store.claim_waiting(key, *epoch, reach, self.bounds.drain_rows)?;
             let full = batch.cut || batch.rows.len() as u32 >= self.bounds.drain_rows;
             let missed = batch.missed;
             self.drains |= full || draining.len() > self.bounds.drains;
+            if goes_back {
+                self.give_back(batch.rows, "the partition is the order now");
+                self.gates.drained(key, &[], full, more, |_| false);
+                continue;
+            }
             let mut rows = Vec::with_capacity(batch.rows.len());
             for claimed in batch.rows {
                 let seq = claimed.pointer.seq;
-                rows.push((self.take_in(claimed, make), seq));
+                rows.push((self.take_in(claimed, rules, make), seq));
             }
             let go = self.gates.drained(key, &rows, full, more, |seq| {
                 !missed && seq <= reach && !holds.hold(key, seq)
@@ -730,6 +764,7 @@ impl<P: Clone> Engine<P> {
     fn take_in(
         &mut self,
         claimed: Claimed<P>,
+        rules: &Rules,
         make: &mut impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
     ) -> Handle {
         let handle = self.next_handle;
@@ -737,32 +772,29 @@ impl<P: Clone> Engine<P> {
         self.asked.claimed(handle);
         let Claimed { place, pointer, event } = claimed;
         self.may_expire |= pointer.expires_at_us.is_some();
+        let order = OrderedKey::of(&pointer, rules.ordering);
         let unsendable = |reason| Outcome::Unsendable { reason };
         let publication = match event {
             Ok(_) if pointer.crashes >= CRASHES_MAX => Err(unsendable(format!(
                 "{} workers crashed with it, the last of them with it alone",
                 pointer.crashes
             ))),
-            Ok(event) => make(handle, &pointer, &event).map_err(unsendable),
+            Ok(event) => make(handle, &pointer, &event)
+                .map(|publication| Publication {
+                    key: order.as_ref().map(OrderedKey::name),
+                    ..publication
+                })
+                .map_err(unsendable),
             Err(outcome) => Err(outcome),
         };
         let message = Message {
             place,
             pointer,
             publication: Some(publication),
+            ordered: order.is_some() && self.sharing == Sharing::Leases,
         };
         self.messages.insert(handle, message);
         handle
-    }
-
-    /// Nothing of its key waits for this message.
-    fn forget_key(&mut self, handle: Handle) {
-        if let Some(message) = self.messages.get_mut(&handle) {
-            message.pointer.key = None;
-            if let Some(Ok(publication)) = &mut message.publication {
-                publication.key = None;
-            }
-        }
     }
 
     /// Their turn has come: what can be sent is ready, what cannot ends here.
@@ -771,50 +803,13 @@ impl<P: Clone> Engine<P> {
             let Some(message) = self.messages.get(&handle) else {
                 continue;
             };
-            if self.sharing == Sharing::Leases && message.pointer.key.is_some() && !self.gates.is_sent(handle) {
+            if message.ordered && !self.gates.is_sent(handle) {
                 continue; // held back: one before it ended here
             }
             match &message.publication {
                 Some(Ok(_)) => self.ready.push_back(handle),
                 Some(Err(outcome)) => self.end(handle, &outcome.clone(), rules, 0),
                 None => {}
-            }
-        }
-    }
-
-    /// Gives what is ready to the publisher, in order; `publish` returns what it has no room for.
-    pub fn hand_over(&mut self, mut publish: impl FnMut(Vec<Publication>) -> Vec<Publication>) {
-        let mut batch = Vec::with_capacity(self.ready.len());
-        while self.alone.is_none()
-            && let Some(handle) = self.ready.front().copied()
-        {
-            let Some(message) = self.messages.get_mut(&handle) else {
-                self.ready.pop_front();
-                continue;
-            };
-            let lonely = message.pointer.crashes >= CRASHES_ALONE;
-            if lonely && self.with_publisher + batch.len() > 0 {
-                break;
-            }
-            self.ready.pop_front();
-            if let Some(Ok(publication)) = message.publication.take() {
-                batch.push(publication);
-            }
-            if lonely {
-                self.alone = Some(handle);
-            }
-        }
-        if batch.is_empty() {
-            return;
-        }
-        self.with_publisher += batch.len();
-        for refused in publish(batch).into_iter().rev() {
-            self.with_publisher -= 1;
-            let handle = refused.handle;
-            self.alone = self.alone.filter(|alone| *alone != handle);
-            if let Some(message) = self.messages.get_mut(&handle) {
-                message.publication = Some(Ok(refused));
-                self.ready.push_front(handle);
             }
         }
     }
@@ -828,5 +823,6 @@ fn lower(marks: &mut HashMap<Partition, i64>, partition: Partition, seq: i64) {
 
 mod asked;
 mod expiry;
+mod hand_over;
 #[cfg(test)]
 mod tests;

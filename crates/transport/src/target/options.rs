@@ -201,7 +201,15 @@ pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Optio
             ("expiration", _) => target.statics.expiration_ms = Some(duration(name, value, 0..=EXPIRATION_MAX_MS)?),
             ("priority", _) => target.statics.priority = Some(number(name, value, 0..=255)? as u8),
             ("ordering", _) => {
-                target.rules.ordering = choice(name, value, &[("key", Ordering::Key), ("none", Ordering::None)])?;
+                target.rules.ordering = choice(
+                    name,
+                    value,
+                    &[
+                        ("key", Ordering::Key),
+                        ("partition", Ordering::Partition),
+                        ("none", Ordering::None),
+                    ],
+                )?;
             }
             ("on_dead", _) => target.rules.dead_blocks = choice(name, value, &[("block", true), ("skip", false)])?,
             ("max_attempts", _) => target.rules.retry.max_attempts = number(name, value, 1..=1000)? as u32,
