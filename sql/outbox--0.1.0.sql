@@ -877,6 +877,48 @@ returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_s
 comment on function @extschema@.outbox_source_problem() is
   'Internal: why the source cannot be read at all; NULL if it can, or none is set. outbox_health shows it.';
 
+create type @extschema@.outbox_source_row as (
+  seq bigint, fault text, error text, id text, type text, aggregate_type text, aggregate_id text, operation text,
+  payload jsonb, previous_payload jsonb, metadata jsonb, headers jsonb, actor text, correlation_id text, created_at timestamptz
+);
+comment on type @extschema@.outbox_source_row is
+  'Internal: an event of the source. fault and error: why it could not be read (failed), or that there is none (missing).';
+
+create function @extschema@.outbox_source_events(seqs bigint[])
+returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_events_wrapper';
+comment on function @extschema@.outbox_source_events(bigint[]) is
+  'Internal: the events of these seqs as the source has them, read as its owner, restricted: 15 texts each, in the order of outbox_source_row.';
+
+create function @extschema@.outbox_source_rows(seqs bigint[])
+returns setof @extschema@.outbox_source_row language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  texts constant text[] := @extschema@.outbox_source_events(seqs);
+  event @extschema@.outbox_source_row;
+begin
+  for i in 1 .. cardinality(texts) by 15 loop
+    begin
+      event := row(texts[i], texts[i + 1], texts[i + 2], texts[i + 3], texts[i + 4], texts[i + 5], texts[i + 6], texts[i + 7],
+                   texts[i + 8], texts[i + 9], texts[i + 10], texts[i + 11], texts[i + 12], texts[i + 13], texts[i + 14]);
+    exception when data_exception or program_limit_exceeded then
+      -- What json takes and jsonb does not.
+      event := null;
+      event.seq := texts[i];
+      event.fault := 'failed';
+      event.error := format('%s (SQLSTATE %s)', sqlerrm, sqlstate);
+    end;
+    return next event;
+  end loop;
+end
+$$;
+comment on function @extschema@.outbox_source_rows(bigint[]) is
+  'Internal: the same as rows.';
+
+create function @extschema@.outbox_source_matching(
+  seqs bigint[], type text, aggregate_type text, aggregate_id text, created_from timestamptz, created_to timestamptz
+) returns bigint[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_matching_wrapper';
+comment on function @extschema@.outbox_source_matching(bigint[], text, text, text, timestamptz, timestamptz) is
+  'Internal: those of the seqs whose event in the source meets all that is not NULL. One that cannot be read meets nothing; a warning tells of it.';
+
 -- ---- sql/src/28_attempts.sql
 
 -- What failed at each attempt of a message, kept while the message is, and told to shared memory for outbox_errors. Written
@@ -2155,10 +2197,27 @@ declare
   f_before constant timestamptz := filter->>'died_before';
   f_from constant bigint := coalesce(filter->>'seq_from', '-9223372036854775808');
   f_to constant bigint := coalesce(filter->>'seq_to', '9223372036854775807');
+  chosen bigint[];
 begin
   if num_nonnulls(f_type, f_aggregate_type, f_aggregate_id) > 0 and exists (select from @extschema@.outbox_source) then
-    raise exception 'dead letters cannot be chosen by what stands in %', (select s.relation from @extschema@.outbox_source s)
-      using errcode = 'feature_not_supported', hint = 'Choose by key, destination, error_like, time or seq.';
+    chosen := @extschema@.outbox_source_matching(array(
+      select distinct d.seq from @extschema@.outbox_dead d
+      where d.seq between f_from and f_to
+        and (f_destination is null or d.destination = f_destination)
+        and (f_key is null or d.key = f_key)
+        and (f_error_like is null or d.reason like f_error_like)
+        and (f_after is null or d.died_at >= f_after)
+        and (f_before is null or d.died_at < f_before)), f_type, f_aggregate_type, f_aggregate_id, null, null);
+    return query
+    select d.ctid from @extschema@.outbox_dead d
+    where d.seq = any (chosen)
+      and (f_destination is null or d.destination = f_destination)
+      and (f_key is null or d.key = f_key)
+      and (f_error_like is null or d.reason like f_error_like)
+      and (f_after is null or d.died_at >= f_after)
+      and (f_before is null or d.died_at < f_before)
+    order by d.seq limit max_rows;
+    return;
   end if;
   return query
   select d.ctid from @extschema@.outbox_dead d left join @extschema@.outbox_events e on e.seq = d.seq
@@ -2337,6 +2396,8 @@ declare
   partition_count constant bigint := (select s.partition_count from @extschema@.outbox_settings s);
   partitioner constant text := (select s.partitioner from @extschema@.outbox_settings s);
   source constant text := (select s.relation from @extschema@.outbox_source s);
+  asks_events constant boolean := num_nonnulls(
+    created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) > 0;
   filter constant jsonb := @extschema@.outbox_criteria(
     jsonb_build_object('seq_from', seq_from, 'seq_to', seq_to, 'created_from', created_from, 'created_to', created_to,
       'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id, 'key', key,
@@ -2349,6 +2410,7 @@ declare
   ready smallint[];
   lows bigint[];
   seqs bigint[];
+  is_last boolean;
 begin
   if outbox_replay.destination is not null and not @extschema@.outbox_destination_exists(outbox_replay.destination) then
     raise exception 'destination "%" does not exist', outbox_replay.destination
@@ -2357,12 +2419,6 @@ begin
   if partition_count is null then
     raise exception 'outbox_configure() changed the partitions after this transaction began'
       using errcode = 'serialization_failure', hint = 'Run the transaction again.';
-  end if;
-  if source is not null
-     and num_nonnulls(created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) > 0 then
-    raise exception 'outbox_replay() cannot choose by what stands in %', source
-      using errcode = 'feature_not_supported',
-            hint = 'Choose by seq_from, seq_to, key and source_destination; look up the seqs in the source yourself.';
   end if;
   loop
     seqs := case when source is not null then array(
@@ -2379,6 +2435,11 @@ begin
       order by e.seq limit piece) end;
     exit when cardinality(seqs) = 0;
     reached := seqs[cardinality(seqs)];
+    is_last := cardinality(seqs) < piece;
+    if source is not null and asks_events then
+      seqs := array(select m.seq from unnest(@extschema@.outbox_source_matching(seqs, outbox_replay.type, outbox_replay.aggregate_type,
+                      outbox_replay.aggregate_id, created_from, created_to)) m (seq) order by 1);
+    end if;
     if coalesce(dry_run, true) then
       select replayed + count(*) into replayed
       from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination);
@@ -2414,7 +2475,7 @@ begin
       perform @extschema@.outbox_wake(came, ready, lows);
       replayed := replayed + came;
     end if;
-    exit when cardinality(seqs) < piece or replayed >= wanted;
+    exit when is_last or replayed >= wanted;
   end loop;
   replayed := least(replayed, wanted);
   if replayed > 0 and not coalesce(dry_run, true) then
@@ -2709,10 +2770,10 @@ returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME'
 comment on function @extschema@.outbox_held(boolean, bigint[], text[], smallint[]) is
   'Internal: those of the seqs that must wait for an open transaction, which has enqueued for their key, or with by_partition for their partition, and may commit a lower one.';
 
-create function @extschema@.outbox_judge(wrapper text, options text[], seq bigint, attempts integer, error text)
+create function @extschema@.outbox_judge(wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean)
 returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
-comment on function @extschema@.outbox_judge(text, text[], bigint, integer, text) is
-  'Internal: what the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure: action (r, d, D, B), delay in ms, reason.';
+comment on function @extschema@.outbox_judge(text, text[], bigint, integer, text, boolean) is
+  'Internal: what the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure, or of what can never be sent: action (r, d, D, B), delay in ms, reason.';
 
 create function @extschema@.outbox_note_ended(published bigint, failed bigint, gone bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_ended_wrapper';
@@ -2785,18 +2846,17 @@ $$;
 comment on function @extschema@.outbox_settings_now() is
   'Internal: the settings of this database, which stay so until the end of this transaction.';
 
-create function @extschema@.outbox_fetch_unpublished(
-  max_rows integer default 100, destination text default 'default', claim_ttl interval default '15 s',
-  out seq bigint, out id uuid, out type text, out payload jsonb, out headers jsonb, out key text, out attempts integer,
-  out claim_token bigint, out claim_until timestamptz, out aggregate_type text, out aggregate_id text, out operation text,
-  out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text, out created_at timestamptz,
-  out replayed boolean
-) returns setof record language plpgsql volatile parallel unsafe security definer
+create type @extschema@.outbox_relayed as (
+  seq bigint, key text, attempts integer, claim_token bigint, claim_until timestamptz, replayed boolean
+);
+comment on type @extschema@.outbox_relayed is
+  'Internal: a message that a relay holds.';
+
+create function @extschema@.outbox_relay_claim(max_rows integer, to_destination text, ttl_s double precision)
+returns setof @extschema@.outbox_relayed language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
 #variable_conflict use_column
 declare
-  to_destination constant text := coalesce(outbox_fetch_unpublished.destination, 'default');
-  ttl_s constant double precision := ceil(extract(epoch from claim_ttl));
   settings constant @extschema@.outbox_settings := @extschema@.outbox_settings_now();
   -- Negative, as those of workers that lease nothing; another one for each call.
   token constant bigint := hashtextextended(gen_random_uuid()::text, 0) | (-9223372036854775808);
@@ -2806,37 +2866,15 @@ declare
   keys text[];
   places smallint[];
 begin
-  if max_rows is null or max_rows not between 1 and 10000 then
-    raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
-      using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
-  end if;
-  if ttl_s is null or ttl_s not between 1 and 86400 then
-    raise exception 'claim_ttl is %', coalesce(claim_ttl::text, 'NULL')
-      using errcode = 'invalid_parameter_value', hint = 'Give a time from 1 second to 1 day.';
-  end if;
-  if not @extschema@.outbox_destination_exists(to_destination) then
-    raise exception 'destination "%" does not exist', to_destination
-      using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
-  end if;
-  if exists (select from @extschema@.outbox_source) then
-    raise exception 'outbox_fetch_unpublished() brings no events of %', (select s.relation from @extschema@.outbox_source s)
-      using errcode = 'feature_not_supported', hint = 'Deliver by the workers, or keep the events in outbox_events.';
-  end if;
   perform @extschema@.outbox_commit_durably();
 
   if not settings.leasing then
     perform @extschema@.outbox_due(null, null, null, 1000, to_destination);
     perform @extschema@.outbox_expire_firsts(to_destination, settings.partitions, lane_rows);
     return query
-    with claimed as (
-      select c.seq, c.key, c.attempts, c.claim_token, c.replayed
-      from @extschema@.outbox_claim_unleased(to_destination, token, ttl_s::integer, max_rows, 33554432) c
-      where c.remark is null
-    )
-    select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s',
-           e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
-           e.created_at, c.replayed
-    from claimed c left join @extschema@.outbox_events e on e.seq = c.seq order by c.seq;
+    select c.seq, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s', c.replayed
+    from @extschema@.outbox_claim_unleased(to_destination, token, ttl_s::integer, max_rows, 33554432) c
+    where c.remark is null;
     return;
   end if;
 
@@ -2896,17 +2934,69 @@ begin
     from chosen c where o.ctid = c.tid
     returning o.seq, o.key, o.attempts, o.claim_token, o.claim_until, o.replayed
   )
-  select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, c.claim_until,
-         e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
-         e.created_at, c.replayed
-  from claimed c left join @extschema@.outbox_events e on e.seq = c.seq order by c.seq;
+  select c.* from claimed c;
+end
+$$;
+comment on function @extschema@.outbox_relay_claim(integer, text, double precision) is
+  'Internal: claims messages for outbox_fetch_unpublished().';
+
+create function @extschema@.outbox_fetch_unpublished(
+  max_rows integer default 100, destination text default 'default', claim_ttl interval default '15 s',
+  out seq bigint, out id uuid, out type text, out payload jsonb, out headers jsonb, out key text, out attempts integer,
+  out claim_token bigint, out claim_until timestamptz, out aggregate_type text, out aggregate_id text, out operation text,
+  out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text, out created_at timestamptz,
+  out replayed boolean, out message_id text
+) returns setof record language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+#variable_conflict use_column
+declare
+  to_destination constant text := coalesce(outbox_fetch_unpublished.destination, 'default');
+  ttl_s constant double precision := ceil(extract(epoch from claim_ttl));
+  claims @extschema@.outbox_relayed[];
+  events @extschema@.outbox_source_row[];
+begin
+  if max_rows is null or max_rows not between 1 and 10000 then
+    raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
+      using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
+  end if;
+  if ttl_s is null or ttl_s not between 1 and 86400 then
+    raise exception 'claim_ttl is %', coalesce(claim_ttl::text, 'NULL')
+      using errcode = 'invalid_parameter_value', hint = 'Give a time from 1 second to 1 day.';
+  end if;
+  if not @extschema@.outbox_destination_exists(to_destination) then
+    raise exception 'destination "%" does not exist', to_destination
+      using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
+  end if;
+  if not exists (select from @extschema@.outbox_source) then
+    return query
+    select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, c.claim_until,
+           e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
+           e.created_at, c.replayed, e.id::text
+    from @extschema@.outbox_relay_claim(max_rows, to_destination, ttl_s) c
+    left join @extschema@.outbox_events e on e.seq = c.seq order by c.seq;
+    return;
+  end if;
+  -- A message whose event cannot be read fails, as with a worker. That others come behind it all the same: a few more turns.
+  for turn in 1 .. 10 loop
+    claims := array(select c from @extschema@.outbox_relay_claim(max_rows, to_destination, ttl_s) c);
+    exit when claims = '{}';
+    events := array(select e from @extschema@.outbox_source_rows(array(select c.seq from unnest(claims) c)) e);
+    perform @extschema@.outbox_end_claim(c.seq, c.claim_token, to_destination, e.error, false, e.fault = 'missing')
+    from unnest(claims) c join unnest(events) e on e.seq = c.seq where e.fault is not null;
+    return query
+    select c.seq, case when e.id ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then e.id::uuid end, e.type, e.payload,
+           e.headers, c.key, c.attempts, c.claim_token, c.claim_until, e.aggregate_type, e.aggregate_id, e.operation,
+           e.previous_payload, e.metadata, e.actor, e.correlation_id, e.created_at, c.replayed, e.id
+    from unnest(claims) c join unnest(events) e on e.seq = c.seq where e.fault is null order by c.seq;
+    exit when found;
+  end loop;
 end
 $$;
 comment on function @extschema@.outbox_fetch_unpublished(integer, text, interval) is
   'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them with their events, in order of seq; of each key (of each partition, where that is the order) the first that has not ended. Commit before you send.';
 
 create function @extschema@.outbox_end_claim(
-  seq bigint, claim_token bigint, destination text, error text, published boolean
+  seq bigint, claim_token bigint, destination text, error text, published boolean, unsendable boolean default false
 ) returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
@@ -2924,7 +3014,7 @@ begin
     return false;
   end if;
   if not published then
-    select @extschema@.outbox_judge(d.wrapper, d.options, outbox_end_claim.seq, message.attempts, coalesce(error, 'failed'))
+    select @extschema@.outbox_judge(d.wrapper, d.options, outbox_end_claim.seq, message.attempts, coalesce(error, 'failed'), unsendable)
       into verdict
     from (select) one left join @extschema@.outbox_destinations() d on d.destination = to_destination;
   end if;
@@ -2945,7 +3035,7 @@ begin
   return true;
 end
 $$;
-comment on function @extschema@.outbox_end_claim(bigint, bigint, text, text, boolean) is
+comment on function @extschema@.outbox_end_claim(bigint, bigint, text, text, boolean, boolean) is
   'Internal: ends a message that a relay holds, if it still does.';
 
 create function @extschema@.outbox_mark_published(seq bigint, claim_token bigint, destination text default 'default')
