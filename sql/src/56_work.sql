@@ -332,11 +332,11 @@ begin
   end if;
   if exists (
     select from unnest(actions, delays_ms, reasons) u (action, delay_ms, reason)
-    where coalesce(u.action not in ('p', 'd', 'D', 'x', 'r', 'w', 'f'), true)
+    where coalesce(u.action not in ('p', 'd', 'D', 'B', 'x', 'r', 'w', 'f'), true)
       or u.action = 'r' and coalesce(u.delay_ms not between 0 and 1000000000000, true)
-      or u.action in ('d', 'D', 'x', 'r') and u.reason is null) then
+      or u.action in ('d', 'D', 'B', 'x', 'r') and u.reason is null) then
     raise exception 'an action is unknown, or lacks its delay or reason' using errcode = 'invalid_parameter_value',
-      hint = 'Actions: p, f, w; d, D, x with a reason; r with a delay in ms and a reason.';
+      hint = 'Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a reason.';
   end if;
   -- outbox_settle() tells by the first token whether it is held to leases. (outbox_settings says it too, but is locked while
   -- outbox_configure() waits for just this.)
@@ -356,7 +356,7 @@ begin
       delays_ms, short_reasons);
   end if;
   if changed > 0 then
-    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r'), count(*) filter (where a in ('d', 'D')),
+    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r'), count(*) filter (where a in ('d', 'D', 'B')),
                  count(*) filter (where a = 'x'), count(*) filter (where a = 'f')]
       into counts from (select a from unnest(actions) a limit changed) c;
     gone := counts[1] + counts[3] + counts[4];

@@ -8,13 +8,14 @@ use crate::pg::{catalog, guc, security};
 use crate::shmem::Class;
 use crate::{capture, config, registry, wake};
 use outbox_core::envelope;
+use outbox_core::hold::lane_crc;
 use outbox_core::partition::{Partition, crc32};
 use pgrx::datum::DatumWithOid;
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::prelude::*;
 use pgrx::spi::{OwnedPreparedStatement, SpiClient, SpiHeapTupleData, SpiResult, quote_identifier};
 use std::cell::{OnceCell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 pub struct Enqueue<'a> {
@@ -279,8 +280,12 @@ fn insert_pointers(statements: &Statements, request: Enqueue, mut stored: Option
             .iter()
             .map(|key| key.as_deref().map(|key| i64::from(crc32(key))))
             .collect();
+        let announced = if request.new { request.seqs.len() } else { 1 };
+        if !request.new {
+            registry::announce_drawing(None);
+        }
         for (seq, crc) in request.seqs.iter().zip(&crcs) {
-            registry::announce(crc.map(|crc| crc as u32), *seq, request.new);
+            registry::announce(crc.map(|crc| crc as u32), *seq);
         }
         // A time that is over says nothing.
         let due_at = request.times.available_at.filter(|at| *at > clock_timestamp());
@@ -305,6 +310,10 @@ fn insert_pointers(statements: &Statements, request: Enqueue, mut stored: Option
                 .collect::<SpiResult<Vec<_>>>()
                 .map_err(internal)?;
             let count = inserted.len() as i64;
+            let lanes: HashSet<Partition> = inserted.iter().flatten().map(|one| one.partition).collect();
+            lanes
+                .into_iter()
+                .for_each(|lane| registry::announce_lane(lane_crc(lane)));
             if due_at.is_none() {
                 ready(
                     client,
@@ -322,6 +331,7 @@ fn insert_pointers(statements: &Statements, request: Enqueue, mut stored: Option
                 wake::some_expire();
             }
             if count > 0 || !check_settings(client, statements, request.partition)? {
+                registry::placed(announced);
                 return Ok(count);
             }
         }

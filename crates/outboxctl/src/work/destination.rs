@@ -11,7 +11,7 @@ use outbox_core::message::{Outcome, Text};
 use outbox_core::pace::Pace;
 use outbox_core::partition::Partition;
 use outbox_core::route::Template;
-use outbox_core::settle::{Disposition, EXPIRED, Ended, Ordering, Rules};
+use outbox_core::settle::{Disposition, EXPIRED, Ended, Rules};
 use outbox_core::tick::{self, TickState};
 use outbox_transport::broker::{Broker, Outcomes, Status};
 use outbox_transport::target::{Limits, Target};
@@ -377,12 +377,8 @@ impl Destination {
             limit,
             &target.rules,
             |handle, pointer, event| {
-                let mut publication = outbox_core::envelope::publication(handle, pointer, event, &route)
-                    .map_err(|refusal| refusal.to_string())?;
-                if target.rules.ordering == Ordering::None {
-                    publication.key = None; // else requests of a key would wait for one another
-                }
-                Ok(publication)
+                outbox_core::envelope::publication(handle, pointer, event, &route)
+                    .map_err(|refusal| refusal.to_string())
             },
         );
         if tables.lane_by_lane && !known_locked {

@@ -497,10 +497,10 @@ impl Session {
         &self,
         destination: &str,
         batch: &[Settlement<Place>],
-        dead_closes: bool,
+        dead_action: &'static str,
         took_us: &[i64],
     ) -> Result<usize, Trouble> {
-        let rows = Settled::of(batch, dead_closes);
+        let rows = Settled::of(batch, dead_action);
         let row = self.one(
             "select @.outbox_work_settle($1, $2, $3, $4, $5, $6, $7, $8, $9)",
             &[
@@ -569,13 +569,12 @@ struct Settled<'a> {
 }
 
 impl<'a> Settled<'a> {
-    fn of(batch: &'a [Settlement<Place>], dead_closes: bool) -> Self {
+    fn of(batch: &'a [Settlement<Place>], dead_action: &'static str) -> Self {
         let mut rows = Self::default();
         for settlement in batch {
             let (action, delay_ms, reason) = match &settlement.disposition {
                 Disposition::Publish => ("p", None, None),
-                Disposition::Dead { reason } if dead_closes => ("D", None, Some(reason.as_str())),
-                Disposition::Dead { reason } => ("d", None, Some(reason.as_str())),
+                Disposition::Dead { reason } => (dead_action, None, Some(reason.as_str())),
                 Disposition::Expire => ("x", None, Some(EXPIRED)),
                 Disposition::Wait => ("w", None, None),
                 Disposition::Retry { delay_ms, error } => ("r", Some(*delay_ms as i64), Some(error.as_str())),
