@@ -414,7 +414,7 @@ fn outbox_is_replaying() -> bool {
 #[pg_extern(sql = false)]
 fn outbox_wake(more_waiting: i64, partitions: Vec<i16>, seqs: Vec<i64>) {
     wake::more_wait(more_waiting);
-    wake::waiting_changed();
+    wake::changed_by_hand();
     for (partition, seq) in partitions.into_iter().zip(seqs) {
         if let Ok(partition) = Partition::new(i64::from(partition)) {
             Class::all().for_each(|class| wake::ready(class, partition, seq));

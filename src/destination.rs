@@ -38,6 +38,8 @@ pub struct Common {
     pub settings: Settings,
     /// Why nothing is delivered from this database; None = it is adopted.
     pub not_adopted: Option<String>,
+    /// Of the changes by hand, how many there were before this worker looked last.
+    pub changes_seen: u32,
     /// With leasing off: the token of this process' claims, negative.
     pub row_token: i64,
     /// Workers of this database that live, as far as is known.
@@ -427,8 +429,9 @@ impl Destination {
         let Ok(target) = &self.target else {
             return Ok((0, common.settings.idle_backoff_ms)); // without a target there is no connection
         };
-        if target.body.is_some() {
-            leave_in_table(&memory); // the body is drawn in the claim
+        // The body is drawn in the claim. And a claim asks whether the destination is paused: a worker may not know yet.
+        if target.body.is_some() || changes_by_hand() != common.changes_seen {
+            leave_in_table(&memory);
         }
         let rests_ms = target
             .body
@@ -532,6 +535,11 @@ impl Destination {
 fn hand_over(engine: &mut Engine<Tid>, broker: &mut Broker, pace: &mut Pace, common: &Common, rules: &Rules) {
     engine.expire(rules, now_us());
     broker.hand_over(engine, pace, common.now_us());
+}
+
+/// How often a person has changed something in this database.
+pub fn changes_by_hand() -> u32 {
+    shmem::my_database().map_or(0, shmem::Database::changes_by_hand)
 }
 
 /// Nothing is taken in hand now.

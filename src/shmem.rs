@@ -79,6 +79,8 @@ pub struct Database {
     extension: AtomicU32,
     /// Grows when a message was scheduled, or a person changed what waits. Written at COMMIT.
     waiting_changes: AtomicU32,
+    /// Grows when a person changed something, a pause for example. Written at COMMIT.
+    changes_by_hand: AtomicU32,
     /// Grows when messages that expire were enqueued. Written at COMMIT.
     expiring: AtomicU32,
     /// Grows when a worker of this database starts, ends or gives partitions back. Written by it.
@@ -709,6 +711,14 @@ impl Database {
 
     pub fn waiting_changed(&self) {
         self.waiting_changes.fetch_add(1, SeqCst);
+    }
+
+    pub fn changes_by_hand(&self) -> u32 {
+        self.changes_by_hand.load(SeqCst)
+    }
+
+    pub fn changed_by_hand(&self) {
+        self.changes_by_hand.fetch_add(1, SeqCst);
     }
 
     /// Whether the prepared transactions that are older than the memory are in the registry.

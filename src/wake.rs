@@ -36,6 +36,7 @@ thread_local! {
     static ASKING: Cell<bool> = const { Cell::new(false) };
     static WAKE: Cell<bool> = const { Cell::new(false) };
     static WAITING_CHANGED: Cell<bool> = const { Cell::new(false) };
+    static BY_HAND: Cell<bool> = const { Cell::new(false) };
     static SOME_EXPIRE: Cell<bool> = const { Cell::new(false) };
     static INSTALLED: Cell<bool> = const { Cell::new(false) };
     static DATABASES: Cell<bool> = const { Cell::new(false) };
@@ -193,9 +194,15 @@ fn hand_parcels_over(database: &shmem::Database) {
     });
 }
 
-/// This transaction scheduled a message, or changed by hand what waits.
+/// This transaction scheduled a message.
 pub fn waiting_changed() {
     WAITING_CHANGED.set(true);
+}
+
+/// This transaction changed what waits, or what may go, by hand.
+pub fn changed_by_hand() {
+    waiting_changed();
+    BY_HAND.set(true);
 }
 
 /// This transaction enqueued messages that expire.
@@ -238,6 +245,9 @@ fn ended(end: End) {
                     database.enqueued(ENQUEUED.with_borrow(|entries| entries.iter().map(|(_, count)| count).sum()));
                     if SOME_EXPIRE.get() {
                         database.some_expire();
+                    }
+                    if BY_HAND.get() {
+                        database.changed_by_hand();
                     }
                     if WAITING_CHANGED.get() {
                         database.waiting_changed();
@@ -334,6 +344,7 @@ fn leave() {
         shmem::wake_workers();
     }
     WAITING_CHANGED.set(false);
+    BY_HAND.set(false);
     SOME_EXPIRE.set(false);
     INSTALLED.set(false);
     if DATABASES.take() {

@@ -5,7 +5,7 @@
 use crate::asks::Report;
 use crate::broker::DEADLINE;
 use crate::config::Settings;
-use crate::destination::{Common, Destination};
+use crate::destination::{Common, Destination, changes_by_hand};
 use crate::expiry::Expiry;
 use crate::pg::bgworker;
 use crate::pg::latch::WaitSet;
@@ -182,6 +182,7 @@ impl Worker {
             settings: Settings::snapshot(),
             workers: 1,
             not_adopted,
+            changes_seen: 0, // it looks at once
             bell,
             began: now,
             leaves_by: None,
@@ -572,7 +573,8 @@ impl Worker {
     /// What needs no haste: changed settings and destinations, the count of what waits, what is old.
     fn look_around(&mut self, now: Instant) -> Result<(), Failure> {
         let store = &self.common.store;
-        if now >= self.config_check_due {
+        let changes = changes_by_hand();
+        if now >= self.config_check_due || changes != self.common.changes_seen {
             self.config_check_due = now + CONFIG_CHECK_EVERY;
             let looked = in_transaction(c"outbox: look at settings", Durability::Relaxed, || {
                 let looked = (store.session_defaults()?, store.destinations()?, store.not_adopted()?);
@@ -592,6 +594,7 @@ impl Worker {
             if described != self.described {
                 self.describe(described);
             }
+            self.common.changes_seen = changes;
         }
         if now >= self.count_due && self.first && (self.idle || self.must_count()) {
             self.count_due = now + COUNT_EVERY;

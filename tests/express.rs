@@ -280,3 +280,19 @@ fn a_worker_that_ends_with_messages_in_hand_loses_none() {
         .collect();
     assert_eq!(seen, all);
 }
+
+#[test]
+fn nothing_goes_by_express_once_its_destination_is_paused() {
+    let broker = Broker::shared();
+    let (cluster, consumer) = stage(broker);
+    let mut client = cluster.connect(DB);
+    for round in 0..20 {
+        client.batch_execute("select outbox_pause()").expect("pause");
+        let seq = publish(&mut client, "a", &json!(round));
+        client.batch_execute("select outbox_tick()").expect("a pass of the worker");
+        let waits = client.query_one("select count(*) from outbox where seq = $1", &[&seq]);
+        assert_eq!(waits.expect("the row").get::<_, i64>(0), 1, "round {round}");
+        client.batch_execute("select outbox_resume()").expect("resume");
+        assert_eq!(label(&next(&consumer)), round);
+    }
+}
