@@ -37,8 +37,8 @@ help: ## this text
 	@echo
 	@echo "  for another server: make PG_CONFIG=/path/to/pg_config install"
 
-demo: private ## commit one event, roll back another, and see what a RabbitMQ consumer gets
-	@$(CARGO) build --quiet --locked -p outbox-tests --bin demo
+demo: private ## commit one event, roll back another, see what a consumer gets, and mend what does not move
+	@$(CARGO) build --locked -p outbox-tests -p outboxctl --bin demo --bin outboxctl
 	@$(RUN) target/debug/demo
 
 test: private ## every test, on private servers under target/

@@ -171,7 +171,10 @@ fn of_destination(row: &Value, destination: &str) -> Option<Reason> {
     let check = Some(format!("outboxctl check {destination}"));
     match text(row, "state") {
         "paused" => Some(reason(
-            with_detail(&format!("Destination {destination} is paused")),
+            match detail.strip_prefix("paused ") {
+                Some(by) => format!("Destination {destination} is paused {by}"),
+                None => with_detail(&format!("Destination {destination} is paused")),
+            },
             format!("outboxctl resume {destination}"),
         )),
         "down" => Some(reason(
@@ -311,7 +314,10 @@ mod tests {
             reasons[0].0
         );
         assert_eq!(reasons[1].0, "outbox.enabled is off: messages wait.");
-        assert!(reasons[2].0.contains("paused by ann"));
+        assert_eq!(
+            reasons[2].0,
+            "Destination default is paused by ann: broker is being moved"
+        );
     }
 
     #[test]
