@@ -100,7 +100,7 @@ pub fn reasons(facts: &Facts<'_>) -> Vec<Reason> {
     }));
     let told = facts.problems.iter().any(|problem| text(problem, "check") == "broker");
     if !(told && text(facts.destination, "state") == "down") {
-        reasons.extend(of_destination(facts.destination, destination));
+        reasons.extend(of_destination(facts.destination, destination, facts.problems));
     }
     if facts.partition["lease_owner"].is_null() && facts.partition["leasing"] == true && facts.problems.is_empty() {
         let why = format!(
@@ -162,7 +162,7 @@ fn behind(ahead: &Value, command: &dyn Fn(&str, &Value) -> String) -> Reason {
     }
 }
 
-fn of_destination(row: &Value, destination: &str) -> Option<Reason> {
+fn of_destination(row: &Value, destination: &str, problems: &[Value]) -> Option<Reason> {
     let detail = text(row, "detail");
     let with_detail = |text: &str| match detail {
         "" => format!("{text}."),
@@ -170,13 +170,18 @@ fn of_destination(row: &Value, destination: &str) -> Option<Reason> {
     };
     let check = Some(format!("outboxctl check {destination}"));
     match text(row, "state") {
-        "paused" => Some(reason(
-            match detail.strip_prefix("paused ") {
-                Some(by) => format!("Destination {destination} is paused {by}"),
-                None => with_detail(&format!("Destination {destination} is paused")),
-            },
-            format!("outboxctl resume {destination}"),
-        )),
+        "paused" => match detail.strip_prefix("paused ") {
+            Some(by) => Some(reason(
+                format!("Destination {destination} is paused {by}"),
+                format!("outboxctl resume {destination}"),
+            )),
+            // Delivery is switched off, which is told already, or a worker has yet to hear that it may go on.
+            None if problems.iter().any(|problem| text(problem, "check") == "enabled") => None,
+            None => Some(reason(
+                format!("Destination {destination} was paused, and goes on within about a second."),
+                None,
+            )),
+        },
         "down" => Some(reason(
             format!("Destination {destination} is down ({}): {detail}", text(row, "reason")),
             check,
@@ -318,6 +323,20 @@ mod tests {
             reasons[2].0,
             "Destination default is paused by ann: broker is being moved"
         );
+    }
+
+    #[test]
+    fn what_was_resumed_or_is_switched_off_is_not_called_paused() {
+        let resumed = why(message("pending"), |others, _| others[0]["state"] = "paused".into());
+        let [(text, remedy)] = &resumed[..] else {
+            panic!("{resumed:?}")
+        };
+        assert!(text.contains("goes on within") && remedy.is_empty(), "{resumed:?}");
+        let off = why(message("pending"), |others, problems| {
+            others[0]["state"] = "paused".into();
+            problems.push(json!({ "check": "enabled", "problem": "outbox.enabled is off", "remedy": "set it on" }));
+        });
+        assert_eq!(off, [("outbox.enabled is off.".into(), "set it on".into())]);
     }
 
     #[test]

@@ -234,7 +234,7 @@ async fn why(session: &Session, snapshot: &Snapshot, place: &Place) -> Result<Ve
         .iter()
         .filter(|check| !check.ok && general.contains(&check.check.as_str()));
     let problems: Vec<Value> = failing
-        .map(|check| json!({ "problem": check.problem, "remedy": check.remedy }))
+        .map(|check| json!({ "check": check.check, "problem": check.problem, "remedy": check.remedy }))
         .collect();
     let destination = snapshot
         .destinations
