@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use super::monitor::{Monitor, encoded};
 use super::{MARKUP, quiet_cluster, stage};
 use crate::common::{DB, LONG};
+use crate::obstacles::obstacles;
 use support::{Cluster, StopMode, wait_until};
 
 const PACKAGES: [&str; 2] = ["playwright==1.56.0", "axe-playwright-python==0.1.8"];
@@ -65,6 +66,11 @@ fn a_person_sees_what_stands_and_mends_it() {
         play(&cluster, "pictures");
     }
     play(&stage(MARKUP), "scenes");
+}
+
+#[test]
+fn what_does_not_move_is_found_and_mended_with_two_clicks() {
+    play(&obstacles(), "obstacles");
 }
 
 /// Seqs of the list, in its order.
