@@ -28,7 +28,7 @@ datarootdir ?= $(PREFIX)/share
 mandir      ?= $(datarootdir)/man
 CTL          = target/release/outboxctl
 
-.PHONY: help demo test bench build install install-ctl sql lint fmt clean tools servers private
+.PHONY: help demo test bench build install install-ctl sql lint fmt clean tools servers test-tools private
 
 help: ## this text
 	@echo "outbox $(VERSION): a transactional outbox for Postgres with its relay inside the server"
@@ -41,7 +41,7 @@ demo: private ## commit one event, roll back another, see what a consumer gets, 
 	@$(CARGO) build --locked -p outbox-tests -p outboxctl --bin demo --bin outboxctl
 	@$(RUN) target/debug/demo
 
-test: private ## every test, on private servers under target/
+test: test-tools private ## every test, on private servers under target/
 	$(CARGO) build --locked -p outbox-tests -p outboxctl --bins
 	$(CARGO) test --locked -p outbox-core -p outbox-bench -p outboxctl
 	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-transport
@@ -95,6 +95,9 @@ tools: # compiler and server headers; says what it does before it does it
 # A target of its own: make expands a whole recipe before it runs its first line, and PG_MAJOR needs the server's pg_config.
 servers: # compiler, headers, and the servers that demo and tests run; says what it does before it does it
 	@PG_CONFIG=$(PG_CONFIG) tests/support/install_tools.sh servers
+
+test-tools: # the same, and the programs beside which the tests run
+	@PG_CONFIG=$(PG_CONFIG) tests/support/install_tools.sh tests
 
 private: servers # a copy of the installed server under target/ with this extension in it; the installation itself is left alone
 	@mkdir -p target
