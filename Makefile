@@ -28,7 +28,7 @@ datarootdir ?= $(PREFIX)/share
 mandir      ?= $(datarootdir)/man
 CTL          = target/release/outboxctl
 
-.PHONY: help demo test bench build install install-ctl sql lint fmt clean tools servers test-tools private
+.PHONY: help demo test bench build install install-ctl sql lint fmt clean tools ctl-tools servers test-tools private
 
 help: ## this text
 	@echo "outbox $(VERSION): a transactional outbox for Postgres with its relay inside the server"
@@ -62,7 +62,7 @@ install: build $(SQL) ## install into the server of PG_CONFIG
 	chmod 644 $(SHAREDIR)/outbox.control
 	install -m 644 sql/outbox--*.sql $(SHAREDIR)/
 
-install-ctl: ## install outboxctl, with man pages and completions, below PREFIX
+install-ctl: ctl-tools ## install outboxctl, with man pages and completions, below PREFIX
 	$(CARGO) build --locked --release -p outboxctl
 	install -d $(DESTDIR)$(bindir) $(DESTDIR)$(mandir)/man1 $(DESTDIR)$(datarootdir)/bash-completion/completions \
 	  $(DESTDIR)$(datarootdir)/zsh/site-functions $(DESTDIR)$(datarootdir)/fish/vendor_completions.d
@@ -91,6 +91,9 @@ clean: ## remove what was built and what private servers left
 
 tools: # compiler and server headers; says what it does before it does it
 	@PG_CONFIG=$(PG_CONFIG) tests/support/install_tools.sh build
+
+ctl-tools: # the compiler alone: outboxctl needs no server
+	@tests/support/install_tools.sh ctl
 
 # A target of its own: make expands a whole recipe before it runs its first line, and PG_MAJOR needs the server's pg_config.
 servers: # compiler, headers, and the servers that demo and tests run; says what it does before it does it

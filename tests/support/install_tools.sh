@@ -1,7 +1,7 @@
 #!/bin/sh
-# Makes sure that what the build ($1 = build), the servers of demo and bench ($1 = servers), or also the tests ($1 = tests) need
-# is there. On Debian and its kin it installs what is missing with apt, as root or with sudo, and says so first; elsewhere it
-# names what is missing.
+# Makes sure that what outboxctl ($1 = ctl), the extension ($1 = build), the servers of demo and bench ($1 = servers), or also
+# the tests ($1 = tests) need is there. On Debian and its kin it installs what is missing with apt, as root or with sudo, and
+# says so first; elsewhere it names what is missing.
 set -eu
 
 missing=""
@@ -18,10 +18,10 @@ command -v cargo >/dev/null 2>&1 || {
 }
 
 pg_config=${PG_CONFIG:-/usr/lib/postgresql/15/bin/pg_config}
-if ! { command -v "$pg_config" && [ -d "$("$pg_config" --includedir-server)" ]; } >/dev/null 2>&1; then
+if [ "${1:-build}" != ctl ] && ! { command -v "$pg_config" && [ -d "$("$pg_config" --includedir-server)" ]; } >/dev/null 2>&1; then
   missing="$missing postgresql-15 postgresql-server-dev-15"
 fi
-need gcc cc
+need "gcc libc6-dev" cc
 case ${1:-build} in servers | tests)
   need rabbitmq-server /usr/lib/rabbitmq/bin/rabbitmq-server
   need postgresql-client-15 "$("$pg_config" --bindir 2>/dev/null || echo /usr/lib/postgresql/15/bin)/pg_dump" ;;
