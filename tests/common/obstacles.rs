@@ -24,13 +24,18 @@ pub fn obstacles() -> Cluster {
             "select outbox_publish('OrderPlaced', '{{}}', 'order', '{key}', 'placed', destination => '{destination}');"
         )
     };
+    cluster.exec(DB, "select outbox_pause('default', 'the broker moves')");
+    wait_true(
+        &cluster,
+        "the worker to hear of the pause",
+        "select exists (select from outbox_connections where destination = 'default' and state = 'paused')",
+    );
     cluster.exec(
         DB,
         &[
             server("shelf", &exchange, "routing_key 'nobody.listens', max_attempts '1'"),
             server("slow", &exchange, "routing_key 'nobody.listens', retry_backoff '1h'"),
             server("lost", &format!("{exchange}-missing"), "routing_key 'order.placed'"),
-            "select outbox_pause('default', 'the broker moves');".into(),
             publish("shelf", "dead"),
             publish("slow", "slow"),
             publish("lost", "lost"),

@@ -109,6 +109,11 @@ fn main() {
 fn a_message_that_does_not_move(app: &mut postgres::Client, outside: &Outside) -> i64 {
     step("somebody pauses delivery, and another order is placed: its event does not move");
     outside.run(&["pause", "--reason", "the broker moves to another host"]);
+    // It takes up to a second until the worker holds still.
+    wait_until("the worker to hear of it", SHORT, || {
+        let holds = "select exists (select from outbox_connections where state = 'paused')";
+        app.query_one(holds, &[]).is_ok_and(|row| row.get(0))
+    });
     place_order(app, 43, "12.50");
     app.query_one("select max(seq) from outbox", &[])
         .expect("the message waits")
