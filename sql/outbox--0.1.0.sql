@@ -448,6 +448,11 @@ returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'o
 comment on function @extschema@.outbox_note_pending(text, bigint) is
   'Internal: at COMMIT, counts so many more (or fewer) messages of a destination that wait.';
 
+create function @extschema@.outbox_is_in_hand(destination text, partition smallint, seq bigint)
+returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_in_hand_wrapper';
+comment on function @extschema@.outbox_is_in_hand(text, smallint, bigint) is
+  'Internal: whether a worker has this message in hand, which it has not claimed. If not, it will not take it in hand any more: it must be claimed.';
+
 -- ---- sql/src/25_attach.sql
 
 -- Publication policy: a trigger on an event table enqueues those of its rows that a condition chooses. All the trigger needs is
@@ -1396,8 +1401,8 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 declare
   leased constant boolean := tokens[1] > 0;
-  -- The fence: what this worker holds now, by lease and epoch. A row is changed only under it, and only if the row still
-  -- carries the token, so a worker that lost its lease changes nothing. The leases are locked until this is committed:
+  -- The fence: what this worker holds now, by lease and epoch. A row is changed only under it, and only if the row carries
+  -- the token, or nobody's (it was in hand before any claim), so a worker that lost its lease changes nothing. The leases are locked until this is committed:
   -- who takes one over then sees what was settled under it.
   held constant bigint[] := array(
     select p.partition::bigint << 48 | p.lease_epoch
@@ -1414,7 +1419,7 @@ begin
   ), gone as (
     delete from @extschema@.outbox o using ended u
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.partition = u.partition
-      and o.claim_token = u.token and u.action <> 'f'
+      and (o.claim_token = u.token or o.claim_token is null and leased) and u.action <> 'f'
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.replayed, o.destination, o.key, o.last_error,
       o.expires_at, u.action, u.delay_ms, u.reason
   ), published as (
@@ -1447,7 +1452,7 @@ begin
     update @extschema@.outbox o set claim_token = null, claim_until = null
     from ended u
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.partition = u.partition
-      and o.claim_token = u.token and u.action = 'f'
+      and (o.claim_token = u.token or o.claim_token is null and leased) and u.action = 'f'
     returning 1
   )
   select n.gone + (select count(*) from freed), n.failed into changed, failed
@@ -1866,7 +1871,8 @@ begin
   if exists (select from @extschema@.outbox o
              where o.seq = outbox_discard.seq and o.destination = to_destination
                and o.partition = any (partitions)
-               and @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)) then
+               and (@extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
+                    or @extschema@.outbox_is_in_hand(o.destination, o.partition, o.seq))) then
     raise exception 'message % is on its way to the broker', outbox_discard.seq
       using errcode = 'object_in_use', hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
@@ -2555,7 +2561,8 @@ begin
     where e.aggregate_id = who and e.aggregate_type is not distinct from kind returning 1
   ), ready as (
     delete from @extschema@.outbox o using seqs where o.seq = seqs.seq
-    returning o.seq, o.destination, @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until) as is_live
+    returning o.seq, o.destination, @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
+      or @extschema@.outbox_is_in_hand(o.destination, o.partition, o.seq) as is_live
   ), waiting as (
     delete from @extschema@.outbox_waiting w using seqs where w.seq = seqs.seq returning w.destination
   ), noted as (
@@ -2709,6 +2716,8 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
   )
   select l.tid, l.seq, l.key from lane l
   where (l.claim_token is null or not @extschema@.outbox_claim_is_live(l.claim_token, l.partition, l.claim_until))
+    -- A worker hears of a pause later.
+    and not @extschema@.outbox_is_in_hand($1, l.partition, l.seq)
     and (l.key is null
          or l.place = 1
             and not exists (select from closed c where c.partition = l.partition and c.key = l.key and c.head < l.seq)

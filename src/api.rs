@@ -9,7 +9,7 @@ use crate::pg::catalog::{self, Oid, OptionsOf};
 use crate::pg::{latch, security, signals, trigger, txn};
 use crate::shmem::Class;
 use crate::store::{self, Enqueue, Keys, Publish, Times};
-use crate::{asks, capture, config, figures, hooks, limits, registry, shmem, source, ticks, wake, worker};
+use crate::{asks, capture, config, express, figures, hooks, limits, registry, shmem, source, ticks, wake, worker};
 use outbox_core::envelope;
 use outbox_core::message::{Event, Outcome};
 use outbox_core::partition::{Partition, crc32};
@@ -456,6 +456,12 @@ fn outbox_note_fault(
         let fault = Fault::of_messages(destination, error, is_dead, seq.unwrap_or_default(), count);
         wake::note_fault(fault);
     }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_is_in_hand(destination: &str, partition: i16, seq: i64) -> bool {
+    let partition = Partition::new(i64::from(partition));
+    partition.is_ok_and(|partition| express::is_in_hand(destination, partition, seq))
 }
 
 #[pg_extern(sql = false)]

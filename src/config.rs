@@ -3,6 +3,7 @@
 //! SUSET settings can be set per database (ALTER DATABASE … SET); SIGHUP ones belong to the whole server; USERSET ones are
 //! what a session says of its events.
 
+use crate::express;
 use crate::pg::guc::{Refused, check_hook, define_session_flag, reserve_prefix};
 use outbox_core::envelope;
 use outbox_core::route::{Format, Statics, Template};
@@ -24,6 +25,7 @@ enum OnDead {
 }
 
 static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
+static EXPRESS: GucSetting<bool> = GucSetting::<bool>::new(true);
 static URL: Text = Text::new(Some(c""));
 static PASSWORD_FILE: Text = Text::new(Some(c""));
 static TLS_CA_FILE: Text = Text::new(Some(c""));
@@ -77,6 +79,12 @@ pub fn define() {
         c"Delivers messages. Off stops delivery only; enqueue goes on.",
         &ENABLED,
         Database,
+    );
+    flag(
+        c"outbox.express",
+        c"Hands what outbox_publish() stores to the worker in shared memory at COMMIT, before it is claimed. Off: by the table alone.",
+        &EXPRESS,
+        Server,
     );
     text(
         c"outbox.url",
@@ -486,6 +494,11 @@ fn default_target() -> Target {
         connect_timeout: millis(&CONNECT_TIMEOUT),
         confirm_timeout: millis(&CONFIRM_TIMEOUT),
     }
+}
+
+/// What is published goes to its worker by shared memory as well.
+pub fn express() -> bool {
+    EXPRESS.get() && express::is_there()
 }
 
 /// This session publishes and enqueues nothing.

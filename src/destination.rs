@@ -10,8 +10,8 @@ use crate::pg::txn::{self, Durability, Failure};
 use crate::ports::{STATEMENT_TIMEOUT_MS, Shared, Tables, in_transaction};
 use crate::shmem;
 use crate::store::{Described, Settlement, Store, now_us};
-use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Held, Sharing, Tally};
-use outbox_core::message::{Outcome, Text};
+use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Express, Held, Sharing, Tally};
+use outbox_core::message::{Event, Outcome, Pointer, Text};
 use outbox_core::minutes::Took;
 use outbox_core::pace::Pace;
 use outbox_core::partition::Partition;
@@ -419,12 +419,17 @@ impl Destination {
         }
         let by_hand = self.by_hand(common);
         self.engine.set_reach(by_hand);
+        let memory = common.shared.of(&self.name);
         let Some(room) = tick::next(&self.tick(common)).claim.filter(|_| may_claim) else {
+            leave_in_table(&memory);
             return Ok((0, self.wait_ms(common)));
         };
         let Ok(target) = &self.target else {
             return Ok((0, common.settings.idle_backoff_ms)); // without a target there is no connection
         };
+        if target.body.is_some() {
+            leave_in_table(&memory); // the body is drawn in the claim
+        }
         let rests_ms = target
             .body
             .as_ref()
@@ -439,26 +444,31 @@ impl Destination {
             .batch_size
             .min(room)
             .min(self.pace.per_second().unwrap_or(u32::MAX));
+        let make = |handle, pointer: &Pointer, event: &Event| {
+            let mut publication = outbox_core::envelope::publication(handle, pointer, event, &route)
+                .map_err(|refusal| refusal.to_string())?;
+            if target.rules.ordering == Ordering::None {
+                publication.key = None; // else requests of a key would wait for one another
+            }
+            Ok(publication)
+        };
+        let in_hand = (self.engine).receive(&memory, &memory, now_ms, limit as usize, &target.rules, make);
+        if in_hand > 0 {
+            hand_over(
+                &mut self.engine,
+                &mut self.broker,
+                &mut self.pace,
+                common,
+                &target.rules,
+            );
+        }
         let mut tables = Tables::new(common, &self.name, &target.rules, STATEMENT_TIMEOUT_MS);
         tables.body = target.body.as_ref();
         tables.lane_by_lane = self.locked_until.is_some_and(|until| Instant::now() < until);
         let known_locked = tables.lane_by_lane;
-        let memory = common.shared.of(&self.name);
-        let claimed = self.engine.claim(
-            &mut tables,
-            &memory,
-            now_ms,
-            limit,
-            &target.rules,
-            |handle, pointer, event| {
-                let mut publication = outbox_core::envelope::publication(handle, pointer, event, &route)
-                    .map_err(|refusal| refusal.to_string())?;
-                if target.rules.ordering == Ordering::None {
-                    publication.key = None; // else requests of a key would wait for one another
-                }
-                Ok(publication)
-            },
-        );
+        let claimed = self
+            .engine
+            .claim(&mut tables, &memory, now_ms, limit, &target.rules, make);
         // What a crash could still undo must not be sent: a commit with synchronous_commit off is visible before it is on
         // disk.
         txn::flush_wal(tables.wal_position);
@@ -469,7 +479,7 @@ impl Destination {
             );
             self.locked_until = Some(Instant::now() + LANE_BY_LANE);
         }
-        let claimed = claimed?;
+        let claimed = claimed? + in_hand;
         self.engine.note_claim();
         self.hand_over(common);
         self.proven |= claimed == 0 && self.engine.outstanding() == 0;
@@ -499,6 +509,8 @@ impl Destination {
     /// How long to wait at most, as far as this destination is concerned.
     fn wait_ms(&mut self, common: &Common) -> u32 {
         let wait_ms = tick::next(&self.tick(common)).wait_ms;
+        let in_hand_ms = self.engine.claims_in_hand_in_ms(common.now_ms());
+        let wait_ms = in_hand_ms.map_or(wait_ms, |ms| wait_ms.min(ms as u32));
         // Outcomes wake who waits for room with the publisher; nobody wakes who waits for his turn.
         match self.engine.is_ready_empty() {
             true => wait_ms,
@@ -512,8 +524,25 @@ impl Destination {
     /// Gives what is ready to the publisher, as fast as the destination may be sent to; the engine keeps the rest, in order,
     /// also while the publisher's queue is full. Without a connection the publisher answers each message as lost.
     fn hand_over(&mut self, common: &Common) {
-        self.engine.expire(&self.rules(common), now_us());
-        (self.broker).hand_over(&mut self.engine, &mut self.pace, common.now_us());
+        let rules = self.rules(common);
+        hand_over(&mut self.engine, &mut self.broker, &mut self.pace, common, &rules);
+    }
+
+    /// What was in hand is settled or claimed: nobody needs it in shared memory any more.
+    pub fn let_go(&mut self, common: &Common) {
+        self.engine.let_go(&common.shared.of(&self.name));
+    }
+}
+
+fn hand_over(engine: &mut Engine<Tid>, broker: &mut Broker, pace: &mut Pace, common: &Common, rules: &Rules) {
+    engine.expire(rules, now_us());
+    broker.hand_over(engine, pace, common.now_us());
+}
+
+/// Nothing is taken in hand now.
+fn leave_in_table(express: &impl Express<Tid>) {
+    for (place, claimed) in express.take() {
+        express.give_up(place, claimed.pointer.partition, claimed.pointer.seq);
     }
 }
 

@@ -9,6 +9,7 @@ mod config;
 mod destination;
 mod error;
 mod expiry;
+mod express;
 mod external;
 mod faults;
 mod figures;

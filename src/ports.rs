@@ -8,8 +8,8 @@ use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, signals};
 use crate::shmem::Class;
 use crate::store::{ClaimedBatch, Settlement, Store, Whereto, now_us};
-use crate::{registry, shmem};
-use outbox_core::engine::{self, Batch, Due, Errand, Held, Lane, Memory};
+use crate::{express, registry, shmem};
+use outbox_core::engine::{self, Batch, Claimed, Due, Errand, Express, Held, Lane, Memory, Place};
 use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::hold::OpenTransaction;
 use outbox_core::partition::Partition;
@@ -265,6 +265,11 @@ impl Shared {
         }
     }
 
+    /// These leases are new: their lanes are read from the start.
+    pub fn begin_lanes(&self, leases: &[Held]) {
+        leases.iter().for_each(|(partition, _)| express::begin_lane(*partition));
+    }
+
     /// As one destination sees it.
     pub fn of<'a>(&'a self, destination: &'a str) -> Lanes<'a> {
         Lanes {
@@ -337,11 +342,43 @@ impl Memory for Lanes<'_> {
             .shared
             .database
             .and_then(|database| database.look_at_reopen(self.class, partition));
-        told.into_iter().chain(new).min()
+        let ready = express::lowest_ready(self.destination, partition);
+        told.into_iter().chain(new).chain(ready).min()
+    }
+
+    fn revoke(&self, claimed: &[(Partition, i64)]) {
+        express::revoke(self.destination, claimed);
     }
 
     fn waiting_changes(&self) -> u32 {
         self.shared.database.map_or(0, shmem::Database::waiting_changes)
+    }
+}
+
+impl Express<Tid> for Lanes<'_> {
+    fn take(&self) -> Vec<(Place, Claimed<Tid>)> {
+        let worker = self.shared.slot.map_or(0, shmem::Worker::place);
+        (express::take(self.destination, worker).into_iter())
+            .map(|(place, tid, pointer, event)| {
+                let claimed = Claimed {
+                    place: tid,
+                    pointer,
+                    event: Ok(event),
+                };
+                (place, claimed)
+            })
+            .collect()
+    }
+
+    fn let_go(&self, place: Place) {
+        express::let_go(place);
+    }
+
+    fn give_up(&self, place: Place, partition: Partition, seq: i64) {
+        if let Some(database) = self.shared.database {
+            database.reopen(self.class, partition, seq);
+        }
+        express::let_go(place);
     }
 }
 

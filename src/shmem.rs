@@ -4,7 +4,7 @@
 use crate::asks::{Answer, Ask, Report};
 use crate::pg::shmem::{Shareable, Shared, SharedSlice, request};
 use crate::pg::{bgworker, catalog, latch, xact};
-use crate::{faults, figures, registry, ticks};
+use crate::{express, faults, figures, registry, ticks};
 use outbox_core::minutes::{Minutes, Took};
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::settle::Ended;
@@ -172,10 +172,11 @@ pub fn init() {
         figures::attach();
         faults::attach();
         ticks::attach();
+        express::attach();
         WAITERS.attach(c"outbox waiters", xact::max_sessions());
     }
     let bytes = || {
-        let others = registry::bytes() + figures::bytes() + faults::bytes() + ticks::bytes();
+        let others = registry::bytes() + figures::bytes() + faults::bytes() + ticks::bytes() + express::bytes();
         size_of::<State>() + others + xact::max_sessions() * size_of::<AtomicU32>()
     };
     request(bytes, attach);
@@ -371,6 +372,7 @@ fn free_places(state: &State) {
             latch::set(vacated.requester.load(Relaxed) - 1);
         }
         worker.in_flight.store(0, Relaxed);
+        express::worker_ends(worker.place());
         worker.proc_number.store(0, SeqCst);
         workers_changed(state, database);
     }
@@ -382,14 +384,14 @@ impl Worker {
     }
 
     /// Its place + 1.
-    fn number(&self) -> u64 {
+    pub fn place(&self) -> u32 {
         let index = static_state().and_then(|state| state.workers.iter().position(|worker| std::ptr::eq(worker, self)));
-        index.map_or(0, |index| index as u64 + 1)
+        index.map_or(0, |index| index as u32 + 1)
     }
 
     /// A pass that did something is over.
     pub fn note_tick(&self, report: &Report) {
-        if let Some(place) = self.number().checked_sub(1) {
+        if let Some(place) = self.place().checked_sub(1) {
             ticks::note(place as usize, self.number.load(Relaxed), report);
         }
     }
@@ -549,7 +551,7 @@ pub fn my_database() -> Option<&'static Database> {
     find(static_state()?, catalog::my_database())
 }
 
-/// The place of a database. Launcher only.
+/// The place of a database.
 pub fn database(oid: u32) -> Option<&'static Database> {
     find(static_state()?, oid)
 }
@@ -620,13 +622,21 @@ impl Database {
     /// From now on `worker` reads the partition, and nobody else.
     pub fn own_lanes(&self, partition: Partition, worker: &Worker) {
         for lane in Class::all().filter_map(|class| self.lane(class, partition)) {
-            lane.own(worker.number());
+            lane.own(u64::from(worker.place()));
         }
+    }
+
+    /// The place + 1 of the worker that reads a lane, if it is in this server and alive.
+    pub fn reader_in_server(&self, class: Class, partition: Partition) -> Option<u32> {
+        let place = (self.lane(class, partition)?.0.load(SeqCst) >> SEQ_BITS) as u32;
+        let worker = static_state()?.workers.get((place as usize).checked_sub(1)?)?;
+        let is_here = worker.database.load(SeqCst) == self.oid.load(Relaxed) && !worker.is_outside();
+        is_here.then_some(place)
     }
 
     /// From which seq on its owner must read the partition again, if so.
     pub fn take_reopen(&self, class: Class, partition: Partition, worker: &Worker) -> Option<i64> {
-        self.lane(class, partition)?.take(worker.number())
+        self.lane(class, partition)?.take(u64::from(worker.place()))
     }
 
     /// The same, left there.

@@ -4,6 +4,7 @@
 
 pub mod body;
 mod enqueue;
+mod express;
 pub mod source;
 mod worker;
 pub mod written;
@@ -18,4 +19,9 @@ pub use worker::{ClaimedBatch, Described, Expired, Settlement, Store, Whereto};
 pub fn now_us() -> i64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map(|d| d.as_micros() as i64).unwrap_or_default()
+}
+
+fn us_since_1970(time: pgrx::datum::TimestampWithTimeZone) -> i64 {
+    const YEAR_2000_US: i64 = 946_684_800_000_000; // where Postgres begins
+    i64::from(time).saturating_add(YEAR_2000_US)
 }

@@ -5,10 +5,12 @@
 //! safety poll of the workers finds its messages within a second.
 
 use crate::faults::Fault;
+use crate::pg::tid::Tid;
 use crate::pg::xact::{self, End};
 use crate::shmem::Class;
 use crate::store::now_us;
-use crate::{asks, capture, faults, figures, registry, shmem};
+use crate::{asks, capture, express, faults, figures, registry, shmem};
+use outbox_core::engine::Place;
 use outbox_core::minutes::Took;
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
@@ -22,6 +24,8 @@ thread_local! {
     static PENDING: RefCell<Vec<(u32, (u64, i64))>> = const { RefCell::new(Vec::new()) };
     /// The lowest seq in each lane, whether or not its savepoint lasts: too low a seq costs a look.
     static LOWS: RefCell<BTreeMap<(Class, Partition), i64>> = const { RefCell::new(BTreeMap::new()) };
+    /// (savepoint, a message that may go by express)
+    static PARCELS: RefCell<Vec<(u32, Parcel)>> = const { RefCell::new(Vec::new()) };
     /// (savepoint, what a relay ended in it)
     static ENDED: RefCell<Vec<(u32, Ended)>> = const { RefCell::new(Vec::new()) };
     /// (savepoint, in how many µs a message got through that a relay published in it)
@@ -35,6 +39,23 @@ thread_local! {
     static SOME_EXPIRE: Cell<bool> = const { Cell::new(false) };
     static INSTALLED: Cell<bool> = const { Cell::new(false) };
     static DATABASES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Of a transaction; more go by the table alone, where a claim takes them together.
+const MAX_PARCELS: usize = 8;
+
+/// A message that may be laid down for its worker when this transaction commits.
+pub struct Parcel {
+    pub class: Class,
+    pub partition: Partition,
+    pub seq: i64,
+    /// CRC-32 of its name.
+    pub destination: u32,
+    /// Where its rows are, and in which tables: in `outbox` and among the events.
+    pub row: (u32, Tid),
+    pub event: (u32, Tid),
+    pub bytes: Vec<u8>,
+    pub place: Option<Place>,
 }
 
 /// From `_PG_init`.
@@ -134,6 +155,42 @@ pub fn ready(class: Class, partition: Partition, seq: i64) {
     });
 }
 
+/// The same; it may go by express.
+pub fn ready_by_express(parcel: Parcel) {
+    PARCELS.with_borrow_mut(|parcels| match parcels.len() < MAX_PARCELS {
+        true => parcels.push((xact::current_savepoint(), parcel)),
+        false => ready(parcel.class, parcel.partition, parcel.seq),
+    });
+}
+
+/// What this transaction has published lies ready before anybody can see its rows.
+fn lay_down_parcels() {
+    PARCELS.with_borrow_mut(|parcels| {
+        if parcels.is_empty() || !xact::commits_durably() {
+            return;
+        }
+        for (_, parcel) in parcels {
+            // What was changed since is read from the table.
+            let is_current = |(table, tid): (u32, Tid)| tid.is_current_in(table);
+            if is_current(parcel.row) && is_current(parcel.event) {
+                parcel.place = express::lay_down(parcel);
+            }
+        }
+    });
+}
+
+/// After Committed: whoever reads their lanes may take them, or shall look for the rows.
+fn hand_parcels_over(database: &shmem::Database) {
+    PARCELS.with_borrow_mut(|parcels| {
+        for (_, parcel) in parcels {
+            let place = parcel.place.take();
+            if !place.is_some_and(|place| express::ready(place, parcel.class, parcel.partition)) {
+                database.reopen(parcel.class, parcel.partition, parcel.seq);
+            }
+        }
+    });
+}
+
 /// This transaction scheduled a message, or changed by hand what waits.
 pub fn waiting_changed() {
     WAITING_CHANGED.set(true);
@@ -158,6 +215,7 @@ pub fn databases_change() {
 /// After Committed nothing here may allocate, log or raise: the lists only shrink.
 fn ended(end: End) {
     match end {
+        End::Committing => lay_down_parcels(),
         End::Committed => {
             if INSTALLED.get()
                 && let Some(database) = shmem::my_database()
@@ -169,6 +227,7 @@ fn ended(end: End) {
             if WAKE.get() {
                 // In this order: visible already; from where to read; no longer open; look.
                 if let Some(database) = shmem::my_database() {
+                    hand_parcels_over(database);
                     LOWS.with_borrow(|lows| {
                         for ((class, partition), low) in lows {
                             database.reopen(*class, *partition, *low);
@@ -204,6 +263,7 @@ fn ended(end: End) {
         End::Aborted | End::Prepared => leave(),
         End::SavepointReleased { id, into } => {
             ENQUEUED.with_borrow_mut(|entries| move_up(entries, id, into));
+            PARCELS.with_borrow_mut(|entries| move_up(entries, id, into));
             ENDED.with_borrow_mut(|entries| move_up(entries, id, into));
             TOOK.with_borrow_mut(|entries| move_up(entries, id, into));
             FAULTS.with_borrow_mut(|entries| move_up(entries, id, into));
@@ -214,6 +274,7 @@ fn ended(end: End) {
         }
         End::SavepointAborted { id } => {
             ENQUEUED.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
+            PARCELS.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
             ENDED.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
             TOOK.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
             FAULTS.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
@@ -281,6 +342,10 @@ fn leave() {
     }
     stop_asking();
     ENQUEUED.with_borrow_mut(Vec::clear);
+    PARCELS.with_borrow_mut(|parcels| {
+        let places = parcels.drain(..).filter_map(|(_, parcel)| parcel.place);
+        places.for_each(express::take_back); // it did not commit
+    });
     ENDED.with_borrow_mut(Vec::clear);
     TOOK.with_borrow_mut(Vec::clear);
     FAULTS.with_borrow_mut(Vec::clear);

@@ -264,6 +264,9 @@ impl Worker {
             .shared
             .set_in_flight(self.destinations.iter().map(Destination::outstanding).sum());
         self.destinations.iter().for_each(Destination::note_in_flight);
+        for destination in &mut self.destinations {
+            destination.let_go(&self.common);
+        }
         self.answer();
         wait_ms
     }
@@ -380,6 +383,7 @@ impl Worker {
                 // What it held goes again when the lanes are read anew.
                 pgrx::warning!("outbox {}: {}", self.common.id, failure.message);
             }
+            destination.let_go(&self.common);
         }
         let names: Vec<&str> = described.iter().map(|described| described.name.as_str()).collect();
         figures::forget_but(&names);
@@ -502,10 +506,11 @@ impl Worker {
                 .collect();
             let new = store.take(&acquire, settings.lease_ttl_s)?;
             taken = new.len();
-            held.extend(new);
+            held.extend(&new);
             held.sort_unstable();
             // Before anybody else can take them, for the rows of the leases are still locked.
             owner_of_lanes.own_lanes(&held);
+            owner_of_lanes.begin_lanes(&new);
             let leaving = busy.into_iter().map(|(partition, _)| partition).collect();
             let mine = PartitionCount::new(leases.len() as i64).map_or(0, |count| {
                 let mut workers_sorted = workers.clone();

@@ -78,3 +78,8 @@ create function @extschema@.outbox_note_pending(destination text, more bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_pending_wrapper';
 comment on function @extschema@.outbox_note_pending(text, bigint) is
   'Internal: at COMMIT, counts so many more (or fewer) messages of a destination that wait.';
+
+create function @extschema@.outbox_is_in_hand(destination text, partition smallint, seq bigint)
+returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_in_hand_wrapper';
+comment on function @extschema@.outbox_is_in_hand(text, smallint, bigint) is
+  'Internal: whether a worker has this message in hand, which it has not claimed. If not, it will not take it in hand any more: it must be claimed.';

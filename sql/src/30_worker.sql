@@ -453,8 +453,8 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 declare
   leased constant boolean := tokens[1] > 0;
-  -- The fence: what this worker holds now, by lease and epoch. A row is changed only under it, and only if the row still
-  -- carries the token, so a worker that lost its lease changes nothing. The leases are locked until this is committed:
+  -- The fence: what this worker holds now, by lease and epoch. A row is changed only under it, and only if the row carries
+  -- the token, or nobody's (it was in hand before any claim), so a worker that lost its lease changes nothing. The leases are locked until this is committed:
   -- who takes one over then sees what was settled under it.
   held constant bigint[] := array(
     select p.partition::bigint << 48 | p.lease_epoch
@@ -471,7 +471,7 @@ begin
   ), gone as (
     delete from @extschema@.outbox o using ended u
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.partition = u.partition
-      and o.claim_token = u.token and u.action <> 'f'
+      and (o.claim_token = u.token or o.claim_token is null and leased) and u.action <> 'f'
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.replayed, o.destination, o.key, o.last_error,
       o.expires_at, u.action, u.delay_ms, u.reason
   ), published as (
@@ -504,7 +504,7 @@ begin
     update @extschema@.outbox o set claim_token = null, claim_until = null
     from ended u
     where o.ctid = u.row_tid and o.seq = u.seq and o.destination = u.destination and o.partition = u.partition
-      and o.claim_token = u.token and u.action = 'f'
+      and (o.claim_token = u.token or o.claim_token is null and leased) and u.action = 'f'
     returning 1
   )
   select n.gone + (select count(*) from freed), n.failed into changed, failed

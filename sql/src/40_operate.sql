@@ -75,7 +75,8 @@ begin
   if exists (select from @extschema@.outbox o
              where o.seq = outbox_discard.seq and o.destination = to_destination
                and o.partition = any (partitions)
-               and @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)) then
+               and (@extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
+                    or @extschema@.outbox_is_in_hand(o.destination, o.partition, o.seq))) then
     raise exception 'message % is on its way to the broker', outbox_discard.seq
       using errcode = 'object_in_use', hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;

@@ -80,7 +80,8 @@ begin
     where e.aggregate_id = who and e.aggregate_type is not distinct from kind returning 1
   ), ready as (
     delete from @extschema@.outbox o using seqs where o.seq = seqs.seq
-    returning o.seq, o.destination, @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until) as is_live
+    returning o.seq, o.destination, @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
+      or @extschema@.outbox_is_in_hand(o.destination, o.partition, o.seq) as is_live
   ), waiting as (
     delete from @extschema@.outbox_waiting w using seqs where w.seq = seqs.seq returning w.destination
   ), noted as (

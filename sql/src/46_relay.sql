@@ -59,6 +59,8 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
   )
   select l.tid, l.seq, l.key from lane l
   where (l.claim_token is null or not @extschema@.outbox_claim_is_live(l.claim_token, l.partition, l.claim_until))
+    -- A worker hears of a pause later.
+    and not @extschema@.outbox_is_in_hand($1, l.partition, l.seq)
     and (l.key is null
          or l.place = 1
             and not exists (select from closed c where c.partition = l.partition and c.key = l.key and c.head < l.seq)

@@ -1,7 +1,7 @@
 //! End of a transaction: one permanent callback. (pgrx's `register_xact_callback` survives PREPARE TRANSACTION and then
 //! fires at an unrelated commit.)
 
-use pgrx::pg_sys;
+use pgrx::{pg_guard, pg_sys};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,6 +13,8 @@ unsafe extern "C" {
 /// What became of the transaction, or of the savepoint with this number.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum End {
+    /// About to commit; may still fail, and raise.
+    Committing,
     /// Committed and already visible. No allocation, log or error from here on.
     Committed,
     Aborted,
@@ -48,6 +50,12 @@ pub fn current_savepoint() -> u32 {
     unsafe { pg_sys::GetCurrentSubTransactionId() }
 }
 
+/// Whether this transaction's COMMIT will return when it is on disk.
+pub fn commits_durably() -> bool {
+    // SAFETY: reads a setting of the server.
+    unsafe { pg_sys::synchronous_commit > pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_OFF as i32 }
+}
+
 /// The xid of this transaction; 0 if it has written nothing.
 pub fn my_xid() -> u32 {
     // SAFETY: reads a static of the server.
@@ -80,8 +88,10 @@ fn tell(end: End) {
     }
 }
 
+#[pg_guard]
 unsafe extern "C-unwind" fn xact(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
     match event {
+        pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT => tell(End::Committing),
         pg_sys::XactEvent::XACT_EVENT_COMMIT => tell(End::Committed),
         pg_sys::XactEvent::XACT_EVENT_ABORT => tell(End::Aborted),
         pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE => tell(End::Preparing),

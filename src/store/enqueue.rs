@@ -1,11 +1,12 @@
 //! The SQL of enqueue and publish: in a user's backend, in its transaction, with the rights of the owner of the tables.
 
+use super::express::{self, Stored};
 use super::source;
 use crate::error::{UserError, invalid};
 use crate::pg::args::Jsonb;
 use crate::pg::{catalog, guc, security};
 use crate::shmem::Class;
-use crate::{capture, registry, wake};
+use crate::{capture, config, registry, wake};
 use outbox_core::envelope;
 use outbox_core::partition::{Partition, crc32};
 use pgrx::datum::DatumWithOid;
@@ -76,8 +77,8 @@ pub(super) struct Statements {
     /// By whether the event was stored just now, and whether it is scheduled.
     insert: [[OnceCell<OwnedPreparedStatement>; 2]; 2],
     aggregates: OnceCell<OwnedPreparedStatement>,
-    /// Without an id, and with one that must be new.
-    event: [OnceCell<OwnedPreparedStatement>; 2],
+    /// Without an id, and with one that must be new; and whether it shall return the event.
+    event: [[OnceCell<OwnedPreparedStatement>; 2]; 2],
     pub(super) events: OnceCell<OwnedPreparedStatement>,
     /// Of this database, as far as is known here. The statement that inserts finds out if it is another.
     partitioner: RefCell<Option<Partitioner>>,
@@ -147,7 +148,7 @@ pub fn enqueue(fcinfo: pg_sys::FunctionCallInfo, request: Enqueue) -> Result<i64
     let statements = statements(fcinfo);
     security::run_as(statements.owner, || {
         statements.hold();
-        insert_pointers(&statements, request)
+        insert_pointers(&statements, request, None)
     })
 }
 
@@ -158,7 +159,8 @@ pub fn publish(fcinfo: pg_sys::FunctionCallInfo, request: &Publish) -> Result<i6
         statements.hold();
         registry::announce_drawing(request.key.map(crc32)); // the seq is drawn next
         capture::publishing_begins(request.destination);
-        let seq = insert_event(&statements, request)?;
+        let at_once = request.times.available_at.is_none() && request.times.expires_at.is_none();
+        let (seq, stored) = insert_event(&statements, request, at_once && config::express())?;
         capture::publishing_ends();
         let pointer = Enqueue {
             seqs: &[seq],
@@ -168,14 +170,15 @@ pub fn publish(fcinfo: pg_sys::FunctionCallInfo, request: &Publish) -> Result<i6
             times: request.times,
             partition: None,
         };
-        insert_pointers(&statements, pointer)?;
+        insert_pointers(&statements, pointer, stored)?;
         Ok(seq)
     })
 }
 
-fn insert_event(statements: &Statements, request: &Publish) -> Result<i64, UserError> {
+/// `wanted`: the event shall come back, if it is small.
+fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Result<(i64, Option<Stored>), UserError> {
     Spi::connect_mut(|client| {
-        let cached = &statements.event[usize::from(request.id.is_some())];
+        let cached = &statements.event[usize::from(request.id.is_some())][usize::from(wanted)];
         let insert = match cached.get() {
             Some(insert) => insert,
             None => {
@@ -192,8 +195,9 @@ fn insert_event(statements: &Statements, request: &Publish) -> Result<i64, UserE
                     "insert into {s}.outbox_events as e (id, type, aggregate_type, aggregate_id, operation, payload,
                        previous_payload, metadata, headers, actor, correlation_id)
                      {values}
-                     returning e.seq, e.body_bytes",
-                    s = statements.schema
+                     returning e.seq, e.body_bytes{event}",
+                    s = statements.schema,
+                    event = if wanted { express::EVENT } else { "" },
                 );
                 let (id, text, jsonb) = (PgBuiltInOids::UUIDOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::JSONBOID);
                 let types = [id, text, text, text, text, jsonb, jsonb, jsonb, jsonb, text, text];
@@ -218,10 +222,11 @@ fn insert_event(statements: &Statements, request: &Publish) -> Result<i64, UserE
             request.correlation_id.into(),
         ];
         let stored = client.update(insert, None, &args).map_err(internal)?;
-        let (Some(seq), Some(bytes)) = (if stored.is_empty() {
+        let row = stored.first();
+        let (Some(seq), Some(bytes)) = (if row.is_empty() {
             (None, None)
         } else {
-            stored.first().get_two::<i64, i32>().map_err(internal)?
+            row.get_two::<i64, i32>().map_err(internal)?
         }) else {
             let id = request.id.map(|id| id.to_string()).unwrap_or_default();
             return Err(UserError::new(
@@ -231,7 +236,11 @@ fn insert_event(statements: &Statements, request: &Publish) -> Result<i64, UserE
             ));
         };
         check_body(i64::from(bytes))?;
-        Ok(seq)
+        let stored = match wanted {
+            true => express::stored(&row, seq, statements.event_table, request.key).map_err(internal)?,
+            false => None,
+        };
+        Ok((seq, stored))
     })
 }
 
@@ -259,7 +268,8 @@ fn jsonb(value: &Option<Jsonb>) -> DatumWithOid<'_> {
     }
 }
 
-fn insert_pointers(statements: &Statements, request: Enqueue) -> Result<i64, UserError> {
+/// `stored`: of one that may go by express, its event.
+fn insert_pointers(statements: &Statements, request: Enqueue, mut stored: Option<Stored>) -> Result<i64, UserError> {
     Spi::connect_mut(|client| {
         let keys = match &request.keys {
             Keys::Given(keys) => keys.clone(),
@@ -296,8 +306,18 @@ fn insert_pointers(statements: &Statements, request: Enqueue) -> Result<i64, Use
                 if due_at.is_none() {
                     let index: i16 = row.get(1).map_err(internal)?.unwrap_or_default();
                     let seq: i64 = row.get(2).map_err(internal)?.unwrap_or_default();
-                    if let Ok(partition) = Partition::new(i64::from(index)) {
-                        wake::ready(class, partition, seq);
+                    let Ok(partition) = Partition::new(i64::from(index)) else {
+                        continue;
+                    };
+                    let parcel = match stored.take() {
+                        Some(stored) => {
+                            express::parcel(&row, stored, request.destination, partition).map_err(internal)?
+                        }
+                        None => None,
+                    };
+                    match parcel {
+                        Some(parcel) => wake::ready_by_express(parcel),
+                        None => wake::ready(class, partition, seq),
                     }
                 }
             }
@@ -438,7 +458,8 @@ fn insert_statement<'a>(
          where (u.partition is null or u.partition operator(pg_catalog.<) s.partition_count)
            and case when $7 is null then s.partitioner is null
                     else s.partitioner operator(pg_catalog.=) $7 and s.partition_count operator(pg_catalog.=) $8 end {probe}
-         on conflict do nothing returning partition, seq",
+         on conflict do nothing returning partition, seq{place}",
+        place = if scheduled { "" } else { express::MESSAGE },
         probe = if new { "" } else { &probe }
     );
     let types = [

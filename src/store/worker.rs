@@ -3,6 +3,7 @@
 
 use super::body::Bodies;
 use super::source::Source;
+use super::us_since_1970;
 use crate::pg::tid::Tid;
 use crate::pg::{catalog, guc};
 use outbox_core::engine::{self, Batch, Claimed, Held, Lane, Sharing};
@@ -786,11 +787,6 @@ fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<Tid>> {
         pointer,
         event,
     })
-}
-
-fn us_since_1970(time: TimestampWithTimeZone) -> i64 {
-    const YEAR_2000_US: i64 = 946_684_800_000_000; // where Postgres begins
-    i64::from(time).saturating_add(YEAR_2000_US)
 }
 
 /// A partition number out of our own table, where a CHECK keeps it in range. (A panic here becomes an ERROR.)

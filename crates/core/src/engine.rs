@@ -12,6 +12,7 @@
 mod bounds;
 
 pub use bounds::Bounds;
+pub use in_hand::{Express, Place};
 
 use crate::budget;
 use crate::gate::{Admission, Found, Gates, Handle, OrderedKey};
@@ -21,6 +22,7 @@ use crate::partition::Partition;
 use crate::settle::{Disposition, Ordering, Rules, decide};
 use asked::Asked;
 pub use asked::{Errand, Tally};
+use in_hand::InHand;
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Published messages wait so long to be settled together, in ms, unless there are many: each settle waits for the disk,
@@ -51,6 +53,12 @@ pub struct Claimed<P> {
     pub pointer: Pointer,
     /// Or what becomes of a message whose event is missing or cannot be read: Unsendable or Failed.
     pub event: Result<Event, Outcome>,
+}
+
+impl<P> Claimed<P> {
+    fn which(&self) -> (Partition, i64) {
+        (self.pointer.partition, self.pointer.seq)
+    }
 }
 
 /// One message to settle.
@@ -130,8 +138,10 @@ pub trait Memory {
     fn open_transactions(&self) -> Vec<OpenTransaction>;
     /// The lowest seq committed in a partition since the last call, if any.
     fn take_reopen(&self, partition: Partition) -> Option<i64>;
-    /// The same, left there.
+    /// The same, left there; and the lowest seq that lies ready to be taken in hand.
     fn look_at_reopen(&self, partition: Partition) -> Option<i64>;
+    /// These are claimed: what of them may lie ready by now, or soon, is not to be taken in hand.
+    fn revoke(&self, _claimed: &[(Partition, i64)]) {}
     /// Grows when something was scheduled, or a person changed what waits.
     fn waiting_changes(&self) -> u32;
 }
@@ -186,6 +196,7 @@ pub struct Engine<P> {
     sweep_at_ms: u64,
     /// What a session wants to know of, and how far it lets this go.
     asked: Asked,
+    in_hand: InHand,
 }
 
 impl<P: Clone> Engine<P> {
@@ -218,6 +229,7 @@ impl<P: Clone> Engine<P> {
             waiting_changes: 0,
             sweep_at_ms: 0,
             asked: Asked::default(),
+            in_hand: InHand::default(),
         }
     }
 
@@ -307,61 +319,6 @@ impl<P: Clone> Engine<P> {
         self.gates.keys()
     }
 
-    // ---- leases -----------------------------------------------------------------------------------------------------
-
-    /// What is held now, and what of it another worker shall have. A lease with a new epoch starts anew.
-    pub fn set_leases(&mut self, held: Vec<Held>, leaving: HashSet<Partition>) {
-        if self.sharing == Sharing::RowClaims {
-            return; // there are none, and what is in flight does not depend on them
-        }
-        let kept: HashSet<Partition> = (held.iter())
-            .filter(|lease| self.leases.contains(lease))
-            .map(|(partition, _)| *partition)
-            .collect();
-        for answered in self.gates.forget(|partition| !kept.contains(&partition)) {
-            self.messages.remove(&answered);
-        }
-        // What is parked or ready of a lost lease goes nowhere. What is with the publisher ends as it ends, without a key;
-        // with one it would end out of order, for its gate is forgotten, and no fence stops it until somebody else takes
-        // the lease.
-        let ready = std::mem::take(&mut self.ready);
-        self.ready = (ready.into_iter())
-            .filter(|handle| (self.messages.get(handle)).is_some_and(|m| kept.contains(&m.pointer.partition)))
-            .collect();
-        self.messages.retain(|handle, message| {
-            let sent = message.publication.is_none();
-            let stays = kept.contains(&message.pointer.partition) || (sent && message.pointer.key.is_none());
-            if sent && !stays {
-                self.with_publisher = self.with_publisher.saturating_sub(1);
-                self.alone = self.alone.filter(|alone| alone != handle);
-            }
-            stays
-        });
-        for (partition, _) in &held {
-            // One that was to leave and stays was not looked at meanwhile.
-            let stays = self.leaving.contains(partition) && !leaving.contains(partition);
-            if !kept.contains(partition) || stays {
-                self.fresh.insert(*partition);
-            }
-        }
-        self.marks.retain(|partition, _| kept.contains(partition));
-        self.fresh
-            .retain(|partition| held.iter().any(|(still, _)| still == partition));
-        let parked = self.gates.give_up_parked(|partition| leaving.contains(&partition));
-        self.release(parked, "another worker takes over the partition");
-        // One that was to leave and could not be renewed is lost already.
-        self.leaving = leaving
-            .into_iter()
-            .filter(|p| held.iter().any(|(h, _)| h == p))
-            .collect();
-        self.leases = held;
-    }
-
-    /// The rules changed: what stands behind another is to be judged anew.
-    pub fn look_anew(&mut self) {
-        self.sweep_at_ms = 0;
-    }
-
     // ---- outcomes and settle ----------------------------------------------------------------------------------------
 
     /// The publisher's answer for one message.
@@ -447,6 +404,7 @@ impl<P: Clone> Engine<P> {
                     Disposition::Retry { delay_ms, .. } => self.due_at_ms = self.due_at_ms.min(now_ms + delay_ms),
                     _ => {}
                 }
+                self.in_hand.end(settlement.pointer.partition, settlement.pointer.seq);
             }
             settled(&self.unsettled[..rows]);
             self.unsettled.drain(..rows);
@@ -487,6 +445,7 @@ impl<P: Clone> Engine<P> {
             return Ok(count);
         }
         self.read_anew(store, now_ms, &leases, rules)?;
+        self.claim_what_lasts(now_ms);
 
         memory.notice_prepared();
         for (partition, _) in &leases {
@@ -513,10 +472,13 @@ impl<P: Clone> Engine<P> {
                 limit,
             })
             .collect();
-        let batch = match lanes.as_slice() {
+        let mut batch = match lanes.as_slice() {
             [] => Batch::default(),
             lanes => store.claim(lanes)?, // (b)
         };
+        self.advance_marks(&lanes, &batch);
+        batch.rows = self.recognise(batch.rows);
+        memory.revoke(&batch.rows.iter().map(Claimed::which).collect::<Vec<_>>());
         let holds = Holds {
             all: batch.missed,
             open: memory.open_transactions(), // (c)
@@ -525,7 +487,6 @@ impl<P: Clone> Engine<P> {
                 .collect(),
         };
         let count = batch.rows.len();
-        self.advance_marks(&lanes, &batch);
         let is_read = |partition: &Partition| self.mark(*partition) >= self.asked.reach;
         self.full = (unread.iter()).any(|(partition, _)| !is_read(partition) && !batch.locked.contains(partition));
         self.admit(batch, rules, &holds, &mut make);
@@ -828,5 +789,7 @@ fn lower(marks: &mut HashMap<Partition, i64>, partition: Partition, seq: i64) {
 
 mod asked;
 mod expiry;
+mod in_hand;
+mod leases;
 #[cfg(test)]
 mod tests;

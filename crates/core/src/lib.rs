@@ -22,6 +22,7 @@
 //! - [`envelope`]: one event becomes one message: its body, its properties.
 //! - [`headers`]: the headers of a message, for AMQP and HTTP, and their limits.
 //! - [`cloudevents`]: an event as a CloudEvent; `trace` knows the trace context of W3C.
+//! - [`parcel`]: a message as bytes, on its way through shared memory.
 //! - [`text`]: text that many messages share.
 //! - [`settle`]: what becomes of a message, given what the broker said.
 //! - [`fault`]: what kind of failure an error text tells of, and which make one group.
@@ -44,6 +45,7 @@ pub mod lease;
 pub mod message;
 pub mod minutes;
 pub mod pace;
+pub mod parcel;
 pub mod partition;
 pub mod route;
 #[cfg(test)]

@@ -55,6 +55,11 @@ impl Asked {
         self.reach == END || !self.brought
     }
 
+    /// Nothing is asked for, and nothing is out of reach.
+    pub fn is_unbounded(&self) -> bool {
+        self.errand.is_none() && self.reach == END
+    }
+
     fn counts(&self, handle: Handle) -> bool {
         self.errand.is_some() && handle >= self.from && self.until.is_none_or(|until| handle < until)
     }

@@ -1,0 +1,185 @@
+//! Messages in hand: what small transactions have published comes by shared memory as well as by the table, and goes out
+//! before anything is claimed. Called by the worker's main thread, before [`Engine::claim`].
+//!
+//! What may be taken, and why nothing overtakes. A transaction lays down its messages before it commits, and says that they
+//! are ready before it leaves the registry. A pass (b) takes what is ready, (c) reads which transactions are open, and (d)
+//! looks at what is ready by then, and whether something was committed that lies in the table only. It takes nothing of a
+//! lane that is not read to its end. So whoever drew a lower seq than a message taken at (b) was taken before, or has been
+//! claimed, or is open at (c), or shows at (d): as with a claim, and held for as long.
+//!
+//! No message goes twice. Its row is visible only after it was laid down, so a claim that brings the row finds the message
+//! still there and takes it away (`Memory::revoke`), or finds it in hand: then it is claimed from there on.
+//!
+//! Nothing is lost with it. What is not taken, or given up, is told of as any other commit, and read from the table. The row
+//! is settled without a claim, under the lock of the lease. What the peer does not answer soon is claimed: so a message
+//! that kills its worker is charged for it the next time.
+
+use super::{Batch, Claimed, END, Engine, Memory, Sharing, lower};
+use crate::gate::Handle;
+use crate::hold::Holds;
+use crate::message::{Event, Pointer, Publication};
+use crate::partition::Partition;
+use crate::settle::Rules;
+use std::collections::{HashMap, HashSet};
+
+/// What has been in hand for so long, in ms, is claimed.
+const CLAIM_AFTER_MS: u64 = 100;
+
+/// Where a message lies in shared memory, in the words of the one who laid it there.
+pub type Place = u32;
+
+/// What sessions have laid down for the worker of their lanes, as one destination sees it.
+pub trait Express<P> {
+    /// Takes what is ready, of lanes that this worker owns. Each stays where it is until it is let go or given up.
+    fn take(&self) -> Vec<(Place, Claimed<P>)>;
+    /// Nobody needs it any more.
+    fn let_go(&self, place: Place);
+    /// The message was not taken in hand: it shall be read from the table.
+    fn give_up(&self, place: Place, partition: Partition, seq: i64);
+}
+
+/// Messages that are with the engine and not claimed.
+#[derive(Default)]
+pub(super) struct InHand {
+    known: HashMap<(Partition, i64), Kept>,
+    over: Vec<Place>,
+}
+
+struct Kept {
+    place: Place,
+    since_ms: u64,
+    /// The lane is to be read again because of it.
+    is_claimed_next: bool,
+}
+
+impl InHand {
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// The message is settled or claimed. False if it was not in hand.
+    pub fn end(&mut self, partition: Partition, seq: i64) -> bool {
+        let ended = self.known.remove(&(partition, seq));
+        self.over.extend(ended.iter().map(|kept| kept.place));
+        ended.is_some()
+    }
+
+    pub fn retain(&mut self, stays: impl Fn(Partition, i64) -> bool) {
+        let gone = self.known.extract_if(|(partition, seq), _| !stays(*partition, *seq));
+        self.over.extend(gone.map(|(_, kept)| kept.place));
+    }
+}
+
+impl<P: Clone> Engine<P> {
+    /// Takes in hand what has come by shared memory, up to `limit`, and makes ready what may go; the rest is given up.
+    /// Before a claim, when one may be made. Returns how many it took.
+    pub fn receive(
+        &mut self,
+        express: &impl Express<P>,
+        memory: &impl Memory,
+        now_ms: u64,
+        limit: usize,
+        rules: &Rules,
+        mut make: impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
+    ) -> usize {
+        let mut arrived = express.take(); // (b)
+        if arrived.is_empty() {
+            return 0;
+        }
+        arrived.sort_unstable_by_key(|(_, claimed)| claimed.pointer.seq);
+        let holds = Holds {
+            all: false,
+            open: memory.open_transactions(), // (c)
+            reopened: (self.leases.iter())
+                .filter_map(|(partition, _)| Some((*partition, memory.look_at_reopen(*partition)?))) // (d)
+                .collect(),
+        };
+        let may_take = self.sharing == Sharing::Leases && self.asked.is_unbounded() && !self.has_suspects(1);
+        let mut given_up = HashSet::new();
+        let mut batch = Batch::default();
+        for (place, mut claimed) in arrived {
+            let (partition, seq) = claimed.which();
+            let lease = self.leases.iter().find(|(held, _)| *held == partition);
+            let is_read = self.mark(partition) == END && !self.fresh.contains(&partition);
+            let is_open = is_read && !self.leaving.contains(&partition) && !given_up.contains(&partition);
+            let is_new = !self.in_hand.known.contains_key(&(partition, seq));
+            match lease {
+                Some((_, epoch)) if may_take && is_open && is_new && batch.rows.len() < limit => {
+                    claimed.pointer.lease_epoch = *epoch;
+                    let kept = Kept {
+                        place,
+                        since_ms: now_ms,
+                        is_claimed_next: false,
+                    };
+                    self.in_hand.known.insert((partition, seq), kept);
+                    batch.rows.push(claimed);
+                }
+                _ => {
+                    given_up.insert(partition);
+                    express.give_up(place, partition, seq);
+                }
+            }
+        }
+        let count = batch.rows.len();
+        self.admit(batch, rules, &holds, &mut make);
+        count
+    }
+
+    /// Lets go of what is settled, claimed or lost by now.
+    pub fn let_go(&mut self, express: &impl Express<P>) {
+        self.in_hand.over.drain(..).for_each(|place| express.let_go(place));
+    }
+
+    /// In how many ms something in hand is to be claimed; None if there is nothing.
+    pub fn claims_in_hand_in_ms(&self, now_ms: u64) -> Option<u64> {
+        let kept = self.in_hand.known.values().filter(|kept| !kept.is_claimed_next);
+        kept.map(|kept| (kept.since_ms + CLAIM_AFTER_MS).saturating_sub(now_ms))
+            .min()
+    }
+
+    /// Lets the lanes be read again of which something has been in hand for long.
+    pub(super) fn claim_what_lasts(&mut self, now_ms: u64) {
+        for ((partition, seq), kept) in &mut self.in_hand.known {
+            if !kept.is_claimed_next && kept.since_ms + CLAIM_AFTER_MS <= now_ms {
+                kept.is_claimed_next = true;
+                lower(&mut self.marks, *partition, *seq);
+            }
+        }
+    }
+
+    /// Of what a claim has brought, what was in hand is claimed now, and stays what it is; the rest is new.
+    pub(super) fn recognise(&mut self, rows: Vec<Claimed<P>>) -> Vec<Claimed<P>> {
+        if self.in_hand.is_empty() {
+            return rows;
+        }
+        let under_way: HashMap<(Partition, i64), Handle> = (self.messages.iter())
+            .map(|(handle, message)| ((message.pointer.partition, message.pointer.seq), *handle))
+            .collect();
+        let mut new = Vec::with_capacity(rows.len());
+        for row in rows {
+            let which = row.which();
+            if !self.in_hand.end(which.0, which.1) {
+                new.push(row);
+            } else if let Some(message) = under_way.get(&which).and_then(|handle| self.messages.get_mut(handle)) {
+                message.place = row.place;
+            } else {
+                let mut ended = self.unsettled.iter_mut();
+                if let Some(ended) = ended.find(|ended| (ended.pointer.partition, ended.pointer.seq) == which) {
+                    ended.place = row.place;
+                }
+            }
+        }
+        new
+    }
+
+    /// Forgets what is neither under way nor to be settled: leases were lost.
+    pub(super) fn forget_in_hand(&mut self) {
+        if self.in_hand.is_empty() {
+            return;
+        }
+        let pointers = (self.messages.values().map(|message| &message.pointer))
+            .chain(self.unsettled.iter().map(|ended| &ended.pointer));
+        let here: HashSet<(Partition, i64)> = pointers.map(|pointer| (pointer.partition, pointer.seq)).collect();
+        self.in_hand.retain(|partition, seq| here.contains(&(partition, seq)));
+    }
+}

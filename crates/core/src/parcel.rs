@@ -1,0 +1,172 @@
+//! A message with its event as bytes: so a session lays it into shared memory before it commits, and a worker takes it out.
+//! Both are of one build and one server, so nothing is versioned. Written by `src/wake.rs`, read by `src/express.rs`.
+
+use crate::message::{Event, Pointer};
+use crate::partition::Partition;
+
+const NONE: u32 = u32::MAX;
+
+/// The bytes of a message that has just been enqueued: one that was never claimed, failed or replayed, and does not expire.
+pub fn pack(pointer: &Pointer, event: &Event) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(256 + event.payload.len());
+    for number in [
+        pointer.seq,
+        i64::from(pointer.partition.as_i16()),
+        pointer.enqueued_at_us,
+        event.created_at_s,
+    ] {
+        bytes.extend_from_slice(&number.to_le_bytes());
+    }
+    for text in [
+        &pointer.destination,
+        &event.id,
+        &event.kind,
+        &event.payload,
+        &event.created_at,
+    ] {
+        put(&mut bytes, Some(text));
+    }
+    for text in [
+        &pointer.key,
+        &event.aggregate_type,
+        &event.aggregate_id,
+        &event.operation,
+        &event.previous_payload,
+        &event.metadata,
+        &event.headers,
+        &event.actor,
+        &event.correlation_id,
+    ] {
+        put(&mut bytes, text.as_deref());
+    }
+    bytes
+}
+
+/// What [`pack`] has made; None if it is anything else. Who takes it in hand knows the epoch of the lease.
+pub fn unpack(mut bytes: &[u8]) -> Option<(Pointer, Event)> {
+    let from = &mut bytes;
+    let seq = number(from)?;
+    let partition = Partition::new(number(from)?).ok()?;
+    let enqueued_at_us = number(from)?;
+    let created_at_s = number(from)?;
+    let destination = text(from)??;
+    let event = Event {
+        id: text(from)??,
+        seq,
+        kind: text(from)??,
+        payload: text(from)??,
+        created_at: text(from)??,
+        created_at_s,
+        ..Event::default()
+    };
+    let key = text(from)?;
+    let event = Event {
+        aggregate_type: text(from)?,
+        aggregate_id: text(from)?,
+        operation: text(from)?,
+        previous_payload: text(from)?,
+        metadata: text(from)?,
+        headers: text(from)?,
+        actor: text(from)?,
+        correlation_id: text(from)?,
+        ..event
+    };
+    let pointer = Pointer {
+        seq,
+        destination,
+        partition,
+        key,
+        attempts: 0,
+        crashes: 0,
+        lease_epoch: 0,
+        replayed: false,
+        enqueued_at_us,
+        expires_at_us: None,
+    };
+    from.is_empty().then_some((pointer, event))
+}
+
+fn put(bytes: &mut Vec<u8>, text: Option<&str>) {
+    let length = text.map_or(NONE, |text| u32::try_from(text.len()).unwrap_or(NONE));
+    bytes.extend_from_slice(&length.to_le_bytes());
+    bytes.extend_from_slice(text.unwrap_or_default().as_bytes());
+}
+
+fn take<'a>(from: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
+    let (taken, rest) = from.split_at_checked(length)?;
+    *from = rest;
+    Some(taken)
+}
+
+fn number(from: &mut &[u8]) -> Option<i64> {
+    Some(i64::from_le_bytes(take(from, 8)?.try_into().ok()?))
+}
+
+/// None = no text can be read, Some(None) = there is none.
+fn text(from: &mut &[u8]) -> Option<Option<String>> {
+    match u32::from_le_bytes(take(from, 4)?.try_into().ok()?) {
+        NONE => Some(None),
+        length => Some(Some(str::from_utf8(take(from, length as usize)?).ok()?.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn a_message(texts: &[Option<String>], numbers: [i64; 3], partition: i16) -> (Pointer, Event) {
+        let text = |index: usize| texts.get(index).cloned().flatten();
+        let some = |index: usize| text(index).unwrap_or_default();
+        let event = Event {
+            id: some(0),
+            seq: numbers[0],
+            kind: some(1),
+            aggregate_type: text(2),
+            aggregate_id: text(3),
+            operation: text(4),
+            payload: some(5),
+            previous_payload: text(6),
+            metadata: text(7),
+            headers: text(8),
+            actor: text(9),
+            correlation_id: text(10),
+            created_at: some(11),
+            created_at_s: numbers[1],
+            body: None,
+        };
+        let pointer = Pointer {
+            seq: numbers[0],
+            destination: some(12),
+            partition: Partition::new(i64::from(partition)).expect("in range"),
+            key: text(13),
+            attempts: 0,
+            crashes: 0,
+            lease_epoch: 0,
+            replayed: false,
+            enqueued_at_us: numbers[2],
+            expires_at_us: None,
+        };
+        (pointer, event)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_packed_is_unpacked_as_it_was(
+            texts in proptest::collection::vec(any::<Option<String>>(), 14), numbers: [i64; 3], partition in 0_i16..1024,
+        ) {
+            let (pointer, event) = a_message(&texts, numbers, partition);
+            prop_assert_eq!(unpack(&pack(&pointer, &event)), Some((pointer, event)));
+        }
+
+        #[test]
+        fn what_is_cut_off_or_is_anything_else_is_refused(
+            texts in proptest::collection::vec(any::<Option<String>>(), 14), cut in 1_usize..60, noise: Vec<u8>,
+        ) {
+            let (pointer, event) = a_message(&texts, [1, 2, 3], 4);
+            let bytes = pack(&pointer, &event);
+            prop_assert_eq!(unpack(&bytes[..bytes.len().saturating_sub(cut)]), None);
+            let _ = unpack(&noise); // whatever it says, it does not panic
+        }
+    }
+}
