@@ -28,7 +28,7 @@ datarootdir ?= $(PREFIX)/share
 mandir      ?= $(datarootdir)/man
 CTL          = target/release/outboxctl
 
-.PHONY: help demo test bench build install install-ctl sql lint fmt clean tools servers private
+.PHONY: help demo test bench build install install-ctl sql lint fmt clean tools ctl-tools servers test-tools private
 
 help: ## this text
 	@echo "outbox $(VERSION): a transactional outbox for Postgres with its relay inside the server"
@@ -37,11 +37,11 @@ help: ## this text
 	@echo
 	@echo "  for another server: make PG_CONFIG=/path/to/pg_config install"
 
-demo: private ## commit one event, roll back another, and see what a RabbitMQ consumer gets
-	@$(CARGO) build --quiet --locked -p outbox-tests --bin demo
+demo: private ## commit one event, roll back another, see what a consumer gets, and mend what does not move
+	@$(CARGO) build --locked -p outbox-tests -p outboxctl --bin demo --bin outboxctl
 	@$(RUN) target/debug/demo
 
-test: private ## every test, on private servers under target/
+test: test-tools private ## every test, on private servers under target/
 	$(CARGO) build --locked -p outbox-tests -p outboxctl --bins
 	$(CARGO) test --locked -p outbox-core -p outbox-bench -p outboxctl
 	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-transport
@@ -62,7 +62,7 @@ install: build $(SQL) ## install into the server of PG_CONFIG
 	chmod 644 $(SHAREDIR)/outbox.control
 	install -m 644 sql/outbox--*.sql $(SHAREDIR)/
 
-install-ctl: ## install outboxctl, with man pages and completions, below PREFIX
+install-ctl: ctl-tools ## install outboxctl, with man pages and completions, below PREFIX
 	$(CARGO) build --locked --release -p outboxctl
 	install -d $(DESTDIR)$(bindir) $(DESTDIR)$(mandir)/man1 $(DESTDIR)$(datarootdir)/bash-completion/completions \
 	  $(DESTDIR)$(datarootdir)/zsh/site-functions $(DESTDIR)$(datarootdir)/fish/vendor_completions.d
@@ -92,9 +92,15 @@ clean: ## remove what was built and what private servers left
 tools: # compiler and server headers; says what it does before it does it
 	@PG_CONFIG=$(PG_CONFIG) tests/support/install_tools.sh build
 
+ctl-tools: # the compiler alone: outboxctl needs no server
+	@tests/support/install_tools.sh ctl
+
 # A target of its own: make expands a whole recipe before it runs its first line, and PG_MAJOR needs the server's pg_config.
 servers: # compiler, headers, and the servers that demo and tests run; says what it does before it does it
 	@PG_CONFIG=$(PG_CONFIG) tests/support/install_tools.sh servers
+
+test-tools: # the same, and the programs beside which the tests run
+	@PG_CONFIG=$(PG_CONFIG) tests/support/install_tools.sh tests
 
 private: servers # a copy of the installed server under target/ with this extension in it; the installation itself is left alone
 	@mkdir -p target

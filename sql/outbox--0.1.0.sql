@@ -1872,7 +1872,7 @@ $$;
 comment on function @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz) is
   'Internal: whether a worker holds this message for delivery right now.';
 
-create function @extschema@.outbox_retry(seq bigint, destination text default null)
+create function @extschema@.outbox_retry(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -1889,7 +1889,7 @@ begin
   where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
   if found then
     perform @extschema@.outbox_wake(0, '{}', '{}');
-    perform @extschema@.outbox_note('retry', message, 1, null);
+    perform @extschema@.outbox_note('retry', message, 1, outbox_retry.reason);
     return true;
   end if;
   select o.partition into ready from @extschema@.outbox o
@@ -1899,14 +1899,14 @@ begin
   if found then
     perform @extschema@.outbox_wake(0, array[ready], array[outbox_retry.seq]);
     if risen.seq is not null then
-      perform @extschema@.outbox_note('retry', message, 1, null);
+      perform @extschema@.outbox_note('retry', message, 1, outbox_retry.reason);
     end if;
     return true;
   end if;
   if risen.seq is null then
     return false;
   end if;
-  perform @extschema@.outbox_note('retry', message, 1, null);
+  perform @extschema@.outbox_note('retry', message, 1, outbox_retry.reason);
   if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination and w.seq = outbox_retry.seq)
      and not exists (select from @extschema@.outbox o where o.destination = to_destination and o.seq = outbox_retry.seq
                      and o.partition = any (partitions)) then
@@ -1918,7 +1918,7 @@ begin
   return true;
 end
 $$;
-comment on function @extschema@.outbox_retry(bigint, text) is
+comment on function @extschema@.outbox_retry(bigint, text, text) is
   'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew, and it expires no more. False if there is none, and for one that waits behind another of its key.';
 
 create function @extschema@.outbox_discard(seq bigint, destination text default null, reason text default null)
@@ -1985,13 +1985,14 @@ begin
     return false;
   end if;
   perform @extschema@.outbox_wake(0, '{}', '{}');
+  perform @extschema@.outbox_note('pause', jsonb_build_object('destination', destination), null, reason);
   return true;
 end
 $$;
 comment on function @extschema@.outbox_pause(text, text) is
   'Stops delivery to a destination, within about a second, until outbox_resume(); what is with the broker then is settled. Enqueue goes on. False if it is paused already.';
 
-create function @extschema@.outbox_resume(destination text default 'default')
+create function @extschema@.outbox_resume(destination text default 'default', reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   relay_until timestamptz;
@@ -2012,10 +2013,11 @@ begin
   end if;
   delete from @extschema@.outbox_paused p where p.destination = outbox_resume.destination;
   perform @extschema@.outbox_wake(0, '{}', '{}');
+  perform @extschema@.outbox_note('resume', jsonb_build_object('destination', destination), null, reason);
   return true;
 end
 $$;
-comment on function @extschema@.outbox_resume(text) is
+comment on function @extschema@.outbox_resume(text, text) is
   'Lets a paused destination go on. False if it is not paused. Refused while a relay of one''s own holds messages of it.';
 
 create function @extschema@.outbox_send_workers_away()
@@ -2130,14 +2132,14 @@ comment on function @extschema@.outbox_configure(integer, boolean, text) is
 
 -- ---- sql/src/42_manual.sql
 
--- Work by hand on many messages at once, and the audit: who brought back, gave up, replayed, erased or configured what.
+-- Work by hand on many messages at once, and the audit: who brought back, gave up, replayed, erased, paused or configured what.
 -- The row of the audit belongs to the transaction that did the work: a rollback undoes both.
 
 create table @extschema@.outbox_audit (
   at               timestamptz not null default pg_catalog.clock_timestamp(),
   actor            text        not null, -- session_user: who logged in
   acted_as         text        not null, -- the role of SET ROLE, else the same
-  action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget', 'adopt', 'source')),
+  action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget', 'adopt', 'source', 'pause', 'resume')),
   filter           jsonb       not null,
   count            bigint,
   reason           text,
@@ -2151,7 +2153,7 @@ comment on table @extschema@.outbox_audit is
 comment on column @extschema@.outbox_audit.filter is
   'What the call asked for. Of a purge the CRC-32 of the key, not the key.';
 comment on column @extschema@.outbox_audit.count is
-  'How many messages were changed; NULL for configure, adopt and source.';
+  'How many messages were changed; NULL for what changes no message: configure, adopt, source, pause and resume.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_audit', '');
 
 create function @extschema@.outbox_note(action text, filter jsonb, count bigint, reason text)
@@ -4370,12 +4372,12 @@ grant execute on function
   to outbox_monitor;
 
 grant execute on function
-  @extschema@.outbox_retry(bigint, text), @extschema@.outbox_discard(bigint, text, text),
+  @extschema@.outbox_retry(bigint, text, text), @extschema@.outbox_discard(bigint, text, text),
   @extschema@.outbox_retry_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean),
   @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean),
   @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean),
   @extschema@.outbox_purge(text, text, text, boolean),
-  @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text),
+  @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text, text),
   @extschema@.outbox_adopt(text), @extschema@.outbox_drain(interval),
   @extschema@.outbox_source_set(regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text),
   @extschema@.outbox_source_reset()

@@ -289,7 +289,9 @@ fn nothing_goes_by_express_once_its_destination_is_paused() {
     for round in 0..20 {
         client.batch_execute("select outbox_pause()").expect("pause");
         let seq = publish(&mut client, "a", &json!(round));
-        client.batch_execute("select outbox_tick()").expect("a pass of the worker");
+        client
+            .batch_execute("select outbox_tick()")
+            .expect("a pass of the worker");
         let waits = client.query_one("select count(*) from outbox where seq = $1", &[&seq]);
         assert_eq!(waits.expect("the row").get::<_, i64>(0), 1, "round {round}");
         client.batch_execute("select outbox_resume()").expect("resume");

@@ -248,8 +248,12 @@ fn the_audit_names_who_did_what_from_where_and_forgets_what_was_rolled_back() {
         .replace("user=postgres", "user=kim application_name=console");
     let mut kim = Client::connect(&login, postgres::NoTls).expect("connect as kim");
     for statement in [
-        "select outbox_retry(1), outbox_retry(77)",
+        "select outbox_retry(1, reason => 'bound again'), outbox_retry(77)",
+        "select outbox_pause(reason => 'the broker moves')",
+        "select outbox_pause(reason => 'again')", // it is so already
         "set role night",
+        "select outbox_resume(reason => 'it has moved')",
+        "select outbox_resume()",
         "select outbox_discard(2, reason => 'mistaken')",
         "begin; select outbox_discard_where(seq_from => 1, dry_run => false); rollback",
         "select outbox_configure(leasing => false)",
@@ -266,7 +270,9 @@ fn the_audit_names_who_did_what_from_where_and_forgets_what_was_rolled_back() {
     assert_eq!(
         rows,
         json!([
-            ["kim", "kim", "retry", {"seq": 1, "destination": "default"}, 1, null, "console", "127.0.0.1"],
+            ["kim", "kim", "retry", {"seq": 1, "destination": "default"}, 1, "bound again", "console", "127.0.0.1"],
+            ["kim", "kim", "pause", {"destination": "default"}, null, "the broker moves", "console", "127.0.0.1"],
+            ["kim", "night", "resume", {"destination": "default"}, null, "it has moved", "console", "127.0.0.1"],
             ["kim", "night", "discard", {"seq": 2, "destination": "default"}, 1, "mistaken", "console", "127.0.0.1"],
             ["kim", "night", "configure", configured, null, null, "console", "127.0.0.1"],
         ])

@@ -7,6 +7,10 @@ mod common;
 mod acting;
 #[path = "outboxctl/connection.rs"]
 mod connection;
+#[path = "outboxctl/mending.rs"]
+mod mending;
+#[path = "common/obstacles.rs"]
+mod obstacles;
 #[path = "outboxctl/reading.rs"]
 mod reading;
 #[path = "outboxctl/terminal.rs"]

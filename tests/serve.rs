@@ -12,6 +12,8 @@ mod http;
 mod metrics;
 #[path = "serve/monitor.rs"]
 mod monitor;
+#[path = "common/obstacles.rs"]
+mod obstacles;
 #[path = "serve/shown.rs"]
 mod shown;
 

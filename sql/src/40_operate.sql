@@ -11,7 +11,7 @@ $$;
 comment on function @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz) is
   'Internal: whether a worker holds this message for delivery right now.';
 
-create function @extschema@.outbox_retry(seq bigint, destination text default null)
+create function @extschema@.outbox_retry(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -28,7 +28,7 @@ begin
   where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
   if found then
     perform @extschema@.outbox_wake(0, '{}', '{}');
-    perform @extschema@.outbox_note('retry', message, 1, null);
+    perform @extschema@.outbox_note('retry', message, 1, outbox_retry.reason);
     return true;
   end if;
   select o.partition into ready from @extschema@.outbox o
@@ -38,14 +38,14 @@ begin
   if found then
     perform @extschema@.outbox_wake(0, array[ready], array[outbox_retry.seq]);
     if risen.seq is not null then
-      perform @extschema@.outbox_note('retry', message, 1, null);
+      perform @extschema@.outbox_note('retry', message, 1, outbox_retry.reason);
     end if;
     return true;
   end if;
   if risen.seq is null then
     return false;
   end if;
-  perform @extschema@.outbox_note('retry', message, 1, null);
+  perform @extschema@.outbox_note('retry', message, 1, outbox_retry.reason);
   if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination and w.seq = outbox_retry.seq)
      and not exists (select from @extschema@.outbox o where o.destination = to_destination and o.seq = outbox_retry.seq
                      and o.partition = any (partitions)) then
@@ -57,7 +57,7 @@ begin
   return true;
 end
 $$;
-comment on function @extschema@.outbox_retry(bigint, text) is
+comment on function @extschema@.outbox_retry(bigint, text, text) is
   'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew, and it expires no more. False if there is none, and for one that waits behind another of its key.';
 
 create function @extschema@.outbox_discard(seq bigint, destination text default null, reason text default null)
@@ -124,13 +124,14 @@ begin
     return false;
   end if;
   perform @extschema@.outbox_wake(0, '{}', '{}');
+  perform @extschema@.outbox_note('pause', jsonb_build_object('destination', destination), null, reason);
   return true;
 end
 $$;
 comment on function @extschema@.outbox_pause(text, text) is
   'Stops delivery to a destination, within about a second, until outbox_resume(); what is with the broker then is settled. Enqueue goes on. False if it is paused already.';
 
-create function @extschema@.outbox_resume(destination text default 'default')
+create function @extschema@.outbox_resume(destination text default 'default', reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   relay_until timestamptz;
@@ -151,10 +152,11 @@ begin
   end if;
   delete from @extschema@.outbox_paused p where p.destination = outbox_resume.destination;
   perform @extschema@.outbox_wake(0, '{}', '{}');
+  perform @extschema@.outbox_note('resume', jsonb_build_object('destination', destination), null, reason);
   return true;
 end
 $$;
-comment on function @extschema@.outbox_resume(text) is
+comment on function @extschema@.outbox_resume(text, text) is
   'Lets a paused destination go on. False if it is not paused. Refused while a relay of one''s own holds messages of it.';
 
 create function @extschema@.outbox_send_workers_away()

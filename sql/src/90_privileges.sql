@@ -63,12 +63,12 @@ grant execute on function
   to outbox_monitor;
 
 grant execute on function
-  @extschema@.outbox_retry(bigint, text), @extschema@.outbox_discard(bigint, text, text),
+  @extschema@.outbox_retry(bigint, text, text), @extschema@.outbox_discard(bigint, text, text),
   @extschema@.outbox_retry_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean),
   @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean),
   @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean),
   @extschema@.outbox_purge(text, text, text, boolean),
-  @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text),
+  @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text, text),
   @extschema@.outbox_adopt(text), @extschema@.outbox_drain(interval),
   @extschema@.outbox_source_set(regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text),
   @extschema@.outbox_source_reset()

@@ -384,9 +384,9 @@ fn the_extension_is_found_in_whatever_schema_it_was_created() {
     cluster.exec(
         DB,
         r#"create schema "Strange Schema"; create extension outbox schema "Strange Schema";
-           create schema front; create function front.outbox_retry(bigint, text) returns boolean language sql as 'select true';
+           create schema front; create function front.outbox_retry(bigint, text, text) returns boolean language sql as 'select true';
            alter role postgres set search_path = front;
-           create function "Strange Schema".outbox_retry(text, text) returns boolean language sql as 'select 1 / 0 = 1';
+           create function "Strange Schema".outbox_retry(text, text, text) returns boolean language sql as 'select 1 / 0 = 1';
            create function "Strange Schema".outbox_discard(text, text, text) returns boolean language sql as 'select 1 / 0 = 1';
            create function "Strange Schema".outbox_partition_label(smallint) returns text language sql as $$ select 'p' || 1 / 0 $$"#,
     );

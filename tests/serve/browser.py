@@ -1,7 +1,8 @@
 """What a person does with the Outbox Monitor, in a real browser. Called by tests/serve.rs, which has made a stage: messages
 published, dead, held back and scheduled; a paused destination; markup in payloads, keys and errors.
 
-Arguments: "scenes", or "pictures" for those of the docs; the URL of the monitor; the words of a psql command that asks its
+Arguments: "scenes", "obstacles" for the stage where each message stands for a reason of its own, or "pictures" for those of
+the docs; the URL of the monitor; the words of a psql command that asks its
 database.
 """
 
@@ -211,6 +212,86 @@ def what_is_discarded_lets_its_key_go_on(browser):
     page.context.close()
 
 
+def click(page, what):
+    """A click, counted: two are to be enough."""
+    page.clicks += 1
+    what.click()
+
+
+def overview(browser):
+    page = new_page(browser)
+    page.clicks = 0
+    open_page(page, "/")
+    return page
+
+
+def until(page, condition):
+    for _ in range(LONG // 100):
+        if sql(condition) == "t":
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError(f"in vain: {condition}")
+
+
+def reroute(page, server):
+    """What was wrong with its messages; a worker connects anew when it sees the option."""
+    since = sql(f"select since from outbox_destination_status where destination = '{server}'")
+    sql(f"alter server {server} options (set routing_key 'order.placed')")
+    until(page, f"select state = 'connected' and since > '{since}' from outbox_destination_status where destination = '{server}'")
+
+
+def mended(page, key, clicks=2):
+    """All messages of this key are published, in their order, after so many clicks."""
+    assert page.clicks == clicks, f"{page.clicks} clicks"
+    wanted = sql(f"select string_agg(seq::text, ' ' order by seq) from outbox_events where aggregate_id = '{key}'")
+    assert wanted
+    until(page, f"select string_agg(seq::text, ' ' order by published_at, seq) = '{wanted}' from outbox_history where key = 'order:{key}'")
+    no_faults(page, key)
+    page.context.close()
+
+
+def a_dead_letter_that_blocks_its_key(browser):
+    page = overview(browser)
+    banner = page.locator(".banner", has_text="Key order:dead stands still")
+    expect(banner).to_contain_text("unroutable", timeout=LONG)
+    reroute(page, "shelf")
+    click(page, banner.get_by_role("link", name="See message").last)
+    expect(page.locator(".obstacle")).to_contain_text("later messages of its key wait for it: unroutable")
+    click(page, page.get_by_role("button", name="Retry now"))
+    mended(page, "dead")
+
+
+def a_message_that_failed_and_waits_for_its_next_attempt(browser):
+    page = overview(browser)
+    failed = page.locator("ul.errors li", has_text="slow")
+    expect(failed).to_contain_text("unroutable", timeout=LONG)
+    reroute(page, "slow")
+    click(page, failed.get_by_role("link", name="message"))
+    expect(page.locator(".obstacle")).to_contain_text("the next one is due at")
+    click(page, page.get_by_role("button", name="Retry now"))
+    mended(page, "slow")
+
+
+def a_paused_destination(browser):
+    page = overview(browser)
+    banner = page.locator(".banner", has_text="Destination default is paused")
+    expect(banner).to_contain_text("the broker moves", timeout=LONG)
+    click(page, banner.get_by_role("link", name="Resume…"))
+    click(page, page.get_by_role("button", name="Resume"))
+    mended(page, "paused")
+
+
+def a_missing_exchange(browser):
+    """It is mended where exchanges are named, and the workers look again by themselves: that takes no click at all."""
+    page = overview(browser)
+    banner = page.locator(".banner", has_text="A destination is down")
+    expect(banner).to_contain_text("the exchange does not exist", timeout=LONG)
+    expect(banner).to_contain_text("give the server the option exchange_type")
+    sql(f"alter server lost options (set exchange '{sql('show outbox.exchange')}')")
+    expect(banner).to_have_count(0, timeout=LONG)
+    mended(page, "lost", clicks=0)
+
+
 def pictures(browser):
     """For the docs."""
     os.makedirs(IMAGES, exist_ok=True)
@@ -240,7 +321,13 @@ with sync_playwright() as playwright:
         what_is_discarded_lets_its_key_go_on,
         many_are_retried_once_the_count_is_typed,
     ]
-    for scene in {"pictures": [pictures], "scenes": scenes}[WANTED]:
+    obstacles = [
+        a_dead_letter_that_blocks_its_key,
+        a_message_that_failed_and_waits_for_its_next_attempt,
+        a_paused_destination,
+        a_missing_exchange,
+    ]
+    for scene in {"pictures": [pictures], "scenes": scenes, "obstacles": obstacles}[WANTED]:
         scene(browser)
         print("done:", scene.__name__, flush=True)
     browser.close()

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use super::monitor::{Monitor, encoded};
 use super::{MARKUP, quiet_cluster, stage};
 use crate::common::{DB, LONG, unconnected_cluster, wait_true};
+use crate::obstacles::obstacles;
 use support::{Cluster, StopMode, wait_until};
 
 const PACKAGES: [&str; 2] = ["playwright==1.56.0", "axe-playwright-python==0.1.8"];
@@ -91,6 +92,11 @@ fn a_search_by_type_reads_no_more_events_than_it_shows_messages() {
     );
     let read: i64 = cluster.query_one(DB, read);
     assert!(read < 3000, "{read} rows of outbox_events read");
+}
+
+#[test]
+fn what_does_not_move_is_found_and_mended_with_two_clicks() {
+    play(&obstacles(), "obstacles");
 }
 
 /// Seqs of the list, in its order.

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Makes sure that what the build ($1 = build) or the tests and the demo ($1 = servers) need is there. On Debian and its
-# kin it installs what is missing with apt, as root or with sudo, and says so first; elsewhere it names what is missing.
+# Makes sure that what outboxctl ($1 = ctl), the extension ($1 = build), the servers of demo and bench ($1 = servers), or also
+# the tests ($1 = tests) need is there. On Debian and its kin it installs what is missing with apt, as root or with sudo, and
+# says so first; elsewhere it names what is missing.
 set -eu
 
 missing=""
@@ -17,19 +18,20 @@ command -v cargo >/dev/null 2>&1 || {
 }
 
 pg_config=${PG_CONFIG:-/usr/lib/postgresql/15/bin/pg_config}
-if ! { command -v "$pg_config" && [ -d "$("$pg_config" --includedir-server)" ]; } >/dev/null 2>&1; then
+if [ "${1:-build}" != ctl ] && ! { command -v "$pg_config" && [ -d "$("$pg_config" --includedir-server)" ]; } >/dev/null 2>&1; then
   missing="$missing postgresql-15 postgresql-server-dev-15"
 fi
-need gcc cc
-if [ "${1:-build}" = servers ]; then
-  need openssl openssl
+need "gcc libc6-dev" cc
+case ${1:-build} in servers | tests)
   need rabbitmq-server /usr/lib/rabbitmq/bin/rabbitmq-server
-  # Some tests check messages with libraries of PyPI, in environments of their own below target/.
-  python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing="$missing python3-venv"
-  need postgresql-client-15 "$("$pg_config" --bindir 2>/dev/null || echo /usr/lib/postgresql/15/bin)/pg_dump"
+  need postgresql-client-15 "$("$pg_config" --bindir 2>/dev/null || echo /usr/lib/postgresql/15/bin)/pg_dump" ;;
+esac
+if [ "${1:-build}" = tests ]; then
+  need openssl openssl
   need pgbouncer /usr/sbin/pgbouncer
-  # The examples of consumers; their packages come from PyPI and npm, see example_packages.sh.
-  python3 -c 'import ensurepip' >/dev/null 2>&1 || missing="$missing python3-venv"
+  # Some tests check messages with libraries of PyPI, in environments of their own below target/, and the examples of
+  # consumers take packages of PyPI and npm; see example_packages.sh.
+  python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing="$missing python3-venv"
   need nodejs node
   need npm npm
   # The page of outboxctl serve is tried in a browser, with a font to draw it; its metrics and alerts by Prometheus.

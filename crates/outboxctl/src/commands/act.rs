@@ -429,31 +429,16 @@ async fn act(
     reason: &Option<String>,
 ) -> Result<Option<String>, Failure> {
     let client = &session.client;
-    let done = match (verb, reason) {
-        (Verb::Retry, None) => {
-            let sql = "select outbox_retry($1::bigint, $2::text)";
-            session.until_done(client.query_one(sql, &[&seq, &destination])).await
-        }
-        // Only the function for many takes a reason to the audit.
-        (Verb::Retry, Some(reason)) => {
-            let sql = "select outbox_retry_where(destination => $2::text, seq_from => $1::bigint, seq_to => $1::bigint, reason => $3::text, dry_run => false) > 0";
-            session
-                .until_done(client.query_one(sql, &[&seq, &destination, reason]))
-                .await
-        }
-        (Verb::Discard, _) => {
-            let sql = "select outbox_discard($1::bigint, $2::text, $3::text)";
-            session
-                .until_done(client.query_one(sql, &[&seq, &destination, reason]))
-                .await
-        }
+    let sql = match verb {
+        Verb::Retry => "select outbox_retry($1::bigint, $2::text, $3::text)",
+        Verb::Discard => "select outbox_discard($1::bigint, $2::text, $3::text)",
     };
+    let done = session
+        .until_done(client.query_one(sql, &[&seq, &destination, reason]))
+        .await;
     match done {
         Ok(row) if row.get(0) => Ok(None),
         Ok(_) => Ok(Some(match verb {
-            Verb::Retry if reason.is_some() => {
-                "it is no dead letter, and only with those a reason is written down".into()
-            }
             Verb::Retry => "it is in flight, has ended, or waits behind another of its key".into(),
             Verb::Discard => "it has ended, or there is none".into(),
         })),

@@ -13,7 +13,7 @@ pub struct PauseArgs {
     /// Destination
     #[arg(default_value = "default")]
     destination: String,
-    /// Why; whoever asks for the status reads it
+    /// Why; whoever asks for the status reads it, and it stands in the audit
     #[arg(long)]
     reason: Option<String>,
 }
@@ -23,6 +23,9 @@ pub struct ResumeArgs {
     /// Destination
     #[arg(default_value = "default")]
     destination: String,
+    /// Why; it stands in the audit
+    #[arg(long)]
+    reason: Option<String>,
 }
 
 #[derive(Args)]
@@ -53,7 +56,10 @@ pub async fn pause(context: &Context, args: &PauseArgs) -> Result<ExitCode, Fail
 pub async fn resume(context: &Context, args: &ResumeArgs) -> Result<ExitCode, Failure> {
     let session = context.actor().await?;
     let rows = session
-        .rows("select outbox_resume($1::text) as changed", &[&args.destination])
+        .rows(
+            "select outbox_resume($1::text, $2::text) as changed",
+            &[&args.destination, &args.reason],
+        )
         .await?;
     let words = match rows[0]["changed"] == true {
         true => format!("Destination {} goes on.", args.destination),

@@ -181,7 +181,7 @@ fn reasons(message: &Place, facts: &Facts) -> Vec<Reason> {
     if let Some(row) = &facts.destination
         && !(told && row.state == "down")
     {
-        reasons.extend(of_destination(row));
+        reasons.extend(of_destination(row, &facts.problems));
     }
     let is_free = facts
         .partition
@@ -253,7 +253,7 @@ fn of_transaction(transaction: &Transaction) -> Reason {
     }
 }
 
-fn of_destination(row: &Destination) -> Option<Reason> {
+fn of_destination(row: &Destination, problems: &[Check]) -> Option<Reason> {
     let destination = &row.name;
     let detail = row.detail.as_deref().unwrap_or_default();
     let with_detail = |text: &str| match detail {
@@ -262,10 +262,18 @@ fn of_destination(row: &Destination) -> Option<Reason> {
     };
     let check = Some(format!("outboxctl check {destination}"));
     match row.state.as_str() {
-        "paused" => Some(reason(
-            with_detail(&format!("Destination {destination} is paused")),
-            format!("outboxctl resume {destination}"),
-        )),
+        "paused" => match detail.strip_prefix("paused ") {
+            Some(by) => Some(reason(
+                format!("Destination {destination} is paused {by}"),
+                format!("outboxctl resume {destination}"),
+            )),
+            // Delivery is switched off, which is told already, or a worker has yet to hear that it may go on.
+            None if problems.iter().any(|problem| problem.check == "enabled") => None,
+            None => Some(reason(
+                format!("Destination {destination} was paused, and goes on within about a second."),
+                None,
+            )),
+        },
         "down" => Some(reason(
             format!(
                 "Destination {destination} is down ({}): {detail}",
@@ -443,7 +451,26 @@ mod tests {
             reasons[0].0
         );
         assert_eq!(reasons[1].0, "outbox.enabled is off: messages wait.");
-        assert!(reasons[2].0.contains("paused by ann"));
+        assert_eq!(
+            reasons[2].0,
+            "Destination default is paused by ann: broker is being moved"
+        );
+    }
+
+    #[test]
+    fn what_was_resumed_or_is_switched_off_is_not_called_paused() {
+        let resumed = why(&message("pending"), |facts| {
+            facts.destination = Some(destination("paused"))
+        });
+        let [(text, remedy)] = &resumed[..] else {
+            panic!("{resumed:?}")
+        };
+        assert!(text.contains("goes on within") && remedy.is_empty(), "{resumed:?}");
+        let off = why(&message("pending"), |facts| {
+            facts.destination = Some(destination("paused"));
+            facts.problems = vec![problem("enabled", "outbox.enabled is off", "set it on")];
+        });
+        assert_eq!(off, [("outbox.enabled is off.".into(), "set it on".into())]);
     }
 
     #[test]

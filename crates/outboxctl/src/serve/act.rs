@@ -216,12 +216,9 @@ pub async fn do_message(
     };
     let mut call = Sql::default();
     match verb {
-        Verb::Retry => {
-            call.push("select outbox_retry(").value(form.seq, "bigint").push(", ");
-            call.value(&form.destination, "text").push(")::integer as n");
-        }
-        Verb::Discard => {
-            call.push("select outbox_discard(").value(form.seq, "bigint").push(", ");
+        Verb::Retry | Verb::Discard => {
+            call.push(&format!("select outbox_{}(", verb.word()));
+            call.value(form.seq, "bigint").push(", ");
             call.value(&form.destination, "text")
                 .push(", nullif(")
                 .value(&form.reason, "text")
@@ -289,16 +286,15 @@ pub async fn do_destination(
         return refused(&app, &viewer, &failure);
     }
     let mut call = Sql::default();
-    if verb == "pause" {
-        call.push("select outbox_pause(")
-            .value(&form.destination, "text")
-            .push(", nullif(");
-        call.value(&form.reason, "text").push(", ''))::integer as n");
-    } else {
-        call.push("select outbox_resume(")
-            .value(&form.destination, "text")
-            .push(")::integer as n");
-    }
+    let function = match verb.as_str() {
+        "pause" => "outbox_pause",
+        _ => "outbox_resume",
+    };
+    call.push(&format!("select {function}("))
+        .value(&form.destination, "text")
+        .push(", nullif(")
+        .value(&form.reason, "text")
+        .push(", ''))::integer as n");
     let done = async { number(&open(&app, &viewer).await?, &call).await };
     match done.await {
         Ok(_) => Redirect::to("/destinations").into_response(),

@@ -300,10 +300,10 @@ impl Link {
 
     async fn act(&self, action: &Action) -> Result<bool, Failure> {
         let (function, seq, destination) = match action {
-            Action::Retry { seq, destination } => ("outbox_retry($1, $2)", Some(seq), destination),
-            Action::Discard { seq, destination } => ("outbox_discard($1, $2)", Some(seq), destination),
-            Action::Pause { destination } => ("outbox_pause($1)", None, destination),
-            Action::Resume { destination } => ("outbox_resume($1)", None, destination),
+            Action::Retry { seq, destination } => ("outbox_retry($1, $2, null::text)", Some(seq), destination),
+            Action::Discard { seq, destination } => ("outbox_discard($1, $2, null::text)", Some(seq), destination),
+            Action::Pause { destination } => ("outbox_pause($1, null::text)", None, destination),
+            Action::Resume { destination } => ("outbox_resume($1, null::text)", None, destination),
         };
         let mut arguments: Vec<(&(dyn ToSql + Sync), Type)> = Vec::new();
         if let Some(seq) = seq {

@@ -104,10 +104,10 @@ pub fn destination(view: &View, viewer: &Viewer, database: &str, verb: &str, des
             form.confirm method="post" action={ "/act/" (verb) } {
                 (form_token(viewer))
                 input type="hidden" name="destination" value=(destination);
-                @if verb == "pause" {
-                    label for="reason" { "Reason, for who finds it paused" }
-                    input #reason name="reason" autocomplete="off" maxlength="500";
+                label for="reason" {
+                    @if verb == "pause" { "Reason, for who finds it paused, and for the audit" } @else { "Reason, for the audit" }
                 }
+                input #reason name="reason" autocomplete="off" maxlength="500";
                 button.primary { (what) }
             }
             p { a href="/destinations" { "Back to the destinations" } }

@@ -1,0 +1,58 @@
+//! A stage of messages that do not move. Called by the tests of the page and of the commands that find out why, and mend it.
+
+use crate::common::{DB, outbox_cluster_with, wait_true};
+use serde_json::Value;
+use support::{Broker, Cluster, fresh_names};
+
+/// Messages of four keys, each of which stands for a reason of its own: a dead letter, an attempt that failed, a pause, an
+/// exchange that is missing. All would be delivered to a queue bound to order.placed.
+pub fn obstacles() -> Cluster {
+    let broker = Broker::shared();
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, Value::Null);
+    broker.bind(&queue, &exchange, "order.placed");
+    let cluster = outbox_cluster_with(broker, &exchange, &[]);
+    let server = |name: &str, exchange: &str, more: &str| {
+        let url = broker.url();
+        format!(
+            "create server {name} foreign data wrapper outbox_amqp options (url '{url}', exchange '{exchange}', {more});"
+        )
+    };
+    let publish = |destination: &str, key: &str| {
+        format!(
+            "select outbox_publish('OrderPlaced', '{{}}', 'order', '{key}', 'placed', destination => '{destination}');"
+        )
+    };
+    cluster.exec(DB, "select outbox_pause('default', 'the broker moves')");
+    wait_true(
+        &cluster,
+        "the worker to hear of the pause",
+        "select exists (select from outbox_connections where destination = 'default' and state = 'paused')",
+    );
+    cluster.exec(
+        DB,
+        &[
+            server("shelf", &exchange, "routing_key 'nobody.listens', max_attempts '1'"),
+            server("slow", &exchange, "routing_key 'nobody.listens', retry_backoff '1h'"),
+            server("lost", &format!("{exchange}-missing"), "routing_key 'order.placed'"),
+            publish("shelf", "dead"),
+            publish("slow", "slow"),
+            publish("lost", "lost"),
+            publish("default", "paused"),
+        ]
+        .concat(),
+    );
+    wait_true(
+        &cluster,
+        "a dead letter, a failed attempt",
+        "select exists (select from outbox_dead) and exists (select from outbox_waiting where attempts > 0)",
+    );
+    cluster.exec(DB, &publish("shelf", "dead"));
+    wait_true(
+        &cluster,
+        "one that is held back behind the dead letter",
+        "select exists (select from outbox_waiting where state = 'g')",
+    );
+    cluster
+}

@@ -1,0 +1,112 @@
+//! Does `make demo` show a newcomer what it says? The program itself: where nobody sits before it, it ends by itself; on a
+//! terminal it keeps the page up until Enter, and what stands can be mended there.
+
+#[path = "serve/http.rs"]
+mod http;
+
+use http::{Answer, ask};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use support::{Broker, Pty, program, wait_for, wait_until};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// One at a time: they share a broker, and the names in it.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn demo() -> Command {
+    program::outboxctl(); // complains where it was not built
+    let mut demo = Command::new(env!("CARGO_BIN_EXE_demo"));
+    demo.env("OUTBOX_BROKER_PORT", Broker::shared().port().to_string());
+    demo
+}
+
+fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
+    text.split_once(before)?.1.split_once(after).map(|(found, _)| found)
+}
+
+#[test]
+fn where_no_terminal_is_two_commands_find_and_mend_what_stands_and_it_ends() {
+    let _alone = alone();
+    let ran = demo().stdin(Stdio::null()).output().expect("run the demo");
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
+    let mut rest = &*said;
+    // In this order; each of them was asked of the servers, and the remedy was read off what `show` printed.
+    for shown in [
+        "\"aggregate_id\":\"42\"",
+        "http://127.0.0.1:",
+        "Destination default is paused: Paused by postgres: the broker moves to another host",
+        "$ outboxctl show 3",
+        "remedy: outboxctl resume default",
+        "$ outboxctl resume default",
+        "Destination default goes on.",
+        "\"aggregate_id\":\"43\"",
+        "postgres | resume",
+    ] {
+        let (_, after) = rest
+            .split_once(shown)
+            .unwrap_or_else(|| panic!("no {shown:?} in {rest}\nof {said}"));
+        rest = after;
+    }
+}
+
+#[test]
+fn on_a_terminal_the_page_stays_until_enter_and_two_clicks_on_it_mend_what_stands() {
+    let _alone = alone();
+    let mut terminal = Pty::start(demo(), 200, 50);
+    let seen = |terminal: &Pty| String::from_utf8_lossy(&terminal.written()).into_owned();
+    wait_until("the demo to wait for Enter", LONG, || {
+        assert!(!terminal.has_ended(), "{}", seen(&terminal));
+        seen(&terminal).contains("press Enter")
+    });
+    let before = seen(&terminal);
+    let port: u16 = between(&before, "http://127.0.0.1:", "/")
+        .and_then(|port| port.parse().ok())
+        .expect("the address of the page");
+    // Somebody tries the server meanwhile.
+    let server = between(&before, "export ", "\r\n").expect("where the server is");
+    let place = server.replace("PGHOST=", "host=").replace("PGPORT=", "port=");
+    let place = place.replace("PGUSER=", "user=").replace("PGDATABASE=", "dbname=");
+    postgres::Client::connect(&place, postgres::NoTls)
+        .and_then(|mut client| client.batch_execute("select outbox_publish('Tried', '{}', 'order', '7', 'tried')"))
+        .expect("the server that the demo names");
+    let get = |path: &str| -> Answer { ask(port, "GET", path, &[], "") };
+    let first = wait_for("the page to say what stands", LONG, || {
+        let page = get("/").body;
+        page.contains("Destination default is paused").then_some(page)
+    });
+    let link = between(&first, "class=\"button act\" href=\"", "\"").expect("a link to resume");
+    let form = get(link).body;
+    let token = between(&form, "name=\"form_token\" value=\"", "\"").expect("a form");
+    let action = between(&form, "form class=\"confirm\" method=\"post\" action=\"", "\"").expect("an action");
+    let headers = [
+        ("Content-Type", "application/x-www-form-urlencoded"),
+        ("Origin", &*format!("http://127.0.0.1:{port}")),
+    ];
+    let sent = format!("destination=default&reason=&form_token={token}");
+    let answer = ask(port, "POST", action, &headers, &sent);
+    assert_eq!(
+        (answer.status, answer.header("location")),
+        (303, Some("/destinations")),
+        "{}",
+        answer.body
+    );
+    terminal.send("\n");
+    let status = terminal.wait();
+    wait_until("the end of what it says", LONG, || {
+        seen(&terminal).contains("How to go on")
+    });
+    let after = seen(&terminal);
+    assert!(status.success(), "{after}");
+    let after = after.strip_prefix(&*before).expect("it only adds");
+    assert!(
+        after.contains("that was done on the page") && after.contains("\"aggregate_id\":\"43\""),
+        "{after}"
+    );
+    assert!(after.contains("outboxctl serve"), "the audit says where from: {after}");
+}
