@@ -116,10 +116,11 @@ pub fn run(
                 say.line(format_args!("{}; tries again", trouble.failure.message));
                 if let Some(board) = screen {
                     board.lose(&trouble.failure.message);
-                    connect.no_password = true; // whoever could answer sees the screen, and no question
                 }
             }
         }
+        // Whoever could answer sees the screen by now, and no question.
+        connect.no_password |= worked && screen.is_some();
         let until = Instant::now() + RECONNECT_AFTER;
         while !stop.is_asked() && Instant::now() < until {
             std::thread::sleep(LOOK_LONGEST);

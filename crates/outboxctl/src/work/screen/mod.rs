@@ -18,15 +18,19 @@ use crate::screen::terminal;
 use crate::screen::theme::Theme;
 use ratatui::crossterm::event::{Event as TerminalEvent, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, read};
 use state::{Look, State};
+use std::convert::Infallible;
 use std::io::{self, IsTerminal, stdin};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use update::{Event, Request, update};
 
 /// How often it draws, but for keys.
 const DRAW_EVERY: Duration = Duration::from_millis(250);
+
+/// More than a person types between two frames.
+const EVENTS_MAX: usize = 64;
 
 /// Whether there is a person, and a terminal for the screen.
 pub fn is_possible() -> bool {
@@ -35,31 +39,30 @@ pub fn is_possible() -> bool {
 
 /// Shows the board from now on, until `terminal::restore`. What comes back: why it cannot, if it cannot.
 pub fn show(board: &Arc<Board>, connect: &ConnectArgs, stop: &Stop) -> oneshot::Receiver<io::Error> {
-    let (events, inbox) = channel();
-    let (trouble, has_trouble) = oneshot::channel();
-    let keys = (events, stop.clone());
+    let (trouble, why_not) = oneshot::channel();
     let (own_board, own_stop) = (Arc::clone(board), stop.clone());
     std::thread::spawn(move || {
-        if let Err(error) = draw(&own_board, &own_stop, keys, &inbox) {
-            // A terminal that is gone: nobody is there who could end the worker.
-            own_stop.begin();
-            _ = trouble.send(error);
-        }
+        let Err(error) = draw(&own_board, &own_stop);
+        // A terminal that is gone: nobody is there who could end the worker.
+        own_stop.begin();
+        _ = trouble.send(error);
     });
-    tokio::spawn(pending::watch(connect.clone(), Arc::clone(board)));
-    has_trouble
+    // Whoever could answer sees the screen, and no question.
+    let connect = ConnectArgs {
+        no_password: true,
+        ..connect.clone()
+    };
+    tokio::spawn(pending::watch(connect, Arc::clone(board)));
+    why_not
 }
 
 /// Draws until the program ends. Where nobody reads the terminal, it waits here, and nowhere else.
-fn draw(
-    board: &Board,
-    stop: &Stop,
-    (events, keys_stop): (Sender<Event>, Stop),
-    inbox: &Receiver<Event>,
-) -> io::Result<()> {
+fn draw(board: &Board, stop: &Stop) -> io::Result<Infallible> {
     let mut screen = terminal::Screen::enter()?;
+    let (events, inbox) = sync_channel(EVENTS_MAX);
+    let own_stop = stop.clone();
     // Not before: it changes the terminal as well.
-    std::thread::spawn(move || read_keys(&events, &keys_stop));
+    std::thread::spawn(move || read_keys(&events, &own_stop));
     let mut state = State::new(Look::default(), Theme::from_env());
     loop {
         if stop.is_asked() {
@@ -90,7 +93,7 @@ fn draw(
 }
 
 /// Reading keys blocks, until the program ends.
-fn read_keys(events: &Sender<Event>, stop: &Stop) {
+fn read_keys(events: &SyncSender<Event>, stop: &Stop) {
     // An error: the terminal is gone.
     while let Ok(event) = read() {
         let event = match event {
@@ -104,7 +107,8 @@ fn read_keys(events: &Sender<Event>, stop: &Stop) {
             TerminalEvent::Resize(..) => Event::Resized,
             _ => continue,
         };
-        if events.send(event).is_err() {
+        // Without room it is dropped: whoever types cannot see what it would do.
+        if let Err(TrySendError::Disconnected(_)) = events.try_send(event) {
             return;
         }
     }

@@ -6,10 +6,11 @@ use crate::connect::{self, ConnectArgs};
 use crate::failure::{Code, Failure};
 use crate::work::board::Board;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
-use tokio_postgres::Client;
+use tokio_postgres::{Client, Row};
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// It rests so many times as long as it took.
@@ -47,13 +48,13 @@ async fn open(connect: &ConnectArgs) -> Result<(Client, String), Failure> {
     Ok((session.client, sql))
 }
 
-async fn count(client: &Client, sql: &str, board: &Board) -> Result<std::convert::Infallible, Failure> {
+async fn count(client: &Client, sql: &str, board: &Board) -> Result<Infallible, Failure> {
     loop {
         let began = Instant::now();
         let partitions = board.partitions();
         let rows = timeout(ANSWER, client.query(sql, &[&partitions])).await;
         let rows = rows.map_err(|_| unanswered())??;
-        let depth = |row: &tokio_postgres::Row| Depth {
+        let depth = |row: &Row| Depth {
             pending: row.get(1),
             is_all: row.get(2),
         };
