@@ -16,7 +16,7 @@ pub struct Facts<'a> {
     pub destination: &'a Value,
     /// Its row of outbox_partition_status.
     pub partition: &'a Value,
-    /// The one of its key that it waits behind: `seq, status, last_error, available_at`.
+    /// The one that it waits behind: `seq, status, last_error, available_at`, `whole` if it holds up its whole partition.
     pub ahead: &'a Value,
     /// The oldest transaction that is open and may have enqueued before it: `pid, xid, age_s`.
     pub transaction: &'a Value,
@@ -142,23 +142,27 @@ pub fn reasons(facts: &Facts<'_>) -> Vec<Reason> {
 
 fn behind(ahead: &Value, command: &dyn Fn(&str, &Value) -> String) -> Reason {
     let seq = &ahead["seq"];
+    let what = match ahead["whole"] == true {
+        true => "partition",
+        false => "key",
+    };
     match text(ahead, "status") {
         "dead" => reason(
             format!(
-                "It waits behind message {seq} of its key, which is dead: {}",
+                "It waits behind message {seq} of its {what}, which is dead: {}",
                 text(ahead, "last_error")
             ),
             format!("{}, or {}", command("retry", seq), command("discard", seq)),
         ),
         "retrying" => reason(
             format!(
-                "It waits behind message {seq} of its key, which failed and is tried again at {}: {}",
+                "It waits behind message {seq} of its {what}, which failed and is tried again at {}: {}",
                 time(ahead, "available_at"),
                 text(ahead, "last_error")
             ),
             command("retry", seq),
         ),
-        _ => reason(format!("It waits behind message {seq} of its key."), None),
+        _ => reason(format!("It waits behind message {seq} of its {what}."), None),
     }
 }
 
@@ -276,6 +280,10 @@ mod tests {
             json!({ "seq": 3, "status": "retrying", "last_error": "x", "available_at": "2026-11-21T05:12:18Z" });
         let reasons = why(message("pending"), |others, _| others[2] = ahead.clone());
         assert_eq!(reasons[0].1, "outboxctl retry 3");
+        assert!(reasons[0].0.contains("of its key, "), "{reasons:?}");
+        let ahead = json!({ "seq": 3, "status": "dead", "last_error": "refused", "whole": true });
+        let reasons = why(message("pending"), |others, _| others[2] = ahead.clone());
+        assert!(reasons[0].0.contains("of its partition, "), "{reasons:?}");
     }
 
     #[test]

@@ -192,15 +192,24 @@ pub async fn message(
 /// What it waits behind, in the order in which it holds up what comes later; see `outboxctl show`. A lane has no index by key:
 /// only its start is looked through.
 const AHEAD: &str = "
-    (select d.seq, 'dead' as status, d.reason as last_error, null::text as available_at from outbox_dead d
+    (select h.seq, h.status, h.last_error, h.available_at, true as whole
+     from outbox_closed_lanes() l cross join lateral (
+       select d.seq, 'dead' as status, d.reason as last_error, null::text as available_at
+       from outbox_dead d where d.seq = l.head and d.destination = l.destination
+       union all
+       select w.seq, 'retrying', w.last_error, to_char(w.due_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS \"UTC\"')
+       from outbox_waiting w where w.seq = l.head and w.destination = l.destination) h
+     where l.destination = $1 and l.partition = $2 and l.head < $4)
+    union all
+    (select d.seq, 'dead' as status, d.reason as last_error, null::text as available_at, false from outbox_dead d
      where d.partition = $2 and d.destination = $1 and d.key = $3 and d.blocks order by d.seq limit 1)
     union all
-    (select w.seq, 'retrying', w.last_error, to_char(w.due_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS \"UTC\"')
+    (select w.seq, 'retrying', w.last_error, to_char(w.due_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS \"UTC\"'), false
      from outbox_waiting w
      where w.due_at is not null and w.state = 'b' and w.attempts > 0 and w.partition = $2 and w.destination = $1
        and w.key = $3 and (w.seq < $4 or ($5 and w.seq <> $4)) order by w.seq limit 1)
     union all
-    (select o.seq, 'pending', o.last_error, null
+    (select o.seq, 'pending', o.last_error, null, false
      from (select * from outbox x where x.destination = $1 and x.partition = $2 order by x.seq limit 10000) o
      where o.seq < $4 and o.key = $3 order by o.seq limit 1)
     limit 1";
