@@ -214,6 +214,15 @@ fn show_says_why_a_message_does_not_move_and_what_mends_it() {
         ],
     );
     assert_eq!(whys(&shown(&cluster, 6)), [""; 0]);
+    cluster.exec(
+        DB,
+        "create server lanes foreign data wrapper outbox_amqp options (exchange 'x', ordering 'partition');
+         select outbox_enqueue(n, 'other', 'lanes', partition_key => 'p03') from generate_series(21, 22) n;
+         insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason, blocks)
+         select seq, enqueued_at, 15, partition, destination, null, 'no such book', true from outbox where destination = 'lanes' and seq = 21;
+         delete from outbox where destination = 'lanes' and seq = 21",
+    );
+    says(22, &["behind message 21 of its partition, which is dead: no such book"]);
     cluster.exec(DB, "select outbox_pause(reason => 'the broker moves')");
     says(1, &["is paused", "the broker moves", "outboxctl resume default"]);
     let unknown = Ctl::new(&cluster, &["show", "4711"]).run().failed(1);

@@ -272,10 +272,12 @@ fn a_replay_by_type_goes_through_a_long_history_piece_by_piece() {
 fn a_cancel_or_a_timeout_ends_the_call_and_is_no_fault_of_a_row() {
     let cluster = relayed_cluster_with(
         "create function shop.slow(data jsonb) returns json language plpgsql as $$ begin
-           perform pg_sleep(20); return '{}'; end $$",
+           perform pg_advisory_xact_lock(4711); return '{}'; end $$",
         ", payload => 'shop.slow(data)'",
     );
     write(&cluster, "Written", 1);
+    let mut holder = cluster.connect(DB);
+    holder.batch_execute("select pg_advisory_lock(4711)").expect("locked");
     let said = refused(
         &cluster,
         "set statement_timeout = '300ms'; select outbox_fetch_unpublished()",

@@ -341,6 +341,41 @@ fn a_failed_message_is_retried_and_what_is_behind_it_waits() {
 }
 
 #[test]
+fn it_keeps_the_order_of_a_whole_partition() {
+    let broker = Broker::shared();
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, Value::Null);
+    broker.bind(&queue, &exchange, "Good");
+    let conf = ["outbox.retry_backoff = '50ms'", "outbox.max_attempts = 2"];
+    let cluster = without_workers(broker, &exchange, &conf);
+    cluster.exec(
+        DB,
+        &format!(
+            "create server lanes foreign data wrapper outbox_amqp
+             options (exchange '{exchange}', routing_key '{{type}}', ordering 'partition');
+             insert into outbox_events (id, type, payload)
+               select gen_random_uuid(), case n when 1 then 'Bad' else 'Good' end, '{{}}' from generate_series(1, 4) n;
+             select outbox_enqueue(1, 'a', 'lanes', partition_key => 'p03'),
+                    outbox_enqueue(2, 'b', 'lanes', partition_key => 'p03'),
+                    outbox_enqueue(3, destination => 'lanes', partition_key => 'p03'),
+                    outbox_enqueue(4, 'b', 'lanes', partition_key => 'p04')"
+        ),
+    );
+    let _outside = Outside::start(&cluster, "lanes");
+    let dead = "select count(*) = 1 and bool_and(blocks and attempts = 2) from outbox_dead";
+    wait_true(&cluster, "a dead letter that blocks", dead);
+    wait_published(&cluster, 1);
+    assert!(cluster.query_one::<bool>(DB, "select array_agg(seq order by seq) = '{2,3}' from outbox"));
+    broker.bind(&queue, &exchange, "Bad");
+    assert!(cluster.query_one::<bool>(DB, "select outbox_retry(1, 'lanes')"));
+    wait_published(&cluster, 4);
+    let seq = |delivery: &support::Delivery| delivery.json()["seq"].as_i64().expect("a seq");
+    let seqs: Vec<i64> = all_of(broker, &queue).iter().map(seq).collect();
+    assert!(seqs.ends_with(&[1, 2, 3]), "{seqs:?}");
+}
+
+#[test]
 fn another_number_of_partitions_while_it_works_loses_doubles_and_reorders_nothing() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);

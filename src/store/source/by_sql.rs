@@ -17,6 +17,9 @@ const CANCELED: &str = "(SQLSTATE 57014)";
 /// Texts for each event in what `events` returns.
 const TEXTS: usize = 15;
 
+/// What came, by seq, and what failed, with the reason.
+type Pieces<T> = (Vec<(i64, T)>, Vec<(i64, String)>);
+
 /// What an event must be, as far as it is given.
 pub struct Criteria {
     pub kind: Option<String>,
@@ -148,7 +151,7 @@ impl Source {
         &self,
         seqs: &[i64],
         read: impl Fn(&[i64]) -> Result<Vec<(i64, T)>, String>,
-    ) -> Result<(Vec<(i64, T)>, Vec<(i64, String)>), UserError> {
+    ) -> Result<Pieces<T>, UserError> {
         let attempt = |piece: &[i64]| txn::attempt(|| self.as_owner(&[], || read(piece)));
         let (mut rows, mut failed, mut is_readable) = (Vec::new(), Vec::new(), false);
         let mut pieces: Vec<&[i64]> = seqs.chunks(PIECE).rev().collect();

@@ -17,7 +17,7 @@ pub struct Facts {
     pub problems: Vec<Check>,
     pub destination: Option<Destination>,
     pub partition: Option<Partition>,
-    /// The one of its key that it waits behind.
+    /// The one of its key, or of its partition, that it waits behind.
     pub ahead: Option<Ahead>,
     /// The oldest transaction that is open and may have enqueued before it.
     pub transaction: Option<Transaction>,
@@ -29,20 +29,31 @@ pub struct Ahead {
     status: String,
     last_error: Option<String>,
     available_at: Option<String>,
+    /// It holds up its whole partition.
+    whole: bool,
 }
 
 /// `Ahead` of the key `$3` to `$1` in partition `$2`, for message `$4`, in the order in which they hold up what is behind
 /// them. What was put behind another (`$5`) may be behind a later one: that was replayed, or came back by hand. A lane has no
 /// index by key: only its start is looked through.
 const AHEAD: &str = "
-    (select d.seq, 'dead' as status, d.reason as last_error, null::timestamptz as available_at from outbox_dead d
+    (select h.seq, h.status, h.last_error, h.available_at, true as whole
+     from outbox_closed_lanes() l cross join lateral (
+       select d.seq, 'dead' as status, d.reason as last_error, null::timestamptz as available_at
+       from outbox_dead d where d.seq = l.head and d.destination = l.destination
+       union all
+       select w.seq, 'retrying', w.last_error, w.due_at
+       from outbox_waiting w where w.seq = l.head and w.destination = l.destination) h
+     where l.destination = $1 and l.partition = $2 and l.head < $4)
+    union all
+    (select d.seq, 'dead' as status, d.reason as last_error, null::timestamptz as available_at, false from outbox_dead d
      where d.blocks and d.partition = $2 and d.destination = $1 and d.key = $3 order by d.seq limit 1)
     union all
-    (select w.seq, 'retrying', w.last_error, w.due_at from outbox_waiting w
+    (select w.seq, 'retrying', w.last_error, w.due_at, false from outbox_waiting w
      where w.due_at is not null and w.state = 'b' and w.attempts > 0 and w.partition = $2 and w.destination = $1
        and w.key = $3 and (w.seq < $4 or ($5 and w.seq <> $4)) order by w.seq limit 1)
     union all
-    (select o.seq, 'pending', o.last_error, null
+    (select o.seq, 'pending', o.last_error, null, false
      from (select * from outbox x where x.destination = $1 and x.partition = $2 order by x.seq limit 10000) o
      where o.seq < $4 and o.key = $3 order by o.seq limit 1)
     limit 1";
@@ -217,21 +228,22 @@ fn reasons(message: &Place, facts: &Facts) -> Vec<Reason> {
 fn behind(ahead: &Ahead, command: &dyn Fn(&str, i64) -> String) -> Reason {
     let seq = ahead.seq;
     let last_error = ahead.last_error.as_deref().unwrap_or_default();
+    let what = if ahead.whole { "partition" } else { "key" };
     match ahead.status.as_str() {
         "dead" => reason(
-            format!("It waits behind message {seq} of its key, which is dead: {last_error}"),
+            format!("It waits behind message {seq} of its {what}, which is dead: {last_error}"),
             format!("{}, or {}", command("retry", seq), command("discard", seq)),
         ),
         "retrying" => {
             let due = ahead.available_at.as_deref().map(stamp).unwrap_or_default();
             reason(
                 format!(
-                    "It waits behind message {seq} of its key, which failed and is tried again at {due}: {last_error}"
+                    "It waits behind message {seq} of its {what}, which failed and is tried again at {due}: {last_error}"
                 ),
                 command("retry", seq),
             )
         }
-        _ => reason(format!("It waits behind message {seq} of its key."), None),
+        _ => reason(format!("It waits behind message {seq} of its {what}."), None),
     }
 }
 
@@ -397,15 +409,17 @@ mod tests {
                     status: status.into(),
                     last_error: Some(last_error.into()),
                     available_at: Some("2026-11-21T05:12:18Z".into()),
+                    whole: status == "dead",
                 })
             })
         };
         let reasons = behind("dead", "refused");
         assert_eq!(reasons[0].1, "outboxctl retry 3, or outboxctl discard 3");
-        assert!(reasons[0].0.contains("message 3") && reasons[0].0.contains("refused"));
+        assert!(reasons[0].0.contains("message 3 of its partition, ") && reasons[0].0.contains("refused"));
         assert_eq!(reasons.len(), 1);
         let reasons = behind("retrying", "x");
         assert_eq!(reasons[0].1, "outboxctl retry 3");
+        assert!(reasons[0].0.contains("message 3 of its key, "), "{reasons:?}");
     }
 
     #[test]
