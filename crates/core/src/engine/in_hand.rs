@@ -5,7 +5,8 @@
 //! are ready before it leaves the registry. A pass (b) takes what is ready, (c) reads which transactions are open, and (d)
 //! looks at what is ready by then, and whether something was committed that lies in the table only. It takes nothing of a
 //! lane that is not read to its end. So whoever drew a lower seq than a message taken at (b) was taken before, or has been
-//! claimed, or is open at (c), or shows at (d): as with a claim, and held for as long.
+//! claimed, or is open at (c), or shows at (d): as with a claim, and held for as long. (d) looks at what is ready first,
+//! and who takes away what is ready tells of it before. A model of this is in tests/model_express.rs.
 //!
 //! No message goes twice. Its row is visible only after it was laid down, so a claim that brings the row finds the message
 //! still there and takes it away (`Memory::revoke`), or finds it in hand: then it is claimed from there on.
@@ -172,14 +173,21 @@ impl<P: Clone> Engine<P> {
         new
     }
 
-    /// Forgets what is neither under way nor to be settled: leases were lost.
+    /// Forgets what is neither under way nor to be settled under a lease that is held: leases were lost. What is sent and
+    /// not answered yet may stay with the engine, but its settle changes nothing any more: under the next lease its row is
+    /// to be claimed as any other.
     pub(super) fn forget_in_hand(&mut self) {
         if self.in_hand.is_empty() {
             return;
         }
-        let pointers = (self.messages.values().map(|message| &message.pointer))
-            .chain(self.unsettled.iter().map(|ended| &ended.pointer));
-        let here: HashSet<(Partition, i64)> = pointers.map(|pointer| (pointer.partition, pointer.seq)).collect();
+        let here: HashSet<(Partition, i64)> = (self.messages.values().map(|message| &message.pointer))
+            .chain(self.unsettled.iter().map(|ended| &ended.pointer))
+            .filter(|pointer| self.leases.contains(&(pointer.partition, pointer.lease_epoch)))
+            .map(|pointer| (pointer.partition, pointer.seq))
+            .collect();
         self.in_hand.retain(|partition, seq| here.contains(&(partition, seq)));
     }
 }
+
+#[cfg(test)]
+mod tests;
