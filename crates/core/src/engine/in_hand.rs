@@ -20,7 +20,7 @@ use crate::gate::Handle;
 use crate::hold::Holds;
 use crate::message::{Event, Pointer, Publication};
 use crate::partition::Partition;
-use crate::settle::Rules;
+use crate::settle::{Disposition, Rules};
 use std::collections::{HashMap, HashSet};
 
 /// What has been in hand for so long, in ms, is claimed.
@@ -136,6 +136,13 @@ impl<P: Clone> Engine<P> {
         let kept = self.in_hand.known.values().filter(|kept| !kept.is_claimed_next);
         kept.map(|kept| (kept.since_ms + CLAIM_AFTER_MS).saturating_sub(now_ms))
             .min()
+    }
+
+    /// Something in hand has ended and is not published: until that is settled, the tables do not tell of it, and what is
+    /// behind it in its key would be let go.
+    pub(super) fn has_ended_in_hand(&self) -> bool {
+        let mut ended = (self.unsettled.iter()).filter(|ended| ended.disposition != Disposition::Publish);
+        ended.any(|ended| (self.in_hand.known).contains_key(&(ended.pointer.partition, ended.pointer.seq)))
     }
 
     /// Lets the lanes be read again of which something has been in hand for long.

@@ -17,8 +17,8 @@ pub(super) struct Script {
     /// What the first claim brings instead.
     pub(super) suspects: Option<Batch<()>>,
     due: Vec<i64>,
-    head: Option<i64>,
-    gates_read: usize,
+    pub(super) head: Option<i64>,
+    pub(super) gates_read: usize,
     /// The lanes of the last claim: (mark, reach).
     pub(super) lanes: Vec<(i64, i64)>,
 }

@@ -7,7 +7,6 @@ use super::*;
 use crate::hold::{FILTER_WORDS, OpenTransaction, filter_bit};
 use crate::message::Outcome;
 use crate::partition::crc32;
-use crate::settle::Disposition;
 use std::cell::{Cell, RefCell};
 
 /// Shared memory in which messages lie; the place of each is its seq.
@@ -250,6 +249,17 @@ fn what_lasts_is_claimed_and_stays_what_it_is() {
 }
 
 #[test]
+fn what_lasts_and_is_not_there_to_be_claimed_is_looked_for_once() {
+    let (shared, mut script) = (Shared::with(&[1]), Script::default());
+    let mut engine = having(&shared);
+    claim(&mut engine, &mut script, &shared, CLAIM_AFTER_MS);
+    assert_eq!(script.lanes, [(START, END)]);
+    assert_eq!(engine.claims_in_hand_in_ms(CLAIM_AFTER_MS), None);
+    claim(&mut engine, &mut script, &shared, 3 * CLAIM_AFTER_MS);
+    assert!(script.lanes.is_empty());
+}
+
+#[test]
 fn one_that_fails_is_tried_again_later_and_those_behind_it_wait() {
     let shared = Shared::with(&[1, 2]);
     let mut engine = having(&shared);
@@ -268,6 +278,21 @@ fn one_that_fails_is_tried_again_later_and_those_behind_it_wait() {
     assert!(hand_over(&mut engine, 9).is_empty());
     assert_eq!(settle(&mut engine, &shared), [Disposition::Wait], "1 is not through");
     assert_eq!(shared.freed(), [3]);
+}
+
+#[test]
+fn what_has_to_wait_behind_another_is_settled_before_anything_is_claimed() {
+    let (shared, mut engine, mut script) = (Shared::with(&[2]), engine(), Script::default());
+    script.head = Some(1);
+    claim(&mut engine, &mut script, &shared, 0);
+    receive(&mut engine, &shared, 10, 100);
+    shared.reopen.set(Some(1));
+    claim(&mut engine, &mut script, &shared, 10);
+    assert!(script.lanes.is_empty(), "the tables do not tell yet that 2 waits");
+    assert!(engine.wants_more() && engine.must_settle());
+    assert_eq!(settle(&mut engine, &shared), [Disposition::Wait]);
+    claim(&mut engine, &mut script, &shared, 20);
+    assert_eq!(script.lanes, [(START, END)]);
 }
 
 #[test]
