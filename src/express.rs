@@ -298,8 +298,9 @@ fn withdraw(place: Place, spot: &Spot) -> bool {
                 return true; // its session frees it, and tells of the row
             }
         } else if let Some(word) = spot.is_in(READY) {
+            // First, or for a moment neither this nor *reopen* would tell of the row, and a later one could overtake it.
+            tell(spot);
             if spot.go(word, REVOKED) {
-                tell(spot);
                 free(place);
                 return true;
             }

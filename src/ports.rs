@@ -342,12 +342,13 @@ impl Memory for Lanes<'_> {
     }
 
     fn look_at_reopen(&self, partition: Partition) -> Option<i64> {
+        // In this order: who takes away what is ready tells of it before.
+        let ready = express::lowest_ready(self.destination, partition);
         let told = self.told(|lows| lows.get(&partition).copied());
         let new = self
             .shared
             .database
             .and_then(|database| database.look_at_reopen(self.class, partition));
-        let ready = express::lowest_ready(self.destination, partition);
         told.into_iter().chain(new).chain(ready).min()
     }
 

@@ -446,6 +446,10 @@ impl<P: Clone> Engine<P> {
         if self.has_suspects(1) {
             return Ok(0);
         }
+        if self.has_ended_in_hand() {
+            self.full = true; // again at once, when that is settled
+            return Ok(0);
+        }
         self.bring_due(store, memory, now_ms, &leases)?;
         if self.sharing == Sharing::RowClaims {
             let batch = store.claim_unleased(limit)?;

@@ -4,8 +4,10 @@
 //! What may be taken, and why nothing overtakes. A transaction lays down its messages before it commits, and says that they
 //! are ready before it leaves the registry. A pass (b) takes what is ready, (c) reads which transactions are open, and (d)
 //! looks at what is ready by then, and whether something was committed that lies in the table only. It takes nothing of a
-//! lane that is not read to its end, or that stands still behind one that failed. So whoever drew a lower seq than a message taken at (b) was taken before, or has been
-//! claimed, or is open at (c), or shows at (d): as with a claim, and held for as long.
+//! lane that is not read to its end, or that stands still behind one that failed. So whoever drew a lower seq than a message
+//! taken at (b) was taken before, or has been claimed, or is open at (c), or shows at (d): as with a claim, and held for as
+//! long. (d) looks at what is ready first, and who takes away what is ready tells of it before. A model of this is in
+//! tests/model_express.rs.
 //!
 //! No message goes twice. Its row is visible only after it was laid down, so a claim that brings the row finds the message
 //! still there and takes it away (`Memory::revoke`), or finds it in hand: then it is claimed from there on.
@@ -19,7 +21,7 @@ use crate::gate::Handle;
 use crate::hold::Holds;
 use crate::message::{Event, Pointer, Publication};
 use crate::partition::Partition;
-use crate::settle::{Ordering, Rules};
+use crate::settle::{Disposition, Ordering, Rules};
 use std::collections::{HashMap, HashSet};
 
 /// What has been in hand for so long, in ms, is claimed.
@@ -141,6 +143,13 @@ impl<P: Clone> Engine<P> {
             .min()
     }
 
+    /// Something in hand has ended and is not published: until that is settled, the tables do not tell of it, and what is
+    /// behind it in its key would be let go.
+    pub(super) fn has_ended_in_hand(&self) -> bool {
+        let mut ended = (self.unsettled.iter()).filter(|ended| ended.disposition != Disposition::Publish);
+        ended.any(|ended| (self.in_hand.known).contains_key(&(ended.pointer.partition, ended.pointer.seq)))
+    }
+
     /// Lets the lanes be read again of which something has been in hand for long.
     pub(super) fn claim_what_lasts(&mut self, now_ms: u64) {
         for ((partition, seq), kept) in &mut self.in_hand.known {
@@ -176,14 +185,21 @@ impl<P: Clone> Engine<P> {
         new
     }
 
-    /// Forgets what is neither under way nor to be settled: leases were lost.
+    /// Forgets what is neither under way nor to be settled under a lease that is held: leases were lost. What is sent and
+    /// not answered yet may stay with the engine, but its settle changes nothing any more: under the next lease its row is
+    /// to be claimed as any other.
     pub(super) fn forget_in_hand(&mut self) {
         if self.in_hand.is_empty() {
             return;
         }
-        let pointers = (self.messages.values().map(|message| &message.pointer))
-            .chain(self.unsettled.iter().map(|ended| &ended.pointer));
-        let here: HashSet<(Partition, i64)> = pointers.map(|pointer| (pointer.partition, pointer.seq)).collect();
+        let here: HashSet<(Partition, i64)> = (self.messages.values().map(|message| &message.pointer))
+            .chain(self.unsettled.iter().map(|ended| &ended.pointer))
+            .filter(|pointer| self.leases.contains(&(pointer.partition, pointer.lease_epoch)))
+            .map(|pointer| (pointer.partition, pointer.seq))
+            .collect();
         self.in_hand.retain(|partition, seq| here.contains(&(partition, seq)));
     }
 }
+
+#[cfg(test)]
+mod tests;

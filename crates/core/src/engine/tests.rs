@@ -8,19 +8,19 @@ use std::convert::Infallible;
 
 /// Tables that bring what they are told to.
 #[derive(Default)]
-struct Script {
-    claims: Vec<Vec<i64>>,
+pub(super) struct Script {
+    pub(super) claims: Vec<Vec<i64>>,
     /// The event with this seq cannot be read.
     unreadable: i64,
     /// The next claim misses a row.
     missed: bool,
     /// What the first claim brings instead.
-    suspects: Option<Batch<()>>,
+    pub(super) suspects: Option<Batch<()>>,
     due: Vec<i64>,
-    head: Option<i64>,
-    gates_read: usize,
+    pub(super) head: Option<i64>,
+    pub(super) gates_read: usize,
     /// The lanes of the last claim: (mark, reach).
-    lanes: Vec<(i64, i64)>,
+    pub(super) lanes: Vec<(i64, i64)>,
 }
 
 #[derive(Default)]
@@ -28,11 +28,11 @@ struct Shared {
     waiting_changes: Cell<u32>,
 }
 
-fn partition() -> Partition {
+pub(super) fn partition() -> Partition {
     Partition::new(3).unwrap()
 }
 
-fn batch(seqs: &[i64]) -> Batch<()> {
+pub(super) fn batch(seqs: &[i64]) -> Batch<()> {
     let rows = seqs.iter().map(|seq| Claimed {
         place: (),
         pointer: Pointer {
@@ -53,6 +53,15 @@ fn batch(seqs: &[i64]) -> Batch<()> {
     Batch {
         rows,
         ..Batch::default()
+    }
+}
+
+impl Script {
+    pub(super) fn bringing(claims: Vec<Vec<i64>>) -> Self {
+        Self {
+            claims,
+            ..Self::default()
+        }
     }
 }
 
@@ -124,7 +133,7 @@ impl Memory for Shared {
     }
 }
 
-const RULES: Rules = Rules {
+pub(super) const RULES: Rules = Rules {
     retry: RetryPolicy {
         max_attempts: 3,
         base_ms: 100,
@@ -134,7 +143,7 @@ const RULES: Rules = Rules {
     ordering: Ordering::Key,
 };
 
-fn engine() -> Engine<()> {
+pub(super) fn engine() -> Engine<()> {
     let mut engine = Engine::new(Sharing::Leases);
     engine.set_leases(vec![(partition(), 1)], HashSet::new());
     engine
@@ -144,16 +153,20 @@ fn engine() -> Engine<()> {
 fn claim(engine: &mut Engine<()>, script: &mut Script, shared: &Shared, now_ms: u64, broken: i64) {
     let make = |handle, pointer: &Pointer, _: &Event| match pointer.seq == broken {
         true => Err("cannot be sent".to_owned()),
-        false => Ok(Publication {
-            handle,
-            exchange: "".into(),
-            routing_key: pointer.seq.to_string().into(),
-            key: None,
-            properties: Properties::default(),
-            body: Vec::new(),
-        }),
+        false => Ok(publication(handle, pointer)),
     };
     let Ok(_) = engine.claim(script, shared, now_ms, 100, &RULES, make);
+}
+
+pub(super) fn publication(handle: Handle, pointer: &Pointer) -> Publication {
+    Publication {
+        handle,
+        exchange: "".into(),
+        routing_key: pointer.seq.to_string().into(),
+        key: None,
+        properties: Properties::default(),
+        body: Vec::new(),
+    }
 }
 
 fn claimed(seqs: &[i64], broken: i64) -> Engine<()> {
@@ -168,7 +181,7 @@ fn claimed(seqs: &[i64], broken: i64) -> Engine<()> {
 }
 
 /// Hands over up to `room` messages; returns their (handle, seq).
-fn hand_over(engine: &mut Engine<()>, room: usize) -> Vec<(Handle, i64)> {
+pub(super) fn hand_over(engine: &mut Engine<()>, room: usize) -> Vec<(Handle, i64)> {
     let mut sent = Vec::new();
     engine.hand_over(|mut publications| {
         let refused = publications.split_off(room.min(publications.len()));
@@ -178,7 +191,7 @@ fn hand_over(engine: &mut Engine<()>, room: usize) -> Vec<(Handle, i64)> {
     sent
 }
 
-fn seqs(sent: &[(Handle, i64)]) -> Vec<i64> {
+pub(super) fn seqs(sent: &[(Handle, i64)]) -> Vec<i64> {
     sent.iter().map(|(_, seq)| *seq).collect()
 }
 

@@ -1,0 +1,346 @@
+//! What the engine does with messages that come by shared memory. Which steps of others it stands is in
+//! tests/model_express.rs and the simulation.
+
+use super::super::tests::{RULES, Script, batch, engine, hand_over, partition, publication, seqs};
+use super::super::{CRASHES_ALONE, DUE_EVERY_MS, Errand, START};
+use super::*;
+use crate::hold::{FILTER_WORDS, OpenTransaction, filter_bit};
+use crate::message::Outcome;
+use crate::partition::crc32;
+use std::cell::{Cell, RefCell};
+
+/// Shared memory in which messages lie; the place of each is its seq.
+#[derive(Default)]
+struct Shared {
+    ready: RefCell<Vec<i64>>,
+    keyless: Cell<bool>,
+    /// A transaction is open that has enqueued for the key, from this seq on.
+    open: Cell<Option<i64>>,
+    reopen: Cell<Option<i64>>,
+    revoked: RefCell<Vec<i64>>,
+    free: RefCell<Vec<Place>>,
+    given_up: RefCell<Vec<i64>>,
+}
+
+impl Memory for Shared {
+    fn notice_prepared(&self) {}
+
+    fn open_transactions(&self) -> Vec<OpenTransaction> {
+        let low = self.open.get().into_iter();
+        low.map(|low| {
+            let (word, mask) = filter_bit(crc32("k"));
+            let mut filter = Box::new([0; FILTER_WORDS]);
+            filter[word] = mask;
+            OpenTransaction { low, filter }
+        })
+        .collect()
+    }
+
+    fn take_reopen(&self, _: Partition) -> Option<i64> {
+        self.reopen.take()
+    }
+
+    fn look_at_reopen(&self, _: Partition) -> Option<i64> {
+        self.reopen.get()
+    }
+
+    fn revoke(&self, claimed: &[(Partition, i64)]) {
+        self.revoked.borrow_mut().extend(claimed.iter().map(|(_, seq)| *seq));
+    }
+
+    fn waiting_changes(&self) -> u32 {
+        0
+    }
+}
+
+impl Express<()> for Shared {
+    fn take(&self) -> Vec<(Place, Claimed<()>)> {
+        let ready = self.ready.take();
+        let mut rows = batch(&ready).rows;
+        if self.keyless.get() {
+            rows.iter_mut().for_each(|row| row.pointer.key = None);
+        }
+        rows.into_iter().map(|row| (row.pointer.seq as Place, row)).collect()
+    }
+
+    fn let_go(&self, place: Place) {
+        self.free.borrow_mut().push(place);
+    }
+
+    fn give_up(&self, _: Place, _: Partition, seq: i64) {
+        self.given_up.borrow_mut().push(seq);
+    }
+}
+
+impl Shared {
+    fn with(ready: &[i64]) -> Self {
+        Self {
+            ready: RefCell::new(ready.to_vec()),
+            ..Self::default()
+        }
+    }
+
+    fn freed(&self) -> Vec<Place> {
+        let mut freed = self.free.take();
+        freed.sort_unstable();
+        freed
+    }
+}
+
+fn claim(engine: &mut Engine<()>, script: &mut Script, shared: &Shared, now_ms: u64) {
+    script.lanes.clear();
+    let Ok(_) = engine.claim(script, shared, now_ms, 100, &RULES, |handle, pointer, _| {
+        Ok(publication(handle, pointer))
+    });
+}
+
+fn receive(engine: &mut Engine<()>, shared: &Shared, now_ms: u64, limit: usize) -> usize {
+    engine.receive(shared, shared, now_ms, limit, &RULES, |handle, pointer, _| {
+        Ok(publication(handle, pointer))
+    })
+}
+
+/// An engine that has read its lane to the end.
+fn having_read() -> Engine<()> {
+    let mut engine = engine();
+    claim(&mut engine, &mut Script::default(), &Shared::default(), 0);
+    engine
+}
+
+/// The same, with what it has received.
+fn having(shared: &Shared) -> Engine<()> {
+    let mut engine = having_read();
+    receive(&mut engine, shared, 0, 100);
+    engine
+}
+
+fn settle(engine: &mut Engine<()>, shared: &Shared) -> Vec<Disposition> {
+    let mut settled = Vec::new();
+    let Ok(()) = engine.settle(&mut Script::default(), 0, |batch| {
+        settled.extend(batch.iter().map(|settlement| settlement.disposition.clone()));
+    });
+    engine.let_go(shared);
+    settled
+}
+
+#[test]
+fn what_is_ready_goes_in_order_and_is_settled_without_a_claim() {
+    let (shared, mut script) = (Shared::with(&[2, 1, 3]), Script::default());
+    let mut engine = having(&shared);
+    let sent = hand_over(&mut engine, 9);
+    assert_eq!(seqs(&sent), [1, 2, 3]);
+    claim(&mut engine, &mut script, &shared, 10);
+    assert!(script.lanes.is_empty() && shared.given_up.take().is_empty());
+    for (handle, _) in sent {
+        assert_eq!(engine.pointer(handle).map(|pointer| pointer.lease_epoch), Some(1));
+        engine.conclude(handle, &Outcome::Confirmed, &RULES, 10, 0);
+    }
+    engine.let_go(&shared);
+    assert!(shared.freed().is_empty(), "they are not settled yet");
+    assert_eq!(settle(&mut engine, &shared), vec![Disposition::Publish; 3]);
+    assert_eq!(shared.freed(), [1, 2, 3]);
+    assert!(engine.is_idle() && engine.in_hand.is_empty());
+}
+
+#[test]
+fn it_waits_for_an_open_transaction_with_an_earlier_one_of_its_key() {
+    let shared = Shared::with(&[2]);
+    shared.open.set(Some(1));
+    let (mut engine, mut script) = (having(&shared), Script::default());
+    claim(&mut engine, &mut script, &shared, 10);
+    assert!(hand_over(&mut engine, 9).is_empty());
+    shared.open.set(None);
+    shared.ready.replace(vec![1]);
+    receive(&mut engine, &shared, 20, 100);
+    claim(&mut engine, &mut script, &shared, 20);
+    assert_eq!(seqs(&hand_over(&mut engine, 9)), [1, 2]);
+    assert!(script.lanes.is_empty(), "nothing was committed to the table alone");
+}
+
+#[test]
+fn it_waits_for_what_was_committed_to_the_table_alone() {
+    let shared = Shared::with(&[2]);
+    shared.reopen.set(Some(1));
+    let mut engine = having(&shared);
+    assert!(hand_over(&mut engine, 9).is_empty());
+    let mut script = Script::bringing(vec![vec![1, 2]]);
+    claim(&mut engine, &mut script, &shared, 10);
+    assert_eq!(seqs(&hand_over(&mut engine, 9)), [1, 2]);
+    assert_eq!(shared.revoked.take(), [1], "2 was in hand");
+    engine.let_go(&shared);
+    assert_eq!(shared.freed(), [2], "and is claimed now");
+}
+
+#[test]
+fn of_a_lane_that_is_not_read_to_its_end_all_is_given_up() {
+    let (shared, mut engine) = (Shared::with(&[1, 2]), engine());
+    assert_eq!(receive(&mut engine, &shared, 0, 100), 0, "nothing was read");
+    assert_eq!(shared.given_up.take(), [1, 2]);
+    let mut script = Script::bringing(vec![(1..=100).collect()]);
+    claim(&mut engine, &mut script, &shared, 0);
+    shared.ready.replace(vec![200]);
+    assert_eq!(receive(&mut engine, &shared, 10, 100), 0, "there may be more");
+    assert_eq!(shared.given_up.take(), [200]);
+    assert!(engine.in_hand.is_empty());
+}
+
+#[test]
+fn no_more_is_taken_than_may_be_and_nothing_behind_what_is_given_up() {
+    let (shared, mut engine) = (Shared::with(&[4, 3, 1, 2]), having_read());
+    assert_eq!(receive(&mut engine, &shared, 0, 2), 2);
+    assert_eq!(shared.given_up.take(), [3, 4]);
+    assert_eq!(seqs(&hand_over(&mut engine, 9)), [1, 2]);
+}
+
+#[test]
+fn nothing_is_taken_of_a_lane_that_another_worker_shall_have() {
+    let (shared, mut engine) = (Shared::with(&[1]), having_read());
+    engine.set_leases(vec![(partition(), 1)], HashSet::from([partition()]));
+    assert_eq!(receive(&mut engine, &shared, 0, 100), 0);
+    engine.set_leases(Vec::new(), HashSet::new());
+    shared.ready.replace(vec![2]);
+    assert_eq!(receive(&mut engine, &shared, 0, 100), 0);
+    assert_eq!(shared.given_up.take(), [1, 2]);
+}
+
+#[test]
+fn nothing_is_taken_beside_messages_that_workers_crashed_with() {
+    let (shared, mut engine) = (Shared::default(), engine());
+    let mut suspect = batch(&[1]);
+    suspect.rows[0].pointer.crashes = CRASHES_ALONE;
+    let mut script = Script::bringing(vec![vec![1]]);
+    script.suspects = Some(suspect);
+    claim(&mut engine, &mut script, &shared, 0);
+    shared.ready.replace(vec![2]);
+    assert_eq!(receive(&mut engine, &shared, 0, 100), 0);
+    assert_eq!(shared.given_up.take(), [2]);
+}
+
+#[test]
+fn nothing_is_taken_while_a_session_lets_the_worker_go_only_so_far() {
+    let (shared, mut engine) = (Shared::with(&[1]), having_read());
+    engine.begin_errand(Errand::UpTo(5));
+    engine.set_reach(Some(5));
+    assert_eq!(receive(&mut engine, &shared, 0, 100), 0);
+    assert_eq!(shared.given_up.take(), [1]);
+}
+
+#[test]
+fn what_lasts_is_claimed_and_stays_what_it_is() {
+    let shared = Shared::with(&[1, 2]);
+    let mut engine = having(&shared);
+    let sent = hand_over(&mut engine, 9);
+    engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
+    let mut script = Script::bringing(vec![vec![1, 2]]);
+    assert_eq!(engine.claims_in_hand_in_ms(CLAIM_AFTER_MS - 1), Some(1));
+    claim(&mut engine, &mut script, &shared, CLAIM_AFTER_MS - 1);
+    assert!(script.lanes.is_empty());
+    claim(&mut engine, &mut script, &shared, CLAIM_AFTER_MS);
+    assert_eq!(script.lanes, [(START, END)]);
+    assert_eq!(engine.claims_in_hand_in_ms(CLAIM_AFTER_MS), None);
+    assert!(hand_over(&mut engine, 9).is_empty() && shared.revoked.take().is_empty());
+    engine.let_go(&shared);
+    assert_eq!((shared.freed(), engine.outstanding()), (vec![1, 2], 2));
+    claim(&mut engine, &mut script, &shared, 3 * CLAIM_AFTER_MS);
+    assert!(script.lanes.is_empty(), "once is enough");
+    engine.conclude(sent[1].0, &Outcome::Confirmed, &RULES, DUE_EVERY_MS, 0);
+    assert_eq!(settle(&mut engine, &shared), vec![Disposition::Publish; 2]);
+    assert!(engine.is_idle() && shared.freed().is_empty());
+}
+
+#[test]
+fn what_lasts_and_is_not_there_to_be_claimed_is_looked_for_once() {
+    let (shared, mut script) = (Shared::with(&[1]), Script::default());
+    let mut engine = having(&shared);
+    claim(&mut engine, &mut script, &shared, CLAIM_AFTER_MS);
+    assert_eq!(script.lanes, [(START, END)]);
+    assert_eq!(engine.claims_in_hand_in_ms(CLAIM_AFTER_MS), None);
+    claim(&mut engine, &mut script, &shared, 3 * CLAIM_AFTER_MS);
+    assert!(script.lanes.is_empty());
+}
+
+#[test]
+fn one_that_fails_is_tried_again_later_and_those_behind_it_wait() {
+    let shared = Shared::with(&[1, 2]);
+    let mut engine = having(&shared);
+    let sent = hand_over(&mut engine, 1);
+    engine.conclude(sent[0].0, &Outcome::Nacked, &RULES, 0, 0);
+    assert!(hand_over(&mut engine, 9).is_empty());
+    assert!(engine.must_settle());
+    let settled = settle(&mut engine, &shared);
+    assert!(
+        matches!(settled[..], [Disposition::Retry { .. }, Disposition::Wait]),
+        "{settled:?}"
+    );
+    assert_eq!(shared.freed(), [1, 2]);
+    shared.ready.replace(vec![3]);
+    receive(&mut engine, &shared, 10, 100);
+    assert!(hand_over(&mut engine, 9).is_empty());
+    assert_eq!(settle(&mut engine, &shared), [Disposition::Wait], "1 is not through");
+    assert_eq!(shared.freed(), [3]);
+}
+
+#[test]
+fn what_has_to_wait_behind_another_is_settled_before_anything_is_claimed() {
+    let (shared, mut engine, mut script) = (Shared::with(&[2]), engine(), Script::default());
+    script.head = Some(1);
+    claim(&mut engine, &mut script, &shared, 0);
+    receive(&mut engine, &shared, 10, 100);
+    shared.reopen.set(Some(1));
+    claim(&mut engine, &mut script, &shared, 10);
+    assert!(script.lanes.is_empty(), "the tables do not tell yet that 2 waits");
+    assert!(engine.wants_more() && engine.must_settle());
+    assert_eq!(settle(&mut engine, &shared), [Disposition::Wait]);
+    claim(&mut engine, &mut script, &shared, 20);
+    assert_eq!(script.lanes, [(START, END)]);
+}
+
+#[test]
+fn what_goes_back_is_read_again_from_the_table() {
+    let shared = Shared::with(&[1]);
+    let (mut engine, mut script) = (having(&shared), Script::default());
+    hand_over(&mut engine, 9);
+    engine.release_all("the connection is lost");
+    settle(&mut engine, &shared);
+    assert_eq!(shared.freed(), [1]);
+    script.claims = vec![vec![1]];
+    claim(&mut engine, &mut script, &shared, 10);
+    assert_eq!(script.lanes, [(START, END)]);
+    assert_eq!(seqs(&hand_over(&mut engine, 9)), [1]);
+}
+
+#[test]
+fn a_lost_lease_lets_go_of_what_was_in_hand() {
+    let shared = Shared::with(&[1, 2, 3]);
+    let mut engine = having(&shared);
+    let sent = hand_over(&mut engine, 2);
+    engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
+    engine.set_leases(Vec::new(), HashSet::new());
+    engine.let_go(&shared);
+    assert_eq!(shared.freed(), [1, 2, 3]);
+    assert!(hand_over(&mut engine, 9).is_empty());
+}
+
+#[test]
+fn what_was_in_hand_under_an_earlier_lease_is_claimed_as_any_other() {
+    for (keyless, is_answered) in [(false, true), (true, true), (true, false)] {
+        let shared = Shared::with(&[1]);
+        shared.keyless.set(keyless);
+        let mut engine = having(&shared);
+        let sent = hand_over(&mut engine, 9);
+        if is_answered {
+            engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
+        }
+        engine.set_leases(vec![(partition(), 2)], HashSet::new());
+        engine.let_go(&shared);
+        assert_eq!(shared.freed(), [1], "keyless {keyless}, answered {is_answered}");
+        let mut script = Script::bringing(vec![vec![1]]);
+        claim(&mut engine, &mut script, &shared, 10);
+        // The settle of the earlier one changes nothing, so this one must go.
+        assert_eq!(
+            seqs(&hand_over(&mut engine, 9)),
+            [1],
+            "keyless {keyless}, answered {is_answered}"
+        );
+    }
+}
