@@ -45,6 +45,8 @@ declare
   partition_count constant bigint := (select s.partition_count from @extschema@.outbox_settings s);
   partitioner constant text := (select s.partitioner from @extschema@.outbox_settings s);
   source constant text := (select s.relation from @extschema@.outbox_source s);
+  asks_events constant boolean := num_nonnulls(
+    created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) > 0;
   filter constant jsonb := @extschema@.outbox_criteria(
     jsonb_build_object('seq_from', seq_from, 'seq_to', seq_to, 'created_from', created_from, 'created_to', created_to,
       'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id, 'key', key,
@@ -60,6 +62,7 @@ declare
   ready smallint[];
   lows bigint[];
   seqs bigint[];
+  is_last boolean;
 begin
   if outbox_replay.destination is not null and not @extschema@.outbox_destination_exists(outbox_replay.destination) then
     raise exception 'destination "%" does not exist', outbox_replay.destination
@@ -68,12 +71,6 @@ begin
   if partition_count is null then
     raise exception 'outbox_configure() changed the partitions after this transaction began'
       using errcode = 'serialization_failure', hint = 'Run the transaction again.';
-  end if;
-  if source is not null
-     and num_nonnulls(created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) > 0 then
-    raise exception 'outbox_replay() cannot choose by what stands in %', source
-      using errcode = 'feature_not_supported',
-            hint = 'Choose by seq_from, seq_to, key and source_destination; look up the seqs in the source yourself.';
   end if;
   loop
     seqs := case when source is not null or by_key then array(
@@ -93,6 +90,11 @@ begin
       order by e.seq limit piece) end;
     exit when cardinality(seqs) = 0;
     reached := seqs[cardinality(seqs)];
+    is_last := cardinality(seqs) < piece;
+    if source is not null and asks_events then
+      seqs := array(select m.seq from unnest(@extschema@.outbox_source_matching(seqs, outbox_replay.type, outbox_replay.aggregate_type,
+                      outbox_replay.aggregate_id, created_from, created_to)) m (seq) order by 1);
+    end if;
     if coalesce(dry_run, true) then
       select replayed + count(*) into replayed
       from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination);
@@ -128,7 +130,7 @@ begin
       perform @extschema@.outbox_wake(came, ready, lows);
       replayed := replayed + came;
     end if;
-    exit when cardinality(seqs) < piece or replayed >= wanted;
+    exit when is_last or replayed >= wanted;
   end loop;
   replayed := least(replayed, wanted);
   if replayed > 0 and not coalesce(dry_run, true) then

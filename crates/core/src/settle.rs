@@ -34,9 +34,18 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Whether a dead letter closes its key.
+    /// How a dead letter is settled, in the words of outbox_settle(): D closes its key, B its partition.
+    pub fn dead_action(&self) -> &'static str {
+        match self.ordering {
+            Ordering::Key if self.dead_blocks => "D",
+            Ordering::Partition if self.dead_blocks => "B",
+            _ => "d",
+        }
+    }
+
+    /// Whether a dead letter closes what it is ordered by.
     pub fn dead_closes(&self) -> bool {
-        self.dead_blocks && self.ordering == Ordering::Key
+        self.dead_action() != "d"
     }
 }
 
@@ -45,6 +54,8 @@ impl Rules {
 pub enum Ordering {
     /// Messages of a key one after the other.
     Key,
+    /// All messages of a partition one after the other, also those without a key.
+    Partition,
     /// None: a failed message holds up no other.
     None,
 }

@@ -52,16 +52,50 @@ fn unreadable(title: &str, why: &str, width: usize, theme: Theme) -> Panel {
     }
 }
 
-fn prose(said: &str, width: usize, style: Style) -> Vec<Line<'static>> {
+pub fn prose(said: &str, width: usize, style: Style) -> Vec<Line<'static>> {
     let lines = text::wrapped(said, width).into_iter();
     lines.map(|line| Line::styled(line, style)).collect()
+}
+
+/// Words in one line, as many as have room.
+pub fn words(words: Vec<(String, Style)>, width: usize) -> Line<'static> {
+    let mut spans = Vec::new();
+    let mut used = 0;
+    for (word, style) in words {
+        let gap = if used == 0 { 0 } else { 2 };
+        if used + gap + text::width(&word) > width {
+            break;
+        }
+        used += gap + text::width(&word);
+        spans.push(Span::raw(" ".repeat(gap)));
+        spans.push(Span::styled(word, style));
+    }
+    Line::from(spans)
+}
+
+/// Keys and what they do, in one line, as many as have room.
+pub fn keys(keys: &[(&'static str, &'static str)], width: usize, theme: Theme) -> Line<'static> {
+    let mut spans = Vec::new();
+    let mut used = 0;
+    for (key, does) in keys {
+        let gap = if used == 0 { 0 } else { 2 };
+        let columns = gap + key.len() + 1 + does.len();
+        if used + columns > width {
+            break;
+        }
+        used += columns;
+        spans.push(Span::raw(" ".repeat(gap)));
+        spans.push(Span::styled(*key, theme.accent()));
+        spans.push(Span::styled(format!(" {does}"), theme.dim()));
+    }
+    Line::from(spans)
 }
 
 /// Columns that a value of the summary has at least.
 const VALUE: usize = 9;
 
 /// A count that fits there: cut off, it would be another one.
-fn total(n: i64) -> String {
+pub fn total(n: i64) -> String {
     let exact = count(n);
     match exact.len() <= VALUE {
         true => exact,
@@ -70,7 +104,7 @@ fn total(n: i64) -> String {
 }
 
 /// `name value    name value`, in two columns where there is room.
-fn facts(facts: &[(&'static str, String, Style)], width: usize, theme: Theme) -> Vec<Line<'static>> {
+pub fn facts(facts: &[(&'static str, String, Style)], width: usize, theme: Theme) -> Vec<Line<'static>> {
     let names = facts.iter().map(|(name, ..)| text::width(name)).max().unwrap_or(0);
     let per_line = if width >= 2 * (names + 1 + VALUE) + 2 { 2 } else { 1 };
     let column = (width + 2) / per_line - 2;
@@ -178,21 +212,27 @@ pub fn throughput(
         }
         Ok(minutes) => hour(minutes, bar_lines, width, theme),
     };
-    let now = session_per_s.last().copied().unwrap_or(0.0);
-    let peak = session_per_s.iter().copied().fold(0.0, f64::max);
-    head.push(Line::from(vec![
-        Span::styled("this session  ", theme.dim()),
-        Span::styled(format!("{}/s", rate(now)), theme.strong()),
-        Span::styled(format!("  peak {}/s", rate(peak)), theme.dim()),
-    ]));
-    let recent = &session_per_s[session_per_s.len().saturating_sub(width)..];
-    head.extend(bars(recent, bar_lines / 2, theme.accent()));
+    head.extend(per_second(session_per_s, bar_lines / 2, width, theme));
     Panel {
         title: "Throughput".into(),
         remark: "per minute, 60 minutes".into(),
         head,
         ..Panel::default()
     }
+}
+
+/// Messages a second since somebody looks, the newest at the right.
+pub fn per_second(session_per_s: &[f64], bar_lines: usize, width: usize, theme: Theme) -> Vec<Line<'static>> {
+    let now = session_per_s.last().copied().unwrap_or(0.0);
+    let peak = session_per_s.iter().copied().fold(0.0, f64::max);
+    let mut lines = vec![Line::from(vec![
+        Span::styled("this session  ", theme.dim()),
+        Span::styled(format!("{}/s", rate(now)), theme.strong()),
+        Span::styled(format!("  peak {}/s", rate(peak)), theme.dim()),
+    ])];
+    let recent = &session_per_s[session_per_s.len().saturating_sub(width)..];
+    lines.extend(bars(recent, bar_lines, theme.accent()));
+    lines
 }
 
 /// The last minute that is over.
@@ -371,7 +411,12 @@ fn list<T>(
         Ok(rows) => rows.iter().map(|row| cells(row)).collect(),
         Err(why) => return unreadable(title, why, look.width, look.theme),
     };
-    let (head, lines) = table::lines(columns, &rows, look.width, look.theme);
+    listed(title, columns, &rows, look)
+}
+
+/// A list with its columns.
+pub fn listed(title: &str, columns: &[Column], rows: &[Vec<Cell>], look: Look) -> Panel {
+    let (head, lines) = table::lines(columns, rows, look.width, look.theme);
     Panel {
         title: title.into(),
         remark: look.order.into(),

@@ -4,9 +4,10 @@
 use super::fixture::{HOSTILE, letter, snapshot, state};
 use super::state::{Action, Link, Mode, Notice, Pane, State};
 use super::update::{Event, Request, update};
-use super::{as_text, frame_as_text, lines, view};
+use super::{frame_as_text, lines, view};
 use crate::queries::model::{Letter, Part, Snapshot};
 use crate::queries::why::Reason;
+use crate::screen::frame::as_text;
 use crate::screen::theme::Theme;
 use proptest::prelude::*;
 use ratatui::Terminal;
