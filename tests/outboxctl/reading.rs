@@ -192,6 +192,25 @@ fn a_page_reads_a_page_of_tables_without_statistics_too() {
 }
 
 #[test]
+fn a_page_of_a_type_reads_a_page_of_its_events() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "insert into outbox_events (id, type, payload)
+         select gen_random_uuid(), 'T' || n % 20, '{}' from generate_series(1, 40000) n;
+         insert into outbox (seq, partition, key) select n, n % 16, n::text from generate_series(1, 40000) n",
+    );
+    cluster.exec(DB, "vacuum analyze");
+    cluster.exec(DB, "select pg_stat_reset()");
+    let sevens: Vec<i64> = (0..50).map(|n| 7 + 20 * n).collect();
+    assert_eq!(seqs(&cluster, &["--type", "T7"]), sevens);
+    let read = "select coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) from pg_stat_user_tables where relname = 'outbox'";
+    wait_true(&cluster, "the session to have counted", &format!("select ({read}) > 0"));
+    let read: i64 = cluster.query_one(DB, read);
+    assert!(read < 1000, "{read} rows of outbox read");
+}
+
+#[test]
 fn show_says_why_a_message_does_not_move_and_what_mends_it() {
     let cluster = quiet_cluster();
     one_of_each(&cluster);

@@ -178,12 +178,13 @@ pub async fn page(session: &Session, filter: &Filter) -> Result<Vec<Value>, Fail
     if filter.wants(&NOT_ENDED) {
         let mut statement = Statement::default();
         let sql = current(filter, events, &mut statement);
-        let by_lane = filter.is_met_by_most(); // else all is looked through, and sorted what is found
-        if by_lane {
+        // Else all is looked through, and what is found is sorted.
+        let in_order = filter.is_met_by_most() || filter.is_met_by_many_events();
+        if in_order {
             session.client.batch_execute(IN_ORDER).await?;
         }
         rows = statement.rows(session, &sql).await?;
-        if by_lane {
+        if in_order {
             session.client.batch_execute("reset enable_sort").await?;
         }
     }
@@ -210,7 +211,16 @@ impl Filter {
     /// Whether most of what waits meets it, so that a page is found at the start of each lane. Otherwise all of it is looked
     /// through at once: page by page it would be as well, and in a worse order.
     fn is_met_by_most(&self) -> bool {
-        let picky = self.asks_for_events() || self.key.is_some() || self.error_like.is_some() || self.since.is_some();
+        !self.asks_for_events() && self.is_met_by_most_messages()
+    }
+
+    /// Whether most messages of the events that it asks for meet it: then a page is found along the events.
+    fn is_met_by_many_events(&self) -> bool {
+        self.asks_for_events() && self.is_met_by_most_messages()
+    }
+
+    fn is_met_by_most_messages(&self) -> bool {
+        let picky = self.key.is_some() || self.error_like.is_some() || self.since.is_some();
         !picky && self.wants(&[Status::Pending])
     }
 
@@ -242,7 +252,10 @@ fn current(filter: &Filter, events: bool, statement: &mut Statement) -> String {
     let mut parts = Vec::new();
     let outbox = [Status::Pending, Status::InFlight, Status::Retrying];
     if filter.wants(&outbox) {
-        let mut part = Part::new(&OUTBOX, filter, statement);
+        let mut part = match filter.is_met_by_many_events() {
+            true => Part::of_events(filter, statement),
+            false => Part::new(&OUTBOX, filter, statement),
+        };
         part.only(&filter.words(&outbox), outbox.len(), statement);
         if !filter.wants(&[Status::Pending, Status::Retrying]) {
             part.conditions.push("t.claim_token is not null".into());
@@ -338,7 +351,9 @@ fn ranges(filter: &Filter, lowest: i64, highest: i64) -> Vec<(i64, i64)> {
 /// What one table gives to a page.
 struct Part {
     table: &'static Table,
-    join: &'static str,
+    from: String,
+    /// By which it is read.
+    seq: &'static str,
     conditions: Vec<String>,
     order: &'static str,
     limit: String,
@@ -346,6 +361,31 @@ struct Part {
 
 impl Part {
     fn new(table: &'static Table, filter: &Filter, statement: &mut Statement) -> Self {
+        let join = match filter.asks_for_events() {
+            true => " join outbox_events e on e.seq = t.seq",
+            false => "",
+        };
+        Self::read_by("t.seq", format!("{} t{join}", table.name), table, filter, statement)
+    }
+
+    /// From the events, in their order, to the messages of `outbox`, whose index begins with the lane.
+    fn of_events(filter: &Filter, statement: &mut Statement) -> Self {
+        let from = "outbox_events e cross join outbox_first_pending l cross join lateral (
+                      select * from outbox x where x.destination = l.destination and x.partition = l.partition and x.seq = e.seq offset 0) t";
+        let mut part = Self::read_by("e.seq", from.into(), &OUTBOX, filter, statement);
+        part.conditions
+            .push("e.seq >= (select min(f.seq) from outbox_first_pending f)".into());
+        part.conditions.extend(lanes(filter, statement));
+        part
+    }
+
+    fn read_by(
+        seq: &'static str,
+        from: String,
+        table: &'static Table,
+        filter: &Filter,
+        statement: &mut Statement,
+    ) -> Self {
         let mut conditions = Vec::new();
         let mut equal = |column: &str, value: &Option<String>| {
             if let Some(value) = value {
@@ -368,14 +408,12 @@ impl Part {
         }
         if let Some(after) = filter.after {
             let side = if filter.newest_first { "<" } else { ">" };
-            conditions.push(format!("t.seq {side} {}::bigint", statement.bind(after)));
+            conditions.push(format!("{seq} {side} {}::bigint", statement.bind(after)));
         }
         Self {
             table,
-            join: match filter.asks_for_events() {
-                true => "join outbox_events e on e.seq = t.seq",
-                false => "",
-            },
+            from,
+            seq,
             conditions,
             order: if filter.newest_first { "desc" } else { "asc" },
             limit: statement.bind(filter.limit),
@@ -399,14 +437,14 @@ impl Part {
         format!(
             "(select t.seq, t.destination, t.partition, t.key, {} as status, t.attempts, {} as available_at, t.enqueued_at,
                      {} as ended_at, {} as expires_at, {} as last_error, t.replayed
-              from {} t {} where {conditions} order by t.seq {} fetch first ({}::bigint) rows with ties)",
+              from {} where {conditions} order by {} {} fetch first ({}::bigint) rows with ties)",
             self.table.status,
             self.table.available_at,
             self.table.ended_at,
             self.table.expires_at,
             self.table.last_error,
-            self.table.name,
-            self.join,
+            self.from,
+            self.seq,
             self.order,
             self.limit
         )
@@ -414,13 +452,7 @@ impl Part {
 
     /// The first of each lane, by the index of `outbox`.
     fn of_each_lane(mut self, filter: &Filter, statement: &mut Statement) -> String {
-        let mut lanes = vec!["true".to_owned()];
-        if let Some(destination) = &filter.destination {
-            lanes.push(format!("l.destination = {}", statement.bind_text(destination)));
-        }
-        if let Some(partition) = filter.partition {
-            lanes.push(format!("l.partition = {}::smallint", statement.bind(partition)));
-        }
+        let lanes = lanes(filter, statement);
         self.conditions
             .push("t.destination = l.destination and t.partition = l.partition".into());
         format!(
@@ -429,6 +461,18 @@ impl Part {
             lanes.join(" and ")
         )
     }
+}
+
+/// Which of the lanes `l`.
+fn lanes(filter: &Filter, statement: &mut Statement) -> Vec<String> {
+    let mut lanes = vec!["true".to_owned()];
+    if let Some(destination) = &filter.destination {
+        lanes.push(format!("l.destination = {}", statement.bind_text(destination)));
+    }
+    if let Some(partition) = filter.partition {
+        lanes.push(format!("l.partition = {}::smallint", statement.bind(partition)));
+    }
+    lanes
 }
 
 /// The columns of a page, with those of the event where they can be read.
@@ -536,12 +580,7 @@ mod tests {
         let by_lane =
             |args: &[&str]| current(&filter(args), true, &mut Statement::default()).contains("cross join lateral");
         assert!(by_lane(&[]) && by_lane(&["--status", "pending", "--destination", "d", "--partition", "p01"]));
-        for few in [
-            ["--status", "in-flight"],
-            ["--key", "k"],
-            ["--type", "T"],
-            ["--since", "1m"],
-        ] {
+        for few in [["--status", "in-flight"], ["--key", "k"], ["--since", "1m"]] {
             assert!(!by_lane(&few), "{few:?}");
         }
     }
