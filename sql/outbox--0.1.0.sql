@@ -243,7 +243,7 @@ create index on @extschema@.outbox_dead (partition) where blocks;
 comment on table @extschema@.outbox_dead is
   'Dead letters: messages out of attempts. outbox_retry() brings one back, outbox_discard() gives it up. Kept for outbox.dead_retention.';
 comment on column @extschema@.outbox_dead.blocks is
-  'Later messages of its key wait until this one is retried or discarded.';
+  'Later messages of its key, or of its partition where that is one order, wait until this one is retried or discarded.';
 
 -- A restored dump brings its own row of settings; it replaces the one CREATE EXTENSION wrote, since the restored
 -- messages lie in the partitions of the old count.
@@ -877,6 +877,48 @@ returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_s
 comment on function @extschema@.outbox_source_problem() is
   'Internal: why the source cannot be read at all; NULL if it can, or none is set. outbox_health shows it.';
 
+create type @extschema@.outbox_source_row as (
+  seq bigint, fault text, error text, id text, type text, aggregate_type text, aggregate_id text, operation text,
+  payload jsonb, previous_payload jsonb, metadata jsonb, headers jsonb, actor text, correlation_id text, created_at timestamptz
+);
+comment on type @extschema@.outbox_source_row is
+  'Internal: an event of the source. fault and error: why it could not be read (failed), or that there is none (missing).';
+
+create function @extschema@.outbox_source_events(seqs bigint[])
+returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_events_wrapper';
+comment on function @extschema@.outbox_source_events(bigint[]) is
+  'Internal: the events of these seqs as the source has them, read as its owner, restricted: 15 texts each, in the order of outbox_source_row.';
+
+create function @extschema@.outbox_source_rows(seqs bigint[])
+returns setof @extschema@.outbox_source_row language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  texts constant text[] := @extschema@.outbox_source_events(seqs);
+  event @extschema@.outbox_source_row;
+begin
+  for i in 1 .. cardinality(texts) by 15 loop
+    begin
+      event := row(texts[i], texts[i + 1], texts[i + 2], texts[i + 3], texts[i + 4], texts[i + 5], texts[i + 6], texts[i + 7],
+                   texts[i + 8], texts[i + 9], texts[i + 10], texts[i + 11], texts[i + 12], texts[i + 13], texts[i + 14]);
+    exception when data_exception or program_limit_exceeded then
+      -- What json takes and jsonb does not.
+      event := null;
+      event.seq := texts[i];
+      event.fault := 'failed';
+      event.error := format('%s (SQLSTATE %s)', sqlerrm, sqlstate);
+    end;
+    return next event;
+  end loop;
+end
+$$;
+comment on function @extschema@.outbox_source_rows(bigint[]) is
+  'Internal: the same as rows.';
+
+create function @extschema@.outbox_source_matching(
+  seqs bigint[], type text, aggregate_type text, aggregate_id text, created_from timestamptz, created_to timestamptz
+) returns bigint[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_matching_wrapper';
+comment on function @extschema@.outbox_source_matching(bigint[], text, text, text, timestamptz, timestamptz) is
+  'Internal: those of the seqs whose event in the source meets all that is not NULL. One that cannot be read meets nothing; a warning tells of it.';
+
 -- ---- sql/src/28_attempts.sql
 
 -- What failed at each attempt of a message, kept while the message is, and told to shared memory for outbox_errors. Written
@@ -1023,6 +1065,29 @@ end
 $$;
 comment on function @extschema@.outbox_destinations() is
   'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the settings.';
+
+create function @extschema@.outbox_closed_lanes(out destination text, out partition smallint, out head bigint)
+returns setof record language plpgsql stable rows 10 set search_path = pg_catalog, pg_temp as $$
+declare
+  by_partition constant text[] := array(
+    select s.srvname from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
+    where w.fdwname in ('outbox_amqp', 'outbox_http') and 'ordering=partition' = any (s.srvoptions));
+begin
+  if by_partition = '{}' then
+    return; -- nothing is read but the catalog
+  end if;
+  return query
+  select h.destination, h.partition, min(h.seq)
+  from (select w.destination, w.partition, w.seq from @extschema@.outbox_waiting w
+        where w.state = 'b' and w.due_at > clock_timestamp() and w.destination = any (by_partition)
+        union all
+        select d.destination, d.partition, d.seq from @extschema@.outbox_dead d
+        where d.blocks and d.destination = any (by_partition)) h
+  group by 1, 2;
+end
+$$;
+comment on function @extschema@.outbox_closed_lanes() is
+  'Internal: where a partition is one order (ordering ''partition''), the partitions that stand still and the first message that holds them up: it backs off, or is a dead letter that blocks. What lies behind it stays in outbox.';
 
 create function @extschema@.outbox_destination_exists(destination text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
@@ -1381,7 +1446,7 @@ set jit = off as $$
     select b.destination, b.partition, b.key, null::bigint as head, true as followers from behind b
     union all
     select w.destination, w.partition, w.key, w.seq, false from @extschema@.outbox_waiting w
-    where w.due_at is not null and w.state = 'b' and w.key is not null
+    where w.due_at is not null and w.state = 'b'
     union all
     select d.destination, d.partition, d.key, d.seq, false from @extschema@.outbox_dead d where d.blocks
   )
@@ -1389,7 +1454,7 @@ set jit = off as $$
   from found f where f.partition = any ($1) group by 1, 2, 3;
 $$;
 comment on function @extschema@.outbox_gates(smallint[]) is
-  'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one.';
+  'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one. Key NULL: messages without a key, which hold up others only where a partition is one order.';
 
 create function @extschema@.outbox_settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
@@ -1431,8 +1496,8 @@ begin
     insert into @extschema@.outbox_dead
       (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, blocks)
     select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition, g.replayed,
-           g.destination, g.key, g.reason, g.action = 'D' and leased and g.key is not null
-    from gone g where g.action in ('d', 'D', 'x')
+           g.destination, g.key, g.reason, leased and (g.action = 'B' or g.action = 'D' and g.key is not null)
+    from gone g where g.action in ('d', 'D', 'B', 'x')
     on conflict (destination, seq) do update
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts, replayed = excluded.replayed, reason = excluded.reason,
         blocks = excluded.blocks
@@ -1461,7 +1526,7 @@ begin
            array_agg(row(g.seq, g.destination, clock_timestamp(), g.attempts + 1,
                          case g.action when 'r' then 'retried' when 'x' then 'expired' else 'dead' end, g.reason,
                          nullif(outbox_settle.worker, ''))::@extschema@.outbox_attempts_log)
-             filter (where g.action in ('r', 'd', 'D', 'x')) as failed
+             filter (where g.action in ('r', 'd', 'D', 'B', 'x')) as failed
     from gone g) n;
   if failed is not null then
     perform @extschema@.outbox_note_failed(failed);
@@ -1470,7 +1535,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_settle(text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
-  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, x expired, r retry after delays_ms, w behind an earlier one of its key, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
+  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, B dead and its partition waits, x expired, r retry after delays_ms, w behind an earlier one of its key, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
 
 create function @extschema@.outbox_locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -1527,11 +1592,11 @@ begin
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
         replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
   )
-  select e.destination, count(*), bool_or(e.has_failed and e.key is not null) from expired e group by 1;
+  select e.destination, count(*), bool_or(e.has_failed) from expired e group by 1;
 end
 $$;
 comment on function @extschema@.outbox_bury(tid[], tid[], bigint[]) is
-  'Internal: makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds: a claim by a lease that is not among leased is nobody''s (NULL = each is somebody''s); returns how many of each destination, and whether keys waited behind one of them.';
+  'Internal: makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds: a claim by a lease that is not among leased is nobody''s (NULL = each is somebody''s); returns how many of each destination, and whether others may have waited behind one of them.';
 
 create function @extschema@.outbox_expire(
   first_block bigint, blocks integer, batch integer,
@@ -1578,7 +1643,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_expire(bigint, integer, integer) is
-  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from first_block on and in outbox_waiting; returns how many of which destination, whether keys waited behind one, where to go on (0 = all was looked through), whether more are there already, and whether any message here expires at all.';
+  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from first_block on and in outbox_waiting; returns how many of which destination, whether others may have waited behind one, where to go on (0 = all was looked through), whether more are there already, and whether any message here expires at all.';
 
 create function @extschema@.outbox_expire_firsts(destination text, partitions smallint[], lane_rows bigint)
 returns void language sql volatile
@@ -2134,10 +2199,27 @@ declare
   f_before constant timestamptz := filter->>'died_before';
   f_from constant bigint := coalesce(filter->>'seq_from', '-9223372036854775808');
   f_to constant bigint := coalesce(filter->>'seq_to', '9223372036854775807');
+  chosen bigint[];
 begin
   if num_nonnulls(f_type, f_aggregate_type, f_aggregate_id) > 0 and exists (select from @extschema@.outbox_source) then
-    raise exception 'dead letters cannot be chosen by what stands in %', (select s.relation from @extschema@.outbox_source s)
-      using errcode = 'feature_not_supported', hint = 'Choose by key, destination, error_like, time or seq.';
+    chosen := @extschema@.outbox_source_matching(array(
+      select distinct d.seq from @extschema@.outbox_dead d
+      where d.seq between f_from and f_to
+        and (f_destination is null or d.destination = f_destination)
+        and (f_key is null or d.key = f_key)
+        and (f_error_like is null or d.reason like f_error_like)
+        and (f_after is null or d.died_at >= f_after)
+        and (f_before is null or d.died_at < f_before)), f_type, f_aggregate_type, f_aggregate_id, null, null);
+    return query
+    select d.ctid from @extschema@.outbox_dead d
+    where d.seq = any (chosen)
+      and (f_destination is null or d.destination = f_destination)
+      and (f_key is null or d.key = f_key)
+      and (f_error_like is null or d.reason like f_error_like)
+      and (f_after is null or d.died_at >= f_after)
+      and (f_before is null or d.died_at < f_before)
+    order by d.seq limit max_rows;
+    return;
   end if;
   return query
   select d.ctid from @extschema@.outbox_dead d left join @extschema@.outbox_events e on e.seq = d.seq
@@ -2294,7 +2376,8 @@ begin
       and (outbox_replayable.key is null or h.key = outbox_replayable.key)
     order by h.seq, 2, h.published_at desc
   ) as ended (seq, destination, key)
-  where @extschema@.outbox_destination_exists(ended.destination)
+  -- As a set: a function of the row would be asked of each row in the range.
+  where ended.destination in (select d.destination from @extschema@.outbox_destinations() d)
     and not exists (select from @extschema@.outbox_unended(seqs[1], seqs[cardinality(seqs)]) u
                     where u.seq = ended.seq and u.destination = ended.destination)
   order by 1, 2;
@@ -2316,11 +2399,16 @@ declare
   partition_count constant bigint := (select s.partition_count from @extschema@.outbox_settings s);
   partitioner constant text := (select s.partitioner from @extschema@.outbox_settings s);
   source constant text := (select s.relation from @extschema@.outbox_source s);
+  asks_events constant boolean := num_nonnulls(
+    created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) > 0;
   filter constant jsonb := @extschema@.outbox_criteria(
     jsonb_build_object('seq_from', seq_from, 'seq_to', seq_to, 'created_from', created_from, 'created_to', created_to,
       'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id, 'key', key,
       'source_destination', source_destination), max_rows);
   wanted constant bigint := coalesce(max_rows, 9223372036854775807);
+  -- Few messages have a key: looked up in the history, not piece by piece in all events.
+  by_key constant boolean := outbox_replay.key is not null
+    and num_nonnulls(created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) = 0;
   reached bigint := coalesce(seq_from, 1) - 1;
   replayed bigint := 0;
   came bigint;
@@ -2328,6 +2416,7 @@ declare
   ready smallint[];
   lows bigint[];
   seqs bigint[];
+  is_last boolean;
 begin
   if outbox_replay.destination is not null and not @extschema@.outbox_destination_exists(outbox_replay.destination) then
     raise exception 'destination "%" does not exist', outbox_replay.destination
@@ -2337,16 +2426,13 @@ begin
     raise exception 'outbox_configure() changed the partitions after this transaction began'
       using errcode = 'serialization_failure', hint = 'Run the transaction again.';
   end if;
-  if source is not null
-     and num_nonnulls(created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) > 0 then
-    raise exception 'outbox_replay() cannot choose by what stands in %', source
-      using errcode = 'feature_not_supported',
-            hint = 'Choose by seq_from, seq_to, key and source_destination; look up the seqs in the source yourself.';
-  end if;
   loop
-    seqs := case when source is not null then array(
+    seqs := case when source is not null or by_key then array(
       select distinct h.seq from @extschema@.outbox_history h
-      where h.seq > reached and h.seq <= coalesce(seq_to, 9223372036854775807) order by 1 limit piece)
+      where h.seq > reached and h.seq <= coalesce(seq_to, 9223372036854775807)
+        and (outbox_replay.key is null or h.key = outbox_replay.key)
+        and (source is not null or exists (select from @extschema@.outbox_events e where e.seq = h.seq))
+      order by 1 limit piece)
     else array(
       select e.seq from @extschema@.outbox_events e
       where e.seq > reached and e.seq <= coalesce(seq_to, 9223372036854775807)
@@ -2358,6 +2444,11 @@ begin
       order by e.seq limit piece) end;
     exit when cardinality(seqs) = 0;
     reached := seqs[cardinality(seqs)];
+    is_last := cardinality(seqs) < piece;
+    if source is not null and asks_events then
+      seqs := array(select m.seq from unnest(@extschema@.outbox_source_matching(seqs, outbox_replay.type, outbox_replay.aggregate_type,
+                      outbox_replay.aggregate_id, created_from, created_to)) m (seq) order by 1);
+    end if;
     if coalesce(dry_run, true) then
       select replayed + count(*) into replayed
       from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination);
@@ -2393,7 +2484,7 @@ begin
       perform @extschema@.outbox_wake(came, ready, lows);
       replayed := replayed + came;
     end if;
-    exit when cardinality(seqs) < piece or replayed >= wanted;
+    exit when is_last or replayed >= wanted;
   end loop;
   replayed := least(replayed, wanted);
   if replayed > 0 and not coalesce(dry_run, true) then
@@ -2614,7 +2705,9 @@ returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
     union
     select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
   )
-  select (select count(*) from @extschema@.outbox)
+  select (select count(*) from @extschema@.outbox o where not exists (
+            select from @extschema@.outbox_closed_lanes() l
+            where l.destination = o.destination and l.partition = o.partition and l.head < o.seq))
        + (select count(*) from @extschema@.outbox_waiting w where w.due_at <= clock_timestamp())
        + (select count(*) from @extschema@.outbox_waiting w where w.state = 'g' and not exists (
             select from closed c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
@@ -2640,7 +2733,7 @@ begin
   end if;
   loop
     began := clock_timestamp(); -- each statement below takes a new snapshot
-    if not exists (select from @extschema@.outbox_first_pending) and @extschema@.outbox_could_go() = 0 then
+    if not exists (select from @extschema@.outbox_first_that_could_go) and @extschema@.outbox_could_go() = 0 then
       return 0;
     end if;
     exit when clock_timestamp() >= deadline;
@@ -2681,15 +2774,15 @@ comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, time
 
 -- ---- claims of relays -----------------------------------------------------------------------------------------------
 
-create function @extschema@.outbox_held(seqs bigint[], keys text[])
+create function @extschema@.outbox_held(by_partition boolean, seqs bigint[], keys text[], partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_held_wrapper';
-comment on function @extschema@.outbox_held(bigint[], text[]) is
-  'Internal: those of the seqs that must wait for an open transaction, which has enqueued for their key and may commit a lower one.';
+comment on function @extschema@.outbox_held(boolean, bigint[], text[], smallint[]) is
+  'Internal: those of the seqs that must wait for an open transaction, which has enqueued for their key, or with by_partition for their partition, and may commit a lower one.';
 
-create function @extschema@.outbox_judge(wrapper text, options text[], seq bigint, attempts integer, error text)
+create function @extschema@.outbox_judge(wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean)
 returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
-comment on function @extschema@.outbox_judge(text, text[], bigint, integer, text) is
-  'Internal: what the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure: action (r, d, D), delay in ms, reason.';
+comment on function @extschema@.outbox_judge(text, text[], bigint, integer, text, boolean) is
+  'Internal: what the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure, or of what can never be sent: action (r, d, D, B), delay in ms, reason.';
 
 create function @extschema@.outbox_note_ended(published bigint, failed bigint, gone bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_ended_wrapper';
@@ -2701,33 +2794,42 @@ returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'o
 comment on function @extschema@.outbox_note_took(bigint[]) is
   'Internal: at COMMIT, tells outbox_throughput in how many µs messages went from enqueue to confirm that a relay has published.';
 
+create function @extschema@.outbox_by_partition(destination text)
+returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
+  select exists (select from @extschema@.outbox_destinations() d
+                 where d.destination = $1 and 'ordering=partition' = any (d.options));
+$$;
+comment on function @extschema@.outbox_by_partition(text) is
+  'Internal: whether a partition of this destination is one order, whatever the keys.';
+
 create function @extschema@.outbox_firsts(
-  destination text, partitions smallint[], lane_rows integer, out tid tid, out seq bigint, out key text
+  destination text, partitions smallint[], lane_rows integer, by_partition boolean,
+  out tid tid, out seq bigint, out key text, out partition smallint
 ) returns setof record language sql stable
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
   with closed as materialized (
     select g.partition, g.key, g.head from @extschema@.outbox_gates($2) g where g.destination = $1 and g.head is not null
   ), lane as (
-    select x.*, row_number() over (partition by x.partition, x.key order by x.seq) as place
+    select x.*, row_number() over (partition by x.partition, case when not $4 then x.key end order by x.seq) as place
     from unnest($2) p (n) cross join lateral (
       select o.ctid as tid, o.seq, o.partition, o.key, o.claim_token, o.claim_until from @extschema@.outbox o
       where o.destination = $1 and o.partition = p.n and (o.expires_at is null or o.expires_at > clock_timestamp())
       order by o.destination, o.partition, o.seq limit $3) x
   )
-  select l.tid, l.seq, l.key from lane l
+  select l.tid, l.seq, l.key, l.partition from lane l
   where (l.claim_token is null or not @extschema@.outbox_claim_is_live(l.claim_token, l.partition, l.claim_until))
     -- A worker hears of a pause later.
     and not @extschema@.outbox_is_in_hand($1, l.partition, l.seq)
-    and (l.key is null
+    and (l.key is null and not $4
          or l.place = 1
-            and not exists (select from closed c where c.partition = l.partition and c.key = l.key and c.head < l.seq)
+            and not exists (select from closed c where c.partition = l.partition and ($4 or c.key = l.key) and c.head < l.seq)
             and not exists (select from @extschema@.outbox_waiting w
                             where w.state = 'g' and w.destination = $1 and w.partition = l.partition and w.key = l.key
                               and w.seq < l.seq))
   order by l.seq;
 $$;
-comment on function @extschema@.outbox_firsts(text, smallint[], integer) is
-  'Internal: messages that a relay may claim, as one snapshot shows them among the first rows of each lane: those without a key, and of each key the first, unless it is claimed or behind one that failed.';
+comment on function @extschema@.outbox_firsts(text, smallint[], integer, boolean) is
+  'Internal: messages that a relay may claim, as one snapshot shows them among the first rows of each lane: those without a key, and of each key the first, unless it is claimed or behind one that failed. With by_partition the first of each partition.';
 
 create function @extschema@.outbox_commit_durably()
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
@@ -2753,56 +2855,35 @@ $$;
 comment on function @extschema@.outbox_settings_now() is
   'Internal: the settings of this database, which stay so until the end of this transaction.';
 
-create function @extschema@.outbox_fetch_unpublished(
-  max_rows integer default 100, destination text default 'default', claim_ttl interval default '15 s',
-  out seq bigint, out id uuid, out type text, out payload jsonb, out headers jsonb, out key text, out attempts integer,
-  out claim_token bigint, out claim_until timestamptz, out aggregate_type text, out aggregate_id text, out operation text,
-  out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text, out created_at timestamptz,
-  out replayed boolean
-) returns setof record language plpgsql volatile parallel unsafe security definer
+create type @extschema@.outbox_relayed as (
+  seq bigint, key text, attempts integer, claim_token bigint, claim_until timestamptz, replayed boolean
+);
+comment on type @extschema@.outbox_relayed is
+  'Internal: a message that a relay holds.';
+
+create function @extschema@.outbox_relay_claim(max_rows integer, to_destination text, ttl_s double precision)
+returns setof @extschema@.outbox_relayed language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
 #variable_conflict use_column
 declare
-  to_destination constant text := coalesce(outbox_fetch_unpublished.destination, 'default');
-  ttl_s constant double precision := ceil(extract(epoch from claim_ttl));
   settings constant @extschema@.outbox_settings := @extschema@.outbox_settings_now();
   -- Negative, as those of workers that lease nothing; another one for each call.
   token constant bigint := hashtextextended(gen_random_uuid()::text, 0) | (-9223372036854775808);
+  by_partition constant boolean := @extschema@.outbox_by_partition(to_destination);
   lane_rows bigint := max_rows;
   seqs bigint[];
   keys text[];
+  places smallint[];
 begin
-  if max_rows is null or max_rows not between 1 and 10000 then
-    raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
-      using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
-  end if;
-  if ttl_s is null or ttl_s not between 1 and 86400 then
-    raise exception 'claim_ttl is %', coalesce(claim_ttl::text, 'NULL')
-      using errcode = 'invalid_parameter_value', hint = 'Give a time from 1 second to 1 day.';
-  end if;
-  if not @extschema@.outbox_destination_exists(to_destination) then
-    raise exception 'destination "%" does not exist', to_destination
-      using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
-  end if;
-  if exists (select from @extschema@.outbox_source) then
-    raise exception 'outbox_fetch_unpublished() brings no events of %', (select s.relation from @extschema@.outbox_source s)
-      using errcode = 'feature_not_supported', hint = 'Deliver by the workers, or keep the events in outbox_events.';
-  end if;
   perform @extschema@.outbox_commit_durably();
 
   if not settings.leasing then
     perform @extschema@.outbox_due(null, null, null, 1000, to_destination);
     perform @extschema@.outbox_expire_firsts(to_destination, settings.partitions, lane_rows);
     return query
-    with claimed as (
-      select c.seq, c.key, c.attempts, c.claim_token, c.replayed
-      from @extschema@.outbox_claim_unleased(to_destination, token, ttl_s::integer, max_rows, 33554432) c
-      where c.remark is null
-    )
-    select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s',
-           e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
-           e.created_at, c.replayed
-    from claimed c left join @extschema@.outbox_events e on e.seq = c.seq order by c.seq;
+    select c.seq, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s', c.replayed
+    from @extschema@.outbox_claim_unleased(to_destination, token, ttl_s::integer, max_rows, 33554432) c
+    where c.remark is null;
     return;
   end if;
 
@@ -2820,14 +2901,15 @@ begin
   end if;
   perform @extschema@.outbox_due(null, null, null, 1000, to_destination);
   perform @extschema@.outbox_expire_firsts(to_destination, settings.partitions, lane_rows); -- there may be no worker to do it
-  -- What waits behind one that has ended meanwhile: the first of each key.
+  -- What waits behind one that has ended meanwhile: the first of each key. Where a partition is one order, all that waits
+  -- by its key, from when that was the order.
   with behind as (
     select w.ctid as row_tid from @extschema@.outbox_gates(settings.partitions) g
     cross join lateral (
       select x.ctid from @extschema@.outbox_waiting x
       where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key = g.key
-      order by x.seq limit 1) w
-    where g.destination = to_destination and g.head is null and g.followers
+      order by x.seq limit case when not by_partition then 1 end) w
+    where g.destination = to_destination and (g.head is null or by_partition) and g.followers
   ), gone as (
     delete from @extschema@.outbox_waiting w using behind b where w.ctid = b.row_tid
     returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
@@ -2839,21 +2921,20 @@ begin
   -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either still
   -- open when asked for, or visible to the second look.
   loop
-    select array_agg(f.seq), array_agg(coalesce(f.key, '')) filter (where f.key is not null) into seqs, keys
-    from (select * from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer) f
-          order by f.key is null, f.seq) f;
+    select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
+    from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
     -- Many messages of few keys: look further.
-    exit when cardinality(seqs) >= max_rows or lane_rows > 100000000 or not exists (
+    exit when cardinality(seqs) >= max_rows or by_partition or lane_rows > 100000000 or not exists (
       select from unnest(settings.partitions) p (n) cross join lateral (
         select from @extschema@.outbox o where o.destination = to_destination and o.partition = p.n
         order by o.destination, o.partition, o.seq offset lane_rows limit 1) x);
     lane_rows := lane_rows * 8;
   end loop;
-  -- Those with a key come first, so the two arrays agree as far as there are keys.
-  seqs := array(select unnest(seqs) except select unnest(@extschema@.outbox_held(seqs[:cardinality(keys)], keys)));
+  seqs := array(select unnest(seqs) except
+                select unnest(@extschema@.outbox_held(by_partition, seqs, keys, places)));
   return query
   with chosen as materialized (
-    select f.tid from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer) f
+    select f.tid from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
     where f.seq = any (seqs) order by f.seq limit max_rows
   ), claimed as (
     update @extschema@.outbox o
@@ -2862,17 +2943,69 @@ begin
     from chosen c where o.ctid = c.tid
     returning o.seq, o.key, o.attempts, o.claim_token, o.claim_until, o.replayed
   )
-  select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, c.claim_until,
-         e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
-         e.created_at, c.replayed
-  from claimed c left join @extschema@.outbox_events e on e.seq = c.seq order by c.seq;
+  select c.* from claimed c;
+end
+$$;
+comment on function @extschema@.outbox_relay_claim(integer, text, double precision) is
+  'Internal: claims messages for outbox_fetch_unpublished().';
+
+create function @extschema@.outbox_fetch_unpublished(
+  max_rows integer default 100, destination text default 'default', claim_ttl interval default '15 s',
+  out seq bigint, out id uuid, out type text, out payload jsonb, out headers jsonb, out key text, out attempts integer,
+  out claim_token bigint, out claim_until timestamptz, out aggregate_type text, out aggregate_id text, out operation text,
+  out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text, out created_at timestamptz,
+  out replayed boolean, out message_id text
+) returns setof record language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+#variable_conflict use_column
+declare
+  to_destination constant text := coalesce(outbox_fetch_unpublished.destination, 'default');
+  ttl_s constant double precision := ceil(extract(epoch from claim_ttl));
+  claims @extschema@.outbox_relayed[];
+  events @extschema@.outbox_source_row[];
+begin
+  if max_rows is null or max_rows not between 1 and 10000 then
+    raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
+      using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
+  end if;
+  if ttl_s is null or ttl_s not between 1 and 86400 then
+    raise exception 'claim_ttl is %', coalesce(claim_ttl::text, 'NULL')
+      using errcode = 'invalid_parameter_value', hint = 'Give a time from 1 second to 1 day.';
+  end if;
+  if not @extschema@.outbox_destination_exists(to_destination) then
+    raise exception 'destination "%" does not exist', to_destination
+      using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
+  end if;
+  if not exists (select from @extschema@.outbox_source) then
+    return query
+    select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, c.claim_until,
+           e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
+           e.created_at, c.replayed, e.id::text
+    from @extschema@.outbox_relay_claim(max_rows, to_destination, ttl_s) c
+    left join @extschema@.outbox_events e on e.seq = c.seq order by c.seq;
+    return;
+  end if;
+  -- A message whose event cannot be read fails, as with a worker. That others come behind it all the same: a few more turns.
+  for turn in 1 .. 10 loop
+    claims := array(select c from @extschema@.outbox_relay_claim(max_rows, to_destination, ttl_s) c);
+    exit when claims = '{}';
+    events := array(select e from @extschema@.outbox_source_rows(array(select c.seq from unnest(claims) c)) e);
+    perform @extschema@.outbox_end_claim(c.seq, c.claim_token, to_destination, e.error, false, e.fault = 'missing')
+    from unnest(claims) c join unnest(events) e on e.seq = c.seq where e.fault is not null;
+    return query
+    select c.seq, case when e.id ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then e.id::uuid end, e.type, e.payload,
+           e.headers, c.key, c.attempts, c.claim_token, c.claim_until, e.aggregate_type, e.aggregate_id, e.operation,
+           e.previous_payload, e.metadata, e.actor, e.correlation_id, e.created_at, c.replayed, e.id
+    from unnest(claims) c join unnest(events) e on e.seq = c.seq where e.fault is null order by c.seq;
+    exit when found;
+  end loop;
 end
 $$;
 comment on function @extschema@.outbox_fetch_unpublished(integer, text, interval) is
-  'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them with their events, in order of seq; of each key the first that has not ended. Commit before you send.';
+  'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them with their events, in order of seq; of each key (of each partition, where that is the order) the first that has not ended. Commit before you send.';
 
 create function @extschema@.outbox_end_claim(
-  seq bigint, claim_token bigint, destination text, error text, published boolean
+  seq bigint, claim_token bigint, destination text, error text, published boolean, unsendable boolean default false
 ) returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
@@ -2890,7 +3023,7 @@ begin
     return false;
   end if;
   if not published then
-    select @extschema@.outbox_judge(d.wrapper, d.options, outbox_end_claim.seq, message.attempts, coalesce(error, 'failed'))
+    select @extschema@.outbox_judge(d.wrapper, d.options, outbox_end_claim.seq, message.attempts, coalesce(error, 'failed'), unsendable)
       into verdict
     from (select) one left join @extschema@.outbox_destinations() d on d.destination = to_destination;
   end if;
@@ -2899,9 +3032,9 @@ begin
        array[outbox_end_claim.claim_token], array[verdict[1]]::"char"[], array[verdict[2]]::bigint[], array[verdict[3]]) <> 1 then
     return false;
   end if;
-  if verdict[1] = 'D' and settings.leasing then
+  if verdict[1] in ('B', 'D') and settings.leasing then
     update @extschema@.outbox_dead d set blocks = true
-    where d.destination = to_destination and d.seq = outbox_end_claim.seq and d.key is not null;
+    where d.destination = to_destination and d.seq = outbox_end_claim.seq and (verdict[1] = 'B' or d.key is not null);
   end if;
   perform @extschema@.outbox_note_ended(published::integer, (not published)::integer, (verdict[1] <> 'r')::integer);
   perform @extschema@.outbox_note_pending(to_destination, -(verdict[1] <> 'r')::integer);
@@ -2911,7 +3044,7 @@ begin
   return true;
 end
 $$;
-comment on function @extschema@.outbox_end_claim(bigint, bigint, text, text, boolean) is
+comment on function @extschema@.outbox_end_claim(bigint, bigint, text, text, boolean, boolean) is
   'Internal: ends a message that a relay holds, if it still does.';
 
 create function @extschema@.outbox_mark_published(seq bigint, claim_token bigint, destination text default 'default')
@@ -3103,7 +3236,14 @@ with recursive lane as ( -- one look into the index for each lane, however much 
 )
 select lane.* from lane;
 comment on view @extschema@.outbox_first_pending is
-  'Internal: the first message that may go in each lane (destination, partition) that has one.';
+  'Internal: the first message of outbox in each lane (destination, partition) that has one.';
+
+create view @extschema@.outbox_first_that_could_go as
+select f.* from @extschema@.outbox_first_pending f
+where not exists (select from @extschema@.outbox_closed_lanes() l
+                  where l.destination = f.destination and l.partition = f.partition and l.head < f.seq);
+comment on view @extschema@.outbox_first_that_could_go is
+  'Internal: the same without lanes that stand still behind a message that failed.';
 
 create view @extschema@.outbox_status as
 select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- NULL = not preloaded: nobody counts
@@ -3111,7 +3251,7 @@ select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- 
        (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) d) as dead,
        -- A volatile function here would be asked for even by who selects other columns, and the look walks what a held snapshot
        -- keeps of ended messages.
-       (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_first_pending o) as oldest_pending_age,
+       (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_first_that_could_go o) as oldest_pending_age,
        c.counters[3] as published_total,
        c.counters[4] as failed_total,
        pg_catalog.round(c.counters[5] / 60.0, 1) as published_per_s,
@@ -3141,7 +3281,7 @@ with live as (
   select c.* from @extschema@.outbox_connections c join @extschema@.outbox_workers w on w.worker_id = c.worker_id
   where w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)
 ), pending as (
-  select p.destination, pg_catalog.min(p.enqueued_at) as oldest from @extschema@.outbox_first_pending p group by 1
+  select p.destination, pg_catalog.min(p.enqueued_at) as oldest from @extschema@.outbox_first_that_could_go p group by 1
 )
 select coalesce(d.destination, p.destination) as destination,
        case when d.destination is null then null when d.wrapper is null then 'settings' else d.wrapper end as described_by,
@@ -3333,8 +3473,12 @@ select 'keys', b.keys = 0,
        case when b.keys > 0 then pg_catalog.format('%s key(s) stand still behind a dead letter, one of them: %s (seq %s)',
          case when b.keys = 10000 then '10000 or more' else b.keys::text end, b.key, b.seq) end,
        case when b.keys > 0 then 'outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one' end
-from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) x) as keys, y.key, y.seq
-      from (select) one left join (select d.key, d.seq from @extschema@.outbox_dead d where d.blocks limit 1) y on true) b
+from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) x) as keys, case when y.whole then 'partition ' || @extschema@.outbox_partition_label(y.partition) else y.key end as key, y.seq
+      from (select) one left join (
+        select d.key, d.partition, d.seq, exists (
+          select from @extschema@.outbox_destinations() x
+          where x.destination = d.destination and 'ordering=partition' = any (x.options)) as whole
+        from @extschema@.outbox_dead d where d.blocks limit 1) y on true) b
 union all
 select 'room', f.destination is null,
        case when f.destination is not null
@@ -3691,6 +3835,8 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
     where w.state = 'b' and w.due_at > clock_timestamp() and w.key is not null
     union
     select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
+  ), lanes as materialized (
+    select l.* from @extschema@.outbox_closed_lanes() l
   ), open as materialized (
     select d.destination from @extschema@.outbox_destinations() d where not d.paused
   ), ready as (
@@ -3700,6 +3846,7 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
       select o.seq, o.destination, o.attempts from @extschema@.outbox o
       where o.destination = l.destination and o.partition = l.partition
         and not exists (select from closed c where c.destination = o.destination and c.partition = o.partition and c.key = o.key)
+        and not exists (select from lanes c where c.destination = o.destination and c.partition = o.partition and c.head < o.seq)
       order by o.destination, o.partition, o.seq limit $1) x
     union all
     select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w join open d on d.destination = w.destination
@@ -3985,6 +4132,29 @@ $$;
 comment on function @extschema@.outbox_work_leave() is
   'Worker outside: gives its leases back. outbox_work_quit() follows, when this is committed.';
 
+create function @extschema@.outbox_work_pending(partitions smallint[], out partition smallint, out pending bigint, out is_all boolean)
+returns setof record language sql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+  -- The destinations that have messages: a look into the index for each, not a walk through it.
+  with recursive waits (destination) as (
+    (select o.destination from @extschema@.outbox o order by 1 limit 1)
+    union all
+    select (select o.destination from @extschema@.outbox o where o.destination > w.destination order by 1 limit 1)
+    from waits w where w.destination is not null
+  ), bound (lane) as (
+    -- However many wait, 20,000 rows are looked at and no more, but for ten of each lane.
+    select greatest(20000 / greatest(cardinality(partitions) * (select count(*) from waits), 1), 10)
+  )
+  select p.partition, coalesce(sum(l.n), 0)::bigint, coalesce(bool_and(l.n < b.lane), true)
+  from unnest(partitions) p (partition) cross join bound b
+  left join (select w.destination from waits w where w.destination is not null) d on true
+  left join lateral (
+    select count(*) as n from (
+      select from @extschema@.outbox o where o.destination = d.destination and o.partition = p.partition limit b.lane) x) l on true
+  group by 1 order by 1;
+$$;
+comment on function @extschema@.outbox_work_pending(smallint[]) is
+  'For the screen of a worker outside, in a session of its own: how many messages wait in each of these partitions; is_all false = at least so many, for it looks at 20,000 rows or so.';
+
 -- ---- what a worker outside calls: messages --------------------------------------------------------------------------
 
 create function @extschema@.outbox_work_claim(
@@ -4095,11 +4265,11 @@ begin
   end if;
   if exists (
     select from unnest(actions, delays_ms, reasons) u (action, delay_ms, reason)
-    where coalesce(u.action not in ('p', 'd', 'D', 'x', 'r', 'w', 'f'), true)
+    where coalesce(u.action not in ('p', 'd', 'D', 'B', 'x', 'r', 'w', 'f'), true)
       or u.action = 'r' and coalesce(u.delay_ms not between 0 and 1000000000000, true)
-      or u.action in ('d', 'D', 'x', 'r') and u.reason is null) then
+      or u.action in ('d', 'D', 'B', 'x', 'r') and u.reason is null) then
     raise exception 'an action is unknown, or lacks its delay or reason' using errcode = 'invalid_parameter_value',
-      hint = 'Actions: p, f, w; d, D, x with a reason; r with a delay in ms and a reason.';
+      hint = 'Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a reason.';
   end if;
   -- outbox_settle() tells by the first token whether it is held to leases. (outbox_settings says it too, but is locked while
   -- outbox_configure() waits for just this.)
@@ -4119,7 +4289,7 @@ begin
       delays_ms, short_reasons);
   end if;
   if changed > 0 then
-    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r'), count(*) filter (where a in ('d', 'D')),
+    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r'), count(*) filter (where a in ('d', 'D', 'B')),
                  count(*) filter (where a = 'x'), count(*) filter (where a = 'f')]
       into counts from (select a from unnest(actions) a limit changed) c;
     gone := counts[1] + counts[3] + counts[4];
@@ -4187,7 +4357,7 @@ grant select on
   @extschema@.outbox_health, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_history,
   @extschema@.outbox_dead, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings,
   @extschema@.outbox_identity, @extschema@.outbox_destination_status, @extschema@.outbox_connections, @extschema@.outbox_paused,
-  @extschema@.outbox_first_pending, @extschema@.outbox_source, @extschema@.outbox_attempts_log,
+  @extschema@.outbox_first_pending, @extschema@.outbox_first_that_could_go, @extschema@.outbox_source, @extschema@.outbox_attempts_log,
   @extschema@.outbox_throughput, @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_ticks
   to outbox_monitor;
 grant execute on function
@@ -4197,7 +4367,7 @@ grant execute on function
   @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations(),
   @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted(),
   @extschema@.outbox_destination_figures(text), @extschema@.outbox_ask_for_a_look(text), @extschema@.outbox_check(text),
-  @extschema@.outbox_tick(interval), @extschema@.outbox_source_problem(),
+  @extschema@.outbox_tick(interval), @extschema@.outbox_source_problem(), @extschema@.outbox_closed_lanes(),
   @extschema@.outbox_minutes(), @extschema@.outbox_faults(), @extschema@.outbox_recent_ticks(), @extschema@.outbox_body_problem(text)
   to outbox_monitor;
 
@@ -4234,7 +4404,7 @@ grant execute on function
   @extschema@.outbox_work_claim(text, smallint[], bigint[], integer[], bigint[], bigint),
   @extschema@.outbox_work_claim_waiting(text, smallint, text, bigint, bigint, integer),
   @extschema@.outbox_work_claim_unleased(text, integer), @extschema@.outbox_work_due(smallint[], bigint[]),
-  @extschema@.outbox_work_next_due_ms(), @extschema@.outbox_work_gates(smallint[]),
+  @extschema@.outbox_work_next_due_ms(), @extschema@.outbox_work_gates(smallint[]), @extschema@.outbox_work_pending(smallint[]),
   @extschema@.outbox_work_settle(text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[])
   to outbox_relay;
 

@@ -8,9 +8,11 @@ use crate::pg::args::{Args, Jsonb};
 use crate::pg::catalog::{self, Oid, OptionsOf};
 use crate::pg::{latch, security, signals, trigger, txn};
 use crate::shmem::Class;
+use crate::store::source::{Criteria, Source};
 use crate::store::{self, Enqueue, Keys, Publish, Times};
 use crate::{asks, capture, config, express, figures, hooks, limits, registry, shmem, source, ticks, wake, worker};
 use outbox_core::envelope;
+use outbox_core::hold::lane_crc;
 use outbox_core::message::{Event, Outcome};
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::route::Template;
@@ -351,6 +353,37 @@ fn outbox_source_problem(fcinfo: pg_sys::FunctionCallInfo) -> Option<String> {
     }
 }
 
+/// Of the source that is set.
+fn ask_source<T>(fcinfo: pg_sys::FunctionCallInfo, ask: impl FnOnce(&Source) -> Result<Vec<T>, UserError>) -> Vec<T> {
+    let asked = store::source::current(fcinfo).and_then(|source| source.map_or(Ok(Vec::new()), |source| ask(&source)));
+    asked.unwrap_or_else(|error| error.raise())
+}
+
+#[pg_extern(sql = false)]
+fn outbox_source_events(seqs: Vec<i64>, fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<String>> {
+    ask_source(fcinfo, |source| source.events(&seqs))
+}
+
+#[pg_extern(sql = false)]
+fn outbox_source_matching(
+    seqs: Vec<i64>,
+    kind: Option<String>,
+    aggregate_type: Option<String>,
+    aggregate_id: Option<String>,
+    created_from: Option<TimestampWithTimeZone>,
+    created_to: Option<TimestampWithTimeZone>,
+    fcinfo: pg_sys::FunctionCallInfo,
+) -> Vec<i64> {
+    let criteria = Criteria {
+        kind,
+        aggregate_type,
+        aggregate_id,
+        created_from,
+        created_to,
+    };
+    ask_source(fcinfo, |source| source.matching(&seqs, &criteria))
+}
+
 /// The trigger of outbox_attach.
 #[pg_extern(sql = false)]
 fn outbox_attached(fcinfo: pg_sys::FunctionCallInfo) {
@@ -396,12 +429,19 @@ fn outbox_note_pending(destination: &str, more: i64) {
 
 /// The arrays are as long as each other.
 #[pg_extern(sql = false)]
-fn outbox_held(seqs: Vec<i64>, keys: Vec<String>) -> Vec<i64> {
+fn outbox_held(by_partition: bool, seqs: Vec<i64>, keys: Vec<Option<String>>, partitions: Vec<i16>) -> Vec<i64> {
     let open = registry::open_transactions();
-    let is_held = |seq: i64, key: &str| open.iter().any(|transaction| transaction.holds(crc32(key), seq));
-    let messages = seqs.into_iter().zip(keys);
-    (messages.filter(|(seq, key)| is_held(*seq, key)))
-        .map(|(seq, _)| seq)
+    let is_held = |seq: i64, key: Option<&str>, partition: i16| match (by_partition, key) {
+        (true, _) => Partition::new(i64::from(partition)).is_ok_and(|partition| {
+            let crc = lane_crc(partition);
+            open.iter().any(|transaction| transaction.holds_lane(crc, seq))
+        }),
+        (false, Some(key)) => open.iter().any(|transaction| transaction.holds(crc32(key), seq)),
+        (false, None) => false,
+    };
+    (seqs.into_iter().zip(keys).zip(partitions))
+        .filter(|((seq, key), partition)| is_held(*seq, key.as_deref(), *partition))
+        .map(|((seq, _), _)| seq)
         .collect()
 }
 
@@ -412,21 +452,23 @@ fn outbox_judge(
     seq: i64,
     attempts: i32,
     error: &str,
+    unsendable: bool,
 ) -> Vec<String> {
     let default = Settings::snapshot().target;
     let kind = wrapper.and_then(Kind::of_wrapper).unwrap_or(Kind::Amqp);
     // What cannot be understood is judged by the settings, as a worker does.
     let rules = target::described(kind, &default, &target::split(&options.unwrap_or_default()), &[])
         .map_or(default.rules, |target| target.rules);
-    let outcome = Outcome::Failed {
-        reason: error.to_owned(),
+    let reason = error.to_owned();
+    let outcome = match unsendable {
+        false => Outcome::Failed { reason },
+        true => Outcome::Unsendable { reason },
     };
     let attempts = u32::try_from(attempts).unwrap_or_default();
     match settle::decide(&outcome, attempts, &rules.retry, seq as u64) {
         Disposition::Retry { delay_ms, error } => vec!["r".to_owned(), delay_ms.to_string(), error],
         Disposition::Dead { reason } => {
-            let action = if rules.dead_closes() { "D" } else { "d" };
-            vec![action.to_owned(), "0".to_owned(), reason]
+            vec![rules.dead_action().to_owned(), "0".to_owned(), reason]
         }
         other => unreachable!("a failure is charged, not {other:?}"),
     }

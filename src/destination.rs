@@ -16,7 +16,7 @@ use outbox_core::minutes::Took;
 use outbox_core::pace::Pace;
 use outbox_core::partition::Partition;
 use outbox_core::route::{Template, TransportKind};
-use outbox_core::settle::{Disposition, Ended, Ordering, Rules};
+use outbox_core::settle::{Disposition, Ended, Rules};
 use outbox_core::tick::{self, TickState};
 use outbox_transport::Bell;
 use outbox_transport::broker::{Broker, Outcomes, Status};
@@ -445,12 +445,7 @@ impl Destination {
             .min(room)
             .min(self.pace.per_second().unwrap_or(u32::MAX));
         let make = |handle, pointer: &Pointer, event: &Event| {
-            let mut publication = outbox_core::envelope::publication(handle, pointer, event, &route)
-                .map_err(|refusal| refusal.to_string())?;
-            if target.rules.ordering == Ordering::None {
-                publication.key = None; // else requests of a key would wait for one another
-            }
-            Ok(publication)
+            outbox_core::envelope::publication(handle, pointer, event, &route).map_err(|refusal| refusal.to_string())
         };
         let in_hand = (self.engine).receive(&memory, &memory, now_ms, limit as usize, &target.rules, make);
         if in_hand > 0 {

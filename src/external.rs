@@ -4,12 +4,13 @@
 //! Main thread of the session's backend.
 
 use crate::error::UserError;
-use crate::figures::{Figures, Settled};
+use crate::figures::Figures;
 use crate::pg::{bgworker, catalog, latch, signals, txn};
 use crate::registry;
 use crate::shmem::{self, Class};
 use crate::store::now_us;
 use outbox_core::partition::Partition;
+use outbox_core::settle::Ended;
 use pgrx::prelude::*;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -247,7 +248,7 @@ fn outbox_work_count(destination: &str, ended: Vec<i64>, took_us: Vec<i64>) {
     let [published, retried, dead, expired, released] = ended[..] else {
         return;
     };
-    let settled = Settled {
+    let ended = Ended {
         published: published as u64,
         retried: retried as u64,
         dead: dead as u64,
@@ -257,7 +258,7 @@ fn outbox_work_count(destination: &str, ended: Vec<i64>, took_us: Vec<i64>) {
     as_me(|me| {
         let now_us = now_us();
         let figures = figures_of(me, destination);
-        figures.count(&settled, now_us);
+        figures.count(&ended, now_us);
         for took_us in took_us {
             figures.confirmed(now_us - took_us, now_us);
         }

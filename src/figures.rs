@@ -8,7 +8,7 @@ use crate::pg::shmem::{Shareable, Shared, Turn};
 use crate::shmem;
 use crate::store::{Settlement, now_us};
 use outbox_core::latency::{self, BUCKETS};
-use outbox_core::settle::Disposition;
+use outbox_core::settle::Ended;
 use std::cell::{Cell, RefCell};
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{
@@ -144,16 +144,6 @@ pub struct Figures {
     looks: u32,
 }
 
-/// How many messages ended, and how.
-#[derive(Default)]
-pub struct Settled {
-    pub published: u64,
-    pub retried: u64,
-    pub dead: u64,
-    pub expired: u64,
-    pub released: u64,
-}
-
 impl Figures {
     pub fn of(name: &str) -> Self {
         let (database, name) = (catalog::my_database(), number_of(name));
@@ -214,37 +204,27 @@ impl Figures {
     }
 
     pub fn settled(&self, batch: &[Settlement], now_us: i64) {
-        let mut settled = Settled::default();
-        for settlement in batch {
-            match settlement.disposition {
-                Disposition::Publish => settled.published += 1,
-                Disposition::Retry { .. } => settled.retried += 1,
-                Disposition::Dead { .. } => settled.dead += 1,
-                Disposition::Expire => settled.expired += 1,
-                Disposition::Release { .. } => settled.released += 1,
-                Disposition::Wait => {}
-            }
-        }
-        self.count(&settled, now_us);
+        let mut ended = Ended::default();
+        batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
+        self.count(&ended, now_us);
         if let Some(place) = self.place {
-            let gone = settled.published + settled.dead + settled.expired;
-            place.pending.fetch_sub(gone as i64, SeqCst);
+            place.pending.fetch_sub(ended.gone() as i64, SeqCst);
         }
     }
 
     /// What ended, but for the messages that wait no more.
-    pub fn count(&self, settled: &Settled, now_us: i64) {
+    pub fn count(&self, ended: &Ended, now_us: i64) {
         let Some(place) = self.place else { return };
-        place.failed.fetch_add(settled.retried + settled.dead, Relaxed);
-        place.released.fetch_add(settled.released, Relaxed);
-        place.published.fetch_add(settled.published, Relaxed);
-        place.dead.fetch_add(settled.dead + settled.expired, Relaxed);
+        place.failed.fetch_add(ended.failed(), Relaxed);
+        place.released.fetch_add(ended.released, Relaxed);
+        place.published.fetch_add(ended.published, Relaxed);
+        place.dead.fetch_add(ended.buried(), Relaxed);
         let now_s = now_us.div_euclid(1_000_000);
         let second = &place.seconds[now_s.rem_euclid(SECONDS as i64) as usize];
         if second.second.swap(now_s, Relaxed) != now_s {
             second.published.store(0, Relaxed);
         }
-        second.published.fetch_add(settled.published, Relaxed);
+        second.published.fetch_add(ended.published, Relaxed);
     }
 }
 

@@ -34,8 +34,8 @@ pub struct Tables<'a> {
     /// What makes the bodies, if not the format alone.
     pub body: Option<&'a BodyFunction>,
     timeout_ms: i32,
-    /// Behind a dead letter its key waits.
-    dead_closes: bool,
+    /// How a dead letter is settled.
+    dead_action: &'static str,
     /// Rows of some lane were locked lately: each lane is claimed alone, and a locked one left out.
     pub lane_by_lane: bool,
     /// WAL must be on disk up to here before what was claimed goes out.
@@ -52,7 +52,7 @@ impl<'a> Tables<'a> {
             destination,
             body: None,
             timeout_ms,
-            dead_closes: rules.dead_closes(),
+            dead_action: rules.dead_action(),
             lane_by_lane: false,
             wal_position: 0,
             missed: 0,
@@ -66,6 +66,7 @@ impl<'a> Tables<'a> {
         }
     }
 
+    /// All of them with the same reach.
     fn claim_lanes(&mut self, lanes: &[Lane]) -> Result<Batch<Tid>, Failure> {
         let (store, whereto, patient) = (self.store, self.whereto(), !self.lane_by_lane);
         let claimed = in_transaction(c"outbox: claim", Durability::Relaxed, || {
@@ -88,28 +89,29 @@ impl engine::Store for Tables<'_> {
     type Error = Failure;
 
     fn settle(&mut self, batch: &[Settlement]) -> Result<(), Failure> {
-        let (store, dead_closes) = (self.store, self.dead_closes);
+        let (store, dead_action) = (self.store, self.dead_action);
         let changed = held_transaction(c"outbox: settle", self.timeout_ms, Durability::Full, || {
-            let changed = store.settle(batch, dead_closes)?;
+            let changed = store.settle(batch, dead_action)?;
             if changed == batch.len() {
                 return Ok(changed);
             }
             // Rows that moved (VACUUM FULL) are found again by key. Rows that are gone or carry another token are no
             // longer ours.
-            Ok(changed + store.settle_by_key(batch, dead_closes)?)
+            Ok(changed + store.settle_by_key(batch, dead_action)?)
         })?;
         self.missed += batch.len().saturating_sub(changed);
         Ok(())
     }
 
     fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<Tid>, Failure> {
-        if !self.lane_by_lane {
+        if !self.lane_by_lane && engine::reach_the_same(lanes) {
             match self.claim_lanes(lanes) {
                 Err(failure) if failure.locked => self.lane_by_lane = true,
                 claimed => return claimed,
             }
         }
-        // Somebody holds a row of these lanes: a session by hand, or a worker that hangs. The other lanes go on.
+        // Somebody holds a row of these lanes: a session by hand, or a worker that hangs. The other lanes go on. Or some are
+        // read only as far as one that failed.
         let mut all = Batch::default();
         for lane in lanes {
             match self.claim_lanes(std::slice::from_ref(lane)) {
@@ -119,7 +121,10 @@ impl engine::Store for Tables<'_> {
                     all.missed |= batch.missed;
                 }
                 // Those before it are claimed and committed: whatever happened, they go on.
-                Err(failure) if failure.locked || !all.rows.is_empty() => all.locked.push(lane.partition),
+                Err(failure) if failure.locked || !all.rows.is_empty() => {
+                    self.lane_by_lane |= failure.locked;
+                    all.locked.push(lane.partition);
+                }
                 Err(failure) => return Err(failure),
             }
         }

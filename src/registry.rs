@@ -37,7 +37,7 @@ static ENTRIES: SharedSlice<Entry> = SharedSlice::new();
 
 thread_local! {
     static REGISTERED: Cell<bool> = const { Cell::new(false) };
-    /// Seqs that are being drawn: while there are any, nothing is known of the lowest. One whose savepoint was rolled back
+    /// Messages of which seq or partition is not known yet: while there are any, nothing is told of the lowest. One whose savepoint was rolled back
     /// counts to the end, which only holds longer.
     static DRAWING: Cell<u32> = const { Cell::new(0) };
     /// The lowest seq that is known.
@@ -65,19 +65,28 @@ fn mine() -> Option<&'static Entry> {
     ENTRIES.get()?.get(usize::try_from(latch::my_proc_number()).ok()?)
 }
 
-/// This transaction is about to draw a seq for a message with this key.
+/// This transaction is about to enqueue a message with this key: its seq, or its partition, is not known yet.
 pub fn announce_drawing(key_crc: Option<u32>) {
     DRAWING.set(DRAWING.get() + 1);
     register(key_crc);
 }
 
-/// This transaction enqueues a message with this seq and key. `drawn`: the seq was announced before it was drawn.
-pub fn announce(key_crc: Option<u32>, seq: i64, drawn: bool) {
-    if drawn {
-        DRAWING.set(DRAWING.get().saturating_sub(1));
-    }
+/// It enqueues a message with this seq and key.
+pub fn announce(key_crc: Option<u32>, seq: i64) {
     LOW.set(LOW.get().min(seq));
     register(key_crc);
+}
+
+/// It has enqueued one in this partition, which may be one order at some destination.
+pub fn announce_lane(lane_crc: u32) {
+    register(Some(lane_crc));
+}
+
+/// All is known of so many that were about to be enqueued. Only now the entry tells of a lowest seq: a worker reads that
+/// first, and then finds the lanes.
+pub fn placed(count: usize) {
+    DRAWING.set(DRAWING.get().saturating_sub(count as u32));
+    register(None);
 }
 
 fn register(key_crc: Option<u32>) {

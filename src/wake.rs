@@ -155,12 +155,14 @@ pub fn ready(class: Class, partition: Partition, seq: i64) {
     });
 }
 
-/// The same; it may go by express.
+/// Whether so many more messages of this transaction may go by express.
+pub fn may_go_by_express(count: usize) -> bool {
+    count > 0 && PARCELS.with_borrow(|parcels| parcels.len() + count <= MAX_PARCELS)
+}
+
+/// This transaction made a message ready that may go by express.
 pub fn ready_by_express(parcel: Parcel) {
-    PARCELS.with_borrow_mut(|parcels| match parcels.len() < MAX_PARCELS {
-        true => parcels.push((xact::current_savepoint(), parcel)),
-        false => ready(parcel.class, parcel.partition, parcel.seq),
-    });
+    PARCELS.with_borrow_mut(|parcels| parcels.push((xact::current_savepoint(), parcel)));
 }
 
 /// What this transaction has published lies ready before anybody can see its rows.

@@ -206,7 +206,10 @@ fn a_wrong_password_is_named_and_never_shown() {
         cluster.exec(DB, &format!("copy (select '{text}') to '{}'", file.display()));
         cluster.exec(
             DB,
-            &format!("copy (select 1) to program 'chmod 600 {}'", file.display()),
+            &format!(
+                "copy (select 1) to program 'cat > /dev/null; chmod 600 {}'",
+                file.display()
+            ),
         );
     };
     write(CANARY);

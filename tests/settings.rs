@@ -397,6 +397,7 @@ outbox.enabled = on superuser
 outbox.events_retention = -2 s (-2..2147483647) superuser
 outbox.exchange = outbox superuser
 outbox.exchange_type = '' superuser
+outbox.express = on sighup
 outbox.headers = '' user
 outbox.heartbeat_ttl = 20 s (2..3600) superuser
 outbox.http_allow = '' superuser

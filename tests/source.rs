@@ -1,8 +1,11 @@
 //! Events in a table or view of the user's own: what arrives, whose rights read it, what the error of one row costs the
-//! others, and what is refused. Setting a source, and what is asked of it, is in source/set.rs; trouble in source/trouble.rs.
+//! others, and what is refused. Setting a source is in source/set.rs, what SQL asks
+//! of it in source/asked.rs, trouble in source/trouble.rs.
 
 mod common;
 
+#[path = "source/asked.rs"]
+mod asked;
 #[path = "source/set.rs"]
 mod set;
 #[path = "source/trouble.rs"]

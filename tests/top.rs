@@ -2,16 +2,18 @@
 //! RabbitMQ, and on a terminal: a pseudo terminal with an emulator that tells what a person would see.
 
 mod common;
+#[path = "common/screen.rs"]
+mod screen;
 
 use common::{
-    DB, LONG, all_of, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_drained, wait_published,
-    wait_true,
+    DB, all_of, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_drained, wait_published, wait_true,
 };
+use screen::Screen;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use support::program::outboxctl;
-use support::{Broker, Cluster, Mode, Proxy, Pty, StopMode, process, wait_until};
+use support::{Broker, Cluster, Mode, Proxy, StopMode, process};
 
 /// `outboxctl top` for a database of `cluster`, with further arguments.
 fn top_of(cluster: &Cluster, arguments: &[&str]) -> Command {
@@ -35,71 +37,6 @@ fn top_at(port: u16, user: &str, arguments: &[&str]) -> Command {
     }
     command.env("TERM", "xterm-256color");
     command
-}
-
-/// A terminal with the program on it, as a person sees it.
-struct Screen {
-    pty: Pty,
-    emulator: vt100::Parser,
-    seen: usize,
-}
-
-impl Screen {
-    fn start(command: Command, columns: u16, lines: u16) -> Self {
-        Self {
-            pty: Pty::start(command, columns, lines),
-            emulator: vt100::Parser::new(lines, columns, 0),
-            seen: 0,
-        }
-    }
-
-    fn screen(&mut self) -> &vt100::Screen {
-        let written = self.pty.written();
-        self.emulator.process(&written[self.seen..]);
-        self.seen = written.len();
-        self.emulator.screen()
-    }
-
-    fn text(&mut self) -> String {
-        self.screen().contents()
-    }
-
-    /// Waits until the screen shows all of `words`.
-    fn wait_for(&mut self, words: &[&str]) -> String {
-        self.wait_until(&format!("{words:?}"), |text| {
-            words.iter().all(|word| text.contains(word))
-        })
-    }
-
-    fn wait_until(&mut self, what: &str, condition: impl Fn(&str) -> bool) -> String {
-        let deadline = std::time::Instant::now() + LONG;
-        let mut text = self.text();
-        wait_until(&format!("the screen to show {what}"), LONG * 2, || {
-            text = self.text();
-            let is_late = std::time::Instant::now() >= deadline || self.pty.has_ended();
-            assert!(!is_late, "waited in vain for {what} on this screen:\n{text}");
-            condition(&text)
-        });
-        text
-    }
-
-    fn resize(&mut self, columns: u16, lines: u16) {
-        self.screen();
-        self.emulator.screen_mut().set_size(lines, columns);
-        self.pty.resize(columns, lines);
-    }
-
-    /// The program has ended, and the terminal is as it was before: its first screen, a cursor, lines that are edited.
-    fn assert_restored(&mut self, code: i32) {
-        let status = self.pty.wait();
-        assert_eq!(status.code(), Some(code), "{status}:\n{}", self.text());
-        assert!(self.pty.is_cooked(), "the terminal is raw");
-        // What the program wrote last may still be on its way to us.
-        wait_until("the first screen to come back", LONG, || {
-            !self.screen().alternate_screen()
-        });
-        wait_until("the cursor to come back", LONG, || !self.screen().hide_cursor());
-    }
 }
 
 fn wait_for_dead(cluster: &Cluster, dead: i64) {

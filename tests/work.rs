@@ -6,8 +6,12 @@ mod command;
 mod common;
 #[path = "work/fences.rs"]
 mod fences;
+#[path = "work/live.rs"]
+mod live;
 #[path = "work/outside.rs"]
 mod outside;
+#[path = "common/screen.rs"]
+mod screen;
 
 use std::fs::File;
 use std::path::Path;

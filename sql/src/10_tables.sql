@@ -157,7 +157,7 @@ create index on @extschema@.outbox_dead (partition) where blocks;
 comment on table @extschema@.outbox_dead is
   'Dead letters: messages out of attempts. outbox_retry() brings one back, outbox_discard() gives it up. Kept for outbox.dead_retention.';
 comment on column @extschema@.outbox_dead.blocks is
-  'Later messages of its key wait until this one is retried or discarded.';
+  'Later messages of its key, or of its partition where that is one order, wait until this one is retried or discarded.';
 
 -- A restored dump brings its own row of settings; it replaces the one CREATE EXTENSION wrote, since the restored
 -- messages lie in the partitions of the old count.

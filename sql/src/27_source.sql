@@ -128,3 +128,45 @@ create function @extschema@.outbox_source_problem()
 returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_problem_wrapper';
 comment on function @extschema@.outbox_source_problem() is
   'Internal: why the source cannot be read at all; NULL if it can, or none is set. outbox_health shows it.';
+
+create type @extschema@.outbox_source_row as (
+  seq bigint, fault text, error text, id text, type text, aggregate_type text, aggregate_id text, operation text,
+  payload jsonb, previous_payload jsonb, metadata jsonb, headers jsonb, actor text, correlation_id text, created_at timestamptz
+);
+comment on type @extschema@.outbox_source_row is
+  'Internal: an event of the source. fault and error: why it could not be read (failed), or that there is none (missing).';
+
+create function @extschema@.outbox_source_events(seqs bigint[])
+returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_events_wrapper';
+comment on function @extschema@.outbox_source_events(bigint[]) is
+  'Internal: the events of these seqs as the source has them, read as its owner, restricted: 15 texts each, in the order of outbox_source_row.';
+
+create function @extschema@.outbox_source_rows(seqs bigint[])
+returns setof @extschema@.outbox_source_row language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  texts constant text[] := @extschema@.outbox_source_events(seqs);
+  event @extschema@.outbox_source_row;
+begin
+  for i in 1 .. cardinality(texts) by 15 loop
+    begin
+      event := row(texts[i], texts[i + 1], texts[i + 2], texts[i + 3], texts[i + 4], texts[i + 5], texts[i + 6], texts[i + 7],
+                   texts[i + 8], texts[i + 9], texts[i + 10], texts[i + 11], texts[i + 12], texts[i + 13], texts[i + 14]);
+    exception when data_exception or program_limit_exceeded then
+      -- What json takes and jsonb does not.
+      event := null;
+      event.seq := texts[i];
+      event.fault := 'failed';
+      event.error := format('%s (SQLSTATE %s)', sqlerrm, sqlstate);
+    end;
+    return next event;
+  end loop;
+end
+$$;
+comment on function @extschema@.outbox_source_rows(bigint[]) is
+  'Internal: the same as rows.';
+
+create function @extschema@.outbox_source_matching(
+  seqs bigint[], type text, aggregate_type text, aggregate_id text, created_from timestamptz, created_to timestamptz
+) returns bigint[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_matching_wrapper';
+comment on function @extschema@.outbox_source_matching(bigint[], text, text, text, timestamptz, timestamptz) is
+  'Internal: those of the seqs whose event in the source meets all that is not NULL. One that cannot be read meets nothing; a warning tells of it.';

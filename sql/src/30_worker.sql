@@ -76,6 +76,29 @@ $$;
 comment on function @extschema@.outbox_destinations() is
   'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the settings.';
 
+create function @extschema@.outbox_closed_lanes(out destination text, out partition smallint, out head bigint)
+returns setof record language plpgsql stable rows 10 set search_path = pg_catalog, pg_temp as $$
+declare
+  by_partition constant text[] := array(
+    select s.srvname from pg_foreign_server s join pg_foreign_data_wrapper w on w.oid = s.srvfdw
+    where w.fdwname in ('outbox_amqp', 'outbox_http') and 'ordering=partition' = any (s.srvoptions));
+begin
+  if by_partition = '{}' then
+    return; -- nothing is read but the catalog
+  end if;
+  return query
+  select h.destination, h.partition, min(h.seq)
+  from (select w.destination, w.partition, w.seq from @extschema@.outbox_waiting w
+        where w.state = 'b' and w.due_at > clock_timestamp() and w.destination = any (by_partition)
+        union all
+        select d.destination, d.partition, d.seq from @extschema@.outbox_dead d
+        where d.blocks and d.destination = any (by_partition)) h
+  group by 1, 2;
+end
+$$;
+comment on function @extschema@.outbox_closed_lanes() is
+  'Internal: where a partition is one order (ordering ''partition''), the partitions that stand still and the first message that holds them up: it backs off, or is a dead letter that blocks. What lies behind it stays in outbox.';
+
 create function @extschema@.outbox_destination_exists(destination text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
   select exists (select from @extschema@.outbox_destinations() d where d.destination = $1);
@@ -433,7 +456,7 @@ set jit = off as $$
     select b.destination, b.partition, b.key, null::bigint as head, true as followers from behind b
     union all
     select w.destination, w.partition, w.key, w.seq, false from @extschema@.outbox_waiting w
-    where w.due_at is not null and w.state = 'b' and w.key is not null
+    where w.due_at is not null and w.state = 'b'
     union all
     select d.destination, d.partition, d.key, d.seq, false from @extschema@.outbox_dead d where d.blocks
   )
@@ -441,7 +464,7 @@ set jit = off as $$
   from found f where f.partition = any ($1) group by 1, 2, 3;
 $$;
 comment on function @extschema@.outbox_gates(smallint[]) is
-  'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one.';
+  'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one. Key NULL: messages without a key, which hold up others only where a partition is one order.';
 
 create function @extschema@.outbox_settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
@@ -483,8 +506,8 @@ begin
     insert into @extschema@.outbox_dead
       (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, blocks)
     select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition, g.replayed,
-           g.destination, g.key, g.reason, g.action = 'D' and leased and g.key is not null
-    from gone g where g.action in ('d', 'D', 'x')
+           g.destination, g.key, g.reason, leased and (g.action = 'B' or g.action = 'D' and g.key is not null)
+    from gone g where g.action in ('d', 'D', 'B', 'x')
     on conflict (destination, seq) do update
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts, replayed = excluded.replayed, reason = excluded.reason,
         blocks = excluded.blocks
@@ -513,7 +536,7 @@ begin
            array_agg(row(g.seq, g.destination, clock_timestamp(), g.attempts + 1,
                          case g.action when 'r' then 'retried' when 'x' then 'expired' else 'dead' end, g.reason,
                          nullif(outbox_settle.worker, ''))::@extschema@.outbox_attempts_log)
-             filter (where g.action in ('r', 'd', 'D', 'x')) as failed
+             filter (where g.action in ('r', 'd', 'D', 'B', 'x')) as failed
     from gone g) n;
   if failed is not null then
     perform @extschema@.outbox_note_failed(failed);
@@ -522,7 +545,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_settle(text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
-  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, x expired, r retry after delays_ms, w behind an earlier one of its key, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
+  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, B dead and its partition waits, x expired, r retry after delays_ms, w behind an earlier one of its key, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
 
 create function @extschema@.outbox_locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$

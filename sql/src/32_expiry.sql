@@ -41,11 +41,11 @@ begin
     set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
         replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
   )
-  select e.destination, count(*), bool_or(e.has_failed and e.key is not null) from expired e group by 1;
+  select e.destination, count(*), bool_or(e.has_failed) from expired e group by 1;
 end
 $$;
 comment on function @extschema@.outbox_bury(tid[], tid[], bigint[]) is
-  'Internal: makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds: a claim by a lease that is not among leased is nobody''s (NULL = each is somebody''s); returns how many of each destination, and whether keys waited behind one of them.';
+  'Internal: makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds: a claim by a lease that is not among leased is nobody''s (NULL = each is somebody''s); returns how many of each destination, and whether others may have waited behind one of them.';
 
 create function @extschema@.outbox_expire(
   first_block bigint, blocks integer, batch integer,
@@ -92,7 +92,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_expire(bigint, integer, integer) is
-  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from first_block on and in outbox_waiting; returns how many of which destination, whether keys waited behind one, where to go on (0 = all was looked through), whether more are there already, and whether any message here expires at all.';
+  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from first_block on and in outbox_waiting; returns how many of which destination, whether others may have waited behind one, where to go on (0 = all was looked through), whether more are there already, and whether any message here expires at all.';
 
 create function @extschema@.outbox_expire_firsts(destination text, partitions smallint[], lane_rows bigint)
 returns void language sql volatile

@@ -65,10 +65,27 @@ declare
   f_before constant timestamptz := filter->>'died_before';
   f_from constant bigint := coalesce(filter->>'seq_from', '-9223372036854775808');
   f_to constant bigint := coalesce(filter->>'seq_to', '9223372036854775807');
+  chosen bigint[];
 begin
   if num_nonnulls(f_type, f_aggregate_type, f_aggregate_id) > 0 and exists (select from @extschema@.outbox_source) then
-    raise exception 'dead letters cannot be chosen by what stands in %', (select s.relation from @extschema@.outbox_source s)
-      using errcode = 'feature_not_supported', hint = 'Choose by key, destination, error_like, time or seq.';
+    chosen := @extschema@.outbox_source_matching(array(
+      select distinct d.seq from @extschema@.outbox_dead d
+      where d.seq between f_from and f_to
+        and (f_destination is null or d.destination = f_destination)
+        and (f_key is null or d.key = f_key)
+        and (f_error_like is null or d.reason like f_error_like)
+        and (f_after is null or d.died_at >= f_after)
+        and (f_before is null or d.died_at < f_before)), f_type, f_aggregate_type, f_aggregate_id, null, null);
+    return query
+    select d.ctid from @extschema@.outbox_dead d
+    where d.seq = any (chosen)
+      and (f_destination is null or d.destination = f_destination)
+      and (f_key is null or d.key = f_key)
+      and (f_error_like is null or d.reason like f_error_like)
+      and (f_after is null or d.died_at >= f_after)
+      and (f_before is null or d.died_at < f_before)
+    order by d.seq limit max_rows;
+    return;
   end if;
   return query
   select d.ctid from @extschema@.outbox_dead d left join @extschema@.outbox_events e on e.seq = d.seq

@@ -22,7 +22,8 @@ begin
       and (outbox_replayable.key is null or h.key = outbox_replayable.key)
     order by h.seq, 2, h.published_at desc
   ) as ended (seq, destination, key)
-  where @extschema@.outbox_destination_exists(ended.destination)
+  -- As a set: a function of the row would be asked of each row in the range.
+  where ended.destination in (select d.destination from @extschema@.outbox_destinations() d)
     and not exists (select from @extschema@.outbox_unended(seqs[1], seqs[cardinality(seqs)]) u
                     where u.seq = ended.seq and u.destination = ended.destination)
   order by 1, 2;
@@ -44,11 +45,16 @@ declare
   partition_count constant bigint := (select s.partition_count from @extschema@.outbox_settings s);
   partitioner constant text := (select s.partitioner from @extschema@.outbox_settings s);
   source constant text := (select s.relation from @extschema@.outbox_source s);
+  asks_events constant boolean := num_nonnulls(
+    created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) > 0;
   filter constant jsonb := @extschema@.outbox_criteria(
     jsonb_build_object('seq_from', seq_from, 'seq_to', seq_to, 'created_from', created_from, 'created_to', created_to,
       'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id, 'key', key,
       'source_destination', source_destination), max_rows);
   wanted constant bigint := coalesce(max_rows, 9223372036854775807);
+  -- Few messages have a key: looked up in the history, not piece by piece in all events.
+  by_key constant boolean := outbox_replay.key is not null
+    and num_nonnulls(created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) = 0;
   reached bigint := coalesce(seq_from, 1) - 1;
   replayed bigint := 0;
   came bigint;
@@ -56,6 +62,7 @@ declare
   ready smallint[];
   lows bigint[];
   seqs bigint[];
+  is_last boolean;
 begin
   if outbox_replay.destination is not null and not @extschema@.outbox_destination_exists(outbox_replay.destination) then
     raise exception 'destination "%" does not exist', outbox_replay.destination
@@ -65,16 +72,13 @@ begin
     raise exception 'outbox_configure() changed the partitions after this transaction began'
       using errcode = 'serialization_failure', hint = 'Run the transaction again.';
   end if;
-  if source is not null
-     and num_nonnulls(created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) > 0 then
-    raise exception 'outbox_replay() cannot choose by what stands in %', source
-      using errcode = 'feature_not_supported',
-            hint = 'Choose by seq_from, seq_to, key and source_destination; look up the seqs in the source yourself.';
-  end if;
   loop
-    seqs := case when source is not null then array(
+    seqs := case when source is not null or by_key then array(
       select distinct h.seq from @extschema@.outbox_history h
-      where h.seq > reached and h.seq <= coalesce(seq_to, 9223372036854775807) order by 1 limit piece)
+      where h.seq > reached and h.seq <= coalesce(seq_to, 9223372036854775807)
+        and (outbox_replay.key is null or h.key = outbox_replay.key)
+        and (source is not null or exists (select from @extschema@.outbox_events e where e.seq = h.seq))
+      order by 1 limit piece)
     else array(
       select e.seq from @extschema@.outbox_events e
       where e.seq > reached and e.seq <= coalesce(seq_to, 9223372036854775807)
@@ -86,6 +90,11 @@ begin
       order by e.seq limit piece) end;
     exit when cardinality(seqs) = 0;
     reached := seqs[cardinality(seqs)];
+    is_last := cardinality(seqs) < piece;
+    if source is not null and asks_events then
+      seqs := array(select m.seq from unnest(@extschema@.outbox_source_matching(seqs, outbox_replay.type, outbox_replay.aggregate_type,
+                      outbox_replay.aggregate_id, created_from, created_to)) m (seq) order by 1);
+    end if;
     if coalesce(dry_run, true) then
       select replayed + count(*) into replayed
       from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination);
@@ -121,7 +130,7 @@ begin
       perform @extschema@.outbox_wake(came, ready, lows);
       replayed := replayed + came;
     end if;
-    exit when cardinality(seqs) < piece or replayed >= wanted;
+    exit when is_last or replayed >= wanted;
   end loop;
   replayed := least(replayed, wanted);
   if replayed > 0 and not coalesce(dry_run, true) then

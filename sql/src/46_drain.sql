@@ -7,7 +7,9 @@ returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
     union
     select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
   )
-  select (select count(*) from @extschema@.outbox)
+  select (select count(*) from @extschema@.outbox o where not exists (
+            select from @extschema@.outbox_closed_lanes() l
+            where l.destination = o.destination and l.partition = o.partition and l.head < o.seq))
        + (select count(*) from @extschema@.outbox_waiting w where w.due_at <= clock_timestamp())
        + (select count(*) from @extschema@.outbox_waiting w where w.state = 'g' and not exists (
             select from closed c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
@@ -33,7 +35,7 @@ begin
   end if;
   loop
     began := clock_timestamp(); -- each statement below takes a new snapshot
-    if not exists (select from @extschema@.outbox_first_pending) and @extschema@.outbox_could_go() = 0 then
+    if not exists (select from @extschema@.outbox_first_that_could_go) and @extschema@.outbox_could_go() = 0 then
       return 0;
     end if;
     exit when clock_timestamp() >= deadline;

@@ -24,15 +24,15 @@ comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, time
 
 -- ---- claims of relays -----------------------------------------------------------------------------------------------
 
-create function @extschema@.outbox_held(seqs bigint[], keys text[])
+create function @extschema@.outbox_held(by_partition boolean, seqs bigint[], keys text[], partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_held_wrapper';
-comment on function @extschema@.outbox_held(bigint[], text[]) is
-  'Internal: those of the seqs that must wait for an open transaction, which has enqueued for their key and may commit a lower one.';
+comment on function @extschema@.outbox_held(boolean, bigint[], text[], smallint[]) is
+  'Internal: those of the seqs that must wait for an open transaction, which has enqueued for their key, or with by_partition for their partition, and may commit a lower one.';
 
-create function @extschema@.outbox_judge(wrapper text, options text[], seq bigint, attempts integer, error text)
+create function @extschema@.outbox_judge(wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean)
 returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
-comment on function @extschema@.outbox_judge(text, text[], bigint, integer, text) is
-  'Internal: what the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure: action (r, d, D), delay in ms, reason.';
+comment on function @extschema@.outbox_judge(text, text[], bigint, integer, text, boolean) is
+  'Internal: what the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure, or of what can never be sent: action (r, d, D, B), delay in ms, reason.';
 
 create function @extschema@.outbox_note_ended(published bigint, failed bigint, gone bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_ended_wrapper';
@@ -44,33 +44,42 @@ returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'o
 comment on function @extschema@.outbox_note_took(bigint[]) is
   'Internal: at COMMIT, tells outbox_throughput in how many µs messages went from enqueue to confirm that a relay has published.';
 
+create function @extschema@.outbox_by_partition(destination text)
+returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
+  select exists (select from @extschema@.outbox_destinations() d
+                 where d.destination = $1 and 'ordering=partition' = any (d.options));
+$$;
+comment on function @extschema@.outbox_by_partition(text) is
+  'Internal: whether a partition of this destination is one order, whatever the keys.';
+
 create function @extschema@.outbox_firsts(
-  destination text, partitions smallint[], lane_rows integer, out tid tid, out seq bigint, out key text
+  destination text, partitions smallint[], lane_rows integer, by_partition boolean,
+  out tid tid, out seq bigint, out key text, out partition smallint
 ) returns setof record language sql stable
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
   with closed as materialized (
     select g.partition, g.key, g.head from @extschema@.outbox_gates($2) g where g.destination = $1 and g.head is not null
   ), lane as (
-    select x.*, row_number() over (partition by x.partition, x.key order by x.seq) as place
+    select x.*, row_number() over (partition by x.partition, case when not $4 then x.key end order by x.seq) as place
     from unnest($2) p (n) cross join lateral (
       select o.ctid as tid, o.seq, o.partition, o.key, o.claim_token, o.claim_until from @extschema@.outbox o
       where o.destination = $1 and o.partition = p.n and (o.expires_at is null or o.expires_at > clock_timestamp())
       order by o.destination, o.partition, o.seq limit $3) x
   )
-  select l.tid, l.seq, l.key from lane l
+  select l.tid, l.seq, l.key, l.partition from lane l
   where (l.claim_token is null or not @extschema@.outbox_claim_is_live(l.claim_token, l.partition, l.claim_until))
     -- A worker hears of a pause later.
     and not @extschema@.outbox_is_in_hand($1, l.partition, l.seq)
-    and (l.key is null
+    and (l.key is null and not $4
          or l.place = 1
-            and not exists (select from closed c where c.partition = l.partition and c.key = l.key and c.head < l.seq)
+            and not exists (select from closed c where c.partition = l.partition and ($4 or c.key = l.key) and c.head < l.seq)
             and not exists (select from @extschema@.outbox_waiting w
                             where w.state = 'g' and w.destination = $1 and w.partition = l.partition and w.key = l.key
                               and w.seq < l.seq))
   order by l.seq;
 $$;
-comment on function @extschema@.outbox_firsts(text, smallint[], integer) is
-  'Internal: messages that a relay may claim, as one snapshot shows them among the first rows of each lane: those without a key, and of each key the first, unless it is claimed or behind one that failed.';
+comment on function @extschema@.outbox_firsts(text, smallint[], integer, boolean) is
+  'Internal: messages that a relay may claim, as one snapshot shows them among the first rows of each lane: those without a key, and of each key the first, unless it is claimed or behind one that failed. With by_partition the first of each partition.';
 
 create function @extschema@.outbox_commit_durably()
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
@@ -96,56 +105,35 @@ $$;
 comment on function @extschema@.outbox_settings_now() is
   'Internal: the settings of this database, which stay so until the end of this transaction.';
 
-create function @extschema@.outbox_fetch_unpublished(
-  max_rows integer default 100, destination text default 'default', claim_ttl interval default '15 s',
-  out seq bigint, out id uuid, out type text, out payload jsonb, out headers jsonb, out key text, out attempts integer,
-  out claim_token bigint, out claim_until timestamptz, out aggregate_type text, out aggregate_id text, out operation text,
-  out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text, out created_at timestamptz,
-  out replayed boolean
-) returns setof record language plpgsql volatile parallel unsafe security definer
+create type @extschema@.outbox_relayed as (
+  seq bigint, key text, attempts integer, claim_token bigint, claim_until timestamptz, replayed boolean
+);
+comment on type @extschema@.outbox_relayed is
+  'Internal: a message that a relay holds.';
+
+create function @extschema@.outbox_relay_claim(max_rows integer, to_destination text, ttl_s double precision)
+returns setof @extschema@.outbox_relayed language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
 #variable_conflict use_column
 declare
-  to_destination constant text := coalesce(outbox_fetch_unpublished.destination, 'default');
-  ttl_s constant double precision := ceil(extract(epoch from claim_ttl));
   settings constant @extschema@.outbox_settings := @extschema@.outbox_settings_now();
   -- Negative, as those of workers that lease nothing; another one for each call.
   token constant bigint := hashtextextended(gen_random_uuid()::text, 0) | (-9223372036854775808);
+  by_partition constant boolean := @extschema@.outbox_by_partition(to_destination);
   lane_rows bigint := max_rows;
   seqs bigint[];
   keys text[];
+  places smallint[];
 begin
-  if max_rows is null or max_rows not between 1 and 10000 then
-    raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
-      using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
-  end if;
-  if ttl_s is null or ttl_s not between 1 and 86400 then
-    raise exception 'claim_ttl is %', coalesce(claim_ttl::text, 'NULL')
-      using errcode = 'invalid_parameter_value', hint = 'Give a time from 1 second to 1 day.';
-  end if;
-  if not @extschema@.outbox_destination_exists(to_destination) then
-    raise exception 'destination "%" does not exist', to_destination
-      using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
-  end if;
-  if exists (select from @extschema@.outbox_source) then
-    raise exception 'outbox_fetch_unpublished() brings no events of %', (select s.relation from @extschema@.outbox_source s)
-      using errcode = 'feature_not_supported', hint = 'Deliver by the workers, or keep the events in outbox_events.';
-  end if;
   perform @extschema@.outbox_commit_durably();
 
   if not settings.leasing then
     perform @extschema@.outbox_due(null, null, null, 1000, to_destination);
     perform @extschema@.outbox_expire_firsts(to_destination, settings.partitions, lane_rows);
     return query
-    with claimed as (
-      select c.seq, c.key, c.attempts, c.claim_token, c.replayed
-      from @extschema@.outbox_claim_unleased(to_destination, token, ttl_s::integer, max_rows, 33554432) c
-      where c.remark is null
-    )
-    select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s',
-           e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
-           e.created_at, c.replayed
-    from claimed c left join @extschema@.outbox_events e on e.seq = c.seq order by c.seq;
+    select c.seq, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s', c.replayed
+    from @extschema@.outbox_claim_unleased(to_destination, token, ttl_s::integer, max_rows, 33554432) c
+    where c.remark is null;
     return;
   end if;
 
@@ -163,14 +151,15 @@ begin
   end if;
   perform @extschema@.outbox_due(null, null, null, 1000, to_destination);
   perform @extschema@.outbox_expire_firsts(to_destination, settings.partitions, lane_rows); -- there may be no worker to do it
-  -- What waits behind one that has ended meanwhile: the first of each key.
+  -- What waits behind one that has ended meanwhile: the first of each key. Where a partition is one order, all that waits
+  -- by its key, from when that was the order.
   with behind as (
     select w.ctid as row_tid from @extschema@.outbox_gates(settings.partitions) g
     cross join lateral (
       select x.ctid from @extschema@.outbox_waiting x
       where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key = g.key
-      order by x.seq limit 1) w
-    where g.destination = to_destination and g.head is null and g.followers
+      order by x.seq limit case when not by_partition then 1 end) w
+    where g.destination = to_destination and (g.head is null or by_partition) and g.followers
   ), gone as (
     delete from @extschema@.outbox_waiting w using behind b where w.ctid = b.row_tid
     returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
@@ -182,21 +171,20 @@ begin
   -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either still
   -- open when asked for, or visible to the second look.
   loop
-    select array_agg(f.seq), array_agg(coalesce(f.key, '')) filter (where f.key is not null) into seqs, keys
-    from (select * from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer) f
-          order by f.key is null, f.seq) f;
+    select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
+    from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
     -- Many messages of few keys: look further.
-    exit when cardinality(seqs) >= max_rows or lane_rows > 100000000 or not exists (
+    exit when cardinality(seqs) >= max_rows or by_partition or lane_rows > 100000000 or not exists (
       select from unnest(settings.partitions) p (n) cross join lateral (
         select from @extschema@.outbox o where o.destination = to_destination and o.partition = p.n
         order by o.destination, o.partition, o.seq offset lane_rows limit 1) x);
     lane_rows := lane_rows * 8;
   end loop;
-  -- Those with a key come first, so the two arrays agree as far as there are keys.
-  seqs := array(select unnest(seqs) except select unnest(@extschema@.outbox_held(seqs[:cardinality(keys)], keys)));
+  seqs := array(select unnest(seqs) except
+                select unnest(@extschema@.outbox_held(by_partition, seqs, keys, places)));
   return query
   with chosen as materialized (
-    select f.tid from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer) f
+    select f.tid from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
     where f.seq = any (seqs) order by f.seq limit max_rows
   ), claimed as (
     update @extschema@.outbox o
@@ -205,17 +193,69 @@ begin
     from chosen c where o.ctid = c.tid
     returning o.seq, o.key, o.attempts, o.claim_token, o.claim_until, o.replayed
   )
-  select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, c.claim_until,
-         e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
-         e.created_at, c.replayed
-  from claimed c left join @extschema@.outbox_events e on e.seq = c.seq order by c.seq;
+  select c.* from claimed c;
+end
+$$;
+comment on function @extschema@.outbox_relay_claim(integer, text, double precision) is
+  'Internal: claims messages for outbox_fetch_unpublished().';
+
+create function @extschema@.outbox_fetch_unpublished(
+  max_rows integer default 100, destination text default 'default', claim_ttl interval default '15 s',
+  out seq bigint, out id uuid, out type text, out payload jsonb, out headers jsonb, out key text, out attempts integer,
+  out claim_token bigint, out claim_until timestamptz, out aggregate_type text, out aggregate_id text, out operation text,
+  out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text, out created_at timestamptz,
+  out replayed boolean, out message_id text
+) returns setof record language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+#variable_conflict use_column
+declare
+  to_destination constant text := coalesce(outbox_fetch_unpublished.destination, 'default');
+  ttl_s constant double precision := ceil(extract(epoch from claim_ttl));
+  claims @extschema@.outbox_relayed[];
+  events @extschema@.outbox_source_row[];
+begin
+  if max_rows is null or max_rows not between 1 and 10000 then
+    raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
+      using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
+  end if;
+  if ttl_s is null or ttl_s not between 1 and 86400 then
+    raise exception 'claim_ttl is %', coalesce(claim_ttl::text, 'NULL')
+      using errcode = 'invalid_parameter_value', hint = 'Give a time from 1 second to 1 day.';
+  end if;
+  if not @extschema@.outbox_destination_exists(to_destination) then
+    raise exception 'destination "%" does not exist', to_destination
+      using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
+  end if;
+  if not exists (select from @extschema@.outbox_source) then
+    return query
+    select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, c.claim_until,
+           e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
+           e.created_at, c.replayed, e.id::text
+    from @extschema@.outbox_relay_claim(max_rows, to_destination, ttl_s) c
+    left join @extschema@.outbox_events e on e.seq = c.seq order by c.seq;
+    return;
+  end if;
+  -- A message whose event cannot be read fails, as with a worker. That others come behind it all the same: a few more turns.
+  for turn in 1 .. 10 loop
+    claims := array(select c from @extschema@.outbox_relay_claim(max_rows, to_destination, ttl_s) c);
+    exit when claims = '{}';
+    events := array(select e from @extschema@.outbox_source_rows(array(select c.seq from unnest(claims) c)) e);
+    perform @extschema@.outbox_end_claim(c.seq, c.claim_token, to_destination, e.error, false, e.fault = 'missing')
+    from unnest(claims) c join unnest(events) e on e.seq = c.seq where e.fault is not null;
+    return query
+    select c.seq, case when e.id ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then e.id::uuid end, e.type, e.payload,
+           e.headers, c.key, c.attempts, c.claim_token, c.claim_until, e.aggregate_type, e.aggregate_id, e.operation,
+           e.previous_payload, e.metadata, e.actor, e.correlation_id, e.created_at, c.replayed, e.id
+    from unnest(claims) c join unnest(events) e on e.seq = c.seq where e.fault is null order by c.seq;
+    exit when found;
+  end loop;
 end
 $$;
 comment on function @extschema@.outbox_fetch_unpublished(integer, text, interval) is
-  'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them with their events, in order of seq; of each key the first that has not ended. Commit before you send.';
+  'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them with their events, in order of seq; of each key (of each partition, where that is the order) the first that has not ended. Commit before you send.';
 
 create function @extschema@.outbox_end_claim(
-  seq bigint, claim_token bigint, destination text, error text, published boolean
+  seq bigint, claim_token bigint, destination text, error text, published boolean, unsendable boolean default false
 ) returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
@@ -233,7 +273,7 @@ begin
     return false;
   end if;
   if not published then
-    select @extschema@.outbox_judge(d.wrapper, d.options, outbox_end_claim.seq, message.attempts, coalesce(error, 'failed'))
+    select @extschema@.outbox_judge(d.wrapper, d.options, outbox_end_claim.seq, message.attempts, coalesce(error, 'failed'), unsendable)
       into verdict
     from (select) one left join @extschema@.outbox_destinations() d on d.destination = to_destination;
   end if;
@@ -242,9 +282,9 @@ begin
        array[outbox_end_claim.claim_token], array[verdict[1]]::"char"[], array[verdict[2]]::bigint[], array[verdict[3]]) <> 1 then
     return false;
   end if;
-  if verdict[1] = 'D' and settings.leasing then
+  if verdict[1] in ('B', 'D') and settings.leasing then
     update @extschema@.outbox_dead d set blocks = true
-    where d.destination = to_destination and d.seq = outbox_end_claim.seq and d.key is not null;
+    where d.destination = to_destination and d.seq = outbox_end_claim.seq and (verdict[1] = 'B' or d.key is not null);
   end if;
   perform @extschema@.outbox_note_ended(published::integer, (not published)::integer, (verdict[1] <> 'r')::integer);
   perform @extschema@.outbox_note_pending(to_destination, -(verdict[1] <> 'r')::integer);
@@ -254,7 +294,7 @@ begin
   return true;
 end
 $$;
-comment on function @extschema@.outbox_end_claim(bigint, bigint, text, text, boolean) is
+comment on function @extschema@.outbox_end_claim(bigint, bigint, text, text, boolean, boolean) is
   'Internal: ends a message that a relay holds, if it still does.';
 
 create function @extschema@.outbox_mark_published(seq bigint, claim_token bigint, destination text default 'default')

@@ -93,7 +93,14 @@ with recursive lane as ( -- one look into the index for each lane, however much 
 )
 select lane.* from lane;
 comment on view @extschema@.outbox_first_pending is
-  'Internal: the first message that may go in each lane (destination, partition) that has one.';
+  'Internal: the first message of outbox in each lane (destination, partition) that has one.';
+
+create view @extschema@.outbox_first_that_could_go as
+select f.* from @extschema@.outbox_first_pending f
+where not exists (select from @extschema@.outbox_closed_lanes() l
+                  where l.destination = f.destination and l.partition = f.partition and l.head < f.seq);
+comment on view @extschema@.outbox_first_that_could_go is
+  'Internal: the same without lanes that stand still behind a message that failed.';
 
 create view @extschema@.outbox_status as
 select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- NULL = not preloaded: nobody counts
@@ -101,7 +108,7 @@ select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- 
        (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) d) as dead,
        -- A volatile function here would be asked for even by who selects other columns, and the look walks what a held snapshot
        -- keeps of ended messages.
-       (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_first_pending o) as oldest_pending_age,
+       (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_first_that_could_go o) as oldest_pending_age,
        c.counters[3] as published_total,
        c.counters[4] as failed_total,
        pg_catalog.round(c.counters[5] / 60.0, 1) as published_per_s,
@@ -131,7 +138,7 @@ with live as (
   select c.* from @extschema@.outbox_connections c join @extschema@.outbox_workers w on w.worker_id = c.worker_id
   where w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)
 ), pending as (
-  select p.destination, pg_catalog.min(p.enqueued_at) as oldest from @extschema@.outbox_first_pending p group by 1
+  select p.destination, pg_catalog.min(p.enqueued_at) as oldest from @extschema@.outbox_first_that_could_go p group by 1
 )
 select coalesce(d.destination, p.destination) as destination,
        case when d.destination is null then null when d.wrapper is null then 'settings' else d.wrapper end as described_by,
@@ -323,8 +330,12 @@ select 'keys', b.keys = 0,
        case when b.keys > 0 then pg_catalog.format('%s key(s) stand still behind a dead letter, one of them: %s (seq %s)',
          case when b.keys = 10000 then '10000 or more' else b.keys::text end, b.key, b.seq) end,
        case when b.keys > 0 then 'outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one' end
-from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) x) as keys, y.key, y.seq
-      from (select) one left join (select d.key, d.seq from @extschema@.outbox_dead d where d.blocks limit 1) y on true) b
+from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) x) as keys, case when y.whole then 'partition ' || @extschema@.outbox_partition_label(y.partition) else y.key end as key, y.seq
+      from (select) one left join (
+        select d.key, d.partition, d.seq, exists (
+          select from @extschema@.outbox_destinations() x
+          where x.destination = d.destination and 'ordering=partition' = any (x.options)) as whole
+        from @extschema@.outbox_dead d where d.blocks limit 1) y on true) b
 union all
 select 'room', f.destination is null,
        case when f.destination is not null

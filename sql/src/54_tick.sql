@@ -124,6 +124,8 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
     where w.state = 'b' and w.due_at > clock_timestamp() and w.key is not null
     union
     select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
+  ), lanes as materialized (
+    select l.* from @extschema@.outbox_closed_lanes() l
   ), open as materialized (
     select d.destination from @extschema@.outbox_destinations() d where not d.paused
   ), ready as (
@@ -133,6 +135,7 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
       select o.seq, o.destination, o.attempts from @extschema@.outbox o
       where o.destination = l.destination and o.partition = l.partition
         and not exists (select from closed c where c.destination = o.destination and c.partition = o.partition and c.key = o.key)
+        and not exists (select from lanes c where c.destination = o.destination and c.partition = o.partition and c.head < o.seq)
       order by o.destination, o.partition, o.seq limit $1) x
     union all
     select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w join open d on d.destination = w.destination

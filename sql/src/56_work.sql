@@ -199,6 +199,29 @@ $$;
 comment on function @extschema@.outbox_work_leave() is
   'Worker outside: gives its leases back. outbox_work_quit() follows, when this is committed.';
 
+create function @extschema@.outbox_work_pending(partitions smallint[], out partition smallint, out pending bigint, out is_all boolean)
+returns setof record language sql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+  -- The destinations that have messages: a look into the index for each, not a walk through it.
+  with recursive waits (destination) as (
+    (select o.destination from @extschema@.outbox o order by 1 limit 1)
+    union all
+    select (select o.destination from @extschema@.outbox o where o.destination > w.destination order by 1 limit 1)
+    from waits w where w.destination is not null
+  ), bound (lane) as (
+    -- However many wait, 20,000 rows are looked at and no more, but for ten of each lane.
+    select greatest(20000 / greatest(cardinality(partitions) * (select count(*) from waits), 1), 10)
+  )
+  select p.partition, coalesce(sum(l.n), 0)::bigint, coalesce(bool_and(l.n < b.lane), true)
+  from unnest(partitions) p (partition) cross join bound b
+  left join (select w.destination from waits w where w.destination is not null) d on true
+  left join lateral (
+    select count(*) as n from (
+      select from @extschema@.outbox o where o.destination = d.destination and o.partition = p.partition limit b.lane) x) l on true
+  group by 1 order by 1;
+$$;
+comment on function @extschema@.outbox_work_pending(smallint[]) is
+  'For the screen of a worker outside, in a session of its own: how many messages wait in each of these partitions; is_all false = at least so many, for it looks at 20,000 rows or so.';
+
 -- ---- what a worker outside calls: messages --------------------------------------------------------------------------
 
 create function @extschema@.outbox_work_claim(
@@ -309,11 +332,11 @@ begin
   end if;
   if exists (
     select from unnest(actions, delays_ms, reasons) u (action, delay_ms, reason)
-    where coalesce(u.action not in ('p', 'd', 'D', 'x', 'r', 'w', 'f'), true)
+    where coalesce(u.action not in ('p', 'd', 'D', 'B', 'x', 'r', 'w', 'f'), true)
       or u.action = 'r' and coalesce(u.delay_ms not between 0 and 1000000000000, true)
-      or u.action in ('d', 'D', 'x', 'r') and u.reason is null) then
+      or u.action in ('d', 'D', 'B', 'x', 'r') and u.reason is null) then
     raise exception 'an action is unknown, or lacks its delay or reason' using errcode = 'invalid_parameter_value',
-      hint = 'Actions: p, f, w; d, D, x with a reason; r with a delay in ms and a reason.';
+      hint = 'Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a reason.';
   end if;
   -- outbox_settle() tells by the first token whether it is held to leases. (outbox_settings says it too, but is locked while
   -- outbox_configure() waits for just this.)
@@ -333,7 +356,7 @@ begin
       delays_ms, short_reasons);
   end if;
   if changed > 0 then
-    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r'), count(*) filter (where a in ('d', 'D')),
+    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r'), count(*) filter (where a in ('d', 'D', 'B')),
                  count(*) filter (where a = 'x'), count(*) filter (where a = 'f')]
       into counts from (select a from unnest(actions) a limit changed) c;
     gone := counts[1] + counts[3] + counts[4];

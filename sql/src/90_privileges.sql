@@ -48,7 +48,7 @@ grant select on
   @extschema@.outbox_health, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_history,
   @extschema@.outbox_dead, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings,
   @extschema@.outbox_identity, @extschema@.outbox_destination_status, @extschema@.outbox_connections, @extschema@.outbox_paused,
-  @extschema@.outbox_first_pending, @extschema@.outbox_source, @extschema@.outbox_attempts_log,
+  @extschema@.outbox_first_pending, @extschema@.outbox_first_that_could_go, @extschema@.outbox_source, @extschema@.outbox_attempts_log,
   @extschema@.outbox_throughput, @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_ticks
   to outbox_monitor;
 grant execute on function
@@ -58,7 +58,7 @@ grant execute on function
   @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations(),
   @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted(),
   @extschema@.outbox_destination_figures(text), @extschema@.outbox_ask_for_a_look(text), @extschema@.outbox_check(text),
-  @extschema@.outbox_tick(interval), @extschema@.outbox_source_problem(),
+  @extschema@.outbox_tick(interval), @extschema@.outbox_source_problem(), @extschema@.outbox_closed_lanes(),
   @extschema@.outbox_minutes(), @extschema@.outbox_faults(), @extschema@.outbox_recent_ticks(), @extschema@.outbox_body_problem(text)
   to outbox_monitor;
 
@@ -95,7 +95,7 @@ grant execute on function
   @extschema@.outbox_work_claim(text, smallint[], bigint[], integer[], bigint[], bigint),
   @extschema@.outbox_work_claim_waiting(text, smallint, text, bigint, bigint, integer),
   @extschema@.outbox_work_claim_unleased(text, integer), @extschema@.outbox_work_due(smallint[], bigint[]),
-  @extschema@.outbox_work_next_due_ms(), @extschema@.outbox_work_gates(smallint[]),
+  @extschema@.outbox_work_next_due_ms(), @extschema@.outbox_work_gates(smallint[]), @extschema@.outbox_work_pending(smallint[]),
   @extschema@.outbox_work_settle(text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[])
   to outbox_relay;
 

@@ -1,6 +1,6 @@
 //! The SQL of enqueue and publish: in a user's backend, in its transaction, with the rights of the owner of the tables.
 
-use super::express::{self, Stored};
+use super::express::{self, Inserted, Stored};
 use super::source;
 use crate::error::{UserError, invalid};
 use crate::pg::args::Jsonb;
@@ -8,13 +8,14 @@ use crate::pg::{catalog, guc, security};
 use crate::shmem::Class;
 use crate::{capture, config, registry, wake};
 use outbox_core::envelope;
+use outbox_core::hold::lane_crc;
 use outbox_core::partition::{Partition, crc32};
 use pgrx::datum::DatumWithOid;
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::prelude::*;
-use pgrx::spi::{OwnedPreparedStatement, quote_identifier};
+use pgrx::spi::{OwnedPreparedStatement, SpiClient, SpiHeapTupleData, SpiResult, quote_identifier};
 use std::cell::{OnceCell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 pub struct Enqueue<'a> {
@@ -80,6 +81,7 @@ pub(super) struct Statements {
     /// Without an id, and with one that must be new; and whether it shall return the event.
     event: [[OnceCell<OwnedPreparedStatement>; 2]; 2],
     pub(super) events: OnceCell<OwnedPreparedStatement>,
+    pub(super) express: OnceCell<OwnedPreparedStatement>,
     /// Of this database, as far as is known here. The statement that inserts finds out if it is another.
     partitioner: RefCell<Option<Partitioner>>,
 }
@@ -111,6 +113,7 @@ pub(super) fn statements(fcinfo: pg_sys::FunctionCallInfo) -> Rc<Statements> {
                 aggregates: OnceCell::new(),
                 event: Default::default(),
                 events: OnceCell::new(),
+                express: OnceCell::new(),
                 partitioner: RefCell::default(),
             })
         };
@@ -159,7 +162,8 @@ pub fn publish(fcinfo: pg_sys::FunctionCallInfo, request: &Publish) -> Result<i6
         statements.hold();
         registry::announce_drawing(request.key.map(crc32)); // the seq is drawn next
         capture::publishing_begins(request.destination);
-        let at_once = request.times.available_at.is_none() && request.times.expires_at.is_none();
+        let at_once =
+            request.times.available_at.is_none() && request.times.expires_at.is_none() && wake::may_go_by_express(1);
         let (seq, stored) = insert_event(&statements, request, at_once && config::express())?;
         capture::publishing_ends();
         let pointer = Enqueue {
@@ -222,12 +226,9 @@ fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Res
             request.correlation_id.into(),
         ];
         let stored = client.update(insert, None, &args).map_err(internal)?;
-        let row = stored.first();
-        let (Some(seq), Some(bytes)) = (if row.is_empty() {
-            (None, None)
-        } else {
-            row.get_two::<i64, i32>().map_err(internal)?
-        }) else {
+        let row = stored.into_iter().next();
+        let read = |row: &SpiHeapTupleData| -> SpiResult<_> { Ok(row.get::<i64>(1)?.zip(row.get::<i32>(2)?)) };
+        let Some((seq, bytes)) = row.as_ref().map(read).transpose().map_err(internal)?.flatten() else {
             let id = request.id.map(|id| id.to_string()).unwrap_or_default();
             return Err(UserError::new(
                 PgSqlErrorCode::ERRCODE_UNIQUE_VIOLATION,
@@ -236,9 +237,9 @@ fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Res
             ));
         };
         check_body(i64::from(bytes))?;
-        let stored = match wanted {
-            true => express::stored(&row, seq, statements.event_table, request.key).map_err(internal)?,
-            false => None,
+        let stored = match row.filter(|_| wanted) {
+            Some(row) => express::stored(&row, statements.event_table).map_err(internal)?,
+            None => None,
         };
         Ok((seq, stored))
     })
@@ -279,8 +280,12 @@ fn insert_pointers(statements: &Statements, request: Enqueue, mut stored: Option
             .iter()
             .map(|key| key.as_deref().map(|key| i64::from(crc32(key))))
             .collect();
+        let announced = if request.new { request.seqs.len() } else { 1 };
+        if !request.new {
+            registry::announce_drawing(None);
+        }
         for (seq, crc) in request.seqs.iter().zip(&crcs) {
-            registry::announce(crc.map(|crc| crc as u32), *seq, request.new);
+            registry::announce(crc.map(|crc| crc as u32), *seq);
         }
         // A time that is over says nothing.
         let due_at = request.times.available_at.filter(|at| *at > clock_timestamp());
@@ -300,26 +305,24 @@ fn insert_pointers(statements: &Statements, request: Enqueue, mut stored: Option
                 request.times.expires_at.into(),
             ];
             let inserted = guc::planned_once(|| client.update(insert, None, &args));
-            let (mut count, class) = (0, Class::of(request.destination));
-            for row in inserted.map_err(internal)? {
-                count += 1;
-                if due_at.is_none() {
-                    let index: i16 = row.get(1).map_err(internal)?.unwrap_or_default();
-                    let seq: i64 = row.get(2).map_err(internal)?.unwrap_or_default();
-                    let Ok(partition) = Partition::new(i64::from(index)) else {
-                        continue;
-                    };
-                    let parcel = match stored.take() {
-                        Some(stored) => {
-                            express::parcel(&row, stored, request.destination, partition).map_err(internal)?
-                        }
-                        None => None,
-                    };
-                    match parcel {
-                        Some(parcel) => wake::ready_by_express(parcel),
-                        None => wake::ready(class, partition, seq),
-                    }
-                }
+            let inserted = (inserted.map_err(internal)?)
+                .map(|row| Inserted::read(&row, due_at.is_none()))
+                .collect::<SpiResult<Vec<_>>>()
+                .map_err(internal)?;
+            let count = inserted.len() as i64;
+            let lanes: HashSet<Partition> = inserted.iter().flatten().map(|one| one.partition).collect();
+            lanes
+                .into_iter()
+                .for_each(|lane| registry::announce_lane(lane_crc(lane)));
+            if due_at.is_none() {
+                ready(
+                    client,
+                    statements,
+                    &request,
+                    &keys,
+                    inserted.into_iter().flatten(),
+                    stored.take(),
+                )?;
             }
             if due_at.is_some() {
                 wake::waiting_changed();
@@ -328,15 +331,45 @@ fn insert_pointers(statements: &Statements, request: Enqueue, mut stored: Option
                 wake::some_expire();
             }
             if count > 0 || !check_settings(client, statements, request.partition)? {
+                registry::placed(announced);
                 return Ok(count);
             }
         }
     })
 }
 
+/// These may go as soon as this transaction is committed.
+fn ready(
+    client: &mut SpiClient,
+    statements: &Statements,
+    request: &Enqueue,
+    keys: &[Option<String>],
+    inserted: impl Iterator<Item = Inserted>,
+    stored: Option<Stored>,
+) -> Result<(), UserError> {
+    let inserted: Vec<Inserted> = inserted.collect();
+    let mut stored: HashMap<i64, Stored> = stored.into_iter().map(|stored| (stored.seq(), stored)).collect();
+    let by_express = config::express() && request.times.expires_at.is_none() && wake::may_go_by_express(inserted.len());
+    if by_express && stored.is_empty() && source::of(statements)?.is_none() {
+        let seqs = inserted.iter().map(|inserted| inserted.seq).collect();
+        stored = express::look_up(client, statements, seqs).map_err(internal)?;
+    }
+    for one in inserted {
+        let parcel = stored.remove(&one.seq).and_then(|stored| {
+            let index = request.seqs.iter().position(|seq| *seq == one.seq)?;
+            one.parcel(stored, request.destination, keys.get(index).cloned().flatten())
+        });
+        match parcel {
+            Some(parcel) => wake::ready_by_express(parcel),
+            None => wake::ready(Class::of(request.destination), one.partition, one.seq),
+        }
+    }
+    Ok(())
+}
+
 /// The partition of each message where it does not follow from key or seq.
 fn partitions(
-    client: &mut pgrx::spi::SpiClient,
+    client: &mut SpiClient,
     schema: &str,
     request: &Enqueue,
     keys: &[Option<String>],
@@ -376,7 +409,7 @@ pub fn partition_by(
 
 /// Runs as the owner of the function, restricted, whoever enqueues.
 fn ask_partitioner(
-    client: &mut pgrx::spi::SpiClient,
+    client: &mut SpiClient,
     schema: &str,
     partitioner: &Partitioner,
     key: &str,
@@ -420,7 +453,7 @@ fn ask_partitioner(
 /// The statement that inserts, planned at its first use: for an event that was stored just now or any, to go at once or
 /// at a time.
 fn insert_statement<'a>(
-    client: &mut pgrx::spi::SpiClient,
+    client: &mut SpiClient,
     statements: &'a Statements,
     new: bool,
     scheduled: bool,
@@ -482,7 +515,7 @@ fn insert_statement<'a>(
 
 /// The keys of events that were enqueued without one; an error names the seqs that the store lacks.
 fn looked_up_keys(
-    client: &mut pgrx::spi::SpiClient,
+    client: &mut SpiClient,
     statements: &Statements,
     seqs: &[i64],
 ) -> Result<Vec<Option<String>>, UserError> {
@@ -515,7 +548,7 @@ fn looked_up_keys(
 /// By their aggregate, from outbox_events. The events are locked against outbox_trim_events: it does not see the messages
 /// of this transaction.
 fn aggregate_keys(
-    client: &mut pgrx::spi::SpiClient,
+    client: &mut SpiClient,
     statements: &Statements,
     seqs: &[i64],
 ) -> Result<HashMap<i64, Option<String>>, UserError> {
@@ -548,7 +581,7 @@ fn aggregate_keys(
 /// Why nothing was inserted, unless all of it waits already. True: for the partitioner is another than was known, so it
 /// is to be tried again.
 fn check_settings(
-    client: &mut pgrx::spi::SpiClient,
+    client: &mut SpiClient,
     statements: &Statements,
     partition: Option<Partition>,
 ) -> Result<bool, UserError> {

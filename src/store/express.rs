@@ -1,22 +1,33 @@
-//! What `outbox_publish` has stored, on its way to shared memory: the event and the message as their statements return them,
-//! as a parcel for the end of the transaction (`crate::wake`).
+//! What is enqueued, on its way to shared memory: the event and the message as statements return them, made into a parcel
+//! for the end of the transaction (`crate::wake`). In a user's backend.
 
+use super::enqueue::Statements;
 use super::us_since_1970;
 use crate::express::BYTES;
+use crate::pg::catalog::Oid;
+use crate::pg::guc;
 use crate::pg::tid::Tid;
 use crate::shmem::Class;
 use crate::wake::Parcel;
 use outbox_core::message::{Event, Pointer};
 use outbox_core::parcel;
 use outbox_core::partition::{Partition, crc32};
-use pgrx::datum::TimestampWithTimeZone;
-use pgrx::spi::{SpiHeapTupleData, SpiResult, SpiTupleTable};
+use pgrx::prelude::*;
+use pgrx::spi::{SpiClient, SpiHeapTupleData, SpiResult};
+use std::collections::HashMap;
 
-/// An event as it was stored, the key of its message, and where it is.
+/// An event as it is stored, and where.
 pub struct Stored {
     event: Event,
-    key: Option<String>,
     place: (u32, Tid),
+}
+
+/// A message as it was inserted.
+pub struct Inserted {
+    pub seq: i64,
+    pub partition: Partition,
+    /// None: it does not wait in `outbox`.
+    place: Option<(u32, Tid, i64)>,
 }
 
 /// What the statement that stores an event returns after seq and size: what the view outbox_event_text shows of it.
@@ -32,8 +43,8 @@ pub const EVENT: &str = ", e.ctid, e.id::pg_catalog.text, e.type, e.aggregate_ty
 pub const MESSAGE: &str = ", tableoid, ctid, enqueued_at";
 
 /// None: it is too large.
-pub fn stored(row: &SpiTupleTable, seq: i64, table: u32, key: Option<&str>) -> SpiResult<Option<Stored>> {
-    let (Some(tid), Some(payload)) = (row.get(3)?, row.get(9)?) else {
+pub fn stored(row: &SpiHeapTupleData, table: u32) -> SpiResult<Option<Stored>> {
+    let (Some(seq), Some(tid), Some(payload)) = (row.get(1)?, row.get(3)?, row.get(9)?) else {
         return Ok(None);
     };
     let event = Event {
@@ -53,49 +64,85 @@ pub fn stored(row: &SpiTupleTable, seq: i64, table: u32, key: Option<&str>) -> S
         created_at_s: row.get(16)?.unwrap_or_default(),
         body: None,
     };
-    let key = key.map(str::to_owned);
-    Ok(Some(Stored {
-        event,
-        key,
-        place: (table, tid),
-    }))
+    let place = (table, tid);
+    Ok(Some(Stored { event, place }))
 }
 
-/// None: it is too large.
-pub fn parcel(
-    row: &SpiHeapTupleData,
-    stored: Stored,
-    destination: &str,
-    partition: Partition,
-) -> SpiResult<Option<Parcel>> {
-    let table: Option<pgrx::pg_sys::Oid> = row.get(3)?;
-    let tid: Option<Tid> = row.get(4)?;
-    let enqueued_at: Option<TimestampWithTimeZone> = row.get(5)?;
-    let Stored { event, key, place } = stored;
-    let (Some(table), Some(tid), Some(enqueued_at)) = (table, tid, enqueued_at) else {
-        return Ok(None);
+/// Events that were stored earlier, or by another statement, by their seq.
+pub fn look_up(client: &mut SpiClient, statements: &Statements, seqs: Vec<i64>) -> SpiResult<HashMap<i64, Stored>> {
+    let select = match statements.express.get() {
+        Some(select) => select,
+        None => {
+            let sql = format!(
+                "select e.seq, e.body_bytes{EVENT} from {}.outbox_events e where e.seq operator(pg_catalog.=) any ($1)",
+                statements.schema
+            );
+            let prepared = client
+                .prepare_mut(sql.as_str(), &[PgOid::from(PgBuiltInOids::INT8ARRAYOID)])?
+                .keep();
+            statements.express.get_or_init(|| prepared)
+        }
     };
-    let pointer = Pointer {
-        seq: event.seq,
-        destination: destination.to_owned(),
-        partition,
-        key,
-        attempts: 0,
-        crashes: 0,
-        lease_epoch: 0,
-        replayed: false,
-        enqueued_at_us: us_since_1970(enqueued_at),
-        expires_at_us: None,
-    };
-    let bytes = parcel::pack(&pointer, &event);
-    Ok((bytes.len() <= BYTES).then(|| Parcel {
-        class: Class::of(destination),
-        partition,
-        seq: event.seq,
-        destination: crc32(destination),
-        row: (table.into(), tid),
-        event: place,
-        bytes,
-        place: None,
-    }))
+    let rows = guc::planned_once(|| client.update(select, None, &[seqs.into()]))?;
+    let found = rows.map(|row| stored(&row, statements.event_table));
+    let found: Vec<Option<Stored>> = found.collect::<SpiResult<_>>()?;
+    Ok(found
+        .into_iter()
+        .flatten()
+        .map(|stored| (stored.event.seq, stored))
+        .collect())
+}
+
+impl Stored {
+    pub fn seq(&self) -> i64 {
+        self.event.seq
+    }
+}
+
+impl Inserted {
+    /// A row of partition, seq and, if it waits in `outbox`, [`MESSAGE`].
+    pub fn read(row: &SpiHeapTupleData, in_outbox: bool) -> SpiResult<Option<Self>> {
+        let index: i16 = row.get(1)?.unwrap_or_default();
+        let Ok(partition) = Partition::new(i64::from(index)) else {
+            return Ok(None);
+        };
+        let place = match in_outbox {
+            true => {
+                let (table, tid): (Option<Oid>, Option<Tid>) = (row.get(3)?, row.get(4)?);
+                let enqueued_at: Option<TimestampWithTimeZone> = row.get(5)?;
+                (table.zip(tid).zip(enqueued_at)).map(|((table, tid), at)| (table.into(), tid, us_since_1970(at)))
+            }
+            false => None,
+        };
+        let seq = row.get(2)?.unwrap_or_default();
+        Ok(Some(Self { seq, partition, place }))
+    }
+
+    /// None: it is too large.
+    pub fn parcel(&self, stored: Stored, destination: &str, key: Option<String>) -> Option<Parcel> {
+        let (table, tid, enqueued_at_us) = self.place?;
+        let pointer = Pointer {
+            seq: self.seq,
+            destination: destination.to_owned(),
+            partition: self.partition,
+            key,
+            attempts: 0,
+            crashes: 0,
+            lease_epoch: 0,
+            replayed: false,
+            enqueued_at_us,
+            expires_at_us: None,
+        };
+        let bytes = parcel::pack(&pointer, &stored.event);
+        (bytes.len() <= BYTES).then(|| Parcel {
+            class: Class::of(destination),
+            partition: self.partition,
+            seq: self.seq,
+            destination: crc32(destination),
+            row: (table, tid),
+            event: stored.place,
+            bytes,
+            place: None,
+        })
+    }
 }

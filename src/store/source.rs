@@ -4,6 +4,10 @@
 //! The relation and the expressions are other people's: they run as the owner of the relation, restricted, and cannot write.
 //! A worker bounds their time, and gives the error of one row to that row alone.
 
+mod by_sql;
+
+pub use by_sql::Criteria;
+
 use super::enqueue::{Statements, internal, statements};
 use crate::error::UserError;
 use crate::pg::trigger::Call;

@@ -357,7 +357,7 @@ impl Store {
             self.worker.as_str().into(),
             key.destination.as_str().into(),
             key.partition.as_i16().into(),
-            key.key.as_str().into(),
+            key.key.as_deref().into(),
             epoch.into(),
             reach.into(),
             (limit as i32).into(),
@@ -389,7 +389,7 @@ impl Store {
             &[
                 key.destination.as_str().into(),
                 key.partition.as_i16().into(),
-                key.key.as_str().into(),
+                key.key.as_deref().into(),
             ],
         )?;
         Ok((batch, more.unwrap_or_default()))
@@ -475,7 +475,7 @@ impl Store {
             })
             .collect();
         batch.cut = true;
-        self.settle(&settlements, false).map(drop)
+        self.settle(&settlements, "d").map(drop)
     }
 
     fn claimed_with_built_in_events(
@@ -563,7 +563,7 @@ impl Store {
                         key: OrderedKey {
                             partition: partition(&row, 1)?,
                             destination: row.get(2)?.unwrap_or_default(),
-                            key: row.get(3)?.unwrap_or_default(),
+                            key: row.get(3)?,
                         },
                         head: row.get(4)?,
                         followers: row.get(5)?.unwrap_or_default(),
@@ -589,22 +589,22 @@ impl Store {
     }
 
     /// Ends claimed messages; returns how many rows changed.
-    /// `dead_closes`: behind a dead letter its key waits.
-    pub fn settle(&self, settlements: &[Settlement], dead_closes: bool) -> SpiResult<usize> {
+    /// `dead_action`: what becomes of a dead letter and those behind it.
+    pub fn settle(&self, settlements: &[Settlement], dead_action: &'static str) -> SpiResult<usize> {
         let tids = settlements.iter().map(|s| s.place.to_string()).collect();
-        self.settle_at(settlements, tids, dead_closes)
+        self.settle_at(settlements, tids, dead_action)
     }
 
     /// The same for messages whose rows may have moved: they are looked for by key.
-    pub fn settle_by_key(&self, settlements: &[Settlement], dead_closes: bool) -> SpiResult<usize> {
+    pub fn settle_by_key(&self, settlements: &[Settlement], dead_action: &'static str) -> SpiResult<usize> {
         let sql = format!("select {}.outbox_locate($1, $2, $3)::text[]", self.schema);
         let (seqs, destinations, partitions) = keys(settlements);
         let tids: Option<Vec<String>> =
             Spi::get_one_with_args(&sql, &[seqs.into(), destinations.into(), partitions.into()])?;
-        self.settle_at(settlements, tids.unwrap_or_default(), dead_closes)
+        self.settle_at(settlements, tids.unwrap_or_default(), dead_action)
     }
 
-    fn settle_at(&self, settlements: &[Settlement], tids: Vec<String>, dead_closes: bool) -> SpiResult<usize> {
+    fn settle_at(&self, settlements: &[Settlement], tids: Vec<String>, dead_action: &'static str) -> SpiResult<usize> {
         let (seqs, destinations, partitions) = keys(settlements);
         let tokens: Vec<i64> = settlements.iter().map(|s| s.pointer.lease_epoch).collect();
         let mut actions = Vec::with_capacity(settlements.len());
@@ -613,8 +613,7 @@ impl Store {
         for settlement in settlements {
             let (action, delay_ms, reason) = match &settlement.disposition {
                 Disposition::Publish => ("p", None, None),
-                Disposition::Dead { reason } if dead_closes => ("D", None, Some(reason.as_str())),
-                Disposition::Dead { reason } => ("d", None, Some(reason.as_str())),
+                Disposition::Dead { reason } => (dead_action, None, Some(reason.as_str())),
                 Disposition::Expire => ("x", None, Some(EXPIRED)),
                 Disposition::Wait => ("w", None, None),
                 Disposition::Retry { delay_ms, error } => ("r", Some(*delay_ms as i64), Some(error.as_str())),

@@ -66,7 +66,7 @@ fn status_follows_a_message_from_pending_to_published() {
         "pending = 3 and in_flight = 3 and published_total = 0",
     );
     let in_flight = "select count(*) = 3 from outbox_messages where status = 'in flight'";
-    assert!(cluster.query_one::<bool>(DB, in_flight));
+    wait_true(&cluster, "three claimed", in_flight);
     proxy.mode(Mode::Pass);
     proxy.reset_all();
     wait_status(

@@ -221,6 +221,28 @@ fn what_was_published_is_replayed() {
 }
 
 #[test]
+fn a_replay_by_key_does_not_walk_all_events() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        "insert into outbox_events (id, type, payload) select gen_random_uuid(), 'T', '{}' from generate_series(1, 60000);
+         insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination, key)
+         select n, now(), now(), 0, 0, 'default', 'k' || n % 20000 from generate_series(1, 60000) n;
+         delete from outbox_events where seq = 40007",
+    );
+    cluster.exec(DB, "vacuum analyze");
+    cluster.exec(DB, "select pg_stat_reset()");
+    let counted = Ctl::new(&cluster, &["replay", "--dry-run", "--json", "--key", "k7"])
+        .run()
+        .json();
+    assert_eq!(counted["matched"], 2, "the event of the third is gone: {counted}");
+    let read = "select sum(idx_tup_read)::bigint from pg_stat_user_indexes where relname = 'outbox_events'";
+    wait_true(&cluster, "the session to have counted", &format!("select ({read}) > 0"));
+    let read: i64 = cluster.query_one(DB, read);
+    assert!(read < 1000, "{read} entries of indexes of outbox_events read");
+}
+
+#[test]
 fn a_destination_is_paused_with_its_reason_and_goes_on() {
     let cluster = quiet_cluster();
     let paused = Ctl::new(

@@ -164,6 +164,33 @@ fn a_page_reads_a_page_however_much_waits() {
     assert!(read < 10_000 + 6_000, "{read} rows of outbox read");
 }
 
+/// As after a bulk load: the planner takes a lane for a small one, and would read and sort it for its first rows.
+#[test]
+fn a_page_reads_a_page_of_tables_without_statistics_too() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "autovacuum = off"]);
+    cluster.exec(
+        DB,
+        "insert into outbox (seq, partition, key) select n, 3, n::text from generate_series(1, 200000) n",
+    );
+    for args in [
+        &["list"][..],
+        &["list", "--status", "pending"],
+        &["list", "--newest-first"],
+    ] {
+        assert_eq!(Ctl::new(&cluster, args).run().well().lines().count(), 51, "{args:?}");
+    }
+    Ctl::new(&cluster, &["show", "200000"]).run().well();
+    let read = "select coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) from pg_stat_user_tables where relname = 'outbox'";
+    // The start of the lane of what is shown.
+    wait_true(
+        &cluster,
+        "the sessions to have counted",
+        &format!("select ({read}) > 10000"),
+    );
+    let read: i64 = cluster.query_one(DB, read);
+    assert!(read < 12_000, "{read} rows of outbox read");
+}
+
 #[test]
 fn show_says_why_a_message_does_not_move_and_what_mends_it() {
     let cluster = quiet_cluster();

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use super::monitor::{Monitor, encoded};
 use super::{MARKUP, quiet_cluster, stage};
-use crate::common::{DB, LONG};
+use crate::common::{DB, LONG, unconnected_cluster, wait_true};
 use crate::obstacles::obstacles;
 use support::{Cluster, StopMode, wait_until};
 
@@ -71,6 +71,32 @@ fn a_person_sees_what_stands_and_mends_it() {
 #[test]
 fn what_does_not_move_is_found_and_mended_with_two_clicks() {
     play(&obstacles(), "obstacles");
+}
+
+/// The events of what has ended come first, and are many: they are none of the search's.
+#[test]
+fn a_search_by_type_reads_no_more_events_than_it_shows_messages() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    cluster.exec(
+        DB,
+        "insert into outbox_events (id, type, payload)
+         select gen_random_uuid(), 'T' || n % 20, '{}' from generate_series(1, 80000) n;
+         insert into outbox (seq, partition, key) select n, n % 16, n::text from generate_series(60001, 80000) n",
+    );
+    cluster.exec(DB, "vacuum analyze");
+    cluster.exec(DB, "select pg_stat_reset()");
+    let mut monitor = Monitor::start(&cluster, &[]);
+    let found = listed(&monitor, "pending", "type:T7");
+    assert_eq!((found.len(), found[0]), (50, 60_007));
+    assert_eq!(monitor.terminate(), Some(0));
+    let read = "select coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) from pg_stat_user_tables where relname = 'outbox_events'";
+    wait_true(
+        &cluster,
+        "the sessions to have counted",
+        &format!("select ({read}) > 0"),
+    );
+    let read: i64 = cluster.query_one(DB, read);
+    assert!(read < 3000, "{read} rows of outbox_events read");
 }
 
 /// Seqs of the list, in its order.

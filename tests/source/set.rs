@@ -117,17 +117,6 @@ fn outbox_events_is_closed_while_there_is_a_source() {
         .batch_execute("select outbox_publish('T', '{}')")
         .expect_err("refused");
     assert_eq!(known.code(), Some(&SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE));
-    for (sql, sqlstate) in [
-        ("select outbox_fetch_unpublished()", SqlState::FEATURE_NOT_SUPPORTED),
-        (
-            "select outbox_retry_where(type => 'T')",
-            SqlState::FEATURE_NOT_SUPPORTED,
-        ),
-        ("select outbox_replay(type => 'T')", SqlState::FEATURE_NOT_SUPPORTED),
-    ] {
-        let said = refused(&cluster, sql);
-        assert_eq!(said.code(), &sqlstate, "{sql}: {said:?}");
-    }
     assert!(cluster.query_one::<bool>(DB, "select outbox_source_reset()"));
     assert!(!cluster.query_one::<bool>(DB, "select outbox_source_reset()"));
     session

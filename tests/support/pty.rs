@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::process;
@@ -17,9 +17,19 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct Pty {
     master: File,
     /// Held, so that settings of the terminal can be asked for when the program has ended.
-    _slave: OwnedFd,
+    slave: OwnedFd,
     child: Child,
     written: Arc<Mutex<Vec<u8>>>,
+    reading: Arc<(Mutex<Reading>, Condvar)>,
+}
+
+/// What becomes of what the program writes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reading {
+    Goes,
+    /// After the piece that is being waited for.
+    IsToRest,
+    Rests,
 }
 
 impl Pty {
@@ -60,19 +70,23 @@ impl Pty {
         let child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let written = Arc::new(Mutex::new(Vec::new()));
         let (mut reader, sink) = (master.try_clone().expect("duplicate a descriptor"), written.clone());
+        let reading = Arc::new((Mutex::new(Reading::Goes), Condvar::new()));
+        let own_reading = Arc::clone(&reading);
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
             // It ends with an error when nobody has the other side open.
             while let Ok(count @ 1..) = reader.read(&mut buffer) {
+                rest(&own_reading);
                 let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
                 sink.extend_from_slice(&buffer[..count]);
             }
         });
         Self {
             master,
-            _slave: slave,
+            slave,
             child,
             written,
+            reading,
         }
     }
 
@@ -111,6 +125,28 @@ impl Pty {
         settings.c_lflag & wanted == wanted
     }
 
+    /// Whether what the program writes is read, but for a last piece; else the terminal is as a window that hangs.
+    pub fn read(&self, goes: bool) {
+        *state_of(&self.reading) = if goes { Reading::Goes } else { Reading::IsToRest };
+        self.reading.1.notify_all();
+    }
+
+    /// Whether there is no room for more, and will be none until somebody reads: who writes would wait for that.
+    pub fn is_full(&self) -> bool {
+        if *state_of(&self.reading) != Reading::Rests {
+            return false;
+        }
+        let mut asked = libc::pollfd {
+            fd: self.slave.as_raw_fd(),
+            events: libc::POLLOUT,
+            revents: 0,
+        };
+        // SAFETY: one descriptor is asked about, which is open.
+        let ready = unsafe { libc::poll(&raw mut asked, 1, 0) };
+        assert!(ready >= 0, "poll: {}", std::io::Error::last_os_error());
+        ready == 0
+    }
+
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("wait for a child of ours").is_some()
     }
@@ -124,6 +160,19 @@ impl Pty {
 impl Drop for Pty {
     fn drop(&mut self) {
         process::kill(&mut self.child);
+    }
+}
+
+fn state_of(reading: &(Mutex<Reading>, Condvar)) -> MutexGuard<'_, Reading> {
+    reading.0.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// On the thread that reads: waits while nothing is to be read.
+fn rest(reading: &(Mutex<Reading>, Condvar)) {
+    let mut state = state_of(reading);
+    while *state != Reading::Goes {
+        *state = Reading::Rests;
+        state = reading.1.wait(state).unwrap_or_else(PoisonError::into_inner);
     }
 }
 

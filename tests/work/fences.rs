@@ -308,3 +308,48 @@ fn its_place_is_free_when_its_session_ends_however_it_ends() {
     cluster.exec(DB, &format!("select pg_terminate_backend({pid}, 10000)"));
     cluster.exec(DB, "select outbox_configure(partition_count => 4)");
 }
+
+#[test]
+fn what_waits_is_counted_up_to_a_bound_by_who_may_deliver() {
+    let (cluster, mut courier) = session();
+    cluster.exec(
+        DB,
+        "create server elsewhere foreign data wrapper outbox_amqp options (exchange 'y');
+         select outbox_enqueue_many(array(select n::bigint from generate_series(1, 30000) n), 'long');
+         select outbox_enqueue_many(array(select n::bigint from generate_series(30001, 30004) n), 'short', 'elsewhere')",
+    );
+    let of_key = |key: &str| {
+        let sql = format!("select distinct partition from outbox where key = '{key}'");
+        cluster.query_one::<i16>(DB, &sql)
+    };
+    let (long, short) = (of_key("long"), of_key("short"));
+    assert_ne!(long, short);
+    let mut count = |partitions: &[i16]| -> Vec<(i16, i64, bool)> {
+        let rows = courier
+            .query("select * from outbox_work_pending($1)", &[&partitions])
+            .expect("a count");
+        rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect()
+    };
+    assert_eq!(count(&[short]), [(short, 4, true)]);
+    let both = count(&[long, short]);
+    let [bounded, whole] = if long < short {
+        [both[0], both[1]]
+    } else {
+        [both[1], both[0]]
+    };
+    assert_eq!(whole, (short, 4, true));
+    assert!(
+        bounded.0 == long && !bounded.2 && (1_000..=20_000).contains(&bounded.1),
+        "{bounded:?}"
+    );
+    assert_eq!(count(&[]), []);
+    cluster.exec(DB, "create role nobody");
+    let mut nobody = cluster.connect(DB);
+    nobody.batch_execute("set role nobody").expect("the role");
+    let refused = nobody.query("select * from outbox_work_pending('{0}')", &[]);
+    let code = refused
+        .expect_err("it counted")
+        .code()
+        .map(|code| code.code().to_owned());
+    assert_eq!(code.as_deref(), Some("42501"));
+}

@@ -10,6 +10,7 @@
 //! later rows for one pass. A model of this is in tests/model_mark.rs.
 
 mod bounds;
+mod lanes;
 
 pub use bounds::Bounds;
 pub use in_hand::{Express, Place};
@@ -23,6 +24,7 @@ use crate::settle::{Disposition, Ordering, Rules, decide};
 use asked::Asked;
 pub use asked::{Errand, Tally};
 use in_hand::InHand;
+use lanes::Lanes;
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Published messages wait so long to be settled together, in ms, unless there are many: each settle waits for the disk,
@@ -77,6 +79,11 @@ pub struct Lane {
     pub mark: i64,
     pub reach: i64,
     pub limit: u32,
+}
+
+/// Whether all lanes are to be read up to the same seq.
+pub fn reach_the_same(lanes: &[Lane]) -> bool {
+    lanes.windows(2).all(|two| two[0].reach == two[1].reach)
 }
 
 /// What a claim brought.
@@ -160,6 +167,8 @@ struct Message<P> {
     pointer: Pointer,
     /// What goes to the wire, or why nothing can; None once handed over.
     publication: Option<Result<Publication, Outcome>>,
+    /// The gates know it: others wait for it.
+    ordered: bool,
 }
 
 /// The messages of one worker.
@@ -174,6 +183,8 @@ pub struct Engine<P> {
     /// Everything in the lane up to here has been claimed, or will be told of.
     marks: HashMap<Partition, i64>,
     gates: Gates,
+    /// How far they may be read.
+    lanes: Lanes,
     messages: HashMap<Handle, Message<P>>,
     /// May go, in order; not handed over yet.
     ready: VecDeque<Handle>,
@@ -213,6 +224,7 @@ impl<P: Clone> Engine<P> {
             fresh: HashSet::new(),
             marks: HashMap::new(),
             gates: Gates::default(),
+            lanes: Lanes::default(),
             messages: HashMap::new(),
             ready: VecDeque::new(),
             with_publisher: 0,
@@ -352,6 +364,7 @@ impl<P: Clone> Engine<P> {
                 decide(outcome, attempts, &rules.retry, handle ^ seed)
             });
         for (handle, disposition) in ended {
+            self.note_head(handle, &disposition, rules);
             self.unsettle(handle, disposition);
         }
     }
@@ -439,13 +452,14 @@ impl<P: Clone> Engine<P> {
             self.full = batch.rows.len() as u32 >= limit || batch.cut;
             let count = batch.rows.len();
             for claimed in batch.rows {
-                let handle = self.take_in(claimed, &mut make);
+                let handle = self.take_in(claimed, rules, &mut make);
                 self.go([handle], rules);
             }
             return Ok(count);
         }
         self.read_anew(store, now_ms, &leases, rules)?;
         self.claim_what_lasts(now_ms);
+        self.bound_lanes(rules);
 
         memory.notice_prepared();
         for (partition, _) in &leases {
@@ -455,7 +469,7 @@ impl<P: Clone> Engine<P> {
         }
         // A lane that was read to its end holds nothing new until somebody says so.
         let unread: Vec<Held> = (leases.iter())
-            .filter(|(partition, _)| self.mark(*partition) < self.asked.reach)
+            .filter(|(partition, _)| self.mark(*partition) < self.reach(*partition))
             .copied()
             .collect();
         if unread.is_empty() && self.gates.parked() == 0 && !self.gates.may_drain() {
@@ -468,7 +482,7 @@ impl<P: Clone> Engine<P> {
                 partition: *partition,
                 epoch: *epoch,
                 mark: self.mark(*partition),
-                reach: self.asked.reach,
+                reach: self.reach(*partition),
                 limit,
             })
             .collect();
@@ -487,7 +501,7 @@ impl<P: Clone> Engine<P> {
                 .collect(),
         };
         let count = batch.rows.len();
-        let is_read = |partition: &Partition| self.mark(*partition) >= self.asked.reach;
+        let is_read = |partition: &Partition| self.mark(*partition) >= self.reach(*partition);
         self.full = (unread.iter()).any(|(partition, _)| !is_read(partition) && !batch.locked.contains(partition));
         self.admit(batch, rules, &holds, &mut make);
         let marks = &self.marks;
@@ -497,10 +511,16 @@ impl<P: Clone> Engine<P> {
         self.go(unparked, rules);
         self.drain(store, &leases, &holds, rules, &mut make)?;
         while self.gates.parked() > self.bounds.parked {
-            for handle in self.gates.shed() {
-                self.unsettle(handle, Disposition::Wait);
+            let shed = self.gates.shed();
+            if shed.is_empty() {
+                break; // the first of each partition
+            }
+            match rules.ordering {
+                Ordering::Partition => self.release(shed, "it waits for an open transaction"),
+                _ => (shed.into_iter()).for_each(|handle| self.unsettle(handle, Disposition::Wait)),
             }
         }
+        self.bound_lanes(rules);
         Ok(count)
     }
 
@@ -556,12 +576,14 @@ impl<P: Clone> Engine<P> {
             return Ok(());
         }
         let mut found = store.gates(&anew)?;
-        if rules.ordering == Ordering::None {
-            // Nothing closes a key; what waits behind another, from when there was an order, comes back.
+        let scope: HashSet<Partition> = anew.iter().copied().collect();
+        let gone = self.find_heads(&found, &scope, rules);
+        found.retain(|found| found.key.key.is_some());
+        if rules.ordering != Ordering::Key {
+            // Nothing closes a key; what waits behind another, from when keys were the order, comes back.
             found.retain(|found| found.followers);
             found.iter_mut().for_each(|found| found.head = None);
         }
-        let scope: HashSet<Partition> = anew.iter().copied().collect();
         let marks = &self.marks;
         let undecided = self.gates.rebuild(
             |partition| scope.contains(&partition),
@@ -575,7 +597,7 @@ impl<P: Clone> Engine<P> {
         if sweep {
             self.sweep_at_ms = now_ms + SWEEP_EVERY_MS;
         }
-        if undecided {
+        if undecided || gone {
             self.sweep_at_ms = self.sweep_at_ms.min(now_ms + DUE_EVERY_MS);
         }
         Ok(())
@@ -620,21 +642,23 @@ impl<P: Clone> Engine<P> {
     ) {
         for claimed in batch.rows {
             let seq = claimed.pointer.seq;
-            let key = OrderedKey::of(&claimed.pointer).filter(|_| rules.ordering == Ordering::Key);
-            let Some(key) = key else {
-                let handle = self.take_in(claimed, make);
-                self.forget_key(handle);
+            let Some(key) = OrderedKey::of(&claimed.pointer, rules.ordering) else {
+                let handle = self.take_in(claimed, rules, make);
                 self.go([handle], rules);
                 continue;
             };
+            if self.lanes.is_behind_head(key.partition, seq) {
+                self.give_back([claimed], "an earlier message of its partition failed"); // in this very claim
+                continue;
+            }
             let held = holds.hold(&key, seq);
             match self.gates.admit(self.next_handle, key, seq, held) {
                 Admission::Go => {
-                    let handle = self.take_in(claimed, make);
+                    let handle = self.take_in(claimed, rules, make);
                     self.go([handle], rules);
                 }
                 Admission::Park => {
-                    self.take_in(claimed, make);
+                    self.take_in(claimed, rules, make);
                 }
                 Admission::Wait => self.unsettled.push(Settlement {
                     place: claimed.place,
@@ -666,18 +690,27 @@ impl<P: Clone> Engine<P> {
             let Some((_, epoch)) = leases.iter().find(|(partition, _)| *partition == key.partition) else {
                 continue;
             };
-            if holds.open(key, i64::MAX) {
+            let goes_back = rules.ordering == Ordering::Partition;
+            if !goes_back && holds.open(key, i64::MAX) {
                 continue;
             }
-            let reach = self.mark(key.partition).min(self.asked.reach);
+            let reach = match goes_back {
+                true => END,
+                false => self.mark(key.partition).min(self.asked.reach),
+            };
             let (batch, more) = store.claim_waiting(key, *epoch, reach, self.bounds.drain_rows)?;
             let full = batch.cut || batch.rows.len() as u32 >= self.bounds.drain_rows;
             let missed = batch.missed;
             self.drains |= full || draining.len() > self.bounds.drains;
+            if goes_back {
+                self.give_back(batch.rows, "the partition is the order now");
+                self.gates.drained(key, &[], full, more, |_| false);
+                continue;
+            }
             let mut rows = Vec::with_capacity(batch.rows.len());
             for claimed in batch.rows {
                 let seq = claimed.pointer.seq;
-                rows.push((self.take_in(claimed, make), seq));
+                rows.push((self.take_in(claimed, rules, make), seq));
             }
             let go = self.gates.drained(key, &rows, full, more, |seq| {
                 !missed && seq <= reach && !holds.hold(key, seq)
@@ -691,6 +724,7 @@ impl<P: Clone> Engine<P> {
     fn take_in(
         &mut self,
         claimed: Claimed<P>,
+        rules: &Rules,
         make: &mut impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
     ) -> Handle {
         let handle = self.next_handle;
@@ -698,32 +732,29 @@ impl<P: Clone> Engine<P> {
         self.asked.claimed(handle);
         let Claimed { place, pointer, event } = claimed;
         self.may_expire |= pointer.expires_at_us.is_some();
+        let order = OrderedKey::of(&pointer, rules.ordering);
         let unsendable = |reason| Outcome::Unsendable { reason };
         let publication = match event {
             Ok(_) if pointer.crashes >= CRASHES_MAX => Err(unsendable(format!(
                 "{} workers crashed with it, the last of them with it alone",
                 pointer.crashes
             ))),
-            Ok(event) => make(handle, &pointer, &event).map_err(unsendable),
+            Ok(event) => make(handle, &pointer, &event)
+                .map(|publication| Publication {
+                    key: order.as_ref().map(OrderedKey::name),
+                    ..publication
+                })
+                .map_err(unsendable),
             Err(outcome) => Err(outcome),
         };
         let message = Message {
             place,
             pointer,
             publication: Some(publication),
+            ordered: order.is_some() && self.sharing == Sharing::Leases,
         };
         self.messages.insert(handle, message);
         handle
-    }
-
-    /// Nothing of its key waits for this message.
-    fn forget_key(&mut self, handle: Handle) {
-        if let Some(message) = self.messages.get_mut(&handle) {
-            message.pointer.key = None;
-            if let Some(Ok(publication)) = &mut message.publication {
-                publication.key = None;
-            }
-        }
     }
 
     /// Their turn has come: what can be sent is ready, what cannot ends here.
@@ -732,50 +763,13 @@ impl<P: Clone> Engine<P> {
             let Some(message) = self.messages.get(&handle) else {
                 continue;
             };
-            if self.sharing == Sharing::Leases && message.pointer.key.is_some() && !self.gates.is_sent(handle) {
+            if message.ordered && !self.gates.is_sent(handle) {
                 continue; // held back: one before it ended here
             }
             match &message.publication {
                 Some(Ok(_)) => self.ready.push_back(handle),
                 Some(Err(outcome)) => self.end(handle, &outcome.clone(), rules, 0),
                 None => {}
-            }
-        }
-    }
-
-    /// Gives what is ready to the publisher, in order; `publish` returns what it has no room for.
-    pub fn hand_over(&mut self, mut publish: impl FnMut(Vec<Publication>) -> Vec<Publication>) {
-        let mut batch = Vec::with_capacity(self.ready.len());
-        while self.alone.is_none()
-            && let Some(handle) = self.ready.front().copied()
-        {
-            let Some(message) = self.messages.get_mut(&handle) else {
-                self.ready.pop_front();
-                continue;
-            };
-            let lonely = message.pointer.crashes >= CRASHES_ALONE;
-            if lonely && self.with_publisher + batch.len() > 0 {
-                break;
-            }
-            self.ready.pop_front();
-            if let Some(Ok(publication)) = message.publication.take() {
-                batch.push(publication);
-            }
-            if lonely {
-                self.alone = Some(handle);
-            }
-        }
-        if batch.is_empty() {
-            return;
-        }
-        self.with_publisher += batch.len();
-        for refused in publish(batch).into_iter().rev() {
-            self.with_publisher -= 1;
-            let handle = refused.handle;
-            self.alone = self.alone.filter(|alone| *alone != handle);
-            if let Some(message) = self.messages.get_mut(&handle) {
-                message.publication = Some(Ok(refused));
-                self.ready.push_front(handle);
             }
         }
     }
@@ -789,6 +783,7 @@ fn lower(marks: &mut HashMap<Partition, i64>, partition: Partition, seq: i64) {
 
 mod asked;
 mod expiry;
+mod hand_over;
 mod in_hand;
 mod leases;
 #[cfg(test)]

@@ -6,35 +6,58 @@
 //! one and everything behind it goes to `outbox_waiting`, to be sent again from there: the failed one alone first, the
 //! others when it went through. Behind a dead letter they stay until a person decides, if dead letters block.
 //!
+//! Where a whole partition is one order, nothing goes to `outbox_waiting` but the failed one: the others stay in `outbox`,
+//! released, and [`crate::engine`] reads the lane no further than the failed one.
+//!
 //! A message is *parked* (claimed, in memory, not sent) while a transaction is open that has enqueued an earlier one of
 //! its key, and while earlier ones come back from `outbox_waiting`.
 
 use crate::message::{Outcome, Pointer};
 use crate::partition::Partition;
-use crate::settle::Disposition;
+use crate::settle::{Disposition, Ordering};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 
 /// The worker's own number for one claimed message.
 pub type Handle = u64;
 
-/// What is ordered: the messages of one key for one destination.
+/// What is ordered: the messages of one key for one destination, or all of its messages in a partition.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OrderedKey {
     pub partition: Partition,
     pub destination: String,
-    pub key: String,
+    /// None: the partition as a whole.
+    pub key: Option<String>,
 }
 
 impl OrderedKey {
-    /// Of a message; None if it has no key.
-    pub fn of(pointer: &Pointer) -> Option<Self> {
+    /// Of a message; None if it is in no order.
+    pub fn of(pointer: &Pointer, ordering: Ordering) -> Option<Self> {
+        let key = match ordering {
+            Ordering::Key => Some(pointer.key.clone()?),
+            Ordering::Partition => None,
+            Ordering::None => return None,
+        };
         Some(Self {
             partition: pointer.partition,
             destination: pointer.destination.clone(),
-            key: pointer.key.clone()?,
+            key,
         })
     }
+
+    /// In one text, for a transport that sends several messages at a time.
+    pub fn name(&self) -> String {
+        self.key.clone().unwrap_or_else(|| self.partition.label())
+    }
+}
+
+/// A lane is not to be read at all.
+const NOWHERE: i64 = i64::MIN;
+
+/// What becomes of those behind a failed one where a partition is one order.
+fn behind_another() -> Disposition {
+    let reason = "an earlier message of its partition failed".into();
+    Disposition::Release { reason }
 }
 
 /// What to do with a message that was just claimed.
@@ -281,15 +304,19 @@ impl Gates {
             };
             ended.push((front, disposition));
             if stops {
+                let (stay, gate) = match &key.key {
+                    Some(_) => (Disposition::Wait, Gate::Closed { head: seq }),
+                    None => (behind_another(), Gate::Open),
+                };
                 let behind = ended.len();
                 for sent in state.run.drain(..) {
                     self.sent.remove(&sent.handle);
-                    ended.push((sent.handle, Disposition::Wait));
+                    ended.push((sent.handle, stay.clone()));
                 }
                 self.parked -= state.parked.len();
-                ended.extend(state.give_up_parked().map(|parked| (parked, Disposition::Wait)));
-                state.followers |= ended.len() > behind;
-                state.gate = Gate::Closed { head: seq };
+                ended.extend(state.give_up_parked().map(|parked| (parked, stay.clone())));
+                state.followers |= key.key.is_some() && ended.len() > behind;
+                state.gate = gate;
             } else if !matches!(state.gate, Gate::Open | Gate::Draining) {
                 state.gate = state.reopened();
             }
@@ -377,14 +404,26 @@ impl Gates {
     }
 
     /// Gives up the messages of the key with the most parked ones, for there are too many: they go to `outbox_waiting`.
+    /// Those of a partition go back to `outbox`, all but the first, which keeps the lane from being read again; nothing is
+    /// left to give up if none is returned.
     pub fn shed(&mut self) -> Vec<Handle> {
         self.may_drain = true;
-        let most = (self.keys.iter_mut()).max_by_key(|(key, state)| (state.parked.len(), Rc::clone(key)));
-        let Some((_, state)) = most else {
+        let most = (self.keys.iter_mut())
+            .filter(|(key, state)| state.parked.len() > usize::from(key.key.is_none()))
+            .max_by_key(|(key, state)| (state.parked.len(), Rc::clone(key)));
+        let Some((key, state)) = most else {
             return Vec::new();
         };
+        let first = match key.key {
+            Some(_) => None,
+            None => state.parked.pop_first(),
+        };
         let shed: Vec<Handle> = state.give_up_parked().collect();
+        state.parked.extend(first);
         self.parked -= shed.len();
+        if key.key.is_none() {
+            return shed;
+        }
         state.followers |= !shed.is_empty();
         if state.gate == Gate::Open {
             state.gate = state.reopened();
@@ -431,6 +470,31 @@ impl Gates {
             self.keys.insert(Rc::new(key), State::new(gate, followers));
         }
         undecided
+    }
+
+    /// Where a partition is one order: how far its lane is of use until something ends here. Past what is parked all would
+    /// be parked, too.
+    pub fn bounds(&self) -> HashMap<Partition, i64> {
+        let bound = |(key, state): (&Rc<OrderedKey>, &State)| {
+            let bound = match (&key.key, state.gate) {
+                (None, Gate::Stopping) | (Some(_), Gate::Draining) => Some(NOWHERE),
+                (None, _) => state.parked.keys().next().copied(),
+                (Some(_), _) => None,
+            };
+            Some((key.partition, bound?))
+        };
+        let mut bounds = HashMap::new();
+        for (partition, bound) in self.keys.iter().filter_map(bound) {
+            let known = bounds.entry(partition).or_insert(bound);
+            *known = bound.min(*known);
+        }
+        bounds
+    }
+
+    /// Forgets keys of which nothing is under way: from now on the partition is one order.
+    pub fn forget_keys(&mut self) {
+        self.keys
+            .retain(|key, state| key.key.is_none() || !(state.run.is_empty() && state.parked.is_empty()));
     }
 
     /// Gives up what is parked of the partitions in `scope`: another worker shall have them.

@@ -18,16 +18,28 @@ pub fn filter_bit(crc: u32) -> (usize, u64) {
     (bit / 64, 1 << (bit % 64))
 }
 
+/// A partition has a bit as if it were a key, and as a key has it whatever the destination: a transaction may enqueue for
+/// another one later, by the same seq.
+pub fn lane_crc(partition: Partition) -> u32 {
+    crc32(&partition.label())
+}
+
 /// One open transaction.
 #[derive(Clone, Debug)]
 pub struct OpenTransaction {
     /// No message that it enqueued has a lower seq.
     pub low: i64,
-    /// The keys that it enqueued for.
+    /// The keys and partitions that it enqueued for.
     pub filter: Box<[u64; FILTER_WORDS]>,
 }
 
 impl OpenTransaction {
+    /// The same where a partition is one order, by [`lane_crc`]. While the transaction draws a seq it does not know
+    /// yet in which partition it will be, and tells of no lowest one.
+    pub fn holds_lane(&self, crc: u32, seq: i64) -> bool {
+        (self.low <= 0 && self.low < seq) || self.holds(crc, seq)
+    }
+
     /// Whether a message with this seq, of the key with this CRC, must wait for the transaction.
     pub fn holds(&self, crc: u32, seq: i64) -> bool {
         let (word, mask) = filter_bit(crc);
@@ -49,11 +61,18 @@ impl Holds {
         self.all || self.reopened.get(&key.partition).is_some_and(|low| *low < seq) || self.open(key, seq)
     }
 
-    /// Whether a transaction is open that has enqueued an earlier one of the key.
-    pub fn open(&self, key: &OrderedKey, seq: i64) -> bool {
-        !self.open.is_empty() && {
-            let crc = crc32(&key.key);
-            self.open.iter().any(|transaction| transaction.holds(crc, seq))
-        }
+    /// Whether a transaction is open that has enqueued an earlier one of the key, or of the partition.
+    pub fn open(&self, ordered: &OrderedKey, seq: i64) -> bool {
+        !self.open.is_empty()
+            && match &ordered.key {
+                Some(key) => {
+                    let crc = crc32(key);
+                    self.open.iter().any(|transaction| transaction.holds(crc, seq))
+                }
+                None => {
+                    let crc = lane_crc(ordered.partition);
+                    self.open.iter().any(|transaction| transaction.holds_lane(crc, seq))
+                }
+            }
     }
 }

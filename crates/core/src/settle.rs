@@ -34,9 +34,18 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Whether a dead letter closes its key.
+    /// How a dead letter is settled, in the words of outbox_settle(): D closes its key, B its partition.
+    pub fn dead_action(&self) -> &'static str {
+        match self.ordering {
+            Ordering::Key if self.dead_blocks => "D",
+            Ordering::Partition if self.dead_blocks => "B",
+            _ => "d",
+        }
+    }
+
+    /// Whether a dead letter closes what it is ordered by.
     pub fn dead_closes(&self) -> bool {
-        self.dead_blocks && self.ordering == Ordering::Key
+        self.dead_action() != "d"
     }
 }
 
@@ -45,6 +54,8 @@ impl Rules {
 pub enum Ordering {
     /// Messages of a key one after the other.
     Key,
+    /// All messages of a partition one after the other, also those without a key.
+    Partition,
     /// None: a failed message holds up no other.
     None,
 }
@@ -76,6 +87,8 @@ pub struct Ended {
     pub dead: u64,
     /// A dead letter without an attempt.
     pub expired: u64,
+    /// Back without a charge.
+    pub released: u64,
 }
 
 impl Ended {
@@ -90,6 +103,7 @@ impl Ended {
             retried: failed - dead,
             dead,
             expired: buried - dead,
+            released: 0,
         }
     }
 
@@ -99,7 +113,8 @@ impl Ended {
             Disposition::Retry { .. } => self.retried += 1,
             Disposition::Dead { .. } => self.dead += 1,
             Disposition::Expire => self.expired += 1,
-            Disposition::Release { .. } | Disposition::Wait => {}
+            Disposition::Release { .. } => self.released += 1,
+            Disposition::Wait => {}
         }
     }
 
@@ -108,6 +123,7 @@ impl Ended {
         self.retried += more.retried;
         self.dead += more.dead;
         self.expired += more.expired;
+        self.released += more.released;
     }
 
     /// Attempts that failed.
@@ -307,6 +323,7 @@ mod tests {
             retried: 1,
             dead: 1,
             expired: 1,
+            released: 1,
         };
         assert_eq!(ended, one_each);
         assert_eq!((ended.failed(), ended.buried(), ended.gone()), (2, 2, 3));
@@ -314,7 +331,11 @@ mod tests {
         for more in [Ended::of(0, 1, 0), Ended::of(0, 1, 1), Ended::of(0, 0, 1)] {
             of_relays.add(more);
         }
-        assert_eq!(of_relays, one_each);
+        let none_released = Ended {
+            released: 0,
+            ..one_each
+        };
+        assert_eq!(of_relays, none_released);
         assert_eq!(Ended::of(-1, -1, -1), Ended::default());
     }
 

@@ -37,6 +37,7 @@ fn a_minute_is_shown_for_an_hour_and_its_place_is_clean_for_the_next() {
         retried: 5,
         dead: 2,
         expired: 1,
+        released: 3,
     };
     minutes.count(&all, BEGIN_US);
     let mut took = Took::default();

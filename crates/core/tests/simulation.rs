@@ -25,6 +25,7 @@ mod tables;
 mod world;
 
 use config::{Config, Flaw};
+use outbox_core::settle::Ordering;
 use run::Simulation;
 
 fn number(variable: &str) -> Option<u64> {
@@ -64,6 +65,45 @@ fn with_every_fault_order_is_kept_where_dead_letters_do_not_block() {
     let config = Config {
         name: "rough, dead letters do not block",
         dead_blocks: false,
+        ..Config::ROUGH
+    };
+    assert_keeps_its_promises(&config, 5);
+}
+
+#[test]
+fn where_a_partition_is_one_order_every_message_arrives_once_and_in_order() {
+    let config = Config {
+        name: "calm, by partition",
+        ordering: Ordering::Partition,
+        ..Config::CALM
+    };
+    assert_keeps_its_promises(&config, 5);
+}
+
+#[test]
+fn with_every_fault_the_order_of_a_partition_is_kept_behind_a_dead_letter() {
+    let config = Config {
+        name: "rough, by partition",
+        ordering: Ordering::Partition,
+        errands: 100,
+        ..Config::ROUGH
+    };
+    assert_keeps_its_promises(&config, 5);
+}
+
+#[test]
+fn with_every_fault_the_order_of_a_partition_is_kept_where_dead_letters_do_not_block() {
+    let config = Config {
+        name: "very rough, by partition, dead letters do not block",
+        ordering: Ordering::Partition,
+        dead_blocks: false,
+        expiring: 300,
+        sessions: 20,
+        messages: 12,
+        ends: 500,
+        faults: 300,
+        nacked: 1_000,
+        store_errors: 600,
         ..Config::ROUGH
     };
     assert_keeps_its_promises(&config, 5);
@@ -123,7 +163,12 @@ fn workers_that_may_go_only_so_far_keep_order() {
 // ---- mistakes are found ---------------------------------------------------------------------------------------------
 
 fn assert_finds(flaw: Flaw, complaint: &str) {
+    assert_finds_with(Ordering::Key, flaw, complaint);
+}
+
+fn assert_finds_with(ordering: Ordering, flaw: Flaw, complaint: &str) {
     let config = Config {
+        ordering,
         flaw: Some(flaw),
         faults: 200,
         keys: 3,
@@ -183,6 +228,16 @@ fn a_settle_that_does_not_keep_the_lease_until_it_is_done_is_found() {
 #[test]
 fn a_worker_that_is_not_told_of_closed_keys_is_found() {
     assert_finds(Flaw::GatesForgotten, "comes before it");
+}
+
+#[test]
+fn a_worker_that_is_not_told_of_closed_partitions_is_found() {
+    assert_finds_with(Ordering::Partition, Flaw::GatesForgotten, "comes before it");
+}
+
+#[test]
+fn a_session_that_tells_late_of_its_partition_is_found() {
+    assert_finds_with(Ordering::Partition, Flaw::TellsLaneLate, "was handed over before");
 }
 
 #[test]

@@ -8,12 +8,13 @@ pub mod list;
 pub mod show;
 pub mod status;
 pub mod version;
-pub mod why;
 
 use crate::connect::{self, ConnectArgs, Session};
 use crate::failure::Failure;
 use crate::output;
+use crate::queries::{Ask, Parameters};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::future::Future;
 use tokio_postgres::types::ToSql;
@@ -87,6 +88,19 @@ impl Session {
     }
 }
 
+impl Ask for Session {
+    type Error = Failure;
+
+    async fn ask<T: DeserializeOwned + Send>(
+        &self,
+        sql: &'static str,
+        parameters: &Parameters<'_>,
+    ) -> Result<Vec<T>, Failure> {
+        let rows = self.rows(sql, parameters).await?.into_iter();
+        Ok(rows.map(serde_json::from_value).collect::<Result<_, _>>()?)
+    }
+}
+
 /// Text of a row; empty where it is NULL.
 pub fn text<'a>(row: &'a Value, name: &str) -> &'a str {
     row[name].as_str().unwrap_or_default()
@@ -102,26 +116,7 @@ pub fn age(row: &Value, name: &str) -> String {
     row[name].as_f64().map(output::duration).unwrap_or_default()
 }
 
-/// A time of a row as people write it: `2026-11-21 05:12:18+00`; empty where it is NULL.
+/// A time of a row as people write it; empty where it is NULL.
 pub fn time(row: &Value, name: &str) -> String {
-    let stamp = text(row, name);
-    let Some((day, clock)) = stamp.split_once('T') else {
-        return stamp.to_owned();
-    };
-    let (seconds, rest) = clock.split_at(clock.len().min(8));
-    let zone = rest.trim_start_matches(|c: char| c == '.' || c.is_ascii_digit());
-    format!("{day} {seconds}{}", zone.strip_suffix(":00").unwrap_or(zone))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_time_is_shown_to_the_second() {
-        let shown = |stamp: &str| time(&serde_json::json!({ "at": stamp }), "at");
-        assert_eq!(shown("2026-11-21T05:12:18.297537+00:00"), "2026-11-21 05:12:18+00");
-        assert_eq!(shown("2026-11-21T05:12:18-03:30"), "2026-11-21 05:12:18-03:30");
-        assert_eq!(shown("infinity"), "infinity");
-    }
+    output::stamp(text(row, name))
 }

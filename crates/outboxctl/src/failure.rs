@@ -69,6 +69,13 @@ impl From<tokio_postgres::Error> for Failure {
     }
 }
 
+impl From<serde_json::Error> for Failure {
+    fn from(error: serde_json::Error) -> Self {
+        let said = format!("the database answers in another form than this program knows: {error}");
+        Self::new(Code::Incompatible, said).hint("Use the outboxctl of the extension's version.")
+    }
+}
+
 fn code_of(error: &DbError) -> Code {
     let code = error.code();
     if *code == SqlState::UNDEFINED_FUNCTION

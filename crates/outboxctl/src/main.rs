@@ -6,6 +6,7 @@ mod failure;
 mod messages;
 mod output;
 mod pages;
+mod queries;
 mod screen;
 mod serve;
 mod top;

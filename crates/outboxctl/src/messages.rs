@@ -7,6 +7,8 @@
 
 use crate::connect::Session;
 use crate::failure::{Code, Failure};
+use crate::queries::IN_ORDER;
+use crate::queries::message::{DEAD, HISTORY, OUTBOX, Table, WAITING};
 use clap::{Args, ValueEnum};
 use serde_json::Value;
 use tokio_postgres::types::ToSql;
@@ -176,7 +178,14 @@ pub async fn page(session: &Session, filter: &Filter) -> Result<Vec<Value>, Fail
     if filter.wants(&NOT_ENDED) {
         let mut statement = Statement::default();
         let sql = current(filter, events, &mut statement);
+        let by_lane = filter.is_met_by_most(); // else all is looked through, and sorted what is found
+        if by_lane {
+            session.client.batch_execute(IN_ORDER).await?;
+        }
         rows = statement.rows(session, &sql).await?;
+        if by_lane {
+            session.client.batch_execute("reset enable_sort").await?;
+        }
     }
     if filter.wants(&[Status::Published, Status::Discarded]) {
         rows.extend(history(session, filter, events).await?);
@@ -201,7 +210,7 @@ impl Filter {
     /// Whether most of what waits meets it, so that a page is found at the start of each lane. Otherwise all of it is looked
     /// through at once: page by page it would be as well, and in a worse order.
     fn is_met_by_most(&self) -> bool {
-        let picky = self.asks_for_events() || self.key.is_some() || self.error_like.is_some();
+        let picky = self.asks_for_events() || self.key.is_some() || self.error_like.is_some() || self.since.is_some();
         !picky && self.wants(&[Status::Pending])
     }
 
@@ -233,12 +242,7 @@ fn current(filter: &Filter, events: bool, statement: &mut Statement) -> String {
     let mut parts = Vec::new();
     let outbox = [Status::Pending, Status::InFlight, Status::Retrying];
     if filter.wants(&outbox) {
-        let status = "case when t.claim_token is not null and outbox_claim_is_live(t.claim_token, t.partition, t.claim_until) then 'in flight'
-                           when t.attempts > 0 then 'retrying' else 'pending' end";
-        let mut part = Part::new("outbox t", status, "t.enqueued_at", "t.last_error", filter, statement);
-        part.columns =
-            "t.attempts, t.enqueued_at as available_at, t.enqueued_at, null::timestamptz as ended_at, t.expires_at"
-                .into();
+        let mut part = Part::new(&OUTBOX, filter, statement);
         part.only(&filter.words(&outbox), outbox.len(), statement);
         if !filter.wants(&[Status::Pending, Status::Retrying]) {
             part.conditions.push("t.claim_token is not null".into());
@@ -253,26 +257,12 @@ fn current(filter: &Filter, events: bool, statement: &mut Statement) -> String {
     }
     let waiting = [Status::Pending, Status::Scheduled, Status::Retrying];
     if filter.wants(&waiting) {
-        let status = "case when t.state = 'b' and t.attempts > 0 then 'retrying'
-                           when t.due_at > now() then 'scheduled' else 'pending' end";
-        let mut part = Part::new(
-            "outbox_waiting t",
-            status,
-            "t.enqueued_at",
-            "t.last_error",
-            filter,
-            statement,
-        );
-        part.columns =
-            "t.attempts, t.due_at as available_at, t.enqueued_at, null::timestamptz as ended_at, t.expires_at".into();
+        let mut part = Part::new(&WAITING, filter, statement);
         part.only(&filter.words(&waiting), waiting.len(), statement);
         parts.push(part.sql());
     }
     if filter.wants(&[Status::Dead]) {
-        let mut part = Part::new("outbox_dead t", "'dead'", "t.died_at", "t.reason", filter, statement);
-        part.columns =
-            "t.attempts, null::timestamptz as available_at, t.enqueued_at, t.died_at as ended_at, t.expires_at".into();
-        parts.push(part.sql());
+        parts.push(Part::new(&DEAD, filter, statement).sql());
     }
     let order = if filter.newest_first { "desc" } else { "asc" };
     let limit = statement.bind(filter.limit);
@@ -301,17 +291,7 @@ async fn history(session: &Session, filter: &Filter, events: bool) -> Result<Vec
     let mut rows = Vec::new();
     for (from, to) in ranges(filter, lowest, highest) {
         let mut statement = Statement::default();
-        let status = "case when t.discarded then 'discarded' else 'published' end";
-        let mut part = Part::new(
-            "outbox_history t",
-            status,
-            "t.published_at",
-            "t.last_error",
-            filter,
-            &mut statement,
-        );
-        part.columns =
-            "t.attempts, null::timestamptz as available_at, t.enqueued_at, t.published_at as ended_at, null::timestamptz as expires_at".into();
+        let mut part = Part::new(&HISTORY, filter, &mut statement);
         let ended = [Status::Published, Status::Discarded];
         part.only(&filter.words(&ended), ended.len(), &mut statement);
         let (from, to) = (statement.bind(from), statement.bind(to));
@@ -357,10 +337,7 @@ fn ranges(filter: &Filter, lowest: i64, highest: i64) -> Vec<(i64, i64)> {
 
 /// What one table gives to a page.
 struct Part {
-    table: &'static str,
-    status: &'static str,
-    error: &'static str,
-    columns: String,
+    table: &'static Table,
     join: &'static str,
     conditions: Vec<String>,
     order: &'static str,
@@ -368,14 +345,7 @@ struct Part {
 }
 
 impl Part {
-    fn new(
-        table: &'static str,
-        status: &'static str,
-        time: &'static str,
-        error: &'static str,
-        filter: &Filter,
-        statement: &mut Statement,
-    ) -> Self {
+    fn new(table: &'static Table, filter: &Filter, statement: &mut Statement) -> Self {
         let mut conditions = Vec::new();
         let mut equal = |column: &str, value: &Option<String>| {
             if let Some(value) = value {
@@ -388,13 +358,13 @@ impl Part {
         equal("e.aggregate_type", &filter.aggregate_type);
         equal("e.aggregate_id", &filter.aggregate_id);
         if let Some(pattern) = &filter.error_like {
-            conditions.push(format!("{error} like {}", statement.bind_text(pattern)));
+            conditions.push(format!("{} like {}", table.last_error, statement.bind_text(pattern)));
         }
         if let Some(partition) = filter.partition {
             conditions.push(format!("t.partition = {}::smallint", statement.bind(partition)));
         }
         if let Some(since) = &filter.since {
-            conditions.push(format!("{time} >= {}", statement.bind_time(since)));
+            conditions.push(format!("{} >= {}", table.since, statement.bind_time(since)));
         }
         if let Some(after) = filter.after {
             let side = if filter.newest_first { "<" } else { ">" };
@@ -402,9 +372,6 @@ impl Part {
         }
         Self {
             table,
-            status,
-            error,
-            columns: String::new(),
             join: match filter.asks_for_events() {
                 true => "join outbox_events e on e.seq = t.seq",
                 false => "",
@@ -420,7 +387,7 @@ impl Part {
         if words.len() < of {
             let words = statement.bind(words.to_vec());
             self.conditions
-                .push(format!("({}) = any ({words}::text[])", self.status));
+                .push(format!("({}) = any ({words}::text[])", self.table.status));
         }
     }
 
@@ -430,26 +397,34 @@ impl Part {
             false => self.conditions.join(" and "),
         };
         format!(
-            "(select t.seq, t.destination, t.partition, t.key, {} as status, {}, {} as last_error, t.replayed
-              from {} {} where {conditions} order by t.seq {} fetch first ({}::bigint) rows with ties)",
-            self.status, self.columns, self.error, self.table, self.join, self.order, self.limit
+            "(select t.seq, t.destination, t.partition, t.key, {} as status, t.attempts, {} as available_at, t.enqueued_at,
+                     {} as ended_at, {} as expires_at, {} as last_error, t.replayed
+              from {} t {} where {conditions} order by t.seq {} fetch first ({}::bigint) rows with ties)",
+            self.table.status,
+            self.table.available_at,
+            self.table.ended_at,
+            self.table.expires_at,
+            self.table.last_error,
+            self.table.name,
+            self.join,
+            self.order,
+            self.limit
         )
     }
 
     /// The first of each lane, by the index of `outbox`.
     fn of_each_lane(mut self, filter: &Filter, statement: &mut Statement) -> String {
-        let mut lanes = vec!["d.destination is not null".to_owned()];
+        let mut lanes = vec!["true".to_owned()];
         if let Some(destination) = &filter.destination {
-            lanes.push(format!("d.destination = {}", statement.bind_text(destination)));
+            lanes.push(format!("l.destination = {}", statement.bind_text(destination)));
         }
         if let Some(partition) = filter.partition {
-            lanes.push(format!("p.partition = {}::smallint", statement.bind(partition)));
+            lanes.push(format!("l.partition = {}::smallint", statement.bind(partition)));
         }
         self.conditions
-            .push("t.destination = d.destination and t.partition = p.partition".into());
+            .push("t.destination = l.destination and t.partition = l.partition".into());
         format!(
-            "(with d as materialized (select s.destination from outbox_destination_status s)
-              select x.* from d cross join outbox_partitions p cross join lateral {} x where {})",
+            "(select x.* from outbox_first_pending l cross join lateral {} x where {})",
             self.sql(),
             lanes.join(" and ")
         )
@@ -561,6 +536,13 @@ mod tests {
         let by_lane =
             |args: &[&str]| current(&filter(args), true, &mut Statement::default()).contains("cross join lateral");
         assert!(by_lane(&[]) && by_lane(&["--status", "pending", "--destination", "d", "--partition", "p01"]));
-        assert!(!by_lane(&["--status", "in-flight"]) && !by_lane(&["--key", "k"]) && !by_lane(&["--type", "T"]));
+        for few in [
+            ["--status", "in-flight"],
+            ["--key", "k"],
+            ["--type", "T"],
+            ["--since", "1m"],
+        ] {
+            assert!(!by_lane(&few), "{few:?}");
+        }
     }
 }

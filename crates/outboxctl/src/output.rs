@@ -2,7 +2,7 @@
 //! terminal as a control sequence.
 
 use crate::failure::{Code, Failure};
-use ratatui::text::Span;
+use crate::screen::text::{fit, width};
 use std::io::{ErrorKind, IsTerminal, Write, stdout};
 use std::sync::OnceLock;
 
@@ -85,28 +85,6 @@ fn push_harmless(c: char, text: &mut String) {
     } else {
         text.push(c);
     }
-}
-
-fn width(text: &str) -> usize {
-    Span::raw(text).width()
-}
-
-/// The text in so many columns, with a mark where some of it is left out.
-fn fit(text: &str, columns: usize) -> String {
-    if width(text) <= columns {
-        return text.to_owned();
-    }
-    let mut fitted = String::new();
-    for c in text.chars() {
-        let mut longer = fitted.clone();
-        longer.push(c);
-        if width(&longer) + 1 > columns {
-            break;
-        }
-        fitted = longer;
-    }
-    fitted.push('…');
-    fitted
 }
 
 /// Rows under headings. On a terminal texts give way, so that a row is a line.
@@ -292,6 +270,21 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// A time as the server writes it in JSON, as people write it: `2026-11-21 05:12:18+00`.
+pub fn stamp(time: &str) -> String {
+    let Some((day, clock)) = time.split_once('T') else {
+        return time.to_owned();
+    };
+    let (seconds, rest) = clock.split_at(clock.len().min(8));
+    let zone = rest.trim_start_matches(|c: char| c == '.' || c.is_ascii_digit());
+    format!("{day} {seconds}{}", zone.strip_suffix(":00").unwrap_or(zone))
+}
+
+/// The same without the zone, of a time in UTC: `2026-11-21 05:12:18`.
+pub fn utc(time: &str) -> String {
+    time.get(..19).unwrap_or(time).replace('T', " ")
+}
+
 /// `1 message`, `2 messages`.
 pub fn counted(number: i64, one: &str, many: &str) -> String {
     format!("{} {}", grouped(number), if number == 1 { one } else { many })
@@ -397,5 +390,12 @@ mod tests {
         );
         assert_eq!(counted(1, "message", "messages"), "1 message");
         assert_eq!(counted(2000, "message", "messages"), "2,000 messages");
+    }
+
+    #[test]
+    fn a_time_is_shown_to_the_second() {
+        assert_eq!(stamp("2026-11-21T05:12:18.297537+00:00"), "2026-11-21 05:12:18+00");
+        assert_eq!(stamp("2026-11-21T05:12:18-03:30"), "2026-11-21 05:12:18-03:30");
+        assert_eq!(stamp("infinity"), "infinity");
     }
 }

@@ -116,7 +116,7 @@ impl<P: Clone> Engine<P> {
             return !self.full;
         }
         let mut claimable = self.leases.iter().filter(|(p, _)| !self.leaving.contains(p));
-        !self.drains && claimable.all(|(partition, _)| self.mark(*partition) >= seq)
+        !self.drains && claimable.all(|(partition, _)| self.mark(*partition) >= seq.min(self.reach(*partition)))
     }
 
     /// Whether all has been claimed that the errand asks for.
@@ -129,8 +129,7 @@ impl<P: Clone> Engine<P> {
     pub fn is_under_way(&self) -> bool {
         let until = self.asked.until.unwrap_or(Handle::MAX);
         self.messages.iter().any(|(handle, message)| {
-            let kept_back =
-                self.sharing == Sharing::Leases && message.pointer.key.is_some() && !self.gates.is_sent(*handle);
+            let kept_back = message.ordered && !self.gates.is_sent(*handle);
             *handle < until && !kept_back
         })
     }

@@ -4,7 +4,7 @@
 //! What may be taken, and why nothing overtakes. A transaction lays down its messages before it commits, and says that they
 //! are ready before it leaves the registry. A pass (b) takes what is ready, (c) reads which transactions are open, and (d)
 //! looks at what is ready by then, and whether something was committed that lies in the table only. It takes nothing of a
-//! lane that is not read to its end. So whoever drew a lower seq than a message taken at (b) was taken before, or has been
+//! lane that is not read to its end, or that stands still behind one that failed. So whoever drew a lower seq than a message taken at (b) was taken before, or has been
 //! claimed, or is open at (c), or shows at (d): as with a claim, and held for as long.
 //!
 //! No message goes twice. Its row is visible only after it was laid down, so a claim that brings the row finds the message
@@ -19,7 +19,7 @@ use crate::gate::Handle;
 use crate::hold::Holds;
 use crate::message::{Event, Pointer, Publication};
 use crate::partition::Partition;
-use crate::settle::Rules;
+use crate::settle::{Ordering, Rules};
 use std::collections::{HashMap, HashSet};
 
 /// What has been in hand for so long, in ms, is claimed.
@@ -94,13 +94,17 @@ impl<P: Clone> Engine<P> {
                 .filter_map(|(partition, _)| Some((*partition, memory.look_at_reopen(*partition)?))) // (d)
                 .collect(),
         };
-        let may_take = self.sharing == Sharing::Leases && self.asked.is_unbounded() && !self.has_suspects(1);
+        // Which lanes stand still must be known, as it is once the tables were read under these rules.
+        let knows_heads = rules.ordering != Ordering::Partition || now_ms < self.sweep_at_ms;
+        let is_usual = self.asked.is_unbounded() && !self.has_suspects(1);
+        let may_take = self.sharing == Sharing::Leases && is_usual && knows_heads;
         let mut given_up = HashSet::new();
         let mut batch = Batch::default();
         for (place, mut claimed) in arrived {
             let (partition, seq) = claimed.which();
             let lease = self.leases.iter().find(|(held, _)| *held == partition);
-            let is_read = self.mark(partition) == END && !self.fresh.contains(&partition);
+            let is_read =
+                self.mark(partition) == END && self.reach(partition) == END && !self.fresh.contains(&partition);
             let is_open = is_read && !self.leaving.contains(&partition) && !given_up.contains(&partition);
             let is_new = !self.in_hand.known.contains_key(&(partition, seq));
             match lease {

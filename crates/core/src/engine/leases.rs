@@ -18,8 +18,9 @@ impl<P: Clone> Engine<P> {
         for answered in self.gates.forget(|partition| !kept.contains(&partition)) {
             self.messages.remove(&answered);
         }
-        // What is parked or ready of a lost lease goes nowhere. What is with the publisher ends as it ends, without a key;
-        // with one it would end out of order, for its gate is forgotten, and no fence stops it until somebody else takes
+        self.lanes.forget(|partition| !kept.contains(&partition));
+        // What is parked or ready of a lost lease goes nowhere. What is with the publisher ends as it ends, unless it is in
+        // an order; then it would end out of it, for its gate is forgotten, and no fence stops it until somebody else takes
         // the lease.
         let ready = std::mem::take(&mut self.ready);
         self.ready = (ready.into_iter())
@@ -27,7 +28,7 @@ impl<P: Clone> Engine<P> {
             .collect();
         self.messages.retain(|handle, message| {
             let sent = message.publication.is_none();
-            let stays = kept.contains(&message.pointer.partition) || (sent && message.pointer.key.is_none());
+            let stays = kept.contains(&message.pointer.partition) || (sent && !message.ordered);
             if sent && !stays {
                 self.with_publisher = self.with_publisher.saturating_sub(1);
                 self.alone = self.alone.filter(|alone| alone != handle);

@@ -96,7 +96,7 @@ impl Store for Script {
     fn gates(&mut self, _: &[Partition]) -> Result<Vec<Found>, Infallible> {
         self.gates_read += 1;
         let found = self.head.map(|head| Found {
-            key: OrderedKey::of(&batch(&[head]).rows[0].pointer).unwrap(),
+            key: OrderedKey::of(&batch(&[head]).rows[0].pointer, Ordering::Key).unwrap(),
             head: Some(head),
             followers: true,
         });

@@ -9,7 +9,7 @@ fn key(name: &str) -> OrderedKey {
     OrderedKey {
         partition: Partition::new(P).unwrap(),
         destination: "default".into(),
-        key: name.into(),
+        key: Some(name.into()),
     }
 }
 

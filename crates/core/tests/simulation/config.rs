@@ -1,5 +1,7 @@
 //! What a run is like.
 
+use outbox_core::settle::Ordering;
+
 /// A mistake built in, to see that it is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
@@ -23,11 +25,14 @@ pub enum Flaw {
     GatesForgotten,
     /// A worker hands over whatever became of its lease.
     NoDeadline,
+    /// A session tells its lowest seq, and in which partition it is only then.
+    TellsLaneLate,
 }
 
 #[derive(Clone, Debug)]
 pub struct Config {
     pub name: &'static str,
+    pub ordering: Ordering,
     pub partitions: u16,
     pub workers: usize,
     pub sessions: usize,
@@ -57,6 +62,7 @@ pub struct Config {
 impl Config {
     pub const CALM: Self = Self {
         name: "calm",
+        ordering: Ordering::Key,
         partitions: 4,
         workers: 2,
         sessions: 6,

@@ -24,7 +24,8 @@ pub enum Fate {
 
 #[derive(Clone, Debug)]
 pub struct Message {
-    pub key: Option<u32>,
+    /// What it is ordered by: its key, or its partition.
+    pub order: Option<u32>,
     pub partition: u16,
     /// Its seq was drawn in the order of announcing, it is not scheduled, and nobody brought it back after later ones.
     pub ordered: bool,
@@ -61,14 +62,16 @@ pub struct Oracle {
     pub handed_over: u64,
     pub repeated: u64,
     pub published: u64,
+    by_partition: bool,
     /// The message to be told of.
     trace: Option<i64>,
 }
 
 impl Oracle {
-    pub fn new(workers: usize) -> Self {
+    pub fn new(workers: usize, by_partition: bool) -> Self {
         let trace = std::env::var("OUTBOX_SIM_TRACE").ok();
         Self {
+            by_partition,
             ahead: vec![BTreeMap::new(); workers],
             trace: trace.and_then(|seq| seq.parse().ok()),
             ..Self::default()
@@ -82,7 +85,7 @@ impl Oracle {
     /// Prints what happens to one message (OUTBOX_SIM_TRACE) and its key, when a seed is looked into.
     pub fn note(&self, seq: i64, what: impl Fn() -> String) {
         let Some(traced) = self.trace else { return };
-        let key = |seq| self.messages.get(&seq).and_then(|m: &Message| m.key);
+        let key = |seq| self.messages.get(&seq).and_then(|m: &Message| m.order);
         if seq == traced || (key(seq).is_some() && key(seq) == key(traced)) {
             println!("{:>8} seq {seq} key {:?}: {}", self.now, key(seq), what());
         }
@@ -91,8 +94,12 @@ impl Oracle {
     // ---- producers and persons --------------------------------------------------------------------------------------
 
     pub fn drawn(&mut self, seq: i64, key: Option<u32>, partition: u16, ordered: bool, fate: Fate) {
+        let order = match self.by_partition {
+            true => Some(u32::from(partition)),
+            false => key,
+        };
         let message = Message {
-            key,
+            order,
             partition,
             ordered,
             fate,
@@ -111,7 +118,7 @@ impl Oracle {
             return;
         };
         message.committed = true;
-        let (Some(key), true) = (message.key, message.ordered) else {
+        let (Some(key), true) = (message.order, message.ordered) else {
             return;
         };
         let key = self.keys.entry(key).or_default();
@@ -139,7 +146,7 @@ impl Oracle {
         let Some(message) = self.messages.get_mut(&seq) else {
             return;
         };
-        if let Some(key) = message.key.and_then(|key| self.keys.get_mut(&key)) {
+        if let Some(key) = message.order.and_then(|key| self.keys.get_mut(&key)) {
             key.unfinished.remove(&seq);
         }
     }
@@ -164,7 +171,7 @@ impl Oracle {
             let said = format!("{seq} was handed over by {worker} under {epoch}, claimed: {claimed}, {message:?}");
             return self.complain(said);
         }
-        if let Some(key) = message.key {
+        if let Some(key) = message.order {
             let ahead = &self.ahead[worker];
             let key = self.keys.entry(key).or_default();
             let overtaken = key.unfinished.range(..seq).find(|seq| !ahead.contains_key(seq));
@@ -191,7 +198,7 @@ impl Oracle {
         if self.ahead[worker].get(&seq) == Some(&epoch) {
             self.ahead[worker].remove(&seq);
         }
-        let Some(key) = self.messages.get(&seq).and_then(|message| message.key) else {
+        let Some(key) = self.messages.get(&seq).and_then(|message| message.order) else {
             return;
         };
         if let Some(key) = self.keys.get_mut(&key)
@@ -210,7 +217,7 @@ impl Oracle {
                 "{seq} is published under {epoch} and was not confirmed: {message:?}"
             ));
         }
-        let unfinished = (self.messages[&seq].key).and_then(|key| self.keys.get(&key)?.unfinished.first().copied());
+        let unfinished = (self.messages[&seq].order).and_then(|key| self.keys.get(&key)?.unfinished.first().copied());
         if let Some(before) = unfinished.filter(|before| *before < seq) {
             self.complain(format!("{seq} is published and {before} of its key is not"));
         }
@@ -247,7 +254,7 @@ impl Oracle {
             return;
         };
         message.touched = self.now;
-        if let Some(key) = message.key {
+        if let Some(key) = message.order {
             let key = self.keys.entry(key).or_default();
             key.failed = self.now;
             key.failing.insert(seq);
@@ -286,7 +293,7 @@ impl Oracle {
         let touched = message.touched;
         let Some(before) = before else { return };
         self.repeated += 1;
-        let key_failed = (message.key)
+        let key_failed = (message.order)
             .and_then(|key| self.keys.get(&key))
             .map_or(0, |key| key.failed);
         if touched.max(key_failed) < before.min(handed_over) {

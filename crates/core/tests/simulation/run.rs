@@ -7,7 +7,7 @@ use outbox_core::engine::{Bounds, Engine, Errand, Held, Sharing};
 use outbox_core::lease::{self, Lease};
 use outbox_core::message::{Outcome, Pointer, Properties, Publication};
 use outbox_core::partition::Partition;
-use outbox_core::settle::{Ordering, RetryPolicy, Rules};
+use outbox_core::settle::{RetryPolicy, Rules};
 use outbox_core::tick::{self, TickState};
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -64,7 +64,7 @@ impl Simulation {
                     max_ms: 300,
                 },
                 dead_blocks: config.dead_blocks,
-                ordering: Ordering::Key,
+                ordering: config.ordering,
             },
             bounds: Bounds {
                 settle_rows: 30,

@@ -3,8 +3,10 @@
 use super::config::{Config, Flaw};
 use super::oracle::{End, Fate};
 use super::tables::{Row, Waiting, Why};
-use super::world::{World, key_name};
+use super::world::{World, key_name, partition_of};
+use outbox_core::hold::lane_crc;
 use outbox_core::partition::crc32;
+use outbox_core::settle::Ordering;
 use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Clone)]
@@ -32,6 +34,8 @@ enum At {
         key: Option<u32>,
         seq: i64,
     },
+    /// Its entry tells of the partition as well.
+    Placed,
     /// Enqueued; may go on or end.
     Open,
     /// Its entry is copied to one for prepared transactions.
@@ -54,6 +58,8 @@ pub struct Session {
     drawing: u32,
     /// The lowest seq that is known.
     low: i64,
+    /// Not told yet, by mistake.
+    lane: Option<u32>,
     /// Ends seldom.
     long: bool,
     /// Nothing happens in it until so many steps are done.
@@ -70,6 +76,7 @@ impl Session {
             at: At::Idle,
             drawing: 0,
             low: i64::MAX,
+            lane: None,
             long: false,
             stalled_until: 0,
             messages: Vec::new(),
@@ -125,12 +132,31 @@ impl World {
                 self.announce_drawing(session, number, key);
                 session.at = At::Drew { key, seq };
             }
-            At::Drew { key, seq } => {
+            At::Drew { key, seq } if config.ordering == Ordering::Key => {
                 session.drawing -= 1;
                 session.low = session.low.min(seq);
                 let low = if session.drawing > 0 { 0 } else { session.low };
                 self.memory.register(number, low, crc_of(key));
                 self.enqueue(session, key, seq);
+                session.at = At::Open;
+            }
+            At::Drew { key, seq } => {
+                session.low = session.low.min(seq);
+                let lane = lane_crc(partition_of(self.oracle.messages[&seq].partition));
+                if config.flaw == Some(Flaw::TellsLaneLate) {
+                    self.memory.register(number, session.low, None);
+                    session.lane = Some(lane);
+                } else {
+                    self.memory.register(number, 0, Some(lane));
+                }
+                self.enqueue(session, key, seq);
+                session.at = At::Placed;
+            }
+            At::Placed => {
+                session.drawing -= 1;
+                let low = if session.drawing > 0 { 0 } else { session.low };
+                let late = session.lane.take();
+                self.memory.register(number, low, late);
                 session.at = At::Open;
             }
             At::Open => self.go_on_or_end(session, number, &config),

@@ -265,17 +265,17 @@ impl Tables {
     }
 
     /// (partition, key) → (head, followers)
-    pub fn gates(&self, partitions: &[u16]) -> BTreeMap<(u16, u32), (Option<i64>, bool)> {
-        let mut gates: BTreeMap<(u16, u32), (Option<i64>, bool)> = BTreeMap::new();
-        for of in self.behind.keys() {
-            gates.entry(*of).or_default().1 = true;
+    pub fn gates(&self, partitions: &[u16]) -> BTreeMap<(u16, Option<u32>), (Option<i64>, bool)> {
+        let mut gates: BTreeMap<(u16, Option<u32>), (Option<i64>, bool)> = BTreeMap::new();
+        for (partition, key) in self.behind.keys() {
+            gates.entry((*partition, Some(*key))).or_default().1 = true;
         }
         let backing_off = self.due.iter().filter_map(|(_, seq)| {
             let waiting = &self.waiting[seq];
-            (waiting.why == Why::BacksOff).then_some((waiting.partition, waiting.key?, *seq))
+            (waiting.why == Why::BacksOff).then_some((waiting.partition, waiting.key, *seq))
         });
         let blocking = (self.dead.iter()).filter(|(_, dead)| dead.blocks);
-        let blocking = blocking.filter_map(|(seq, dead)| Some((dead.partition, dead.key?, *seq)));
+        let blocking = blocking.map(|(seq, dead)| (dead.partition, dead.key, *seq));
         for (partition, key, seq) in backing_off.chain(blocking) {
             let (head, _) = gates.entry((partition, key)).or_default();
             *head = Some(head.map_or(seq, |known| known.min(seq)));
@@ -318,7 +318,7 @@ impl Tables {
                     partition,
                     key: row.key,
                     reason,
-                    blocks: blocks && row.key.is_some(),
+                    blocks,
                 };
                 self.dead.insert(seq, dead);
             }

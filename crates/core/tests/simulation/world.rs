@@ -14,7 +14,7 @@ use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::hold::OpenTransaction;
 use outbox_core::message::{Event, Pointer};
 use outbox_core::partition::Partition;
-use outbox_core::settle::{Disposition, EXPIRED};
+use outbox_core::settle::{Disposition, EXPIRED, Ordering};
 use std::collections::BTreeSet;
 
 pub struct World {
@@ -48,7 +48,7 @@ impl World {
             calm: false,
             tables: Tables::new(config.partitions),
             memory: Memory::new(config.partitions, config.flaw),
-            oracle: Oracle::new(config.workers),
+            oracle: Oracle::new(config.workers, config.ordering == Ordering::Partition),
             sessions: (0..config.sessions).map(|_| Session::new()).collect(),
             prepared: Prepared::new(),
             preparing: BTreeSet::new(),
@@ -329,7 +329,8 @@ impl engine::Store for Ports<'_> {
         reach: i64,
         limit: u32,
     ) -> Result<(Batch<u64>, bool), Failed> {
-        let of = (key.partition.index(), key_number(&key.key));
+        let name = key.key.as_deref().expect("of a partition nothing waits behind another");
+        let of = (key.partition.index(), key_number(name));
         let (seen, cut) = self.transaction(|world, me| {
             if world.leases_locked {
                 return Err(Failed);
@@ -386,7 +387,7 @@ impl engine::Store for Ports<'_> {
                 key: OrderedKey {
                     partition: partition_of(partition),
                     destination: "default".into(),
-                    key: key_name(key),
+                    key: key.map(key_name),
                 },
                 head,
                 followers,
@@ -419,15 +420,15 @@ fn settle_one(world: &mut World, me: &str, at: (u16, i64), epoch: i64, dispositi
             .oracle
             .complain(format!("{me} settled {} under {epoch}, which it lost", at.1));
     }
-    let keyed = world.oracle.messages[&at.1].key.is_some();
+    let ordered = world.oracle.messages[&at.1].order.is_some();
     let action = match disposition {
         Disposition::Publish => {
             world.oracle.published(at.1, epoch);
             Action::Publish
         }
         Disposition::Dead { reason } => {
-            let blocks = world.config.dead_blocks;
-            if keyed && !blocks {
+            let blocks = world.config.dead_blocks && ordered;
+            if ordered && !blocks {
                 world.oracle.out_of_order(at.1);
             }
             let reason = reason.clone();
@@ -486,14 +487,20 @@ impl engine::Memory for Ports<'_> {
 /// What is left of the tables when all has ended that can: a complaint about the first message that has not.
 pub fn unfinished(world: &World) -> Option<String> {
     let blocking = |seq: i64| {
-        let key = world.oracle.messages[&seq].key;
-        (world.tables.dead.values()).any(|dead| dead.blocks && dead.key == key && key.is_some())
+        let order = world.oracle.messages[&seq].order;
+        let of = |seq: &i64| world.oracle.messages[seq].order;
+        (world.tables.dead.iter()).any(|(dead, row)| row.blocks && of(dead) == order && order.is_some())
+    };
+    // Behind a dead letter of its partition it stays where it is.
+    let stays = |seq: &i64| match world.config.ordering {
+        Ordering::Partition => true,
+        _ => world.tables.waiting.contains_key(seq),
     };
     let dead_with_reason = |seq| (world.tables.dead.get(&seq)).is_some_and(|dead| !dead.reason.is_empty());
     for (seq, message) in &world.oracle.messages {
         let ended = match message.end {
             Some(End::Published | End::Discarded) => true,
-            None => dead_with_reason(*seq) || (world.tables.waiting.contains_key(seq) && blocking(*seq)),
+            None => dead_with_reason(*seq) || (stays(seq) && blocking(*seq)),
         };
         if message.committed && !ended {
             let (waiting, lane) = (

@@ -6,6 +6,7 @@ use crate::connect::Session;
 use crate::failure::{Code, Failure};
 use crate::messages::{Statement, When};
 use crate::output::{self, counted};
+use crate::queries::message::CURRENT_PLACES;
 use clap::Args;
 use serde_json::json;
 use std::io::{BufRead, IsTerminal, Write, stderr, stdin};
@@ -406,14 +407,8 @@ async fn destination_of(session: &Session, seq: i64, named: Option<&str>) -> Res
     if let Some(named) = named {
         return Ok(Ok(named.to_owned()));
     }
-    let sql = "with s as materialized (select destination from outbox_destination_status)
-               select d.destination from outbox_dead d where d.seq = $1
-               union select w.destination from outbox_waiting w where w.seq = $1
-               union select o.destination from s cross join outbox_partitions p
-                     cross join lateral (select x.destination from outbox x
-                       where x.destination = s.destination and x.partition = p.partition and x.seq = $1 offset 0) o
-               order by 1";
-    let found = session.rows(sql, &[&seq]).await?;
+    let sql = format!("select distinct p.destination from ({}) p order by 1", *CURRENT_PLACES);
+    let found = session.rows(&sql, &[&seq]).await?;
     let names: Vec<&str> = found.iter().map(|row| text(row, "destination")).collect();
     Ok(match names[..] {
         [] => Err("no message of this seq is dead or waits".into()),

@@ -1,11 +1,13 @@
 //! `outboxctl show`: all of one message: where it stands, its event, its attempts, and why it does not move.
 
-use super::why::{Facts, Reason, reasons};
 use super::{Context, list, text, time};
 use crate::connect::Session;
 use crate::failure::{Code, Failure};
 use crate::messages::events_are_readable;
-use crate::output::{self, Cell, Colour, Table, paint};
+use crate::output::{self, Cell, Colour, Table, paint, stamp};
+use crate::queries::message::{ATTEMPTS, Attempt, PLACES, Place};
+use crate::queries::why::{self, Reason};
+use crate::queries::{Ask, IN_ORDER};
 use clap::Args;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -36,16 +38,20 @@ struct Message {
     #[serde(flatten)]
     row: Map<String, Value>,
     why: Vec<Reason>,
-    failed_attempts: Vec<Value>,
+    failed_attempts: Vec<Attempt>,
 }
 
 pub async fn run(context: &Context, args: &ShowArgs) -> Result<ExitCode, Failure> {
     let session = context.reader().await?;
+    session.client.batch_execute(IN_ORDER).await?;
     let mut messages = Vec::new();
     for row in messages_of(&session, args).await? {
+        let place: Place = serde_json::from_value(row.clone())?;
+        let mut failed_attempts = session.ask(ATTEMPTS, &[&place.seq, &place.destination]).await?;
+        failed_attempts.reverse();
         messages.push(Message {
-            why: why(&session, &row).await?,
-            failed_attempts: attempts(&session, &row).await?,
+            why: why::of(&session, &place).await?,
+            failed_attempts,
             row: row.as_object().cloned().unwrap_or_default(),
         });
     }
@@ -88,127 +94,12 @@ pub async fn run(context: &Context, args: &ShowArgs) -> Result<ExitCode, Failure
     Ok(ExitCode::SUCCESS)
 }
 
-/// From each table by its own index: outbox has none that begins with seq, so each lane is asked.
 async fn messages_of(session: &Session, args: &ShowArgs) -> Result<Vec<Value>, Failure> {
-    let sql = "
-        select m.seq, m.destination, outbox_partition_label(m.partition::integer) as partition_key, m.partition, m.key, m.status,
-               m.attempts, m.crashes, m.available_at, m.enqueued_at, m.ended_at, m.last_error, m.replayed, m.expires_at,
-               m.waits, m.blocks, m.claim_token
-        from (
-          select t.seq, t.destination, t.partition, t.key,
-                 case when outbox_claim_is_live(t.claim_token, t.partition, t.claim_until) then 'in flight'
-                      when t.attempts > 0 then 'retrying' else 'pending' end as status,
-                 t.attempts, t.crashes, t.enqueued_at as available_at, t.enqueued_at, null::timestamptz as ended_at, t.last_error,
-                 t.replayed, t.expires_at, null::text as waits, null::boolean as blocks, t.claim_token
-          from (with s as materialized (select destination from outbox_destination_status) select * from s) d
-          cross join outbox_partitions p
-          cross join lateral (select * from outbox o where o.destination = d.destination and o.partition = p.partition and o.seq = $1
-                              offset 0) t
-          union all
-          select t.seq, t.destination, t.partition, t.key,
-                 case when t.state = 'b' and t.attempts > 0 then 'retrying'
-                      when t.due_at > now() then 'scheduled' else 'pending' end,
-                 t.attempts, t.crashes, t.due_at, t.enqueued_at, null, t.last_error, t.replayed, t.expires_at, t.state::text, null, null
-          from outbox_waiting t where t.seq = $1
-          union all
-          select t.seq, t.destination, t.partition, t.key, 'dead', t.attempts, null, null, t.enqueued_at, t.died_at, t.reason,
-                 t.replayed, t.expires_at, null, t.blocks, null
-          from outbox_dead t where t.seq = $1
-          union all
-          select t.seq, t.destination, t.partition, t.key, case when t.discarded then 'discarded' else 'published' end,
-                 t.attempts, null, null, t.enqueued_at, t.published_at, t.last_error, t.replayed, null, null, null, null
-          from outbox_history t where t.seq = $1
-        ) m where $2::text is null or m.destination = $2 order by m.destination, m.ended_at nulls last";
-    session.rows(sql, &[&args.seq, &args.destination]).await
-}
-
-async fn why(session: &Session, message: &Value) -> Result<Vec<Reason>, Failure> {
-    if matches!(text(message, "status"), "published" | "discarded" | "dead") {
-        return Ok(reasons(&Facts {
-            message,
-            standby: false,
-            problems: &[],
-            destination: &Value::Null,
-            partition: &Value::Null,
-            ahead: &Value::Null,
-            transaction: &Value::Null,
-        }));
-    }
-    let seq = message["seq"].as_i64().unwrap_or_default();
-    let destination = text(message, "destination");
-    let partition = message["partition"]
-        .as_i64()
-        .and_then(|partition| i16::try_from(partition).ok());
-    let key = message["key"].as_str();
-    // What is wrong with one destination stands in its own row; but for a broker only health knows the remedy.
-    let problems = session
-        .rows(
-            r#"select h."check", h.problem, h.remedy from outbox_health h
-               where not h.ok and (h."check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source')
-                 or h."check" = 'broker' and case when $1 = 'default' then h.problem not like 'destination %: %'
-                                             else starts_with(h.problem, format('destination %I: ', $1)) end)"#,
-            &[&destination],
-        )
-        .await?;
-    let destinations = session
-        .rows(
-            "select state, reason, detail, extract(epoch from oldest_pending_age)::float8 as oldest_pending_age_s
-             from outbox_destination_status where destination = $1",
-            &[&destination],
-        )
-        .await?;
-    let partitions = session
-        .rows(
-            "select p.lease_owner, p.first_waiting_seq, s.leasing from outbox_partition_status p, outbox_settings s
-             where p.partition_key = outbox_partition_label($1::integer)",
-            &[&partition.map(i32::from)],
-        )
-        .await?;
-    // In the order in which they hold up what is behind them. A lane has no index by key: only its start is looked through.
-    let ahead = session
-        .rows(
-            "(select d.seq, 'dead' as status, d.reason as last_error, null::timestamptz as available_at from outbox_dead d
-              where d.partition = $2 and d.destination = $1 and d.key = $3 and d.blocks order by d.seq limit 1)
-             union all
-             (select w.seq, 'retrying', w.last_error, w.due_at from outbox_waiting w
-              where w.due_at is not null and w.state = 'b' and w.attempts > 0 and w.partition = $2 and w.destination = $1
-                and w.key = $3 and (w.seq < $4 or ($5 and w.seq <> $4)) order by w.seq limit 1)
-             union all
-             (select o.seq, 'pending', o.last_error, null
-              from (select * from outbox x where x.destination = $1 and x.partition = $2 order by x.seq limit 10000) o
-              where o.seq < $4 and o.key = $3 order by o.seq limit 1)
-             limit 1",
-            // What was put behind another may be behind a later one: that was replayed, or came back by hand.
-            &[&destination, &partition, &key, &seq, &(text(message, "waits") == "g")],
-        )
-        .await?;
-    let transactions = session
-        .rows(
-            "select t.pid, t.xid::text, extract(epoch from t.age)::float8 as age_s from outbox_open_transactions() t
-             where t.low <= $1 and t.age > interval '1 second' order by t.age desc limit 1",
-            &[&seq],
-        )
-        .await?;
-    let standby = session.rows("select pg_is_in_recovery() as standby", &[]).await?[0]["standby"] == true;
-    let first = |rows: Vec<Value>| rows.into_iter().next().unwrap_or_default();
-    Ok(reasons(&Facts {
-        message,
-        standby,
-        problems: &problems,
-        destination: &first(destinations),
-        partition: &first(partitions),
-        ahead: &first(ahead),
-        transaction: &first(transactions),
-    }))
-}
-
-/// Those that failed; what was published at once has none.
-async fn attempts(session: &Session, message: &Value) -> Result<Vec<Value>, Failure> {
-    let sql = "select attempt, at, outcome, error, worker_id from outbox_attempts
-               where seq = $1 and destination = $2 order by at, attempt";
-    session
-        .rows(sql, &[&message["seq"].as_i64(), &text(message, "destination")])
-        .await
+    let sql = format!(
+        "select m.* from ({}) m where $2::text is null or m.destination = $2 order by m.destination, m.ended_at nulls last",
+        *PLACES
+    );
+    session.rows(&sql, &[&args.seq, &args.destination]).await
 }
 
 async fn event(session: &Session, seq: i64) -> Result<Option<Box<RawValue>>, Failure> {
@@ -272,11 +163,11 @@ fn in_words(message: &Message) -> String {
         let mut table = Table::new(&[">ATTEMPT", "AT", "OUTCOME", "WORKER", "ERROR"]);
         for attempt in &message.failed_attempts {
             table.row([
-                attempt["attempt"].to_string().into(),
-                time(attempt, "at").into(),
-                Cell::from(text(attempt, "outcome")),
-                text(attempt, "worker_id").into(),
-                text(attempt, "error").into(),
+                attempt.attempt.to_string().into(),
+                stamp(&attempt.at).into(),
+                Cell::from(attempt.outcome.as_str()),
+                attempt.worker_id.as_deref().unwrap_or_default().into(),
+                attempt.error.as_deref().unwrap_or_default().into(),
             ]);
         }
         table.render().lines().for_each(|line| _ = writeln!(page, "  {line}"));

@@ -1,11 +1,13 @@
 //! The panels of a screen, each made of plain data for a width.
 
 use super::chart::{bars, spread};
-use super::model::{Destination, ErrorGroup, Message, Minute, Part, Partition, Problem, Snapshot, Ticks, Worker};
 use super::panel::Panel;
 use super::table::{self, Cell, Column};
 use super::text::{self, age, count, known, ms, rate, short};
 use super::theme::Theme;
+use crate::queries::model::{
+    Check, Destination, ErrorGroup, Message, Minute, Part, Partition, Snapshot, Ticks, Worker,
+};
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
@@ -50,16 +52,50 @@ fn unreadable(title: &str, why: &str, width: usize, theme: Theme) -> Panel {
     }
 }
 
-fn prose(said: &str, width: usize, style: Style) -> Vec<Line<'static>> {
+pub fn prose(said: &str, width: usize, style: Style) -> Vec<Line<'static>> {
     let lines = text::wrapped(said, width).into_iter();
     lines.map(|line| Line::styled(line, style)).collect()
+}
+
+/// Words in one line, as many as have room.
+pub fn words(words: Vec<(String, Style)>, width: usize) -> Line<'static> {
+    let mut spans = Vec::new();
+    let mut used = 0;
+    for (word, style) in words {
+        let gap = if used == 0 { 0 } else { 2 };
+        if used + gap + text::width(&word) > width {
+            break;
+        }
+        used += gap + text::width(&word);
+        spans.push(Span::raw(" ".repeat(gap)));
+        spans.push(Span::styled(word, style));
+    }
+    Line::from(spans)
+}
+
+/// Keys and what they do, in one line, as many as have room.
+pub fn keys(keys: &[(&'static str, &'static str)], width: usize, theme: Theme) -> Line<'static> {
+    let mut spans = Vec::new();
+    let mut used = 0;
+    for (key, does) in keys {
+        let gap = if used == 0 { 0 } else { 2 };
+        let columns = gap + key.len() + 1 + does.len();
+        if used + columns > width {
+            break;
+        }
+        used += columns;
+        spans.push(Span::raw(" ".repeat(gap)));
+        spans.push(Span::styled(*key, theme.accent()));
+        spans.push(Span::styled(format!(" {does}"), theme.dim()));
+    }
+    Line::from(spans)
 }
 
 /// Columns that a value of the summary has at least.
 const VALUE: usize = 9;
 
 /// A count that fits there: cut off, it would be another one.
-fn total(n: i64) -> String {
+pub fn total(n: i64) -> String {
     let exact = count(n);
     match exact.len() <= VALUE {
         true => exact,
@@ -68,7 +104,7 @@ fn total(n: i64) -> String {
 }
 
 /// `name value    name value`, in two columns where there is room.
-fn facts(facts: &[(&'static str, String, Style)], width: usize, theme: Theme) -> Vec<Line<'static>> {
+pub fn facts(facts: &[(&'static str, String, Style)], width: usize, theme: Theme) -> Vec<Line<'static>> {
     let names = facts.iter().map(|(name, ..)| text::width(name)).max().unwrap_or(0);
     let per_line = if width >= 2 * (names + 1 + VALUE) + 2 { 2 } else { 1 };
     let column = (width + 2) / per_line - 2;
@@ -176,21 +212,27 @@ pub fn throughput(
         }
         Ok(minutes) => hour(minutes, bar_lines, width, theme),
     };
-    let now = session_per_s.last().copied().unwrap_or(0.0);
-    let peak = session_per_s.iter().copied().fold(0.0, f64::max);
-    head.push(Line::from(vec![
-        Span::styled("this session  ", theme.dim()),
-        Span::styled(format!("{}/s", rate(now)), theme.strong()),
-        Span::styled(format!("  peak {}/s", rate(peak)), theme.dim()),
-    ]));
-    let recent = &session_per_s[session_per_s.len().saturating_sub(width)..];
-    head.extend(bars(recent, bar_lines / 2, theme.accent()));
+    head.extend(per_second(session_per_s, bar_lines / 2, width, theme));
     Panel {
         title: "Throughput".into(),
         remark: "per minute, 60 minutes".into(),
         head,
         ..Panel::default()
     }
+}
+
+/// Messages a second since somebody looks, the newest at the right.
+pub fn per_second(session_per_s: &[f64], bar_lines: usize, width: usize, theme: Theme) -> Vec<Line<'static>> {
+    let now = session_per_s.last().copied().unwrap_or(0.0);
+    let peak = session_per_s.iter().copied().fold(0.0, f64::max);
+    let mut lines = vec![Line::from(vec![
+        Span::styled("this session  ", theme.dim()),
+        Span::styled(format!("{}/s", rate(now)), theme.strong()),
+        Span::styled(format!("  peak {}/s", rate(peak)), theme.dim()),
+    ])];
+    let recent = &session_per_s[session_per_s.len().saturating_sub(width)..];
+    lines.extend(bars(recent, bar_lines, theme.accent()));
+    lines
 }
 
 /// The last minute that is over.
@@ -347,46 +389,50 @@ fn flowing(words: Vec<(String, Style)>, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// A list with its columns. `order` says by what it is sorted and filtered.
-fn list(
-    title: &str,
-    columns: &[Column],
-    rows: Vec<Vec<Cell>>,
-    selected: Option<usize>,
-    order: &str,
-    width: usize,
-    theme: Theme,
-) -> Panel {
-    let (head, lines) = table::lines(columns, &rows, width, theme);
-    Panel {
-        title: title.into(),
-        remark: order.into(),
-        head: match lines.is_empty() {
-            true => vec![Line::styled("none", theme.dim())],
-            false => vec![head],
-        },
-        rows: lines,
-        selected,
-        grows: true,
-        ..Panel::default()
-    }
-}
-
 /// What a list is drawn with beside its rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Look<'a> {
     pub selected: Option<usize>,
+    /// By what it is sorted and filtered.
     pub order: &'a str,
     pub width: usize,
     pub theme: Theme,
 }
 
-pub fn workers(rows: &Part<Vec<&Worker>>, ticks: &Part<Vec<Ticks>>, owners: &Owners, look: Look) -> Panel {
-    let Look { width, theme, .. } = look;
-    let rows = match rows {
-        Ok(rows) => rows,
-        Err(why) => return unreadable("2 Workers", why, width, theme),
+/// A list with its columns, or why there is none.
+fn list<T>(
+    title: &str,
+    columns: &[Column],
+    rows: &Part<Vec<&T>>,
+    look: Look,
+    cells: impl Fn(&T) -> Vec<Cell>,
+) -> Panel {
+    let rows: Vec<_> = match rows {
+        Ok(rows) => rows.iter().map(|row| cells(row)).collect(),
+        Err(why) => return unreadable(title, why, look.width, look.theme),
     };
+    listed(title, columns, &rows, look)
+}
+
+/// A list with its columns.
+pub fn listed(title: &str, columns: &[Column], rows: &[Vec<Cell>], look: Look) -> Panel {
+    let (head, lines) = table::lines(columns, rows, look.width, look.theme);
+    Panel {
+        title: title.into(),
+        remark: look.order.into(),
+        head: match lines.is_empty() {
+            true => vec![Line::styled("none", look.theme.dim())],
+            false => vec![head],
+        },
+        rows: lines,
+        selected: look.selected,
+        grows: true,
+        ..Panel::default()
+    }
+}
+
+pub fn workers(rows: &Part<Vec<&Worker>>, ticks: &Part<Vec<Ticks>>, owners: &Owners, look: Look) -> Panel {
+    let theme = look.theme;
     const COLUMNS: [Column; 9] = [
         Column::words("", 0),
         Column::prose("worker", 0, 8),
@@ -398,7 +444,7 @@ pub fn workers(rows: &Part<Vec<&Worker>>, ticks: &Part<Vec<Ticks>>, owners: &Own
         Column::figure("fail/s", 5),
         Column::figure("up", 6),
     ];
-    let row = |worker: &&Worker| {
+    let cells = |worker: &Worker| {
         let state = if worker.is_alive { &worker.state } else { "ended" };
         let own = ticks.iter().flatten().find(|ticks| ticks.worker_id == worker.id);
         let heartbeat = match worker.is_alive {
@@ -420,8 +466,7 @@ pub fn workers(rows: &Part<Vec<&Worker>>, ticks: &Part<Vec<Ticks>>, owners: &Own
             Cell::new(age(worker.age_s)),
         ]
     };
-    let rows = rows.iter().map(row).collect();
-    list("2 Workers", &COLUMNS, rows, look.selected, look.order, width, theme)
+    list("2 Workers", &COLUMNS, rows, look, cells)
 }
 
 /// A bar of what is left of 20 s, the default of `outbox.heartbeat_ttl`, and the figure.
@@ -431,11 +476,7 @@ fn heartbeat(left_s: f64) -> String {
 }
 
 pub fn destinations(rows: &Part<Vec<&Destination>>, look: Look) -> Panel {
-    let Look { width, theme, .. } = look;
-    let rows = match rows {
-        Ok(rows) => rows,
-        Err(why) => return unreadable("3 Destinations", why, width, theme),
-    };
+    let theme = look.theme;
     const COLUMNS: [Column; 8] = [
         Column::prose("destination", 0, 11),
         Column::words("state", 0),
@@ -446,7 +487,7 @@ pub fn destinations(rows: &Part<Vec<&Destination>>, look: Look) -> Panel {
         Column::figure("flight", 5),
         Column::figure("dead", 6),
     ];
-    let row = |destination: &&Destination| {
+    let cells = |destination: &Destination| {
         let is_full = destination.pending.zip(destination.max_pending);
         let is_full = is_full.is_some_and(|(pending, max)| pending * 10 >= max * 9);
         let pending = known(destination.pending, short);
@@ -461,24 +502,11 @@ pub fn destinations(rows: &Part<Vec<&Destination>>, look: Look) -> Panel {
             Cell::new(known(destination.dead_total, short)),
         ]
     };
-    let rows = rows.iter().map(row).collect();
-    list(
-        "3 Destinations",
-        &COLUMNS,
-        rows,
-        look.selected,
-        look.order,
-        width,
-        theme,
-    )
+    list("3 Destinations", &COLUMNS, rows, look, cells)
 }
 
 pub fn errors(rows: &Part<Vec<&ErrorGroup>>, look: Look) -> Panel {
-    let Look { width, theme, .. } = look;
-    let rows = match rows {
-        Ok(rows) => rows,
-        Err(why) => return unreadable("4 Recent errors", why, width, theme),
-    };
+    let theme = look.theme;
     const COLUMNS: [Column; 6] = [
         Column::figure("ago", 0),
         Column::figure("count", 0),
@@ -487,7 +515,7 @@ pub fn errors(rows: &Part<Vec<&ErrorGroup>>, look: Look) -> Panel {
         Column::prose("kind", 2, 8),
         Column::prose("message", 0, 28),
     ];
-    let row = |group: &&ErrorGroup| {
+    let cells = |group: &ErrorGroup| {
         vec![
             Cell::new(age(group.last_age_s)),
             Cell::new(short(group.count)),
@@ -497,24 +525,11 @@ pub fn errors(rows: &Part<Vec<&ErrorGroup>>, look: Look) -> Panel {
             Cell::new(&group.message),
         ]
     };
-    let rows = rows.iter().map(row).collect();
-    list(
-        "4 Recent errors",
-        &COLUMNS,
-        rows,
-        look.selected,
-        look.order,
-        width,
-        theme,
-    )
+    list("4 Recent errors", &COLUMNS, rows, look, cells)
 }
 
 pub fn messages(rows: &Part<Vec<&Message>>, look: Look) -> Panel {
-    let Look { width, theme, .. } = look;
-    let rows = match rows {
-        Ok(rows) => rows,
-        Err(why) => return unreadable("5 Messages", why, width, theme),
-    };
+    let theme = look.theme;
     const COLUMNS: [Column; 9] = [
         Column::words("status", 0),
         Column::figure("seq", 0),
@@ -526,7 +541,7 @@ pub fn messages(rows: &Part<Vec<&Message>>, look: Look) -> Panel {
         Column::figure("due", 7),
         Column::prose("why", 1, 22),
     ];
-    let row = |message: &&Message| {
+    let cells = |message: &Message| {
         vec![
             Cell::styled(&message.status, theme.state(&message.status)),
             Cell::new(message.seq.to_string()),
@@ -539,13 +554,12 @@ pub fn messages(rows: &Part<Vec<&Message>>, look: Look) -> Panel {
             Cell::new(message.note.as_deref().unwrap_or("")),
         ]
     };
-    let rows = rows.iter().map(row).collect();
-    list("5 Messages", &COLUMNS, rows, look.selected, look.order, width, theme)
+    list("5 Messages", &COLUMNS, rows, look, cells)
 }
 
 /// What is wrong, in the words of `outbox_health`, and what to do. Cut to so many lines, one problem a line where it fits.
-pub fn problems(problems: &[Problem], width: usize, lines_max: usize, theme: Theme) -> Vec<Line<'static>> {
-    let line = |problem: &Problem| {
+pub fn problems(problems: &[Check], width: usize, lines_max: usize, theme: Theme) -> Vec<Line<'static>> {
+    let line = |problem: &Check| {
         let said = format!("! {}: {}", problem.check, problem.problem);
         let said = text::harmless(&said);
         let remedy = text::harmless(&format!("  → {}", problem.remedy));

@@ -1,5 +1,6 @@
 //! Words and figures as they are shown: made harmless, cut to a width, with their unit.
 
+pub use crate::output::grouped as count;
 use unicode_width::UnicodeWidthChar;
 
 /// Text from outside as a terminal may get it: no control character, nothing that turns the direction of writing, nothing
@@ -107,19 +108,6 @@ pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
     }
     lines.push(line);
     lines
-}
-
-/// `1,234,567`
-pub fn count(n: i64) -> String {
-    let digits = n.unsigned_abs().to_string();
-    let mut shown = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            shown.push(',');
-        }
-        shown.push(digit);
-    }
-    if n < 0 { format!("-{shown}") } else { shown }
 }
 
 /// `1,234` or `12.3 M`: never wider than seven columns.

@@ -352,7 +352,7 @@ async fn number(session: &Session, call: &Sql) -> Result<i64, Trouble> {
         n: i64,
     }
     let (text, values) = call.to_run();
-    let found: Vec<Number> = session.ask(&text, &values).await?;
+    let found: Vec<Number> = session.ask_once(&text, &values).await?;
     Ok(found.first().map_or(0, |found| found.n))
 }
 

@@ -1,19 +1,8 @@
 //! How figures, times and texts are written on the pages.
 
+use crate::output::duration;
+pub use crate::output::grouped as count;
 use std::fmt::Write;
-
-/// 1234567 → `1,234,567`.
-pub fn count(n: i64) -> String {
-    let digits = n.unsigned_abs().to_string();
-    let mut text = String::from(if n < 0 { "-" } else { "" });
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
 
 /// A count, or a dash where nobody counts.
 pub fn maybe_count(n: Option<i64>) -> String {
@@ -31,20 +20,9 @@ pub fn capped(n: i64, cap: i64) -> String {
 
 /// A span of time in its two largest units: `3 min 20 s`.
 pub fn span(seconds: f64) -> String {
-    let whole = seconds.max(0.0) as i64;
-    match whole {
-        0 if seconds > 0.0 => format!("{:.0} ms", seconds * 1000.0),
-        0..60 => format!("{whole} s"),
-        60..3600 => two(whole / 60, "min", whole % 60, "s"),
-        3600..86_400 => two(whole / 3600, "h", whole % 3600 / 60, "min"),
-        _ => two(whole / 86_400, "d", whole % 86_400 / 3600, "h"),
-    }
-}
-
-fn two(large: i64, unit: &str, small: i64, small_unit: &str) -> String {
-    match small {
-        0 => format!("{large} {unit}"),
-        _ => format!("{large} {unit} {small} {small_unit}"),
+    match seconds > 0.0 {
+        true => duration(seconds),
+        false => "0 s".to_owned(),
     }
 }
 

@@ -86,7 +86,7 @@ fn whole(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
     out.gauge(
         "outbox_standby",
         "Whether the server is a standby, which delivers nothing.",
-        i64::from(server.standby),
+        i64::from(snapshot.now.is_standby),
     )?;
     out.maybe(
         "outbox_pending_messages",
@@ -123,7 +123,7 @@ fn whole(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
     let owned = snapshot
         .partitions
         .iter()
-        .filter(|partition| partition.lease_owner.is_some())
+        .filter(|partition| partition.owner.is_some())
         .count();
     out.gauge(
         "outbox_owned_partitions",
@@ -180,11 +180,7 @@ fn destinations(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
     for (name, help, count) in counters {
         out.each(name, help, MetricType::Counter, |metric| {
             for (d, n) in all.iter().filter_map(|d| Some((d, count(d)?))) {
-                labelled(
-                    metric,
-                    &[("destination", &d.destination)],
-                    &ConstCounter::new(n.max(0) as u64),
-                )?;
+                labelled(metric, &[("destination", &d.name)], &ConstCounter::new(n.max(0) as u64))?;
             }
             Ok(())
         })?;
@@ -209,7 +205,7 @@ fn destinations(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
     for (name, help, count) in gauges {
         out.each(name, help, MetricType::Gauge, |metric| {
             for (d, n) in all.iter().filter_map(|d| Some((d, count(d)?))) {
-                labelled(metric, &[("destination", &d.destination)], &ConstGauge::new(n))?;
+                labelled(metric, &[("destination", &d.name)], &ConstGauge::new(n))?;
             }
             Ok(())
         })?;
@@ -219,7 +215,7 @@ fn destinations(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
         for d in all {
             labelled(
                 metric,
-                &[("destination", &d.destination)],
+                &[("destination", &d.name)],
                 &ConstGauge::new(d.oldest_s.unwrap_or(0.0)),
             )?;
         }
@@ -230,7 +226,7 @@ fn destinations(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
         for d in all {
             for (quantile, ms) in [("0.5", d.p50_ms), ("0.95", d.p95_ms), ("0.99", d.p99_ms)] {
                 let Some(ms) = ms else { continue };
-                let labels = [("destination", d.destination.as_str()), ("quantile", quantile)];
+                let labels = [("destination", d.name.as_str()), ("quantile", quantile)];
                 labelled(metric, &labels, &ConstGauge::new(ms / 1000.0))?;
             }
         }
@@ -243,7 +239,7 @@ fn destinations(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
         |metric| {
             for d in all {
                 for state in STATES {
-                    let labels = [("destination", d.destination.as_str()), ("state", state)];
+                    let labels = [("destination", d.name.as_str()), ("state", state)];
                     labelled(metric, &labels, &ConstGauge::new(i64::from(d.state == state)))?;
                 }
             }
@@ -262,8 +258,8 @@ fn workers(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
             for worker in all {
                 labelled(
                     metric,
-                    &[("worker", &worker.worker_id)],
-                    &ConstGauge::new(i64::from(worker.alive)),
+                    &[("worker", &worker.id)],
+                    &ConstGauge::new(i64::from(worker.is_alive)),
                 )?;
             }
             Ok(())
@@ -275,11 +271,7 @@ fn workers(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
         MetricType::Gauge,
         |metric| {
             for worker in all {
-                labelled(
-                    metric,
-                    &[("worker", &worker.worker_id)],
-                    &ConstGauge::new(worker.partitions),
-                )?;
+                labelled(metric, &[("worker", &worker.id)], &ConstGauge::new(worker.partitions))?;
             }
             Ok(())
         },
@@ -289,11 +281,7 @@ fn workers(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
         "How long its last heartbeat is still good.",
         |metric| {
             for worker in all {
-                labelled(
-                    metric,
-                    &[("worker", &worker.worker_id)],
-                    &ConstGauge::new(worker.heartbeat_ttl_s),
-                )?;
+                labelled(metric, &[("worker", &worker.id)], &ConstGauge::new(worker.heartbeat_s))?;
             }
             Ok(())
         },

@@ -17,6 +17,7 @@ mod sql;
 
 use crate::commands::Context;
 use crate::failure::{Code, Failure};
+use crate::queries::Ask;
 use access::{Access, Secrets, Viewer, guard, listen_address};
 use axum::extract::{Extension, Form, Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -117,7 +118,7 @@ pub async fn run(context: &Context, args: &ServeArgs) -> Result<ExitCode, Failur
             .hint("Give another address or port with --listen.")
     })?;
     let bound = listener.local_addr().unwrap_or(address);
-    let database = view.snapshot.as_ref().map(|snapshot| snapshot.server.database.clone());
+    let database = view.snapshot.as_ref().map(|snapshot| snapshot.now.database.clone());
     let (sender, views) = watch::channel(Arc::new(view));
     let app = Arc::new(App {
         access,
@@ -308,10 +309,9 @@ async fn message(
 ) -> Response {
     app.note_asked();
     let destination = which.destination.as_deref();
-    let view = app.view();
     let found = app
         .pool
-        .read(async |session| detail::message(session, view.snapshot.as_ref(), seq, destination).await)
+        .read(async |session| detail::message(session, seq, destination).await)
         .await;
     match found {
         Err(found) => trouble(&app, &viewer, &found),
@@ -362,7 +362,7 @@ async fn audit(
     app.note_asked();
     let found = app
         .pool
-        .read(async |session| session.rows::<Deed>(AUDIT, &[&before.before]).await);
+        .read(async |session| session.ask::<Deed>(AUDIT, &[&before.before]).await);
     match found.await {
         Err(found) => trouble(&app, &viewer, &found),
         Ok(mut deeds) => {

@@ -3,6 +3,7 @@
 
 use crate::connect::{ConnectArgs, connect_session};
 use crate::failure::{Code, Failure};
+use crate::queries::{Ask, IN_ORDER, Parameters, as_json};
 use serde::de::DeserializeOwned;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -51,8 +52,7 @@ impl From<tokio_postgres::Error> for Trouble {
 
 impl From<serde_json::Error> for Trouble {
     fn from(error: serde_json::Error) -> Self {
-        let said = format!("the database answers in another form than this program knows: {error}");
-        Self::from(Failure::new(Code::Incompatible, said).hint("Use the outboxctl of the extension's version."))
+        Failure::from(error).into()
     }
 }
 
@@ -80,13 +80,11 @@ impl Session {
             Purpose::Act { who } => (60_000, "off", format!("outboxctl serve{who}")),
         };
         // As the functions of the extension do: indexes are there for what is asked, and statistics may be stale.
+        let by_index = "set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off";
         let plans = match purpose {
-            Purpose::Watch => {
-                "; set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off;
-                 set enable_bitmapscan = off; set enable_sort = off"
-            }
-            Purpose::Read => "; set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off",
-            Purpose::Act { .. } => "",
+            Purpose::Watch => format!("; {IN_ORDER}; {by_index}; set enable_bitmapscan = off"),
+            Purpose::Read => format!("; {IN_ORDER}; {by_index}"),
+            Purpose::Act { .. } => String::new(),
         };
         client
             .execute("select set_config('application_name', $1, false)", &[&application])
@@ -137,44 +135,26 @@ impl Session {
         })
     }
 
-    /// The rows of a question that is asked again and again.
-    pub async fn rows<T: DeserializeOwned>(
-        &self,
-        sql: &'static str,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<T>, Trouble> {
+    async fn prepared(&self, sql: &'static str) -> Result<Statement, Trouble> {
         let known = self
             .statements
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .get(sql)
             .cloned();
-        let statement = match known {
-            Some(statement) => statement,
-            None => {
-                let made = self.client.prepare(&as_json(sql)).await?;
-                let mut statements = self.statements.lock().unwrap_or_else(PoisonError::into_inner);
-                statements.insert(sql, made.clone());
-                made
-            }
-        };
-        read(self.client.query(&statement, params).await?)
+        if let Some(statement) = known {
+            return Ok(statement);
+        }
+        let made = self.client.prepare(&as_json(sql)).await?;
+        let mut statements = self.statements.lock().unwrap_or_else(PoisonError::into_inner);
+        statements.insert(sql, made.clone());
+        Ok(made)
     }
 
     /// The rows of a question that is asked once. Its parameters are texts.
-    pub async fn ask<T: DeserializeOwned>(&self, sql: &str, params: &[String]) -> Result<Vec<T>, Trouble> {
+    pub async fn ask_once<T: DeserializeOwned>(&self, sql: &str, params: &[String]) -> Result<Vec<T>, Trouble> {
         let params: Vec<&(dyn ToSql + Sync)> = params.iter().map(|param| param as _).collect();
         read(self.client.query(&as_json(sql), &params).await?)
-    }
-
-    /// The same along indexes alone, row by row: a planner without statistics, as after a bulk load, would read and sort a
-    /// whole lane for its first rows.
-    pub async fn ask_in_order<T: DeserializeOwned>(&self, sql: &str, params: &[String]) -> Result<Vec<T>, Trouble> {
-        self.execute("begin; set local enable_bitmapscan = off; set local enable_sort = off")
-            .await?;
-        let answer = self.ask(sql, params).await;
-        self.execute("rollback").await?;
-        answer
     }
 
     pub async fn execute(&self, sql: &str) -> Result<(), Trouble> {
@@ -186,9 +166,17 @@ impl Session {
     }
 }
 
-/// Each row as one JSON value, so that fields are found by name.
-fn as_json(sql: &str) -> String {
-    format!("select to_jsonb(q) from ({sql}) q")
+impl Ask for Session {
+    type Error = Trouble;
+
+    async fn ask<T: DeserializeOwned + Send>(
+        &self,
+        sql: &'static str,
+        parameters: &Parameters<'_>,
+    ) -> Result<Vec<T>, Trouble> {
+        let statement = self.prepared(sql).await?;
+        read(self.client.query(&statement, parameters).await?)
+    }
 }
 
 fn read<T: DeserializeOwned>(rows: Vec<tokio_postgres::Row>) -> Result<Vec<T>, Trouble> {

@@ -3,7 +3,12 @@
 
 use super::session::{Session, Trouble};
 use crate::failure::{Code, Failure};
+use crate::queries::model::{self, Check, ErrorGroup, Minute, Now, Partition, Status, Worker};
+use crate::queries::{Ask, figures};
 use serde::Deserialize;
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::sync::LazyLock;
 
 /// Beyond this a lane is not counted further.
 pub const DEPTH_CAP: i64 = 1000;
@@ -12,10 +17,14 @@ const DEPTH_ROWS_MAX: i64 = 50_000;
 
 #[derive(Clone, Debug)]
 pub struct Snapshot {
+    /// All other times are by this clock.
+    pub now: Now,
     pub server: Server,
     pub status: Status,
     pub health: Vec<Check>,
     pub workers: Vec<Worker>,
+    /// By worker.
+    pub passes: HashMap<String, Pass>,
     pub partitions: Vec<Partition>,
     pub blocked: Vec<Blocked>,
     pub destinations: Vec<Destination>,
@@ -27,75 +36,28 @@ pub struct Snapshot {
 
 #[derive(Clone, Debug, Deserialize)]
 pub struct Server {
-    pub database: String,
     pub extension_version: String,
     pub server_version: String,
-    pub standby: bool,
     pub leasing: bool,
     pub lease_ttl_s: Option<f64>,
     pub heartbeat_ttl_s: Option<f64>,
 }
 
 const SERVER: &str = "
-    select current_database() as database,
-           (select x.extversion from pg_extension x where x.extname = 'outbox') as extension_version,
-           current_setting('server_version') as server_version, pg_is_in_recovery() as standby,
+    select (select x.extversion from pg_extension x where x.extname = 'outbox') as extension_version,
+           current_setting('server_version') as server_version,
            (select s.leasing from outbox_settings s) as leasing,
            extract(epoch from current_setting('outbox.lease_ttl', true)::interval)::float8 as lease_ttl_s,
            extract(epoch from current_setting('outbox.heartbeat_ttl', true)::interval)::float8 as heartbeat_ttl_s";
 
-#[derive(Clone, Debug, Deserialize)]
-pub struct Status {
-    /// Seconds since 1970, by the clock of the server, which all other times are of.
-    pub now: f64,
-    pub pending: Option<i64>,
-    pub in_flight: Option<i64>,
-    /// Counted to 10000.
-    pub dead: i64,
-    pub oldest_s: Option<f64>,
-    pub published_total: Option<i64>,
-    pub failed_total: Option<i64>,
-    pub published_per_s: Option<f64>,
-    pub failed_per_s: Option<f64>,
-}
-
+/// The views count dead letters no further.
 pub const DEAD_CAP: i64 = 10_000;
-
-const STATUS: &str = "
-    select extract(epoch from clock_timestamp())::float8 as now, pending, in_flight, dead,
-           extract(epoch from oldest_pending_age)::float8 as oldest_s, published_total, failed_total,
-           published_per_s::float8, failed_per_s::float8
-    from outbox_status";
-
-/// A line of outbox_health.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Check {
-    pub check: String,
-    pub ok: bool,
-    pub problem: Option<String>,
-    pub remedy: Option<String>,
-}
-
-const HEALTH: &str = r#"select "check", ok, problem, remedy from outbox_health"#;
-
-#[derive(Clone, Debug, Deserialize)]
-pub struct Worker {
-    pub worker_id: String,
-    pub pid: Option<i64>,
-    pub state: String,
-    pub reason: Option<String>,
-    pub detail: Option<String>,
-    pub alive: bool,
-    pub heartbeat_age_s: f64,
-    pub heartbeat_ttl_s: f64,
-    pub partitions: i64,
-    pub started_at: f64,
-    pub tick: Option<Tick>,
-}
 
 /// The last pass of a worker that did something.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Tick {
+pub struct Pass {
+    worker_id: String,
+    /// Seconds since 1970.
     pub at: f64,
     pub claimed: i64,
     pub published: i64,
@@ -103,29 +65,9 @@ pub struct Tick {
     pub duration_ms: f64,
 }
 
-const WORKERS: &str = "
-    select s.worker_id, s.pid, s.state, s.reason, s.detail, s.alive, s.partitions,
-           extract(epoch from clock_timestamp() - w.heartbeat_at)::float8 as heartbeat_age_s,
-           extract(epoch from s.heartbeat_ttl)::float8 as heartbeat_ttl_s,
-           extract(epoch from s.started_at)::float8 as started_at,
-           (select jsonb_build_object('at', extract(epoch from t.at)::float8, 'claimed', t.claimed, 'published', t.published,
-                                      'failed', t.failed, 'duration_ms', t.duration_ms)
-            from outbox_ticks t where t.worker_id = s.worker_id order by t.at desc limit 1) as tick
-    from outbox_worker_status s join outbox_workers w on w.worker_id = s.worker_id
-    order by s.worker_id limit 200";
-
-#[derive(Clone, Debug, Deserialize)]
-pub struct Partition {
-    pub partition_key: String,
-    pub lease_owner: Option<String>,
-    pub lease_ttl_s: Option<f64>,
-    pub lease_epoch: i64,
-    pub first_waiting_seq: Option<i64>,
-}
-
-const PARTITIONS: &str = "
-    select partition_key, lease_owner, extract(epoch from lease_ttl)::float8 as lease_ttl_s, lease_epoch, first_waiting_seq
-    from outbox_partition_status order by length(partition_key), partition_key";
+const PASSES: &str = "
+    select distinct on (worker_id) worker_id, extract(epoch from at)::float8 as at, claimed, published, failed, duration_ms
+    from outbox_ticks order by worker_id, outbox_ticks.at desc";
 
 /// A dead letter that holds up its key; one of each partition.
 #[derive(Clone, Debug, Deserialize)]
@@ -144,70 +86,34 @@ const BLOCKED: &str = "
                         where x.blocks and x.partition = p.partition limit 1) d
     order by p.partition";
 
+/// What is known of a destination, and what a page says of it beside.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Destination {
-    pub destination: String,
-    /// settings, or the name of a foreign data wrapper; None: there is no such destination.
-    pub described_by: Option<String>,
+    #[serde(flatten)]
+    figures: model::Destination,
     pub url: Option<String>,
-    pub state: String,
     /// By outbox_pause(): the state is paused, too, where delivery is switched off.
     pub paused: bool,
-    pub since: Option<f64>,
-    pub reason: Option<String>,
-    pub detail: Option<String>,
-    pub oldest_s: Option<f64>,
-    pub in_flight: Option<i64>,
-    pub published_total: Option<i64>,
-    pub failed_total: Option<i64>,
-    pub dead_total: Option<i64>,
-    pub released_total: Option<i64>,
-    pub published_per_s: Option<f64>,
-    pub p50_ms: Option<f64>,
-    pub p95_ms: Option<f64>,
-    pub p99_ms: Option<f64>,
-    pub pending: Option<i64>,
-    pub max_pending: Option<i64>,
 }
 
-const DESTINATIONS: &str = "
-    select s.destination, s.described_by, s.state, extract(epoch from s.since)::float8 as since, s.reason, s.detail,
-           extract(epoch from s.oldest_pending_age)::float8 as oldest_s, s.in_flight, s.published_total, s.failed_total,
-           s.dead_total, s.released_total, s.published_per_s::float8, s.p50_ms::float8, s.p95_ms::float8, s.p99_ms::float8,
-           s.pending, s.max_pending,
-           exists (select from outbox_paused z where z.destination = s.destination) as paused,
-           case when s.described_by = 'settings' then nullif(current_setting('outbox.url', true), '')
-                else (select o.option_value from pg_foreign_server f, pg_options_to_table(f.srvoptions) o
-                      where f.srvname = s.destination and o.option_name = 'url') end as url
-    from outbox_destination_status s";
+impl Deref for Destination {
+    type Target = model::Destination;
 
-#[derive(Clone, Debug, Deserialize)]
-pub struct Minute {
-    pub at: f64,
-    pub published: i64,
-    pub retried: i64,
-    pub failed: i64,
-    pub p95_ms: Option<f64>,
+    fn deref(&self) -> &model::Destination {
+        &self.figures
+    }
 }
 
-const THROUGHPUT: &str = "
-    select extract(epoch from minute)::float8 as at, published, retried, failed, p95_ms from outbox_throughput order by minute";
-
-#[derive(Clone, Debug, Deserialize)]
-pub struct ErrorGroup {
-    pub destination: String,
-    pub kind: String,
-    pub message: String,
-    pub count: i64,
-    pub first_at: f64,
-    pub last_at: f64,
-    pub last_seq: Option<i64>,
-}
-
-const ERRORS: &str = "
-    select destination, kind, message, count, extract(epoch from first_at)::float8 as first_at,
-           extract(epoch from last_at)::float8 as last_at, last_seq
-    from outbox_errors order by last_at desc limit 12";
+static DESTINATIONS: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "select s.*, exists (select from outbox_paused z where z.destination = s.name) as paused,
+                case when s.described_by = 'settings' then nullif(current_setting('outbox.url', true), '')
+                     else (select o.option_value from pg_foreign_server f, pg_options_to_table(f.srvoptions) o
+                           where f.srvname = s.name and o.option_name = 'url') end as url
+         from ({}) s",
+        figures::DESTINATIONS
+    )
+});
 
 /// How much waits in each lane, counted no further than `cap`.
 #[derive(Clone, Debug)]
@@ -236,6 +142,9 @@ pub struct Slow {
     depths: Option<Depths>,
 }
 
+/// Causes of failures on the overview.
+const ERRORS_MAX: usize = 12;
+
 /// Of this many reads one brings the slow part anew.
 const SLOW_EVERY: u32 = 5;
 
@@ -243,28 +152,33 @@ impl Snapshot {
     pub async fn read(session: &Session, slow: &mut Slow) -> Result<Self, Trouble> {
         let is_slow_turn = slow.reads.is_multiple_of(SLOW_EVERY);
         slow.reads = slow.reads.wrapping_add(1);
-        let (server, status, health, workers, partitions, blocked, destinations, throughput) = tokio::try_join!(
-            session.rows(SERVER, &[]),
-            session.rows(STATUS, &[]),
-            session.rows(HEALTH, &[]),
-            session.rows(WORKERS, &[]),
-            session.rows(PARTITIONS, &[]),
-            session.rows(BLOCKED, &[]),
-            session.rows(DESTINATIONS, &[]),
-            session.rows(THROUGHPUT, &[]),
+        let (now, server, status, health, workers, passes, partitions, blocked, destinations, throughput) = tokio::try_join!(
+            session.ask(figures::NOW, &[]),
+            session.ask(SERVER, &[]),
+            session.ask(figures::STATUS, &[]),
+            session.ask(figures::HEALTH, &[]),
+            session.ask(figures::WORKERS, &[]),
+            session.ask::<Pass>(PASSES, &[]),
+            session.ask(figures::PARTITIONS, &[]),
+            session.ask(BLOCKED, &[]),
+            session.ask(&DESTINATIONS, &[]),
+            session.ask(figures::MINUTES, &[]),
         )?;
         if is_slow_turn {
-            slow.errors = session.rows(ERRORS, &[]).await?;
+            slow.errors = session.ask(figures::ERRORS, &[]).await?;
+            slow.errors.truncate(ERRORS_MAX);
             slow.depths = match depths(session, slow.depths.as_ref()).await {
                 Err(trouble) if trouble.timed_out => None,
                 depths => Some(depths?),
             };
         }
         Ok(Self {
+            now: one(now)?,
             server: one(server)?,
             status: one(status)?,
             health,
             workers,
+            passes: passes.into_iter().map(|pass| (pass.worker_id.clone(), pass)).collect(),
             partitions,
             blocked,
             destinations,
@@ -280,7 +194,7 @@ impl Snapshot {
     }
 
     pub fn live_workers(&self) -> usize {
-        self.workers.iter().filter(|worker| worker.alive).count()
+        self.workers.iter().filter(|worker| worker.is_alive).count()
     }
 
     /// About how many lanes hold messages.
@@ -320,7 +234,7 @@ async fn depths(session: &Session, before: Option<&Depths>) -> Result<Depths, Tr
         rows if rows >= DEPTH_CAP => DEPTH_CAP,
         _ => 100,
     };
-    let lanes = session.rows(DEPTHS, &[&cap]).await?;
+    let lanes = session.ask(DEPTHS, &[&cap]).await?;
     Ok(Depths { cap, lanes })
 }
 

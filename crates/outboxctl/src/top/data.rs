@@ -5,18 +5,19 @@ use super::state::{Action, Notice};
 use super::update::{Event, Request};
 use crate::connect::{ConnectArgs, connect};
 use crate::failure::{Code, Failure};
-use crate::screen::model::{
-    Attempt, Destination, ErrorGroup, EventText, Letter, Message, Minute, Now, Part, Partition, Problem, Snapshot,
-    Status, Ticks, Worker,
-};
+use crate::queries::message::{ATTEMPTS, DEAD, EVENT, OUTBOX, PLACES_OF_ONE, Place, StoredEvent, Table, WAITING};
+use crate::queries::model::{Check, Letter, Part, Snapshot};
+use crate::queries::{Ask, IN_ORDER, Parameters, as_json, figures, why};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::time::{Instant, sleep_until, timeout};
+use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::{FromSql, ToSql, Type};
-use tokio_postgres::{Client, Row};
+use tokio_postgres::types::{ToSql, Type};
 
 /// Longer than the statements may take by themselves: a server that does not even say so is lost.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
@@ -24,80 +25,50 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 const BACKOFF_FIRST: Duration = Duration::from_millis(500);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
 
-// Whatever the backlog, each of them reads a bounded number of rows.
+/// Characters of an event that are shown.
+const SHOWN_MAX: i32 = 16_000;
 
-const NOW: &str = "select extract(epoch from clock_timestamp())::float8, to_char(clock_timestamp(), 'HH24:MI:SS'),
-  current_database()::text, current_user::text, pg_is_in_recovery()";
-
-const STATUS: &str =
-    "select pending::int8, in_flight::int8, dead::int8, extract(epoch from oldest_pending_age)::float8,
-  published_total::int8, failed_total::int8, published_per_s::float8, failed_per_s::float8 from outbox_status";
-
-const MINUTES: &str = "select to_char(minute, 'HH24:MI'), published::int8, retried::int8, failed::int8, p95_ms::float8
-  from outbox_throughput order by minute";
-
-const PARTITIONS: &str =
-    "select p.partition_key, p.lease_owner, extract(epoch from p.lease_ttl)::float8, p.lease_epoch::int8,
-    p.first_waiting_seq::int8, b.partition_key is not null
-  from outbox_partition_status p left join (
-    select distinct outbox_partition_label(d.partition) as partition_key
-    from (select x.partition from outbox_dead x where x.blocks limit 10000) d) b on b.partition_key = p.partition_key
-  order by length(p.partition_key), p.partition_key";
-
-const WORKERS: &str = "select worker_id, pid, state, reason, detail, alive, extract(epoch from heartbeat_ttl)::float8,
-    partitions::int8, extract(epoch from clock_timestamp() - started_at)::float8
-  from outbox_worker_status order by length(worker_id), worker_id limit 1000";
-
-// 120 of each worker are kept: fewer are all of the minute.
-const TICKS: &str = "select worker_id, count(*)::int8,
-    case when count(*) < 120 then 60 else greatest(extract(epoch from clock_timestamp() - min(at)), 0.001) end::float8,
-    avg(duration_ms)::float8, sum(claimed)::int8, sum(published)::int8, sum(failed)::int8,
-    (array_agg(backoff_ms order by at desc))[1]::float8, (array_agg(desired_count order by at desc))[1]::int8,
-    sum(leased_count)::int8, sum(released_count)::int8
-  from outbox_ticks where at > clock_timestamp() - interval '1 minute' group by 1";
-
-const DESTINATIONS: &str =
-    "select destination, described_by, state, extract(epoch from clock_timestamp() - since)::float8, reason, detail,
-    extract(epoch from oldest_pending_age)::float8, pending::int8, max_pending::int8, in_flight::int8, published_total::int8,
-    failed_total::int8, dead_total::int8, published_per_s::float8, p50_ms::float8, p95_ms::float8, p99_ms::float8
-  from outbox_destination_status limit 1000";
-
-const ERRORS: &str =
-    "select destination, kind, message, count::int8, extract(epoch from clock_timestamp() - first_at)::float8,
-    extract(epoch from clock_timestamp() - last_at)::float8, last_seq::int8
-  from outbox_errors limit 100";
-
-// What does not move, worst first: dead letters, what waits for a time, what is behind another of its key, and the first of each
-// lane. Each is looked up by an index and cut, but for dead letters, of which 10,000 at most are looked at.
-const MESSAGES: &str = "
-  (select 'dead', d.seq::int8, d.destination::text, outbox_partition_label(d.partition), d.key, d.attempts,
-     extract(epoch from clock_timestamp() - d.enqueued_at)::float8, null::float8, d.reason
-   from (select * from outbox_dead limit 10000) d order by d.died_at desc limit 50)
-  union all
-  (select case when w.state = 'b' and w.attempts > 0 then 'retrying' when w.due_at > clock_timestamp() then 'scheduled' else 'pending' end,
-     w.seq, w.destination, outbox_partition_label(w.partition), w.key, w.attempts,
-     extract(epoch from clock_timestamp() - w.enqueued_at)::float8, extract(epoch from w.due_at - clock_timestamp())::float8, w.last_error
-   from outbox_waiting w where w.due_at is not null order by w.due_at limit 50)
-  union all
-  (select 'pending', w.seq, w.destination, outbox_partition_label(w.partition), w.key, w.attempts,
-     extract(epoch from clock_timestamp() - w.enqueued_at)::float8, null, 'behind an earlier message of its key'
-   from outbox_waiting w where w.state = 'g' order by w.destination, w.partition, w.key, w.seq limit 50)
-  union all
-  (select case when outbox_claim_is_live(o.claim_token, o.partition, o.claim_until) then 'in flight'
-               when o.attempts > 0 then 'retrying' else 'pending' end,
-     o.seq, o.destination, outbox_partition_label(o.partition), o.key, o.attempts,
-     extract(epoch from clock_timestamp() - o.enqueued_at)::float8, null, o.last_error
-   from (select * from outbox_first_pending limit 50) f
-   join outbox o on o.destination = f.destination and o.partition = f.partition and o.seq = f.seq)";
-
-const PROBLEMS: &str = r#"select "check", coalesce(problem, ''), coalesce(remedy, '') from outbox_health where not ok"#;
-
-const EVENT: &str = "select id::text, type, aggregate_type || coalesce(':' || aggregate_id, ''), operation,
-    to_char(created_at, 'YYYY-MM-DD HH24:MI:SS TZ'), correlation_id, actor, left(headers::text, 4000), left(payload::text, 16000)
-  from outbox_events where seq = $1";
-
-const ATTEMPTS: &str = "select attempt, to_char(at, 'YYYY-MM-DD HH24:MI:SS'), outcome, error, worker_id
-  from outbox_attempts where seq = $1 and destination = $2 order by at desc limit 50";
+/// What does not move, worst first: dead letters, what waits for a time, what is behind another of its key, and the first of
+/// each lane. Each is looked up by an index and cut.
+static MESSAGES: LazyLock<String> = LazyLock::new(|| {
+    let rows = |table: &Table, due_s: &str, note: &str, from: &str| {
+        format!(
+            "select {} as status, t.seq, t.destination, outbox_partition_label(t.partition) as partition, t.key, t.attempts,
+                    extract(epoch from clock_timestamp() - t.enqueued_at)::float8 as age_s, {due_s} as due_s, {note} as note
+             from {from}",
+            table.status
+        )
+    };
+    let due_s = "extract(epoch from t.due_at - clock_timestamp())::float8";
+    let parts = [
+        rows(
+            &DEAD,
+            "null::float8",
+            DEAD.last_error,
+            "outbox_dead t order by t.died_at desc limit 50",
+        ),
+        rows(
+            &WAITING,
+            due_s,
+            WAITING.last_error,
+            "outbox_waiting t where t.due_at is not null order by t.due_at limit 50",
+        ),
+        rows(
+            &WAITING,
+            "null",
+            "'behind an earlier message of its key'",
+            "outbox_waiting t where t.state = 'g' order by t.destination, t.partition, t.key, t.seq limit 50",
+        ),
+        rows(
+            &OUTBOX,
+            "null",
+            OUTBOX.last_error,
+            "(select * from outbox_first_pending limit 50) l
+             join outbox t on t.destination = l.destination and t.partition = l.partition and t.seq = l.seq",
+        ),
+    ];
+    format!("({})", parts.join(")\nunion all\n("))
+});
 
 /// Where the database is, and the session with it while there is one.
 pub struct Session {
@@ -145,19 +116,18 @@ impl Session {
     }
 
     async fn letter(&mut self, seq: i64, destination: String) -> Letter {
-        let (event, attempts) = match self.link().await {
-            Ok(link) => match timeout(ANSWER_TIMEOUT, link.letter(seq, &destination)).await {
-                Ok(letter) => letter,
-                Err(_) => (Err(unanswered().message), Err(unanswered().message)),
-            },
-            Err(failure) => (Err(failure.message.clone()), Err(failure.message)),
+        let read = match self.link().await {
+            Ok(link) => timeout(ANSWER_TIMEOUT, link.letter(seq, &destination)).await,
+            Err(failure) => Ok(Err(failure.message)),
         };
-        Letter {
-            seq,
-            destination,
-            event,
-            attempts,
-        }
+        read.unwrap_or_else(|_| Err(unanswered().message))
+            .unwrap_or_else(|why| Letter {
+                seq,
+                destination,
+                event: Err(why.clone()),
+                attempts: Err(why.clone()),
+                reasons: Err(why),
+            })
     }
 
     async fn act(&mut self, action: &Action) -> Notice {
@@ -270,7 +240,7 @@ impl Link {
         client
             .batch_execute(&format!(
                 "set application_name = 'outboxctl top'; set statement_timeout = '5s'; set lock_timeout = '2s';
-                 set default_transaction_read_only = {read_only}"
+                 set default_transaction_read_only = {read_only}; {IN_ORDER}"
             ))
             .await?;
         Ok(Self {
@@ -281,21 +251,21 @@ impl Link {
 
     /// The statements go out together, so that the distance to the server counts once.
     async fn snapshot(&self) -> Result<Snapshot, Failure> {
-        let (now, status, minutes, partitions, workers, ticks, destinations, errors, messages, problems) = tokio::join!(
-            self.client.query_typed_one(NOW, &[]),
-            self.part(STATUS, status),
-            self.part(MINUTES, minute),
-            self.part(PARTITIONS, partition),
-            self.part(WORKERS, worker),
-            self.part(TICKS, tick),
-            self.part(DESTINATIONS, destination),
-            self.part(ERRORS, error),
-            self.part(MESSAGES, message),
-            self.part(PROBLEMS, problem),
+        let now = as_json(figures::NOW);
+        let (now, status, minutes, partitions, workers, ticks, destinations, errors, messages, checks) = tokio::join!(
+            self.client.query_typed_one(&now, &[]),
+            self.ask(figures::STATUS, &[]),
+            self.ask(figures::MINUTES, &[]),
+            self.ask(figures::PARTITIONS, &[]),
+            self.ask(figures::WORKERS, &[]),
+            self.ask(figures::TICKS, &[]),
+            self.ask(figures::DESTINATIONS, &[]),
+            self.ask(figures::ERRORS, &[]),
+            self.ask(&MESSAGES, &[]),
+            self.ask::<Check>(figures::HEALTH, &[]),
         );
-        let row = now?;
         Ok(Snapshot {
-            now: now_of(&row)?,
+            now: serde_json::from_value(now?.try_get(0)?)?,
             status: status.and_then(|rows| rows.into_iter().next().ok_or_else(|| "no row".into())),
             minutes,
             partitions,
@@ -304,61 +274,28 @@ impl Link {
             destinations,
             errors,
             messages,
-            problems,
+            problems: checks.map(|checks| checks.into_iter().filter(|check| !check.ok).collect()),
         })
     }
 
-    async fn part<T>(&self, sql: &'static str, take: fn(&Row) -> Taken<T>) -> Part<Vec<T>> {
-        self.part_of(sql, &[], take).await
-    }
-
-    async fn part_of<T>(
-        &self,
-        sql: &'static str,
-        arguments: &[(&(dyn ToSql + Sync), Type)],
-        take: fn(&Row) -> Taken<T>,
-    ) -> Part<Vec<T>> {
-        let refused = || self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((until, why)) = refused().get(sql)
-            && Instant::now() < *until
-        {
-            return Err(why.clone());
-        }
-        let rows = self.client.query_typed(sql, arguments).await;
-        let taken = rows.and_then(|rows| rows.iter().map(take).collect());
-        taken.map_err(|error| {
-            let is_lasting = [
-                SqlState::INSUFFICIENT_PRIVILEGE,
-                SqlState::UNDEFINED_TABLE,
-                SqlState::UNDEFINED_COLUMN,
-            ]
-            .iter()
-            .any(|state| error.code() == Some(state));
-            let failure = Failure::from(error);
-            // Which right is missing, and what gives it.
-            let why = [Some(failure.message), failure.hint.filter(|_| is_lasting)]
-                .into_iter()
-                .flatten()
-                .collect::<Vec<_>>()
-                .join(": ");
-            if is_lasting {
-                refused().insert(sql, (Instant::now() + ASK_AGAIN, why.clone()));
-            }
-            why
+    /// None of it is there if the message is gone.
+    async fn letter(&self, seq: i64, destination: &str) -> Part<Letter> {
+        let places: Part<Vec<Place>> = self.ask(&PLACES_OF_ONE, &[&seq, &destination]).await;
+        let reasons = match places {
+            Ok(places) => match places.first() {
+                Some(place) => why::of(self, place).await,
+                None => Ok(Vec::new()),
+            },
+            Err(why) => Err(why),
+        };
+        let events: Part<Vec<StoredEvent>> = self.ask(EVENT, &[&seq, &SHOWN_MAX]).await;
+        Ok(Letter {
+            seq,
+            destination: destination.to_owned(),
+            event: events.map(|events| events.into_iter().next()),
+            attempts: self.ask(ATTEMPTS, &[&seq, &destination]).await,
+            reasons,
         })
-    }
-
-    async fn letter(&self, seq: i64, destination: &str) -> (Part<Option<EventText>>, Part<Vec<Attempt>>) {
-        let by_seq = [(&seq as &(dyn ToSql + Sync), Type::INT8)];
-        let by_both = [
-            (&seq as &(dyn ToSql + Sync), Type::INT8),
-            (&destination as &(dyn ToSql + Sync), Type::TEXT),
-        ];
-        let (events, attempts) = tokio::join!(
-            self.part_of(EVENT, &by_seq, event),
-            self.part_of(ATTEMPTS, &by_both, attempt)
-        );
-        (events.map(|events| events.into_iter().next()), attempts)
     }
 
     async fn act(&self, action: &Action) -> Result<bool, Failure> {
@@ -379,164 +316,44 @@ impl Link {
     }
 }
 
-// ---- rows as plain data ---------------------------------------------------------------------------------------------
+impl Ask for Link {
+    type Error = String;
 
-type Taken<T> = Result<T, tokio_postgres::Error>;
-
-fn or_default<'a, T: FromSql<'a> + Default>(row: &'a Row, i: usize) -> Taken<T> {
-    Ok(row.try_get::<_, Option<T>>(i)?.unwrap_or_default())
-}
-
-fn now_of(row: &Row) -> Taken<Now> {
-    Ok(Now {
-        epoch_s: row.try_get(0)?,
-        clock: row.try_get(1)?,
-        database: row.try_get(2)?,
-        user: row.try_get(3)?,
-        is_standby: row.try_get(4)?,
-    })
-}
-
-fn status(row: &Row) -> Taken<Status> {
-    Ok(Status {
-        pending: row.try_get(0)?,
-        in_flight: row.try_get(1)?,
-        dead: or_default(row, 2)?,
-        oldest_s: row.try_get(3)?,
-        published_total: row.try_get(4)?,
-        failed_total: row.try_get(5)?,
-        published_per_s: row.try_get(6)?,
-        failed_per_s: row.try_get(7)?,
-    })
-}
-
-fn minute(row: &Row) -> Taken<Minute> {
-    Ok(Minute {
-        clock: row.try_get(0)?,
-        published: or_default(row, 1)?,
-        retried: or_default(row, 2)?,
-        failed: or_default(row, 3)?,
-        p95_ms: row.try_get(4)?,
-    })
-}
-
-fn partition(row: &Row) -> Taken<Partition> {
-    Ok(Partition {
-        label: row.try_get(0)?,
-        owner: row.try_get(1)?,
-        ttl_s: row.try_get(2)?,
-        epoch: row.try_get(3)?,
-        first_waiting_seq: row.try_get(4)?,
-        is_blocked: row.try_get(5)?,
-    })
-}
-
-fn worker(row: &Row) -> Taken<Worker> {
-    Ok(Worker {
-        id: row.try_get(0)?,
-        pid: row.try_get(1)?,
-        state: or_default(row, 2)?,
-        reason: row.try_get(3)?,
-        detail: row.try_get(4)?,
-        is_alive: or_default(row, 5)?,
-        heartbeat_s: or_default(row, 6)?,
-        partitions: or_default(row, 7)?,
-        age_s: or_default(row, 8)?,
-    })
-}
-
-fn tick(row: &Row) -> Taken<Ticks> {
-    Ok(Ticks {
-        worker_id: row.try_get(0)?,
-        count: row.try_get(1)?,
-        span_s: or_default(row, 2)?,
-        mean_ms: or_default(row, 3)?,
-        claimed: or_default(row, 4)?,
-        published: or_default(row, 5)?,
-        failed: or_default(row, 6)?,
-        backoff_ms: or_default(row, 7)?,
-        desired: or_default(row, 8)?,
-        leased: or_default(row, 9)?,
-        released: or_default(row, 10)?,
-    })
-}
-
-fn destination(row: &Row) -> Taken<Destination> {
-    Ok(Destination {
-        name: row.try_get(0)?,
-        described_by: row.try_get(1)?,
-        state: or_default(row, 2)?,
-        since_s: row.try_get(3)?,
-        reason: row.try_get(4)?,
-        detail: row.try_get(5)?,
-        oldest_s: row.try_get(6)?,
-        pending: row.try_get(7)?,
-        max_pending: row.try_get(8)?,
-        in_flight: row.try_get(9)?,
-        published_total: row.try_get(10)?,
-        failed_total: row.try_get(11)?,
-        dead_total: row.try_get(12)?,
-        published_per_s: row.try_get(13)?,
-        p50_ms: row.try_get(14)?,
-        p95_ms: row.try_get(15)?,
-        p99_ms: row.try_get(16)?,
-    })
-}
-
-fn error(row: &Row) -> Taken<ErrorGroup> {
-    Ok(ErrorGroup {
-        destination: or_default(row, 0)?,
-        kind: or_default(row, 1)?,
-        message: or_default(row, 2)?,
-        count: or_default(row, 3)?,
-        first_age_s: or_default(row, 4)?,
-        last_age_s: or_default(row, 5)?,
-        last_seq: row.try_get(6)?,
-    })
-}
-
-fn message(row: &Row) -> Taken<Message> {
-    Ok(Message {
-        status: row.try_get(0)?,
-        seq: row.try_get(1)?,
-        destination: row.try_get(2)?,
-        partition: row.try_get(3)?,
-        key: row.try_get(4)?,
-        attempts: row.try_get(5)?,
-        age_s: or_default(row, 6)?,
-        due_s: row.try_get(7)?,
-        note: row.try_get(8)?,
-    })
-}
-
-fn problem(row: &Row) -> Taken<Problem> {
-    Ok(Problem {
-        check: row.try_get(0)?,
-        problem: row.try_get(1)?,
-        remedy: row.try_get(2)?,
-    })
-}
-
-fn event(row: &Row) -> Taken<EventText> {
-    Ok(EventText {
-        id: row.try_get(0)?,
-        kind: row.try_get(1)?,
-        aggregate: row.try_get(2)?,
-        operation: row.try_get(3)?,
-        created_at: row.try_get(4)?,
-        correlation_id: row.try_get(5)?,
-        actor: row.try_get(6)?,
-        headers: row.try_get(7)?,
-        payload: row.try_get(8)?,
-    })
-}
-
-fn attempt(row: &Row) -> Taken<Attempt> {
-    Ok(Attempt {
-        number: or_default(row, 0)?,
-        clock: or_default(row, 1)?,
-        outcome: or_default(row, 2)?,
-        error: row.try_get(3)?,
-        worker_id: row.try_get(4)?,
-    })
+    async fn ask<T: DeserializeOwned + Send>(&self, sql: &'static str, parameters: &Parameters<'_>) -> Part<Vec<T>> {
+        let refused = || self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((until, why)) = refused().get(sql)
+            && Instant::now() < *until
+        {
+            return Err(why.clone());
+        }
+        let text = as_json(sql);
+        // Without parameters there is nothing to prepare, which would take a round trip.
+        let rows = match parameters {
+            [] => self.client.query_typed(&text, &[]).await,
+            parameters => self.client.query(&text, parameters).await,
+        };
+        let rows = rows.and_then(|rows| rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<Value>, _>>());
+        let rows = rows.map_err(|error| {
+            let is_lasting = [
+                SqlState::INSUFFICIENT_PRIVILEGE,
+                SqlState::UNDEFINED_TABLE,
+                SqlState::UNDEFINED_COLUMN,
+            ]
+            .iter()
+            .any(|state| error.code() == Some(state));
+            let failure = Failure::from(error);
+            // Which right is missing, and what gives it.
+            let why = [Some(failure.message), failure.hint.filter(|_| is_lasting)]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join(": ");
+            if is_lasting {
+                refused().insert(sql, (Instant::now() + ASK_AGAIN, why.clone()));
+            }
+            why
+        })?;
+        let read = rows.into_iter().map(serde_json::from_value).collect::<Result<_, _>>();
+        read.map_err(|error| Failure::from(error).message)
+    }
 }

@@ -1,7 +1,8 @@
 //! Pages that take the whole screen: one row in full, what is wrong, the keys.
 
 use super::state::{Pane, Row, State, orders};
-use crate::screen::model::{Destination, ErrorGroup, Letter, Message, Partition, Ticks, Worker};
+use crate::output::{stamp, utc};
+use crate::queries::model::{Destination, ErrorGroup, Letter, Message, Partition, Ticks, Worker};
 use crate::screen::text::{self, age, count, known, ms, rate};
 use ratatui::text::Line;
 
@@ -90,7 +91,10 @@ pub fn detail(state: &State, id: &str, width: usize) -> (String, Vec<Line<'stati
             let letter = state.letter.as_ref();
             let letter = letter.filter(|letter| format!("{} {}", letter.seq, letter.destination) == id);
             let mut lines = of(&shown.messages, id, width, message);
-            lines.extend(page(width, |page| event(page, letter)));
+            lines.extend(page(width, |page| {
+                reasons(page, letter);
+                event(page, letter);
+            }));
             (title("Message"), lines)
         }
     }
@@ -247,6 +251,20 @@ fn message(page: &mut Page, row: &Message) {
     }
 }
 
+/// In the words of `outboxctl show`.
+fn reasons(page: &mut Page, letter: Option<&Letter>) {
+    let Some(letter) = letter else { return };
+    match &letter.reasons {
+        Err(why) => page.fact("why it waits", &format!("not readable: {why}")),
+        Ok(reasons) => {
+            for reason in reasons {
+                page.fact("why it waits", &reason.why);
+                page.maybe("", &reason.remedy.as_ref().map(|remedy| format!("→ {remedy}")));
+            }
+        }
+    }
+}
+
 fn event(page: &mut Page, letter: Option<&Letter>) {
     page.blank();
     let Some(letter) = letter else {
@@ -262,9 +280,9 @@ fn event(page: &mut Page, letter: Option<&Letter>) {
         Ok(Some(event)) => {
             page.fact("event", &event.id);
             page.fact("type", &event.kind);
-            page.maybe("aggregate", &event.aggregate);
+            page.maybe("aggregate", &event.aggregate());
             page.maybe("operation", &event.operation);
-            page.fact("created", &event.created_at);
+            page.fact("created", &format!("{} UTC", utc(&event.created_at)));
             page.maybe("correlation", &event.correlation_id);
             page.maybe("actor", &event.actor);
             page.maybe("headers", &event.headers);
@@ -281,11 +299,11 @@ fn event(page: &mut Page, letter: Option<&Letter>) {
                 let error = attempt.error.as_deref().map(|error| format!(": {error}"));
                 let said = format!(
                     "{} by {by}, {}{}",
-                    attempt.clock,
+                    stamp(&attempt.at),
                     attempt.outcome,
                     error.unwrap_or_default()
                 );
-                page.fact(&format!("attempt {}", attempt.number), &said);
+                page.fact(&format!("attempt {}", attempt.attempt), &said);
             }
         }
     }

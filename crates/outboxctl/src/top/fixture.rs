@@ -2,9 +2,9 @@
 //! a blocked key, errors that carry escape sequences and wide characters.
 
 use super::state::State;
-use crate::screen::model::{
-    Attempt, Destination, ErrorGroup, EventText, Letter, Message, Minute, Now, Partition, Problem, Snapshot, Status,
-    Ticks, Worker,
+use crate::queries::message::{Attempt, StoredEvent};
+use crate::queries::model::{
+    Check, Destination, ErrorGroup, Letter, Message, Minute, Now, Partition, Snapshot, Status, Ticks, Worker,
 };
 use crate::screen::theme::Theme;
 use std::time::Duration;
@@ -43,12 +43,14 @@ pub fn snapshot() -> Snapshot {
         errors: Ok(errors()),
         messages: Ok(messages()),
         problems: Ok(vec![
-            Problem {
+            Check {
+                ok: false,
                 check: "broker".into(),
                 problem: "destination audit: the receiver cannot be reached: connection refused".into(),
                 remedy: "check the options of the server (\\des+ audit) and the peer".into(),
             },
-            Problem {
+            Check {
+                ok: false,
                 check: "keys".into(),
                 problem: "1 key(s) stand still behind a dead letter, one of them: order:42 (seq 4711)".into(),
                 remedy:
@@ -70,6 +72,7 @@ fn minutes() -> Vec<Minute> {
         retried: i64::from(i % 17 == 3),
         failed: i64::from(i == 24 || i == 25),
         p95_ms: Some(4.0 + (i % 7) as f64).filter(|_| !(20..24).contains(&i)),
+        ..Minute::default()
     };
     (0..61).map(minute).collect()
 }
@@ -170,6 +173,7 @@ fn errors() -> Vec<ErrorGroup> {
         first_age_s: last_age_s + 600.0,
         last_age_s,
         last_seq: Some(5_217_000 + count),
+        ..ErrorGroup::default()
     };
     vec![
         error(
@@ -240,22 +244,24 @@ pub fn letter() -> Letter {
     Letter {
         seq: 5_210_004,
         destination: "default".into(),
-        event: Ok(Some(EventText {
+        event: Ok(Some(StoredEvent {
             id: "0199d5a0-0000-7000-8000-000000000001".into(),
             kind: "OrderCreated".into(),
-            aggregate: Some("order:42".into()),
+            aggregate_type: Some("order".into()),
+            aggregate_id: Some("42".into()),
             operation: Some("POST".into()),
-            created_at: "2025-11-21 16:38:32 UTC".into(),
+            created_at: "2025-11-21T16:38:32.000000Z".into(),
             headers: Some(r#"{"tenant": "north"}"#.into()),
             payload: r#"{"order": 42, "lines": [{"sku": "A-1", "count": 3}], "note": "größer"}"#.into(),
-            ..EventText::default()
+            ..StoredEvent::default()
         })),
         attempts: Ok(vec![Attempt {
-            number: 15,
-            clock: "2025-11-21 16:39:00".into(),
+            attempt: 15,
+            at: "2025-11-21 16:39:00".into(),
             outcome: "returned".into(),
             error: Some("312 NO_ROUTE".into()),
             worker_id: Some("server-1".into()),
         }]),
+        reasons: Ok(Vec::new()),
     }
 }

@@ -1,6 +1,6 @@
 //! Where no terminal is, or no person: a line for each look.
 
-use crate::screen::model::{Partition, Snapshot, Worker};
+use crate::queries::model::{Partition, Snapshot, Worker};
 use crate::screen::text::{age, harmless, known, rate};
 
 pub fn line(snapshot: &Snapshot) -> String {

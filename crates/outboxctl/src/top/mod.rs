@@ -1,5 +1,5 @@
 //! `outboxctl top`: the outbox of a database on a terminal, live. `state` is what is shown, `update` what an event makes of it,
-//! `view` a frame of it, all pure; `data` talks to the database, `terminal` to the terminal, and this file between them.
+//! `view` a frame of it, all pure; `data` talks to the database, and this file to the terminal and between them.
 
 mod data;
 mod detail;
@@ -7,7 +7,6 @@ mod detail;
 mod fixture;
 mod lines;
 mod state;
-mod terminal;
 #[cfg(test)]
 mod tests;
 mod update;
@@ -15,19 +14,19 @@ mod view;
 
 use crate::commands::Context;
 use crate::failure::{Code, Failure};
-use crate::screen::model::Snapshot;
+use crate::queries::model::Snapshot;
+use crate::screen::frame::as_text;
+use crate::screen::terminal::{self, Screen};
 use crate::screen::theme::Theme;
 use data::Session;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
-use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{Event as TerminalEvent, KeyEventKind, read};
 use ratatui::crossterm::terminal::size;
 use state::State;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
-use terminal::Screen;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use update::{Event, Request, update};
@@ -83,6 +82,9 @@ async fn show(state: &mut State, session: Session) -> Result<ExitCode, Failure> 
                 // All that has come: a frame each would lag behind a key that is held down.
                 let mut next = event;
                 while let Some(event) = next {
+                    if matches!(event, Event::Resized) {
+                        screen.draw_anew().map_err(no_terminal)?;
+                    }
                     take(state, event, &requests);
                     next = inbox.try_recv().ok();
                 }
@@ -210,25 +212,6 @@ fn frame_as_text(state: &State, width: u16, height: u16) -> String {
     let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));
     let Ok(_) = terminal.draw(|frame| view::draw(state, frame));
     as_text(terminal.backend().buffer())
-}
-
-/// The characters of a frame, without what is blank at the right.
-fn as_text(buffer: &Buffer) -> String {
-    let width = usize::from(buffer.area.width.max(1));
-    let rows = buffer.content.chunks(width).map(|row| {
-        let mut text = String::new();
-        let mut covered = 0; // cells that a wide character before them takes
-        for cell in row {
-            if covered == 0 {
-                text.push_str(cell.symbol());
-                covered = crate::screen::text::width(cell.symbol()).saturating_sub(1);
-            } else {
-                covered -= 1;
-            }
-        }
-        text.trim_end().to_owned()
-    });
-    rows.collect::<Vec<_>>().join("\n").trim_end().to_owned()
 }
 
 /// False when nobody reads any more.

@@ -1,6 +1,6 @@
 //! What `top` knows and shows: changed by `update` alone, drawn by `view`. No I/O, no clock.
 
-use crate::screen::model::{Destination, ErrorGroup, Letter, Message, Part, Partition, Snapshot, Worker};
+use crate::queries::model::{Destination, ErrorGroup, Letter, Message, Part, Partition, Snapshot, Worker};
 use crate::screen::theme::Theme;
 use std::cmp::Ordering;
 use std::collections::VecDeque;

@@ -4,8 +4,10 @@
 use super::fixture::{HOSTILE, letter, snapshot, state};
 use super::state::{Action, Link, Mode, Notice, Pane, State};
 use super::update::{Event, Request, update};
-use super::{as_text, frame_as_text, lines, view};
-use crate::screen::model::{Part, Snapshot};
+use super::{frame_as_text, lines, view};
+use crate::queries::model::{Letter, Part, Snapshot};
+use crate::queries::why::Reason;
+use crate::screen::frame::as_text;
 use crate::screen::theme::Theme;
 use proptest::prelude::*;
 use ratatui::Terminal;
@@ -93,6 +95,26 @@ fn a_message_in_full_has_its_event_and_attempts() {
     assert!(frame(&state, 80, 30).contains("is being read"));
     update(&mut state, Event::Letter(Box::new(letter())));
     insta::assert_snapshot!("message", frame(&state, 80, 30));
+}
+
+#[test]
+fn a_message_in_full_says_why_it_does_not_move() {
+    let mut state = state();
+    press(&mut state, "\n");
+    let reason = Reason {
+        why: "It waits behind message 7 of its key.".into(),
+        remedy: Some("outboxctl retry 7".into()),
+    };
+    let told = Letter {
+        reasons: Ok(vec![reason]),
+        ..letter()
+    };
+    update(&mut state, Event::Letter(Box::new(told)));
+    let shown = frame(&state, 80, 30);
+    assert!(
+        shown.contains("It waits behind message 7") && shown.contains("→ outboxctl retry 7"),
+        "{shown}"
+    );
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! What an event makes of the state, and what it asks of the database. Pure: the same event on the same state does the same.
 
 use super::state::{Action, Link, Mode, Notice, Pane, State, orders};
-use crate::screen::model::{Letter, Snapshot};
+use crate::queries::model::{Letter, Snapshot};
+use crate::screen::panel::{PAGE, scrolled};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::time::Duration;
 
@@ -32,8 +33,6 @@ pub enum Request {
 
 /// Intervals that + and - go through.
 const INTERVALS_MS: [u64; 9] = [200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000];
-
-const PAGE: usize = 10;
 
 pub fn update(state: &mut State, event: Event) -> Option<Request> {
     match event {
@@ -150,18 +149,6 @@ fn select(state: &mut State, index: usize) {
     let place = state.place_mut();
     place.index = index;
     place.selected = id;
-}
-
-/// Where a page scrolls to; None = the key leaves it.
-fn scrolled(key: KeyCode, scroll: usize) -> Option<usize> {
-    match key {
-        KeyCode::Char('j') | KeyCode::Down => Some(scroll + 1),
-        KeyCode::Char('k') | KeyCode::Up => Some(scroll.saturating_sub(1)),
-        KeyCode::PageDown | KeyCode::Char(' ') => Some(scroll + PAGE),
-        KeyCode::PageUp => Some(scroll.saturating_sub(PAGE)),
-        KeyCode::Char('g') | KeyCode::Home => Some(0),
-        _ => None,
-    }
 }
 
 fn filter(state: &mut State, key: KeyCode, before: String) {

@@ -2,7 +2,7 @@
 
 use super::detail;
 use super::state::{Link, Mode, Pane, State};
-use crate::screen::panel::{Panel, draw_stack};
+use crate::screen::panel::{Panel, draw_page, draw_stack};
 use crate::screen::parts::{self, Look, Owners};
 use crate::screen::text;
 use ratatui::Frame;
@@ -46,11 +46,18 @@ pub fn draw(state: &State, frame: &mut Frame) {
     frame.render_widget(Paragraph::new(footer(state, width)), place(area.height - foot, foot));
     let body = place(head, area.height - head - foot);
     match &state.mode {
-        Mode::Help { scroll } => draw_page(state, "Keys", detail::help(state, width), *scroll, frame, body),
-        Mode::Health { scroll } => draw_page(state, "Health", detail::health(state, width), *scroll, frame, body),
+        Mode::Help { scroll } => draw_page(frame, body, "Keys", detail::help(state, width), *scroll, state.theme),
+        Mode::Health { scroll } => draw_page(
+            frame,
+            body,
+            "Health",
+            detail::health(state, width),
+            *scroll,
+            state.theme,
+        ),
         Mode::Detail { id, scroll } => {
             let (title, lines) = detail::detail(state, id, width.saturating_sub(2));
-            draw_page(state, &title, lines, *scroll, frame, body);
+            draw_page(frame, body, &title, lines, *scroll, state.theme);
         }
         _ => {
             for (column, panels) in columns(state, body) {
@@ -67,20 +74,6 @@ pub fn height_of_all(state: &State, width: u16) -> u16 {
     let highest = columns.map(|(_, panels)| panels.iter().map(Panel::height).fold(0, u16::saturating_add));
     let problems = state.shown.problems.as_ref().map_or(1, Vec::len).min(PROBLEMS_MAX) as u16;
     highest.max().unwrap_or(0).saturating_add(2 + problems)
-}
-
-/// One page over the whole body.
-fn draw_page(state: &State, title: &str, lines: Vec<Line<'static>>, scroll: usize, frame: &mut Frame, area: Rect) {
-    let visible = usize::from(area.height.saturating_sub(2));
-    let scroll = scroll.min(lines.len().saturating_sub(visible));
-    let panel = Panel {
-        title: title.into(),
-        remark: "Esc goes back".into(),
-        rows: lines.into_iter().skip(scroll).collect(),
-        has_focus: true,
-        ..Panel::default()
-    };
-    panel.draw(frame, area, state.theme);
 }
 
 fn header(state: &State, width: usize) -> Line<'static> {
@@ -104,18 +97,7 @@ fn header(state: &State, width: usize) -> Line<'static> {
     if state.held.is_some() {
         words.push(("PAUSED: space goes on".into(), theme.alarm()));
     }
-    let mut spans = Vec::new();
-    let mut used = 0;
-    for (word, style) in words {
-        let gap = if used == 0 { 0 } else { 2 };
-        if used + gap + text::width(&word) > width {
-            break;
-        }
-        used += gap + text::width(&word);
-        spans.push(Span::raw(" ".repeat(gap)));
-        spans.push(Span::styled(word, style));
-    }
-    Line::from(spans)
+    parts::words(words, width)
 }
 
 fn every(state: &State) -> String {
@@ -168,20 +150,7 @@ fn keys(state: &State, width: usize) -> Line<'static> {
         keys.extend([("r", "retry"), ("d", "discard"), ("p", "pause, resume")]);
     }
     keys.extend([("space", "hold"), ("+ -", "interval")]);
-    let mut spans = Vec::new();
-    let mut used = 0;
-    for (key, does) in keys {
-        let gap = if used == 0 { 0 } else { 2 };
-        let columns = gap + key.len() + 1 + does.len();
-        if used + columns > width {
-            break;
-        }
-        used += columns;
-        spans.push(Span::raw(" ".repeat(gap)));
-        spans.push(Span::styled(key, state.theme.accent()));
-        spans.push(Span::styled(format!(" {does}"), state.theme.dim()));
-    }
-    Line::from(spans)
+    parts::keys(&keys, width, state.theme)
 }
 
 /// The panels, by column.

@@ -1,6 +1,7 @@
 //! A destination as a worker outside the server serves it: its messages between claim and settle, and its connection. As
 //! in the server, each has both for itself, so that one that is down or slow holds up no other. On the worker's thread.
 
+use super::board::DestinationFacts;
 use super::ports::{DEFAULT_DESTINATION, Lanes, Shared, Tables};
 use super::report::Say;
 use super::session::{Described, Place, Session, Trouble};
@@ -10,7 +11,7 @@ use outbox_core::message::{Outcome, Text};
 use outbox_core::pace::Pace;
 use outbox_core::partition::Partition;
 use outbox_core::route::Template;
-use outbox_core::settle::{Disposition, Ended, Ordering, Rules};
+use outbox_core::settle::{Disposition, EXPIRED, Ended, Rules};
 use outbox_core::tick::{self, TickState};
 use outbox_transport::broker::{Broker, Outcomes, Status};
 use outbox_transport::target::{Limits, Target};
@@ -34,8 +35,10 @@ pub struct Common {
     pub bell: Bell,
     pub deadline: Deadline,
     pub began: Instant,
-    /// It claims nothing more: it ends, or rests between two ticks.
+    /// It claims nothing more: it ends, rests between two ticks, or is held.
     pub rests: bool,
+    /// Whoever sits at its terminal wants it to claim nothing.
+    pub is_held: bool,
     pub say: Say,
 }
 
@@ -65,6 +68,8 @@ pub struct Destination {
     /// Until then the lanes are claimed one by one, for rows of some were locked.
     locked_until: Option<Instant>,
     reported: Option<Status>,
+    /// Since when it is so.
+    since: Instant,
     /// How much in flight the session was told of.
     told_in_flight: usize,
     pace: Pace,
@@ -101,6 +106,7 @@ impl Destination {
             paused: description.paused,
             locked_until: None,
             reported: None,
+            since: Instant::now(),
             told_in_flight: 0,
             pace: Pace::new(0, 1, common.now_us()),
             nothing: (Text::default(), Template::parse("").expect("an empty template")),
@@ -290,6 +296,11 @@ impl Destination {
             self.told_in_flight = in_flight;
         }
         let status = match self.may_deliver(common) {
+            true if common.is_held => Status {
+                state: "paused",
+                reason: None,
+                detail: Some("held at the terminal of this worker".to_owned()),
+            },
             true => self.broker.status.clone(),
             false => Status {
                 state: common.not_adopted.as_ref().map_or("paused", |_| "not adopted"),
@@ -307,11 +318,29 @@ impl Destination {
         let words = [state, status.reason, detail];
         let words: Vec<&str> = words.into_iter().flatten().collect();
         let before = self.reported.replace(status.clone());
+        if before.as_ref().is_none_or(|before| before.state != status.state) {
+            self.since = Instant::now();
+        }
         let is_new = before.is_none_or(|before| (before.state, before.reason) != (status.state, status.reason));
         if is_new && status.state != "connecting" {
             common.say(&self.name, format_args!("{}", words.join(" ")));
         }
         Ok(())
+    }
+
+    /// How it is, for the screen.
+    pub fn facts(&self, ended: Ended) -> DestinationFacts {
+        let status = self.reported.as_ref().unwrap_or(&self.broker.status);
+        DestinationFacts {
+            name: self.name.clone(),
+            state: status.state,
+            since: self.since,
+            reason: status.reason,
+            detail: status.detail.clone(),
+            in_flight: self.outstanding(),
+            window: WINDOW,
+            ended,
+        }
     }
 
     // ---- claim and hand over ----------------------------------------------------------------------------------------
@@ -348,12 +377,8 @@ impl Destination {
             limit,
             &target.rules,
             |handle, pointer, event| {
-                let mut publication = outbox_core::envelope::publication(handle, pointer, event, &route)
-                    .map_err(|refusal| refusal.to_string())?;
-                if target.rules.ordering == Ordering::None {
-                    publication.key = None; // else requests of a key would wait for one another
-                }
-                Ok(publication)
+                outbox_core::envelope::publication(handle, pointer, event, &route)
+                    .map_err(|refusal| refusal.to_string())
             },
         );
         if tables.lane_by_lane && !known_locked {
@@ -412,10 +437,15 @@ impl Destination {
 fn tell(common: &Common, name: &str, settlement: &Settlement<Place>) {
     let seq = settlement.pointer.seq;
     match &settlement.disposition {
+        Disposition::Retry { error, .. } => common.say.failed(name, seq, error, false),
         Disposition::Dead { reason } => {
+            common.say.failed(name, seq, reason, true);
             common.say(name, format_args!("message {seq} is a dead letter: {reason}"));
         }
-        Disposition::Expire => common.say(name, format_args!("message {seq} has expired")),
+        Disposition::Expire => {
+            common.say.failed(name, seq, EXPIRED, true);
+            common.say(name, format_args!("message {seq} has expired"));
+        }
         _ => {}
     }
 }

@@ -77,8 +77,8 @@ pub struct Tables<'a> {
     session: &'a Session,
     shared: &'a Shared,
     destination: &'a str,
-    /// Behind a dead letter its key waits.
-    dead_closes: bool,
+    /// How a dead letter is settled.
+    dead_action: &'static str,
     /// Rows of some lane were locked lately: each lane is claimed alone, and a locked one left out.
     pub lane_by_lane: bool,
     /// Messages that were no longer ours to settle.
@@ -99,7 +99,7 @@ impl<'a> Tables<'a> {
             session,
             shared,
             destination,
-            dead_closes: rules.dead_closes(),
+            dead_action: rules.dead_action(),
             lane_by_lane: false,
             missed: 0,
             confirmed_us,
@@ -120,14 +120,14 @@ impl engine::Store for Tables<'_> {
         let took_us: Vec<i64> = published.filter_map(took).collect();
         let changed = self
             .session
-            .settle(self.destination, batch, self.dead_closes, &took_us)?;
+            .settle(self.destination, batch, self.dead_action, &took_us)?;
         self.missed += batch.len().saturating_sub(changed);
         Ok(())
     }
 
     fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<Place>, Trouble> {
         self.shared.glance.replace(None);
-        if !self.lane_by_lane {
+        if !self.lane_by_lane && engine::reach_the_same(lanes) {
             let partitions = self.shared.partitions.borrow();
             let both = self.session.claim_and_glance(self.destination, lanes, &partitions)?;
             match both.claimed {
@@ -140,7 +140,7 @@ impl engine::Store for Tables<'_> {
                 }
             }
         }
-        // Somebody holds a row of these lanes. The other lanes go on.
+        // Somebody holds a row of these lanes, and the other lanes go on; or some are read only as far as one that failed.
         let mut all = Batch::default();
         for lane in lanes {
             match self.session.claim_lane(self.destination, lane) {
@@ -149,7 +149,10 @@ impl engine::Store for Tables<'_> {
                     all.cut |= batch.cut;
                     all.missed |= batch.missed;
                 }
-                Err(trouble) if trouble.kind == TroubleKind::Locked => all.locked.push(lane.partition),
+                Err(trouble) if trouble.kind == TroubleKind::Locked => {
+                    self.lane_by_lane = true;
+                    all.locked.push(lane.partition);
+                }
                 // Those before it are claimed and committed: whatever happened, they go on.
                 Err(trouble) if !all.rows.is_empty() => {
                     all.locked.push(lane.partition);

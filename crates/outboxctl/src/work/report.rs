@@ -1,16 +1,19 @@
-//! What a worker outside the server prints: a line a tick, as JSON or for a person, and on stderr what went wrong.
+//! What a worker outside the server prints: a line a tick, as JSON or for a person, and on stderr what went wrong. Where there
+//! is a screen, it is told both, and what is printed at its end is the sum.
 
+use super::board::Board;
 use serde::Serialize;
 use std::cell::RefCell;
 use std::fmt::Arguments;
-use std::io::Write;
+use std::io::{IsTerminal, Write, stderr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The same words are said again after so long.
 const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// One tick, in the words and the order of its JSON line.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Tick {
     pub claimed: u64,
     pub published: u64,
@@ -72,29 +75,56 @@ pub fn timestamp(us_since_1970: i64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Where the ticks go.
-pub struct Printer {
-    silent: bool,
-    json: bool,
-    window: Option<Duration>,
-    sum: Tick,
+/// Ticks that are told of together.
+struct Sum {
+    tick: Tick,
     ticks: u64,
     since: Instant,
 }
 
-impl Printer {
-    pub fn new(silent: bool, json: bool, window_s: u64) -> Self {
+impl Sum {
+    fn new() -> Self {
         Self {
-            silent,
-            json,
-            window: (window_s > 0).then(|| Duration::from_secs(window_s)),
-            sum: Tick::default(),
+            tick: Tick::default(),
             ticks: 0,
             since: Instant::now(),
         }
     }
 
-    /// A line for each tick as JSON; for a person one for each that did something, or for each window.
+    fn add(&mut self, tick: &Tick) {
+        self.tick.add(tick);
+        self.ticks += 1;
+    }
+
+    fn line(&self) -> String {
+        line(&self.tick, Some(self.ticks), self.since.elapsed())
+    }
+}
+
+/// Where the ticks go.
+pub struct Printer {
+    silent: bool,
+    json: bool,
+    window: Option<Duration>,
+    /// What no line has told of yet.
+    sum: Sum,
+    /// The screen, and all that the run did.
+    screen: Option<(Arc<Board>, Sum)>,
+}
+
+impl Printer {
+    pub fn new(silent: bool, json: bool, window_s: u64, screen: Option<Arc<Board>>) -> Self {
+        Self {
+            silent,
+            json,
+            window: (window_s > 0).then(|| Duration::from_secs(window_s)),
+            sum: Sum::new(),
+            screen: screen.map(|board| (board, Sum::new())),
+        }
+    }
+
+    /// A line for each tick as JSON; for a person one for each that did something, or for each window. A screen has the
+    /// windows in its log.
     pub fn tick(&mut self, tick: &Tick) {
         if self.silent {
             return;
@@ -103,23 +133,38 @@ impl Printer {
             return print(&serde_json::to_string(tick).unwrap_or_default());
         }
         self.sum.add(tick);
-        self.ticks += 1;
         let is_due = match self.window {
-            Some(window) => self.since.elapsed() >= window,
+            Some(window) => self.sum.since.elapsed() >= window,
             None => !tick.is_quiet(),
         };
-        if is_due {
+        if let Some((board, all)) = &mut self.screen {
+            all.add(tick);
+            board.tick(tick);
+            if is_due {
+                let sum = std::mem::replace(&mut self.sum, Sum::new());
+                if self.window.is_some() {
+                    board.log(&sum.line());
+                }
+            }
+        } else if is_due {
             self.flush();
         }
     }
 
-    /// Prints what the last line did not tell.
+    /// Prints what the last line did not tell; after a screen all in one line.
     pub fn flush(&mut self) {
-        if !self.silent && !self.json && (!self.sum.is_quiet() || self.window.is_some()) {
-            let ticks = self.window.map(|_| self.ticks);
-            print(&line(&self.sum, ticks, self.since.elapsed()));
+        if let Some((_, all)) = &self.screen {
+            return print(&all.line());
         }
-        (self.sum, self.ticks, self.since) = (Tick::default(), 0, Instant::now());
+        let sum = std::mem::replace(&mut self.sum, Sum::new());
+        if self.silent || self.json {
+            return;
+        }
+        match self.window {
+            Some(_) => print(&sum.line()),
+            None if !sum.tick.is_quiet() => print(&line(&sum.tick, None, sum.since.elapsed())),
+            None => {}
+        }
     }
 }
 
@@ -142,16 +187,18 @@ fn print(line: &str) {
     _ = writeln!(std::io::stdout().lock(), "{line}");
 }
 
-/// What happens beside the ticks, on stderr.
+/// What happens beside the ticks: on stderr, or in the log of the screen. Where stderr goes to a file, there too.
 pub struct Say {
-    pub silent: bool,
+    silent: bool,
+    screen: Option<Arc<Board>>,
     last: RefCell<Option<(String, Instant)>>,
 }
 
 impl Say {
-    pub fn new(silent: bool) -> Self {
+    pub fn new(silent: bool, screen: Option<Arc<Board>>) -> Self {
         Self {
             silent,
+            screen,
             last: RefCell::default(),
         }
     }
@@ -163,12 +210,26 @@ impl Say {
         let (text, now) = (text.to_string(), Instant::now());
         let mut last = self.last.borrow_mut();
         // What lasts is said once a minute.
-        if !last
+        if last
             .as_ref()
             .is_some_and(|(said, at)| *said == text && now < *at + SAY_AGAIN_AFTER)
         {
-            _ = writeln!(std::io::stderr().lock(), "outboxctl: {text}");
-            *last = Some((text, now));
+            return;
+        }
+        let shown = self.screen.as_ref().filter(|board| board.has_begun());
+        if let Some(board) = shown {
+            board.log(&text);
+        }
+        if shown.is_none() || !stderr().is_terminal() {
+            _ = writeln!(stderr().lock(), "outboxctl: {text}");
+        }
+        *last = Some((text, now));
+    }
+
+    /// A message failed: for the screen. Without one a person hears of its end.
+    pub fn failed(&self, destination: &str, seq: i64, error: &str, is_dead: bool) {
+        if let Some(board) = &self.screen {
+            board.fail(destination, seq, error, is_dead);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The session of a worker with its database: calls of the functions that the role outbox_relay may call, each a statement
 //! and so a transaction of its own. Used on the thread of the worker, which waits for each answer.
 
+use super::screen::state::Who;
 use crate::connect::{self, ConnectArgs};
 use crate::failure::{Code, Failure};
 use outbox_core::engine::{Batch, Claimed, Held, Lane, Settlement};
@@ -135,6 +136,8 @@ pub struct Session {
     schema: String,
     /// The worker's name.
     pub id: String,
+    /// The same, and where its session leads.
+    pub who: Who,
     statements: RefCell<HashMap<&'static str, Statement>>,
     /// The server's clock, in µs since 1970, and when it showed that.
     clock: Cell<(i64, Instant)>,
@@ -164,10 +167,22 @@ impl Session {
             client,
             schema: quoted(&schema),
             id: String::new(),
+            who: Who::default(),
             statements: RefCell::default(),
             clock: Cell::new((0, Instant::now())),
         };
         session.id = session.one("select @.outbox_work_begin($1)", &[&label])?.get(0);
+        let row = session.one(
+            "select coalesce(host(inet_server_addr()), 'local socket') || ':' || current_setting('port'),
+                    current_database()::text, current_user::text",
+            &[],
+        )?;
+        session.who = Who {
+            worker_id: session.id.clone(),
+            server: row.get(0),
+            database: row.get(1),
+            user: row.get(2),
+        };
         Ok(session)
     }
 
@@ -482,10 +497,10 @@ impl Session {
         &self,
         destination: &str,
         batch: &[Settlement<Place>],
-        dead_closes: bool,
+        dead_action: &'static str,
         took_us: &[i64],
     ) -> Result<usize, Trouble> {
-        let rows = Settled::of(batch, dead_closes);
+        let rows = Settled::of(batch, dead_action);
         let row = self.one(
             "select @.outbox_work_settle($1, $2, $3, $4, $5, $6, $7, $8, $9)",
             &[
@@ -554,13 +569,12 @@ struct Settled<'a> {
 }
 
 impl<'a> Settled<'a> {
-    fn of(batch: &'a [Settlement<Place>], dead_closes: bool) -> Self {
+    fn of(batch: &'a [Settlement<Place>], dead_action: &'static str) -> Self {
         let mut rows = Self::default();
         for settlement in batch {
             let (action, delay_ms, reason) = match &settlement.disposition {
                 Disposition::Publish => ("p", None, None),
-                Disposition::Dead { reason } if dead_closes => ("D", None, Some(reason.as_str())),
-                Disposition::Dead { reason } => ("d", None, Some(reason.as_str())),
+                Disposition::Dead { reason } => (dead_action, None, Some(reason.as_str())),
                 Disposition::Expire => ("x", None, Some(EXPIRED)),
                 Disposition::Wait => ("w", None, None),
                 Disposition::Retry { delay_ms, error } => ("r", Some(*delay_ms as i64), Some(error.as_str())),

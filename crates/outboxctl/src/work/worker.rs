@@ -2,21 +2,23 @@
 //! code (crates/core): take outcomes and settle, tend the leases, claim, hand over, wait. On a thread of its own, which
 //! waits for each answer of the server; the publishers have theirs.
 
-use super::WorkArgs;
+use super::board::{Board, Facts, SHOW_EVERY};
 use super::destination::{Common, Destination};
 use super::ports::Shared;
 use super::report::{Printer, Say, Tick, timestamp};
+use super::screen::state;
 use super::session::{Described, Look, Seen, Session, Trouble, TroubleKind};
 use super::settings::Settings;
+use super::{Stop, WorkArgs};
 use crate::connect::ConnectArgs;
 use crate::failure::{Code, Failure};
 use outbox_core::engine::{Held, Sharing};
 use outbox_core::lease;
 use outbox_core::partition::{Partition, PartitionCount};
+use outbox_core::settle::Ended;
 use outbox_transport::{Bell, Deadline};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
@@ -48,22 +50,55 @@ enum End {
     Again,
 }
 
-/// All that a run did.
+/// All that a run did, whatever sessions it needed.
 #[derive(Default)]
 pub struct Totals {
-    pub failed: u64,
+    claimed: u64,
+    ended: HashMap<String, Ended>,
+}
+
+impl Totals {
+    fn note(&mut self, destination: &str, ended: Ended) {
+        if ended != Ended::default() {
+            self.ended.entry(destination.to_owned()).or_default().add(ended);
+        }
+    }
+
+    fn of(&self, destination: &str) -> Ended {
+        self.ended.get(destination).copied().unwrap_or_default()
+    }
+
+    fn all(&self) -> Ended {
+        let mut all = Ended::default();
+        self.ended.values().for_each(|ended| all.add(*ended));
+        all
+    }
+
+    /// Messages that failed or expired, each as often as it did.
+    pub fn failed(&self) -> u64 {
+        let all = self.all();
+        all.retried + all.buried()
+    }
 }
 
 /// Delivers until it is asked to stop, or for one tick.
-pub fn run(handle: &Handle, connect: &ConnectArgs, args: &WorkArgs, stop: &Arc<AtomicBool>) -> Result<Totals, Failure> {
-    let mut printer = Printer::new(args.silent, args.json, args.window);
+pub fn run(
+    handle: &Handle,
+    connect: &ConnectArgs,
+    args: &WorkArgs,
+    stop: &Stop,
+    screen: Option<&Arc<Board>>,
+    printer: &mut Printer,
+) -> Result<Totals, Failure> {
     let mut totals = Totals::default();
     let (began, mut worked) = (Instant::now(), false);
-    let say = Say::new(args.silent);
-    while !stop.load(SeqCst) {
-        let ended = Session::open(handle, connect, &args.label()).and_then(|session| {
-            let mut worker = Worker::begin(session, args, stop, &mut printer, &mut totals)?;
+    let say = Say::new(args.silent, screen.cloned());
+    let mut connect = connect.clone();
+    while !stop.is_asked() {
+        let ended = Session::open(handle, &connect, &args.label()).and_then(|session| {
+            let mut worker = Worker::begin(session, args, stop, screen, printer, &mut totals)?;
             worked = true;
+            worker.show();
             worker.work()
         });
         match ended {
@@ -79,21 +114,27 @@ pub fn run(handle: &Handle, connect: &ConnectArgs, args: &WorkArgs, stop: &Arc<A
                     return Err(trouble.failure);
                 }
                 say.line(format_args!("{}; tries again", trouble.failure.message));
+                if let Some(board) = screen {
+                    board.lose(&trouble.failure.message);
+                    connect.no_password = true; // whoever could answer sees the screen, and no question
+                }
             }
         }
         let until = Instant::now() + RECONNECT_AFTER;
-        while !stop.load(SeqCst) && Instant::now() < until {
+        while !stop.is_asked() && Instant::now() < until {
             std::thread::sleep(LOOK_LONGEST);
         }
     }
-    printer.flush();
     Ok(totals)
 }
 
 struct Worker<'a> {
     common: Common,
     args: &'a WorkArgs,
-    stop: &'a AtomicBool,
+    stop: &'a Stop,
+    screen: Option<&'a Arc<Board>>,
+    /// When the screen is told again.
+    show_due: Instant,
     printer: &'a mut Printer,
     totals: &'a mut Totals,
     sharing: Sharing,
@@ -129,7 +170,8 @@ impl<'a> Worker<'a> {
     fn begin(
         session: Session,
         args: &'a WorkArgs,
-        stop: &'a AtomicBool,
+        stop: &'a Stop,
+        screen: Option<&'a Arc<Board>>,
         printer: &'a mut Printer,
         totals: &'a mut Totals,
     ) -> Result<Self, Trouble> {
@@ -147,13 +189,16 @@ impl<'a> Worker<'a> {
             deadline: Deadline::default(),
             began: now,
             rests: false,
-            say: Say::new(args.silent),
+            is_held: false,
+            say: Say::new(args.silent, screen.cloned()),
             session,
         };
         let mut worker = Self {
             common,
             args,
             stop,
+            screen,
+            show_due: now,
             printer,
             totals,
             sharing,
@@ -223,7 +268,7 @@ impl<'a> Worker<'a> {
 
     fn deliver(&mut self) -> Result<End, Trouble> {
         let mut again = false;
-        while !self.stop.load(SeqCst) && !again {
+        while !self.stop.is_asked() && !again {
             let wait = match self.pass() {
                 Ok(Pass::Wait(wait)) => wait,
                 Ok(Pass::Again) => {
@@ -259,9 +304,39 @@ impl<'a> Worker<'a> {
             }
             false => wait,
         };
+        if wait >= SHOW_EVERY || Instant::now() >= self.show_due {
+            self.show();
+        }
         let tell = std::mem::take(&mut self.tell);
         self.seen = self.common.session.wait(&self.seen, wait, in_flight, tell)?;
         Ok(())
+    }
+
+    /// Tells the screen how things are, if there is one.
+    fn show(&mut self) {
+        let Some(board) = self.screen else { return };
+        self.show_due = Instant::now() + SHOW_EVERY;
+        let common = &self.common;
+        board.show(Facts {
+            who: common.session.who.clone(),
+            sharing: match self.sharing {
+                Sharing::RowClaims => state::Sharing::RowClaims,
+                Sharing::Leases if self.args.no_leasing => state::Sharing::Alone,
+                Sharing::Leases => state::Sharing::Leases,
+            },
+            workers: common.workers,
+            leases: self.leases.clone(),
+            desired: self.desired,
+            obstacle: match common.settings.enabled {
+                true => common.not_adopted.clone(),
+                false => Some("outbox.enabled is off".to_owned()),
+            },
+            destinations: (self.destinations.iter())
+                .map(|destination| destination.facts(self.totals.of(&destination.name)))
+                .collect(),
+            claimed: self.totals.claimed,
+            ended: self.totals.all(),
+        });
     }
 
     fn outstanding(&self) -> usize {
@@ -272,7 +347,9 @@ impl<'a> Worker<'a> {
     fn pass(&mut self) -> Result<Pass, Trouble> {
         let now = Instant::now();
         let tick_began = *self.tick_began.get_or_insert(now);
-        self.common.rests = now < self.rests_until;
+        self.common.is_held = self.screen.is_some_and(|board| board.holds());
+        let rests = now < self.rests_until;
+        self.common.rests = rests || self.common.is_held;
         self.common.shared.begin_pass(self.seen.waiting_changes);
         self.common.bell.silence();
         let before = self.outstanding();
@@ -295,6 +372,7 @@ impl<'a> Worker<'a> {
             match self.serve(index, may_claim) {
                 Ok((claimed, wait)) => {
                     self.tick.claimed += claimed as u64;
+                    self.totals.claimed += claimed as u64;
                     wait_ms = wait_ms.min(wait);
                 }
                 Err(trouble) if trouble.kind == TroubleKind::Lost => return Err(trouble),
@@ -309,7 +387,7 @@ impl<'a> Worker<'a> {
             return Err(trouble);
         }
         let is_over = !self.destinations.iter().any(Destination::awaits);
-        if !self.args.once && !self.common.rests && (is_over || now >= tick_began + TICK_MAX) {
+        if !self.args.once && !rests && (is_over || now >= tick_began + TICK_MAX) {
             self.end_tick();
             if self.args.interval_ms > 0 {
                 self.rests_until = Instant::now() + Duration::from_millis(self.args.interval_ms);
@@ -344,9 +422,8 @@ impl<'a> Worker<'a> {
         for destination in &mut self.destinations {
             let ended = destination.take_ended();
             self.tick.published += ended.published;
-            let failed = ended.retried + ended.buried();
-            self.tick.failed += failed;
-            self.totals.failed += failed;
+            self.tick.failed += ended.retried + ended.buried();
+            self.totals.note(&destination.name, ended);
         }
     }
 
@@ -548,6 +625,10 @@ impl<'a> Worker<'a> {
         while self.destinations.iter().any(awaits) && Instant::now() < deadline {
             std::thread::sleep(LOOK_SHORTEST);
             let now = Instant::now();
+            if now >= self.show_due {
+                self.count();
+                self.show();
+            }
             for destination in &mut self.destinations {
                 destination.take_outcomes(&self.common, now);
                 if let Err(trouble) = destination.settle_what_is_due(&self.common, 0) {

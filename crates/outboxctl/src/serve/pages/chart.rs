@@ -1,7 +1,7 @@
 //! The last 60 minutes: bars of what was published, retried and failed, a line of the 95th percentile, and both as a table.
 
+use crate::queries::model::Minute;
 use crate::serve::format::{clock, count, millis};
-use crate::serve::snapshot::Minute;
 use maud::{Markup, html};
 use std::fmt::Write;
 
@@ -165,6 +165,7 @@ mod tests {
             retried: 0,
             failed: 0,
             p95_ms,
+            ..Minute::default()
         };
         let minutes = [Some(1.0), Some(2.0), None, Some(1.0)].map(minute);
         assert_eq!(paths(&minutes, 2.0).len(), 2);
@@ -179,6 +180,7 @@ mod tests {
             retried: 0,
             failed: 1,
             p95_ms: None,
+            ..Minute::default()
         };
         let svg = chart(&[minute]).into_string();
         assert!(

@@ -1,9 +1,10 @@
 //! Workers, partitions and destinations.
 
 use super::{badge, bar};
+use crate::queries::model::{Partition, Worker};
 use crate::serve::format::{capped, count, encode, maybe_count, maybe_span, millis, rate, span, time};
 use crate::serve::search::word;
-use crate::serve::snapshot::{Destination, Partition, Snapshot, Worker};
+use crate::serve::snapshot::{Destination, Snapshot};
 use maud::{Markup, html};
 
 pub fn workers(snapshot: &Snapshot) -> Markup {
@@ -17,23 +18,23 @@ pub fn workers(snapshot: &Snapshot) -> Markup {
 }
 
 fn worker_tile(worker: &Worker, ttl_s: f64, snapshot: &Snapshot) -> Markup {
-    let state = if worker.alive { worker.state.as_str() } else { "gone" };
+    let state = if worker.is_alive { worker.state.as_str() } else { "gone" };
     html! {
         section.panel.tile {
-            h2 { (worker.worker_id) " " (badge(state)) }
+            h2 { (worker.id) " " (badge(state)) }
             @if let Some(detail) = worker.detail.as_ref().or(worker.reason.as_ref()) { p.detail { (detail) } }
             dl.facts {
                 div.wide {
-                    dt { "Heartbeat " (span(worker.heartbeat_age_s)) " ago, good for " (span(worker.heartbeat_ttl_s)) }
-                    dd { (bar(worker.heartbeat_ttl_s, ttl_s, &format!("{} of its heartbeat are left", span(worker.heartbeat_ttl_s)))) }
+                    dt { "Heartbeat " (span(worker.heartbeat_age_s)) " ago, good for " (span(worker.heartbeat_s)) }
+                    dd { (bar(worker.heartbeat_s, ttl_s, &format!("{} of its heartbeat are left", span(worker.heartbeat_s)))) }
                 }
                 div { dt { "Partitions" } dd { (worker.partitions) } }
                 div { dt { "Process" } dd { (worker.pid.map_or_else(|| "–".to_owned(), |pid| pid.to_string())) } }
-                div { dt { "Up for" } dd { (span(snapshot.status.now - worker.started_at)) } }
-                @if let Some(tick) = &worker.tick {
-                    div.wide { dt { "Last pass, " (span(snapshot.status.now - tick.at)) " ago" }
-                        dd { (count(tick.claimed)) " claimed, " (count(tick.published)) " published, " (count(tick.failed))
-                            " failed in " (millis(Some(tick.duration_ms))) } }
+                div { dt { "Up for" } dd { (span(worker.age_s)) } }
+                @if let Some(pass) = snapshot.passes.get(&worker.id) {
+                    div.wide { dt { "Last pass, " (span(snapshot.now.epoch_s - pass.at)) " ago" }
+                        dd { (count(pass.claimed)) " claimed, " (count(pass.published)) " published, " (count(pass.failed))
+                            " failed in " (millis(Some(pass.duration_ms))) } }
                 }
             }
         }
@@ -56,15 +57,15 @@ pub fn strip(snapshot: &Snapshot) -> Markup {
     html! {
         ol.strip {
             @for partition in &snapshot.partitions {
-                @let depth = snapshot.depth_of(&partition.partition_key);
-                @let blocked = snapshot.blocked.iter().any(|b| b.partition_key == partition.partition_key);
+                @let depth = snapshot.depth_of(&partition.label);
+                @let blocked = partition.is_blocked;
                 li {
-                    a class={ "cell " (heat(depth)) @if partition.lease_owner.is_none() { " unowned" } @if blocked { " stuck" } }
-                        href={ "/messages?q=partition%3A" (encode(&partition.partition_key)) }
+                    a class={ "cell " (heat(depth)) @if partition.owner.is_none() { " unowned" } @if blocked { " stuck" } }
+                        href={ "/messages?q=partition%3A" (encode(&partition.label)) }
                         title=(cell_title(partition, blocked)) {
-                        b { (partition.partition_key) }
+                        b { (partition.label) }
                         span { (depth_text(snapshot, depth)) }
-                        @if blocked { span.mark { "stuck" } } @else if partition.lease_owner.is_none() { span.mark { "free" } }
+                        @if blocked { span.mark { "stuck" } } @else if partition.owner.is_none() { span.mark { "free" } }
                     }
                 }
             }
@@ -74,12 +75,9 @@ pub fn strip(snapshot: &Snapshot) -> Markup {
 }
 
 fn cell_title(partition: &Partition, blocked: bool) -> String {
-    let owner = partition.lease_owner.as_deref().unwrap_or("nobody");
+    let owner = partition.owner.as_deref().unwrap_or("nobody");
     let blocked = if blocked { ", a key stands still" } else { "" };
-    format!(
-        "{}: owner {owner}, epoch {}{blocked}",
-        partition.partition_key, partition.lease_epoch
-    )
+    format!("{}: owner {owner}, epoch {}{blocked}", partition.label, partition.epoch)
 }
 
 fn depth_text(snapshot: &Snapshot, depth: Option<i64>) -> String {
@@ -102,16 +100,16 @@ pub fn partitions(snapshot: &Snapshot) -> Markup {
                 } }
                 tbody {
                     @for partition in &snapshot.partitions {
-                        @let blocked = snapshot.blocked.iter().find(|b| b.partition_key == partition.partition_key);
+                        @let blocked = snapshot.blocked.iter().find(|b| b.partition_key == partition.label);
                         tr {
-                            td data-label="Partition" { b { (partition.partition_key) } }
-                            td data-label="Owner" { (partition.lease_owner.as_deref().unwrap_or("nobody")) }
-                            td data-label="Lease" { @match partition.lease_ttl_s {
+                            td data-label="Partition" { b { (partition.label) } }
+                            td data-label="Owner" { (partition.owner.as_deref().unwrap_or("nobody")) }
+                            td data-label="Lease" { @match partition.ttl_s {
                                 Some(left) => { (bar(left, ttl_s, &format!("{} of the lease are left", span(left)))) " " span.note { (span(left)) } }
                                 None => { "–" }
                             } }
-                            td.n data-label="Epoch" { (partition.lease_epoch) }
-                            td.n data-label="Ready" { (depth_text(snapshot, snapshot.depth_of(&partition.partition_key))) }
+                            td.n data-label="Epoch" { (partition.epoch) }
+                            td.n data-label="Ready" { (depth_text(snapshot, snapshot.depth_of(&partition.label))) }
                             td.n data-label="First seq" { @match partition.first_waiting_seq {
                                 Some(seq) => { a href={ "/message/" (seq) } { (seq) } }
                                 None => { "–" }
@@ -137,7 +135,7 @@ pub fn destinations(snapshot: &Snapshot) -> Markup {
 }
 
 fn destination_tile(d: &Destination) -> Markup {
-    let name = encode(&d.destination);
+    let name = encode(&d.name);
     let described = match d.described_by.as_deref() {
         Some("settings") => "the settings",
         Some("outbox_amqp") => "a server, AMQP",
@@ -147,7 +145,7 @@ fn destination_tile(d: &Destination) -> Markup {
     };
     html! {
         section.panel.tile {
-            h2 { (d.destination) " " (badge(&d.state)) }
+            h2 { (d.name) " " (badge(&d.state)) }
             @if let Some(detail) = d.detail.as_ref().or(d.reason.as_ref()) { p.detail { (detail) } }
             dl.facts {
                 div.wide { dt { "Described by " (described) } dd.address { (d.url.as_deref().unwrap_or("–")) } }
@@ -165,7 +163,7 @@ fn destination_tile(d: &Destination) -> Markup {
                 @if let Some(since) = d.since { div { dt { (d.state) " since" } dd { (time(since)) } } }
             }
             p.links {
-                a href={ "/messages?q=" (encode(&word("destination", &d.destination))) } { "Its messages" }
+                a href={ "/messages?q=" (encode(&word("destination", &d.name))) } { "Its messages" }
                 @if d.paused {
                     a.button.act href={ "/act/resume?destination=" (name) } { "Resume…" }
                 } @else if d.described_by.is_some() {

@@ -1,8 +1,10 @@
 //! The list of messages, and one message.
 
 use super::{Page, badge, form_token, layout};
+use crate::output::utc;
+use crate::queries::message::{Attempt, Place, StoredEvent};
 use crate::serve::access::Viewer;
-use crate::serve::detail::{Attempt, Message, Place, SHOWN_MAX_BYTES, StoredEvent};
+use crate::serve::detail::{Message, SHOWN_MAX_BYTES};
 use crate::serve::format::{count, encode, time};
 use crate::serve::listing::{self, Row, Tab};
 use crate::serve::poller::View;
@@ -118,7 +120,7 @@ pub fn detail(view: &View, viewer: &Viewer, database: &str, message: &Message) -
     let place = &message.place;
     let title = format!("Message {}", place.seq);
     let shown = html! {
-        h1 { (title) " " (badge(&place.status)) }
+        h1 { (title) " " (badge(status(place))) }
         @for reason in &message.reasons {
             p.obstacle.plain[reason.remedy.is_none()] {
                 (reason.why) @if let Some(remedy) = &reason.remedy { br; span.remedy { "What helps: " code { (remedy) } } }
@@ -130,19 +132,19 @@ pub fn detail(view: &View, viewer: &Viewer, database: &str, message: &Message) -
             dl.facts {
                 div { dt { "Destination" } dd { a href="/destinations" { (place.destination) } } }
                 div { dt { "Key" } dd { (place.key.as_deref().unwrap_or("none: not ordered")) } }
-                div { dt { "Partition" } dd { a href="/partitions" { (place.partition_key()) } } }
+                div { dt { "Partition" } dd { a href="/partitions" { (place.partition_key) } } }
                 div { dt { "Attempts charged" } dd { (place.attempts) } }
-                div { dt { "Enqueued" } dd { (time(place.enqueued_at)) " UTC" } }
-                @if let Some(at) = place.at { div { dt { (time_of(place)) } dd { (time(at)) " UTC" } } }
-                @if let Some(at) = place.expires_at { div { dt { "Expires" } dd { (time(at)) " UTC" } } }
+                div { dt { "Enqueued" } dd { (utc(&place.enqueued_at)) " UTC" } }
+                @if let Some(at) = at(place) { div { dt { (time_of(place)) } dd { (utc(at)) " UTC" } } }
+                @if let Some(at) = &place.expires_at { div { dt { "Expires" } dd { (utc(at)) " UTC" } } }
                 @if place.replayed { div { dt { "Replayed" } dd { "yes" } } }
-                @if let Some(error) = &place.error { div.wide { dt { "Last error" } dd.error { (error) } } }
+                @if let Some(error) = &place.last_error { div.wide { dt { "Last error" } dd.error { (error) } } }
             }
             @if !message.others.is_empty() {
                 p.note { "Also: " @for (index, other) in message.others.iter().enumerate() {
                     @if index > 0 { ", " }
-                    a href={ "/message/" (other.seq) "?destination=" (encode(&other.destination)) } { (other.status) " to " (other.destination) }
-                    @if let Some(at) = other.at { " at " (time(at)) }
+                    a href={ "/message/" (other.seq) "?destination=" (encode(&other.destination)) } { (status(other)) " to " (other.destination) }
+                    @if let Some(at) = at(other) { " at " (utc(at)) }
                 } }
             }
         }
@@ -153,6 +155,21 @@ pub fn detail(view: &View, viewer: &Viewer, database: &str, message: &Message) -
     };
     let body = html! { div #message data-refresh { (shown) } };
     layout(Page::Messages, &title, &view.live, viewer, database, &body)
+}
+
+/// A word more than the database has: behind another of its key.
+fn status(place: &Place) -> &str {
+    match (place.waits.as_deref(), place.status.as_str()) {
+        (Some("g"), _) => "held back",
+        (Some(_), "pending") => "scheduled", // it is due, and not fetched yet
+        (_, status) => status,
+    }
+}
+
+/// When it is due or ended.
+fn at(place: &Place) -> Option<&str> {
+    let due = place.available_at.as_ref().filter(|_| place.waits.is_some());
+    place.ended_at.as_ref().or(due).map(String::as_str)
 }
 
 fn time_of(place: &Place) -> &'static str {
@@ -172,7 +189,7 @@ fn actions(place: &Place, viewer: &Viewer) -> Markup {
             encode(&place.destination)
         )
     };
-    let can_retry = matches!(place.status.as_str(), "dead" | "retrying" | "scheduled");
+    let can_retry = matches!(status(place), "dead" | "retrying" | "scheduled");
     html! {
         div.actions {
             @if can_retry {
@@ -278,7 +295,7 @@ fn attempts(attempts: &[Attempt]) -> Markup {
             @else { div.scroll tabindex="0" role="region" aria-label="Attempts" { table.stack {
                 thead { tr { th.n { "Attempt" } th { "At (UTC)" } th { "Outcome" } th { "Error" } th { "Worker" } } }
                 tbody { @for attempt in attempts { tr {
-                    td.n data-label="Attempt" { (attempt.attempt) } td.time data-label="At" { (time(attempt.at)) }
+                    td.n data-label="Attempt" { (attempt.attempt) } td.time data-label="At" { (utc(&attempt.at)) }
                     td data-label="Outcome" { (attempt.outcome) }
                     td.error data-label="Error" { (attempt.error.as_deref().unwrap_or("–")) }
                     td data-label="Worker" { (attempt.worker_id.as_deref().unwrap_or("–")) }

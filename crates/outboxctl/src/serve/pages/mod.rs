@@ -149,7 +149,7 @@ fn pulse(snapshot: Option<&Snapshot>, lost: Option<&Lost>) -> Markup {
     html! {
         @match (snapshot, lost) {
             (Some(snapshot), None) => {
-                span.dot.ok {} " " span.when { (clock(snapshot.status.now)) " UTC" }
+                span.dot.ok {} " " span.when { (clock(snapshot.now.epoch_s)) " UTC" }
             }
             _ => { span.dot.bad {} " no database" }
         }

@@ -1,9 +1,10 @@
 //! The overview: what is wrong, the figures, recent errors, and the destinations in brief.
 
 use super::badge;
+use crate::queries::model::Check;
 use crate::serve::format::{capped, clock, count, encode, maybe_count, maybe_span, millis, rate, span, time};
 use crate::serve::poller::Lost;
-use crate::serve::snapshot::{Check, DEAD_CAP, Destination, Snapshot};
+use crate::serve::snapshot::{DEAD_CAP, Destination, Snapshot};
 use maud::{Markup, html};
 
 /// More of a kind than this are only counted.
@@ -80,14 +81,14 @@ fn of_snapshot(snapshot: &Snapshot) -> Vec<Banner> {
         };
         banners.push(Banner::new("bad", "Versions differ", body));
     }
-    if snapshot.server.standby {
+    if snapshot.now.is_standby {
         let body = html! { p { "It delivers nothing until it is promoted. What is shown comes from its primary." } };
         banners.push(Banner::new("warn", "This server is a standby", body));
     }
     let failing = |level: &'static str, is: fn(&Check) -> bool| {
         let checks = snapshot.health.iter().filter(move |check| !check.ok && is(check));
         // No worker of a standby is alive, and none is to be.
-        let checks = checks.filter(|check| !(snapshot.server.standby && check.check == "workers"));
+        let checks = checks.filter(|check| !(snapshot.now.is_standby && check.check == "workers"));
         checks.map(move |check| of_check(level, check))
     };
     banners.extend(failing("bad", is_bad));
@@ -153,9 +154,9 @@ fn of_check(level: &'static str, check: &Check) -> Banner {
         _ => None,
     };
     let body = html! {
-        p { (sentence(check.problem.as_deref().unwrap_or_default())) }
+        p { (sentence(&check.problem)) }
         // Its words are for who has psql before him.
-        @if check.check != "dead letters" { @if let Some(remedy) = &check.remedy { p.remedy { "What helps: " (remedy) "." } } }
+        @if check.check != "dead letters" && !check.remedy.is_empty() { p.remedy { "What helps: " (check.remedy) "." } }
     };
     Banner::new(level, title, body).action(link.map(|(to, label)| html! { a.button href=(to) { (label) } }))
 }
@@ -164,8 +165,8 @@ fn paused(snapshot: &Snapshot) -> Vec<Banner> {
     let paused: Vec<&Destination> = snapshot.destinations.iter().filter(|d| d.paused).collect();
     let one = |d: &&Destination| {
         let body = html! { p { @if let Some(detail) = &d.detail { (sentence(detail)) " " } "Its messages wait." } };
-        let resume = html! { a.button.act href={ "/act/resume?destination=" (encode(&d.destination)) } { "Resume…" } };
-        Banner::new("warn", format!("Destination {} is paused", d.destination), body).action(Some(resume))
+        let resume = html! { a.button.act href={ "/act/resume?destination=" (encode(&d.name)) } { "Resume…" } };
+        Banner::new("warn", format!("Destination {} is paused", d.name), body).action(Some(resume))
     };
     let mut banners: Vec<Banner> = paused.iter().take(NAMED_MAX).map(one).collect();
     if paused.len() > NAMED_MAX {
@@ -247,7 +248,7 @@ pub fn errors(snapshot: &Snapshot) -> Markup {
                     p.message { (group.message) }
                     p.note {
                         b { (count(group.count)) " ×" } " " (group.kind) " · " (group.destination) " · last "
-                        (span(snapshot.status.now - group.last_at)) " ago"
+                        (span(snapshot.now.epoch_s - group.last_at)) " ago"
                         @if group.count > 1 { ", first " (time(group.first_at)) }
                         @if let Some(seq) = group.last_seq {
                             " · " a href={ "/message/" (seq) "?destination=" (encode(&group.destination)) } { "message " (seq) }
@@ -264,7 +265,7 @@ pub fn destinations(snapshot: &Snapshot) -> Markup {
         ul.brief {
             @for destination in &snapshot.destinations {
                 li {
-                    span { a href="/destinations" { (destination.destination) } " " (badge(&destination.state)) }
+                    span { a href="/destinations" { (destination.name) } " " (badge(&destination.state)) }
                     span.note {
                         (maybe_count(destination.pending)) " waiting · " (rate(destination.published_per_s)) "/s · p95 "
                         (millis(destination.p95_ms)) " · oldest " (maybe_span(destination.oldest_s))

@@ -1,6 +1,8 @@
-//! The figures that a screen shows, as plain data. Ages and times to go are seconds by the clock of the database.
+//! The figures of an outbox as plain data. Ages (`…_s`) and times to go are seconds by the clock of the database.
 
-use serde::{Serialize, Serializer};
+use super::message::{Attempt, StoredEvent};
+use super::why::Reason;
+use serde::{Deserialize, Serialize, Serializer};
 
 /// What was read, or why it could not be: a part that fails leaves the others readable.
 pub type Part<T> = Result<T, String>;
@@ -26,7 +28,8 @@ pub struct Snapshot {
     #[serde(serialize_with = "part")]
     pub messages: Part<Vec<Message>>,
     #[serde(serialize_with = "part")]
-    pub problems: Part<Vec<Problem>>,
+    /// What is not well.
+    pub problems: Part<Vec<Check>>,
 }
 
 /// As JSON it is itself, or an object that says why it is missing.
@@ -42,7 +45,7 @@ fn part<T: Serialize, S: Serializer>(part: &Part<T>, serializer: S) -> Result<S:
 }
 
 /// Where and when a snapshot was taken.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Now {
     /// Seconds since 1970.
     pub epoch_s: f64,
@@ -54,7 +57,7 @@ pub struct Now {
 }
 
 /// The row of `outbox_status`. None = nobody counts, for the library is not preloaded.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Status {
     pub pending: Option<i64>,
     pub in_flight: Option<i64>,
@@ -67,8 +70,10 @@ pub struct Status {
 }
 
 /// A minute of `outbox_throughput`; the last one is not over yet.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Minute {
+    /// When it began, in seconds since 1970.
+    pub at: f64,
     /// Hour and minute at which it began.
     pub clock: String,
     pub published: i64,
@@ -78,7 +83,7 @@ pub struct Minute {
 }
 
 /// A row of `outbox_partition_status`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Partition {
     pub label: String,
     pub owner: Option<String>,
@@ -90,7 +95,7 @@ pub struct Partition {
 }
 
 /// A row of `outbox_worker_status`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Worker {
     pub id: String,
     pub pid: Option<i32>,
@@ -98,14 +103,15 @@ pub struct Worker {
     pub reason: Option<String>,
     pub detail: Option<String>,
     pub is_alive: bool,
-    /// Until its heartbeat runs out.
+    /// Since its heartbeat, and until it runs out.
+    pub heartbeat_age_s: f64,
     pub heartbeat_s: f64,
     pub partitions: i64,
     pub age_s: f64,
 }
 
 /// The ticks of a worker that did something, from `outbox_ticks`: of the last minute, or as far back as it holds them.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Ticks {
     pub worker_id: String,
     pub count: i64,
@@ -129,11 +135,14 @@ impl Ticks {
 }
 
 /// A row of `outbox_destination_status`. None = no worker counts.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Destination {
     pub name: String,
+    /// settings, or the name of a foreign data wrapper; None: there is no such destination.
     pub described_by: Option<String>,
     pub state: String,
+    /// The same moment in seconds since 1970 and as an age.
+    pub since: Option<f64>,
     pub since_s: Option<f64>,
     pub reason: Option<String>,
     pub detail: Option<String>,
@@ -144,6 +153,7 @@ pub struct Destination {
     pub published_total: Option<i64>,
     pub failed_total: Option<i64>,
     pub dead_total: Option<i64>,
+    pub released_total: Option<i64>,
     pub published_per_s: Option<f64>,
     pub p50_ms: Option<f64>,
     pub p95_ms: Option<f64>,
@@ -151,19 +161,22 @@ pub struct Destination {
 }
 
 /// A row of `outbox_errors`: failures that say the same.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct ErrorGroup {
     pub destination: String,
     pub kind: String,
     pub message: String,
     pub count: i64,
+    /// Seconds since 1970.
+    pub first_at: f64,
+    pub last_at: f64,
     pub first_age_s: f64,
     pub last_age_s: f64,
     pub last_seq: Option<i64>,
 }
 
 /// A message that is not published: dead, waiting, or the first of its lane.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Message {
     /// One of the words of `outbox_messages.status`.
     pub status: String,
@@ -178,10 +191,11 @@ pub struct Message {
     pub note: Option<String>,
 }
 
-/// A line of `outbox_health` that is not well.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Problem {
+/// A line of `outbox_health`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct Check {
     pub check: String,
+    pub ok: bool,
     pub problem: String,
     pub remedy: String,
 }
@@ -191,30 +205,8 @@ pub struct Problem {
 pub struct Letter {
     pub seq: i64,
     pub destination: String,
-    pub event: Part<Option<EventText>>,
+    pub event: Part<Option<StoredEvent>>,
     pub attempts: Part<Vec<Attempt>>,
-}
-
-/// An event, each field as text.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct EventText {
-    pub id: String,
-    pub kind: String,
-    pub aggregate: Option<String>,
-    pub operation: Option<String>,
-    pub created_at: String,
-    pub correlation_id: Option<String>,
-    pub actor: Option<String>,
-    pub headers: Option<String>,
-    pub payload: String,
-}
-
-/// A row of `outbox_attempts`.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Attempt {
-    pub number: i32,
-    pub clock: String,
-    pub outcome: String,
-    pub error: Option<String>,
-    pub worker_id: Option<String>,
+    /// Why it does not move.
+    pub reasons: Part<Vec<Reason>>,
 }

@@ -1,0 +1,43 @@
+//! From the engine to the publisher: in order, as far as there is room, and one that workers crashed with alone.
+
+use super::{CRASHES_ALONE, Engine};
+use crate::message::Publication;
+
+impl<P: Clone> Engine<P> {
+    /// Gives what is ready to the publisher, in order; `publish` returns what it has no room for.
+    pub fn hand_over(&mut self, mut publish: impl FnMut(Vec<Publication>) -> Vec<Publication>) {
+        let mut batch = Vec::with_capacity(self.ready.len());
+        while self.alone.is_none()
+            && let Some(handle) = self.ready.front().copied()
+        {
+            let Some(message) = self.messages.get_mut(&handle) else {
+                self.ready.pop_front();
+                continue;
+            };
+            let lonely = message.pointer.crashes >= CRASHES_ALONE;
+            if lonely && self.with_publisher + batch.len() > 0 {
+                break;
+            }
+            self.ready.pop_front();
+            if let Some(Ok(publication)) = message.publication.take() {
+                batch.push(publication);
+            }
+            if lonely {
+                self.alone = Some(handle);
+            }
+        }
+        if batch.is_empty() {
+            return;
+        }
+        self.with_publisher += batch.len();
+        for refused in publish(batch).into_iter().rev() {
+            self.with_publisher -= 1;
+            let handle = refused.handle;
+            self.alone = self.alone.filter(|alone| *alone != handle);
+            if let Some(message) = self.messages.get_mut(&handle) {
+                message.publication = Some(Ok(refused));
+                self.ready.push_front(handle);
+            }
+        }
+    }
+}

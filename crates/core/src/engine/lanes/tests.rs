@@ -1,0 +1,298 @@
+//! One partition as one order, on a table of one lane; tests/simulation.rs asks the same with every fault.
+
+use super::*;
+use crate::engine::{Batch, Due, Held, Lane, Memory, Store};
+use crate::gate::OrderedKey;
+use crate::hold::{FILTER_WORDS, OpenTransaction, filter_bit, lane_crc};
+use crate::message::{Event, Outcome, Pointer, Properties, Publication};
+use crate::settle::RetryPolicy;
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+
+const RULES: Rules = Rules {
+    retry: RetryPolicy {
+        max_attempts: 3,
+        base_ms: 100,
+        max_ms: 1_000,
+    },
+    dead_blocks: true,
+    ordering: Ordering::Partition,
+};
+
+fn partition() -> Partition {
+    Partition::new(3).unwrap()
+}
+
+/// Keys go by turns: none, a, b.
+fn key(seq: i64) -> Option<String> {
+    [None, Some("a"), Some("b")][seq as usize % 3].map(str::to_owned)
+}
+
+#[derive(Default)]
+struct Table {
+    /// By seq, and whether it is claimed.
+    ready: BTreeMap<i64, bool>,
+    /// Back off.
+    waiting: BTreeSet<i64>,
+    dead: BTreeSet<i64>,
+    /// Behind another of its key.
+    behind: BTreeSet<i64>,
+    published: Vec<i64>,
+    open: Vec<OpenTransaction>,
+    /// What backs off is due when it is not 0.
+    now_ms: u64,
+}
+
+impl Table {
+    fn with(seqs: impl IntoIterator<Item = i64>) -> Self {
+        Self {
+            ready: seqs.into_iter().map(|seq| (seq, false)).collect(),
+            ..Self::default()
+        }
+    }
+}
+
+fn row(seq: i64) -> Claimed<()> {
+    Claimed {
+        place: (),
+        pointer: Pointer {
+            seq,
+            destination: "d".into(),
+            partition: partition(),
+            key: key(seq),
+            attempts: 0,
+            crashes: 0,
+            lease_epoch: 1,
+            replayed: false,
+            enqueued_at_us: 0,
+            expires_at_us: None,
+        },
+        event: Ok(Event::default()),
+    }
+}
+
+impl Store for Table {
+    type Place = ();
+    type Error = Infallible;
+
+    fn settle(&mut self, batch: &[Settlement<()>]) -> Result<(), Infallible> {
+        for Settlement {
+            pointer, disposition, ..
+        } in batch
+        {
+            let seq = pointer.seq;
+            self.ready.remove(&seq).expect("claimed");
+            match disposition {
+                Disposition::Publish => self.published.push(seq),
+                Disposition::Retry { .. } => _ = self.waiting.insert(seq),
+                Disposition::Dead { .. } => _ = self.dead.insert(seq),
+                Disposition::Release { .. } => _ = self.ready.insert(seq, false),
+                other => panic!("{seq} ends as {other:?}"),
+            }
+        }
+        Ok(())
+    }
+
+    fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<()>, Infallible> {
+        let [lane] = lanes else { panic!("one lane is leased") };
+        let free = self
+            .ready
+            .range_mut(lane.mark + 1..=lane.reach)
+            .filter(|(_, claimed)| !**claimed);
+        let rows = free.take(lane.limit as usize).map(|(seq, claimed)| {
+            *claimed = true;
+            row(*seq)
+        });
+        Ok(Batch {
+            rows: rows.collect(),
+            ..Batch::default()
+        })
+    }
+
+    fn claim_unleased(&mut self, _: u32) -> Result<Batch<()>, Infallible> {
+        unreachable!("partitions are leased")
+    }
+
+    fn claim_waiting(&mut self, of: &OrderedKey, _: i64, _: i64, limit: u32) -> Result<(Batch<()>, bool), Infallible> {
+        let of_key = |seq: &i64| key(*seq) == of.key;
+        let seqs: Vec<i64> = self
+            .behind
+            .iter()
+            .copied()
+            .filter(of_key)
+            .take(limit as usize)
+            .collect();
+        self.behind.retain(|seq| !seqs.contains(seq));
+        self.ready.extend(seqs.iter().map(|seq| (*seq, true)));
+        let rows = seqs.into_iter().map(row).collect();
+        let more = self.behind.iter().any(of_key);
+        Ok((
+            Batch {
+                rows,
+                ..Batch::default()
+            },
+            more,
+        ))
+    }
+
+    fn bring_due(&mut self, _: Option<&[Held]>) -> Result<Due, Infallible> {
+        let due = match self.now_ms {
+            0 => BTreeSet::new(),
+            _ => std::mem::take(&mut self.waiting),
+        };
+        self.ready.extend(due.iter().map(|seq| (*seq, false)));
+        Ok((due.into_iter().map(|seq| (partition(), seq)).collect(), None))
+    }
+
+    fn gates(&mut self, _: &[Partition]) -> Result<Vec<Found>, Infallible> {
+        let heads = self.waiting.iter().chain(&self.dead).map(|seq| (*seq, Some(*seq)));
+        let found = heads.chain(self.behind.iter().map(|seq| (*seq, None)));
+        Ok(found
+            .map(|(seq, head)| Found {
+                key: OrderedKey {
+                    partition: partition(),
+                    destination: "d".into(),
+                    key: key(seq),
+                },
+                head,
+                followers: head.is_none(),
+            })
+            .collect())
+    }
+}
+
+struct Sessions(Vec<OpenTransaction>);
+
+impl Memory for Sessions {
+    fn notice_prepared(&self) {}
+    fn open_transactions(&self) -> Vec<OpenTransaction> {
+        self.0.clone()
+    }
+    fn take_reopen(&self, _: Partition) -> Option<i64> {
+        None
+    }
+    fn look_at_reopen(&self, _: Partition) -> Option<i64> {
+        None
+    }
+    fn waiting_changes(&self) -> u32 {
+        0
+    }
+}
+
+fn engine() -> Engine<()> {
+    let mut engine = Engine::new(Sharing::Leases);
+    engine.set_leases(vec![(partition(), 1)], HashSet::new());
+    engine
+}
+
+/// Settles, claims and hands over; returns what goes to the wire, and by what a transport is to order it.
+fn pass(engine: &mut Engine<()>, table: &mut Table) -> Vec<(Handle, i64, Option<String>)> {
+    let Ok(()) = engine.settle(table, 0, |_| {});
+    let (sessions, now_ms) = (Sessions(table.open.clone()), table.now_ms);
+    let make = |handle, pointer: &Pointer, _: &Event| {
+        Ok(Publication {
+            handle,
+            exchange: "".into(),
+            routing_key: pointer.seq.to_string().into(),
+            key: pointer.key.clone(),
+            properties: Properties::default(),
+            body: Vec::new(),
+        })
+    };
+    let Ok(_) = engine.claim(table, &sessions, now_ms, 100, &RULES, make);
+    let mut sent = Vec::new();
+    engine.hand_over(|publications| {
+        sent.extend((publications.into_iter()).map(|p| (p.handle, p.routing_key.parse().unwrap(), p.key)));
+        Vec::new()
+    });
+    sent
+}
+
+fn seqs(sent: &[(Handle, i64, Option<String>)]) -> Vec<i64> {
+    sent.iter().map(|(_, seq, _)| *seq).collect()
+}
+
+fn answer(engine: &mut Engine<()>, sent: &[(Handle, i64, Option<String>)], outcome: impl Fn(i64) -> Outcome) {
+    for (handle, seq, _) in sent {
+        engine.conclude(*handle, &outcome(*seq), &RULES, 0, 0);
+    }
+}
+
+fn nacked(failing: i64) -> impl Fn(i64) -> Outcome {
+    move |seq| match seq == failing {
+        true => Outcome::Nacked,
+        false => Outcome::Confirmed,
+    }
+}
+
+#[test]
+fn one_that_failed_holds_up_its_partition_whatever_the_key_and_goes_alone() {
+    let (mut engine, mut table) = (engine(), Table::with(1..=6));
+    let sent = pass(&mut engine, &mut table);
+    assert_eq!(seqs(&sent), [1, 2, 3, 4, 5, 6]);
+    assert!(sent.iter().all(|(_, _, key)| key.as_deref() == Some("p03")), "{sent:?}");
+    answer(&mut engine, &sent, nacked(3));
+    assert!(pass(&mut engine, &mut table).is_empty());
+    assert_eq!(table.published, [1, 2]);
+    assert_eq!(table.ready.len(), 3, "those behind it stay in outbox");
+    assert!(pass(&mut engine, &mut table).is_empty());
+    assert!(!engine.wants_more() && engine.is_idle(), "and cost nothing");
+    table.now_ms = 5_000;
+    let alone = pass(&mut engine, &mut table);
+    assert_eq!(seqs(&alone), [3]);
+    answer(&mut engine, &alone, nacked(0));
+    let rest = pass(&mut engine, &mut table);
+    assert_eq!(seqs(&rest), [4, 5, 6]);
+    answer(&mut engine, &rest, nacked(0));
+    pass(&mut engine, &mut table);
+    assert_eq!(table.published, [1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn behind_dead_letters_of_a_partition_its_lane_is_read_up_to_the_first_of_them() {
+    let (mut engine, mut table) = (engine(), Table::with([2, 4, 6, 8]));
+    table.dead.extend([3, 7]); // of two partitions that became one, or from when keys were the order
+    let sent = pass(&mut engine, &mut table);
+    assert_eq!(seqs(&sent), [2]);
+    answer(&mut engine, &sent, nacked(0));
+    assert!(pass(&mut engine, &mut table).is_empty());
+    table.dead.remove(&3); // discarded
+    engine.look_anew();
+    let sent = pass(&mut engine, &mut table);
+    assert_eq!(seqs(&sent), [4, 6]);
+    table.dead.remove(&7);
+    table.ready.insert(7, false); // retried: it is not overtaken
+    engine.look_anew();
+    assert_eq!(seqs(&pass(&mut engine, &mut table)), [7, 8]);
+}
+
+#[test]
+fn what_waited_by_its_key_before_the_option_changed_goes_back_to_its_lane() {
+    let (mut engine, mut table) = (engine(), Table::with([4, 6, 9]));
+    table.behind.extend([2, 5, 7, 8]); // a and b
+    let mut sent = Vec::new();
+    for _ in 0..9 {
+        sent.extend(pass(&mut engine, &mut table));
+    }
+    assert_eq!(seqs(&sent), [2, 4, 5, 6, 7, 8, 9]);
+}
+
+#[test]
+fn an_open_transaction_of_the_partition_holds_up_whatever_comes_after_it() {
+    let (mut engine, mut table) = (engine(), Table::with([3, 5, 6]));
+    let mut filter = Box::new([0; FILTER_WORDS]);
+    let (word, mask) = filter_bit(lane_crc(partition()));
+    filter[word] |= mask;
+    table.open.push(OpenTransaction { low: 4, filter });
+    assert_eq!(seqs(&pass(&mut engine, &mut table)), [3]);
+    // It draws a seq, and knows no partition yet.
+    let filter = Box::new([0; FILTER_WORDS]);
+    table.open = vec![OpenTransaction {
+        low: 0,
+        filter: filter.clone(),
+    }];
+    assert!(pass(&mut engine, &mut table).is_empty());
+    // Of another partition.
+    table.open = vec![OpenTransaction { low: 4, filter }];
+    assert_eq!(seqs(&pass(&mut engine, &mut table)), [5, 6]);
+}

@@ -1,0 +1,204 @@
+//! One message: in which table it is, its event, the attempts that failed. Times are as the server writes them in JSON.
+
+use serde::{Deserialize, Serialize};
+use std::sync::LazyLock;
+
+/// A table that messages are in, and what its rows `t` say in the words of `outbox_messages`.
+pub struct Table {
+    pub name: &'static str,
+    pub status: &'static str,
+    /// When it will go, was enqueued, ended; and what else not all tables have.
+    pub available_at: &'static str,
+    pub ended_at: &'static str,
+    /// When it was enqueued, or ended if it has.
+    pub since: &'static str,
+    pub expires_at: &'static str,
+    pub last_error: &'static str,
+    crashes: &'static str,
+    /// In outbox_waiting: for what.
+    waits: &'static str,
+    blocks: &'static str,
+    claim_token: &'static str,
+}
+
+pub const OUTBOX: Table = Table {
+    name: "outbox",
+    status: "case when t.claim_token is not null and outbox_claim_is_live(t.claim_token, t.partition, t.claim_until) then 'in flight'
+                  when t.attempts > 0 then 'retrying' else 'pending' end",
+    available_at: "t.enqueued_at",
+    ended_at: "null::timestamptz",
+    since: "t.enqueued_at",
+    expires_at: "t.expires_at",
+    last_error: "t.last_error",
+    crashes: "t.crashes",
+    waits: "null::text",
+    blocks: "null::boolean",
+    claim_token: "t.claim_token",
+};
+
+pub const WAITING: Table = Table {
+    name: "outbox_waiting",
+    status: "case when t.state = 'b' and t.attempts > 0 then 'retrying' when t.due_at > now() then 'scheduled' else 'pending' end",
+    available_at: "t.due_at",
+    waits: "t.state::text",
+    claim_token: "null::bigint",
+    ..OUTBOX
+};
+
+pub const DEAD: Table = Table {
+    name: "outbox_dead",
+    status: "'dead'",
+    available_at: "null::timestamptz",
+    ended_at: "t.died_at",
+    since: "t.died_at",
+    last_error: "t.reason",
+    crashes: "null::smallint",
+    blocks: "t.blocks",
+    claim_token: "null::bigint",
+    ..OUTBOX
+};
+
+pub const HISTORY: Table = Table {
+    name: "outbox_history",
+    status: "case when t.discarded then 'discarded' else 'published' end",
+    available_at: "null::timestamptz",
+    ended_at: "t.published_at",
+    since: "t.published_at",
+    expires_at: "null::timestamptz",
+    crashes: "null::smallint",
+    claim_token: "null::bigint",
+    ..OUTBOX
+};
+
+impl Table {
+    /// All that is known of the message `$1`.
+    fn by_seq(&self) -> String {
+        // outbox has no index that begins with seq: each lane is asked.
+        let from = match self.name {
+            "outbox" => {
+                "outbox_first_pending l cross join lateral (
+                   select * from outbox x where x.destination = l.destination and x.partition = l.partition and x.seq = $1 offset 0) t"
+            }
+            name => &format!("{name} t where t.seq = $1"),
+        };
+        format!(
+            "select t.seq, t.destination, outbox_partition_label(t.partition::integer) as partition_key, t.partition, t.key,
+                    {} as status, t.attempts, {} as crashes, {} as available_at, t.enqueued_at, {} as ended_at,
+                    {} as last_error, t.replayed, {} as expires_at, {} as waits, {} as blocks, {} as claim_token
+             from {from}",
+            self.status,
+            self.crashes,
+            self.available_at,
+            self.ended_at,
+            self.last_error,
+            self.expires_at,
+            self.waits,
+            self.blocks,
+            self.claim_token
+        )
+    }
+}
+
+fn all_of(tables: &[Table]) -> String {
+    let parts: Vec<String> = tables.iter().map(Table::by_seq).collect();
+    parts.join("\nunion all\n")
+}
+
+/// `Place`: where the message `$1` is; a row for each destination and replay.
+pub static PLACES: LazyLock<String> = LazyLock::new(|| all_of(&[OUTBOX, WAITING, DEAD, HISTORY]));
+
+/// The same of those to `$2`, or to all where it is NULL: what has not ended first, then the dead, the latest first.
+pub static PLACES_OF_ONE: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "select m.* from ({}) m where $2::text is null or m.destination = $2
+         order by m.status in ('published', 'discarded'), m.status = 'dead', m.waits is not null,
+                  coalesce(m.ended_at, m.available_at) desc nulls last limit 50",
+        *PLACES
+    )
+});
+
+/// The same of what has not ended.
+pub static CURRENT_PLACES: LazyLock<String> = LazyLock::new(|| all_of(&[OUTBOX, WAITING, DEAD]));
+
+/// A row of a message.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Place {
+    pub seq: i64,
+    pub destination: String,
+    pub partition_key: String,
+    pub partition: i16,
+    pub key: Option<String>,
+    pub status: String,
+    pub attempts: i32,
+    pub available_at: Option<String>,
+    pub enqueued_at: String,
+    pub ended_at: Option<String>,
+    pub last_error: Option<String>,
+    pub replayed: bool,
+    pub expires_at: Option<String>,
+    /// In outbox_waiting: for what.
+    pub waits: Option<String>,
+    pub blocks: Option<bool>,
+}
+
+impl Place {
+    pub fn has_ended(&self) -> bool {
+        matches!(self.status.as_str(), "published" | "discarded")
+    }
+}
+
+/// The event as it is stored; texts of JSON untouched.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub struct StoredEvent {
+    pub id: String,
+    pub kind: String,
+    pub aggregate_type: Option<String>,
+    pub aggregate_id: Option<String>,
+    pub operation: Option<String>,
+    pub payload: String,
+    pub payload_bytes: i64,
+    pub previous_payload: Option<String>,
+    pub metadata: Option<String>,
+    pub headers: Option<String>,
+    pub actor: Option<String>,
+    pub correlation_id: Option<String>,
+    /// In UTC, as it is sent.
+    pub created_at: String,
+    pub created_at_s: i64,
+    pub body_bytes: i64,
+}
+
+impl StoredEvent {
+    pub fn aggregate(&self) -> Option<String> {
+        let id = self
+            .aggregate_id
+            .as_ref()
+            .map_or_else(String::new, |id| format!(":{id}"));
+        self.aggregate_type.as_ref().map(|kind| kind.clone() + &id)
+    }
+}
+
+/// `StoredEvent` of message `$1`, its texts of JSON cut at `$2` characters. With a source of the user's own the events are
+/// elsewhere, and rows of outbox_events are of something else.
+pub const EVENT: &str = "
+    select id::text, type as kind, aggregate_type, aggregate_id, operation, left(payload::text, $2::integer) as payload,
+           octet_length(payload::text) as payload_bytes, left(previous_payload::text, $2::integer) as previous_payload,
+           left(metadata::text, $2::integer) as metadata, left(headers::text, $2::integer) as headers, actor, correlation_id,
+           to_char(created_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') as created_at,
+           floor(extract(epoch from created_at))::bigint as created_at_s, body_bytes
+    from outbox_events where seq = $1 and not exists (select from outbox_source)";
+
+/// A row of `outbox_attempts`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct Attempt {
+    pub attempt: i32,
+    pub at: String,
+    pub outcome: String,
+    pub error: Option<String>,
+    pub worker_id: Option<String>,
+}
+
+/// `Attempt` of message `$1` to `$2`, those that failed, the last first: what was published at once has none.
+pub const ATTEMPTS: &str = "
+    select attempt, at, outcome, error, worker_id from outbox_attempts
+    where seq = $1 and destination = $2 order by outbox_attempts.at desc, attempt desc limit 50";

@@ -1,0 +1,503 @@
+//! Why does a message not move? What is known of it, and from that the reasons, in the order in which a person would ask.
+
+use super::message::Place;
+use super::model::{Check, Destination, Partition};
+use super::{Ask, Parameters, figures};
+use crate::output::{duration, stamp};
+use serde::{Deserialize, Serialize};
+use std::sync::LazyLock;
+
+/// What is known of a message beside its own row.
+#[derive(Default)]
+pub struct Facts {
+    /// The server follows another one.
+    pub is_standby: bool,
+    pub leasing: bool,
+    /// What keeps every message, or those for its destination.
+    pub problems: Vec<Check>,
+    pub destination: Option<Destination>,
+    pub partition: Option<Partition>,
+    /// The one of its key that it waits behind.
+    pub ahead: Option<Ahead>,
+    /// The oldest transaction that is open and may have enqueued before it.
+    pub transaction: Option<Transaction>,
+}
+
+#[derive(Default, Deserialize)]
+pub struct Ahead {
+    seq: i64,
+    status: String,
+    last_error: Option<String>,
+    available_at: Option<String>,
+}
+
+/// `Ahead` of the key `$3` to `$1` in partition `$2`, for message `$4`, in the order in which they hold up what is behind
+/// them. What was put behind another (`$5`) may be behind a later one: that was replayed, or came back by hand. A lane has no
+/// index by key: only its start is looked through.
+const AHEAD: &str = "
+    (select d.seq, 'dead' as status, d.reason as last_error, null::timestamptz as available_at from outbox_dead d
+     where d.blocks and d.partition = $2 and d.destination = $1 and d.key = $3 order by d.seq limit 1)
+    union all
+    (select w.seq, 'retrying', w.last_error, w.due_at from outbox_waiting w
+     where w.due_at is not null and w.state = 'b' and w.attempts > 0 and w.partition = $2 and w.destination = $1
+       and w.key = $3 and (w.seq < $4 or ($5 and w.seq <> $4)) order by w.seq limit 1)
+    union all
+    (select o.seq, 'pending', o.last_error, null
+     from (select * from outbox x where x.destination = $1 and x.partition = $2 order by x.seq limit 10000) o
+     where o.seq < $4 and o.key = $3 order by o.seq limit 1)
+    limit 1";
+
+#[derive(Default, Deserialize)]
+pub struct Transaction {
+    /// None: it is prepared.
+    pid: Option<i32>,
+    xid: String,
+    age_s: f64,
+}
+
+/// `Transaction` that may have enqueued before message `$1`.
+const TRANSACTION: &str = "
+    select t.pid, t.xid::text as xid, extract(epoch from t.age)::float8 as age_s from outbox_open_transactions() t
+    where t.low <= $1 and t.age > interval '1 second' order by t.age desc limit 1";
+
+/// What is wrong with one destination stands in its own row; but for a broker (of `$1`) only health knows the remedy.
+static PROBLEMS: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        r#"select h.* from ({}) h
+           where not h.ok and (h."check" in ('preload', 'enabled', 'identity', 'role', 'workers', 'source')
+             or h."check" = 'broker' and case when $1 = 'default' then h.problem not like 'destination %: %'
+                                         else starts_with(h.problem, format('destination %I: ', $1)) end)"#,
+        figures::HEALTH
+    )
+});
+
+static DESTINATION: LazyLock<String> =
+    LazyLock::new(|| format!("select d.* from ({}) d where d.name = $1", figures::DESTINATIONS));
+
+static PARTITION: LazyLock<String> =
+    LazyLock::new(|| format!("select p.* from ({}) p where p.label = $1", figures::PARTITIONS));
+
+#[derive(Deserialize)]
+struct Surroundings {
+    is_standby: bool,
+    leasing: bool,
+}
+
+const SURROUNDINGS: &str = "select pg_is_in_recovery() as is_standby, leasing from outbox_settings";
+
+/// Why the message of this row does not move.
+pub async fn of<S: Ask + Sync>(session: &S, message: &Place) -> Result<Vec<Reason>, S::Error> {
+    if message.has_ended() || message.status == "dead" {
+        return Ok(reasons(message, &Facts::default()));
+    }
+    let (seq, destination) = (&message.seq, &message.destination);
+    let is_behind = message.waits.as_deref() == Some("g");
+    let surroundings: Vec<Surroundings> = session.ask(SURROUNDINGS, &[]).await?;
+    let (is_standby, leasing) = surroundings
+        .first()
+        .map_or((false, false), |row| (row.is_standby, row.leasing));
+    let lane: &Parameters<'_> = &[destination, &message.partition, &message.key, seq, &is_behind];
+    let facts = Facts {
+        is_standby,
+        leasing,
+        problems: session.ask(&PROBLEMS, &[destination]).await?,
+        destination: session.ask(&DESTINATION, &[destination]).await?.pop(),
+        partition: session.ask(&PARTITION, &[&message.partition_key]).await?.pop(),
+        ahead: session.ask(AHEAD, lane).await?.pop(),
+        transaction: session.ask(TRANSACTION, &[seq]).await?.pop(),
+    };
+    Ok(reasons(message, &facts))
+}
+
+/// A sentence, and the command that mends it, if there is one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Reason {
+    pub why: String,
+    pub remedy: Option<String>,
+}
+
+fn reason(why: impl Into<String>, remedy: impl Into<Option<String>>) -> Reason {
+    Reason {
+        why: why.into(),
+        remedy: remedy.into(),
+    }
+}
+
+/// Every reason that keeps it, the ones that keep it alone first. Of one that has ended there is none.
+fn reasons(message: &Place, facts: &Facts) -> Vec<Reason> {
+    let status = message.status.as_str();
+    if message.has_ended() {
+        return Vec::new();
+    }
+    let (seq, destination) = (message.seq, message.destination.as_str());
+    let last_error = message.last_error.as_deref().unwrap_or_default();
+    let due = message.available_at.as_deref().map(stamp).unwrap_or_default();
+    let command = |verb: &str, seq: i64| match destination {
+        "default" => format!("outboxctl {verb} {seq}"),
+        other => format!("outboxctl {verb} {seq} --destination {other}"),
+    };
+    if status == "dead" {
+        let keeps = match message.blocks {
+            Some(true) => ", and later messages of its key wait for it",
+            _ => "",
+        };
+        return vec![reason(
+            format!("It is given up{keeps}: {last_error}"),
+            format!("{}, or {}", command("retry", seq), command("discard", seq)),
+        )];
+    }
+    if facts.is_standby {
+        return vec![reason(
+            "This server is a standby: the workers of its primary deliver.",
+            None,
+        )];
+    }
+    let mut reasons = Vec::new();
+    match status {
+        "in flight" => {
+            reasons.push(reason(
+                "A worker holds it: it is being sent, or kept for an earlier one of its key.",
+                None,
+            ));
+        }
+        "scheduled" => {
+            let why = format!("It is scheduled for {due}.");
+            reasons.push(reason(why, command("retry", seq)));
+        }
+        "retrying" if message.waits.is_some() => {
+            let why = format!("Its last attempt failed, and the next one is due at {due}: {last_error}");
+            reasons.push(reason(why, command("retry", seq)));
+        }
+        _ => {}
+    }
+    reasons.extend(facts.ahead.as_ref().map(|ahead| behind(ahead, &command)));
+    reasons.extend(facts.problems.iter().map(|problem| {
+        reason(
+            format!("{}.", problem.problem),
+            Some(problem.remedy.clone()).filter(|remedy| !remedy.is_empty()),
+        )
+    }));
+    let told = facts.problems.iter().any(|problem| problem.check == "broker");
+    if let Some(row) = &facts.destination
+        && !(told && row.state == "down")
+    {
+        reasons.extend(of_destination(row, &facts.problems));
+    }
+    let is_free = facts
+        .partition
+        .as_ref()
+        .is_some_and(|partition| partition.owner.is_none());
+    if is_free && facts.leasing && facts.problems.is_empty() {
+        let why = format!("No worker owns partition {} at this moment.", message.partition_key);
+        reasons.push(reason(why, None));
+    }
+    if let Some(transaction) = &facts.transaction
+        && status != "scheduled"
+    {
+        reasons.push(of_transaction(transaction));
+    }
+    if reasons.is_empty() {
+        let first = facts
+            .partition
+            .as_ref()
+            .and_then(|partition| partition.first_waiting_seq);
+        let oldest = facts.destination.as_ref().and_then(|destination| destination.oldest_s);
+        let oldest = oldest.map(duration).unwrap_or_default();
+        reasons.push(match first.filter(|first| *first != seq) {
+            None => reason("Nothing keeps it: it is the next of its partition.", None),
+            Some(first) => reason(
+                format!("Nothing keeps it: it waits for its turn. The first of its partition is {first}, and the oldest for this destination has waited for {oldest}."),
+                None,
+            ),
+        });
+    }
+    reasons
+}
+
+fn behind(ahead: &Ahead, command: &dyn Fn(&str, i64) -> String) -> Reason {
+    let seq = ahead.seq;
+    let last_error = ahead.last_error.as_deref().unwrap_or_default();
+    match ahead.status.as_str() {
+        "dead" => reason(
+            format!("It waits behind message {seq} of its key, which is dead: {last_error}"),
+            format!("{}, or {}", command("retry", seq), command("discard", seq)),
+        ),
+        "retrying" => {
+            let due = ahead.available_at.as_deref().map(stamp).unwrap_or_default();
+            reason(
+                format!(
+                    "It waits behind message {seq} of its key, which failed and is tried again at {due}: {last_error}"
+                ),
+                command("retry", seq),
+            )
+        }
+        _ => reason(format!("It waits behind message {seq} of its key."), None),
+    }
+}
+
+fn of_transaction(transaction: &Transaction) -> Reason {
+    let since = duration(transaction.age_s);
+    let waits = "if it holds the key of this message, the message waits for it.";
+    match transaction.pid {
+        Some(pid) => reason(
+            format!("A transaction that has enqueued is open for {since} (pid {pid}); {waits}"),
+            format!("end it, or select pg_terminate_backend({pid})"),
+        ),
+        None => reason(
+            format!(
+                "A prepared transaction that has enqueued is open for {since} (xid {}); {waits}",
+                transaction.xid
+            ),
+            "COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts".to_owned(),
+        ),
+    }
+}
+
+fn of_destination(row: &Destination, problems: &[Check]) -> Option<Reason> {
+    let destination = &row.name;
+    let detail = row.detail.as_deref().unwrap_or_default();
+    let with_detail = |text: &str| match detail {
+        "" => format!("{text}."),
+        detail => format!("{text}: {detail}"),
+    };
+    let check = Some(format!("outboxctl check {destination}"));
+    match row.state.as_str() {
+        "paused" => match detail.strip_prefix("paused ") {
+            Some(by) => Some(reason(
+                format!("Destination {destination} is paused {by}"),
+                format!("outboxctl resume {destination}"),
+            )),
+            // Delivery is switched off, which is told already, or a worker has yet to hear that it may go on.
+            None if problems.iter().any(|problem| problem.check == "enabled") => None,
+            None => Some(reason(
+                format!("Destination {destination} was paused, and goes on within about a second."),
+                None,
+            )),
+        },
+        "down" => Some(reason(
+            format!(
+                "Destination {destination} is down ({}): {detail}",
+                row.reason.as_deref().unwrap_or_default()
+            ),
+            check,
+        )),
+        "blocked" => Some(reason(with_detail("The broker blocks publishers"), None)),
+        "unconfigured" => Some(reason(
+            with_detail(&format!("Destination {destination} cannot be used as it is set")),
+            check,
+        )),
+        "missing" => Some(reason(
+            format!("There is no destination {destination} any more."),
+            "CREATE SERVER of that name, or discard the message".to_owned(),
+        )),
+        "connecting" | "starting" => Some(reason(
+            format!("A worker is connecting to destination {destination}."),
+            None,
+        )),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn why(message: &Place, change: impl Fn(&mut Facts)) -> Vec<(String, String)> {
+        let mut facts = Facts {
+            leasing: true,
+            destination: Some(Destination {
+                name: message.destination.clone(),
+                oldest_s: Some(61.0),
+                ..destination("connected")
+            }),
+            partition: Some(Partition {
+                owner: Some("server-1".into()),
+                first_waiting_seq: Some(3),
+                ..Partition::default()
+            }),
+            ..Facts::default()
+        };
+        change(&mut facts);
+        let reasons = reasons(message, &facts).into_iter();
+        reasons
+            .map(|reason| (reason.why, reason.remedy.unwrap_or_default()))
+            .collect()
+    }
+
+    fn message(status: &str) -> Place {
+        Place {
+            seq: 7,
+            destination: "default".into(),
+            status: status.into(),
+            partition_key: "p03".into(),
+            available_at: Some("2026-11-21T05:12:18+00:00".into()),
+            last_error: Some("NO_ROUTE".into()),
+            ..Place::default()
+        }
+    }
+
+    fn destination(state: &str) -> Destination {
+        Destination {
+            name: "default".into(),
+            state: state.into(),
+            ..Destination::default()
+        }
+    }
+
+    fn problem(check: &str, problem: &str, remedy: &str) -> Check {
+        Check {
+            check: check.into(),
+            ok: false,
+            problem: problem.into(),
+            remedy: remedy.into(),
+        }
+    }
+
+    #[test]
+    fn what_has_ended_needs_no_reason() {
+        assert_eq!(why(&message("published"), |_| {}), []);
+        assert_eq!(why(&message("discarded"), |_| {}), []);
+    }
+
+    #[test]
+    fn a_dead_message_says_why_and_both_ways_on() {
+        let dead = Place {
+            blocks: Some(true),
+            destination: "bus".into(),
+            ..message("dead")
+        };
+        let [(text, remedy)] = &why(&dead, |_| {})[..] else {
+            panic!("one reason")
+        };
+        assert!(text.contains("NO_ROUTE") && text.contains("later messages"), "{text}");
+        assert_eq!(
+            remedy,
+            "outboxctl retry 7 --destination bus, or outboxctl discard 7 --destination bus"
+        );
+    }
+
+    #[test]
+    fn one_that_waits_for_its_turn_says_who_is_first() {
+        let text = &why(&message("pending"), |_| {})[0].0;
+        assert!(
+            text.contains("its turn") && text.contains("is 3") && text.contains("1 min 1 s"),
+            "{text}"
+        );
+        let is_first = |facts: &mut Facts| facts.partition.as_mut().expect("one").first_waiting_seq = Some(7);
+        let text = &why(&message("pending"), is_first)[0].0;
+        assert!(text.contains("next of its partition"), "{text}");
+    }
+
+    #[test]
+    fn one_behind_another_of_its_key_names_it_and_what_to_do_with_it() {
+        let behind = |status: &str, last_error: &str| {
+            why(&message("pending"), |facts| {
+                facts.ahead = Some(Ahead {
+                    seq: 3,
+                    status: status.into(),
+                    last_error: Some(last_error.into()),
+                    available_at: Some("2026-11-21T05:12:18Z".into()),
+                })
+            })
+        };
+        let reasons = behind("dead", "refused");
+        assert_eq!(reasons[0].1, "outboxctl retry 3, or outboxctl discard 3");
+        assert!(reasons[0].0.contains("message 3") && reasons[0].0.contains("refused"));
+        assert_eq!(reasons.len(), 1);
+        let reasons = behind("retrying", "x");
+        assert_eq!(reasons[0].1, "outboxctl retry 3");
+    }
+
+    #[test]
+    fn on_a_standby_nothing_else_matters() {
+        let reasons = why(&message("pending"), |facts| {
+            facts.is_standby = true;
+            facts.destination = Some(destination("not served"));
+        });
+        assert!(reasons.len() == 1 && reasons[0].0.contains("standby"), "{reasons:?}");
+    }
+
+    #[test]
+    fn every_reason_is_told() {
+        let failed = Place {
+            waits: Some("b".into()),
+            ..message("retrying")
+        };
+        let reasons = why(&failed, |facts| {
+            facts.destination = Some(Destination {
+                detail: Some("paused by ann: broker is being moved".into()),
+                ..destination("paused")
+            });
+            facts.transaction = Some(Transaction {
+                pid: Some(4711),
+                age_s: 90.0,
+                ..Transaction::default()
+            });
+            facts.problems = vec![problem("enabled", "outbox.enabled is off: messages wait", "set it on")];
+        });
+        let remedies: Vec<&str> = reasons.iter().map(|(_, remedy)| remedy.as_str()).collect();
+        assert_eq!(
+            remedies,
+            [
+                "outboxctl retry 7",
+                "set it on",
+                "outboxctl resume default",
+                "end it, or select pg_terminate_backend(4711)"
+            ]
+        );
+        assert!(
+            reasons[0].0.contains("2026-11-21 05:12:18+00: NO_ROUTE"),
+            "{}",
+            reasons[0].0
+        );
+        assert_eq!(reasons[1].0, "outbox.enabled is off: messages wait.");
+        assert_eq!(
+            reasons[2].0,
+            "Destination default is paused by ann: broker is being moved"
+        );
+    }
+
+    #[test]
+    fn what_was_resumed_or_is_switched_off_is_not_called_paused() {
+        let resumed = why(&message("pending"), |facts| {
+            facts.destination = Some(destination("paused"))
+        });
+        let [(text, remedy)] = &resumed[..] else {
+            panic!("{resumed:?}")
+        };
+        assert!(text.contains("goes on within") && remedy.is_empty(), "{resumed:?}");
+        let off = why(&message("pending"), |facts| {
+            facts.destination = Some(destination("paused"));
+            facts.problems = vec![problem("enabled", "outbox.enabled is off", "set it on")];
+        });
+        assert_eq!(off, [("outbox.enabled is off.".into(), "set it on".into())]);
+    }
+
+    #[test]
+    fn each_state_of_a_destination_that_keeps_messages_is_told() {
+        for (state, word) in [
+            ("down", "down"),
+            ("blocked", "blocks"),
+            ("unconfigured", "cannot be used"),
+            ("missing", "no destination"),
+            ("connecting", "connecting"),
+        ] {
+            let reasons = why(&message("pending"), |facts| {
+                facts.destination = Some(destination(state))
+            });
+            assert!(reasons[0].0.contains(word), "{state}: {}", reasons[0].0);
+        }
+        let reasons = why(&message("pending"), |facts| {
+            facts.destination = Some(destination("down"));
+            facts.problems = vec![problem("broker", "the broker cannot be reached: refused", "start it")];
+        });
+        assert_eq!(
+            reasons,
+            [("the broker cannot be reached: refused.".into(), "start it".into())],
+            "said once"
+        );
+        let free = |facts: &mut Facts| facts.partition.as_mut().expect("one").owner = None;
+        let reasons = why(&message("pending"), free);
+        assert!(reasons[0].0.contains("p03"), "{}", reasons[0].0);
+    }
+}

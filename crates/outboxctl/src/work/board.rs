@@ -1,0 +1,288 @@
+//! What the worker tells its screen, and the screen the worker. The worker's thread writes what is so, the task that counts
+//! what waits adds to it, and the thread that draws reads; each holds the lock for as long as it takes to copy, and none
+//! while it draws or asks the server. So a terminal that nobody reads cannot hold up a worker.
+
+use super::report::{Tick, timestamp};
+use super::screen::state::{Depth, DestinationLook, LogLine, Look, Phase, Sharing, Waiting, Who};
+use crate::queries::model::ErrorGroup;
+use outbox_core::engine::Held;
+use outbox_core::fault;
+use outbox_core::settle::Ended;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+use tokio::sync::Notify;
+
+/// How often the worker tells how things are, at most.
+pub const SHOW_EVERY: Duration = Duration::from_millis(50);
+const LOG_MAX: usize = 500;
+const ERRORS_MAX: usize = 50;
+
+/// How things are with a worker, as it knows it itself.
+#[derive(Clone)]
+pub struct Facts {
+    pub who: Who,
+    pub sharing: Sharing,
+    /// Workers of the database that live.
+    pub workers: u32,
+    pub leases: Vec<Held>,
+    pub desired: usize,
+    pub obstacle: Option<String>,
+    pub destinations: Vec<DestinationFacts>,
+    pub claimed: u64,
+    pub ended: Ended,
+}
+
+#[derive(Clone)]
+pub struct DestinationFacts {
+    pub name: String,
+    pub state: &'static str,
+    pub since: Instant,
+    pub reason: Option<&'static str>,
+    pub detail: Option<String>,
+    pub in_flight: usize,
+    pub window: usize,
+    pub ended: Ended,
+}
+
+pub struct Board {
+    began: Instant,
+    inner: Mutex<Inner>,
+    /// The screen wants nothing to be claimed. The worker reads it before each pass.
+    holds: AtomicBool,
+    begun: Notify,
+}
+
+#[derive(Default)]
+struct Inner {
+    facts: Option<Facts>,
+    lost: Option<(String, Instant)>,
+    pending: Option<Result<BTreeMap<i16, Depth>, String>>,
+    last_tick: Option<Tick>,
+    log: VecDeque<LogLine>,
+    /// The newest first.
+    errors: VecDeque<Failed>,
+}
+
+struct Failed {
+    destination: String,
+    kind: &'static str,
+    message: String,
+    count: i64,
+    first: Instant,
+    last: Instant,
+    seq: i64,
+}
+
+impl Board {
+    pub fn new() -> Self {
+        Self {
+            began: Instant::now(),
+            inner: Mutex::default(),
+            holds: AtomicBool::new(false),
+            begun: Notify::new(),
+        }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // ---- written by the worker --------------------------------------------------------------------------------------
+
+    pub fn show(&self, facts: Facts) {
+        let mut inner = self.inner();
+        inner.lost = None;
+        if inner.facts.replace(facts).is_none() {
+            self.begun.notify_one();
+        }
+    }
+
+    /// Its session is lost, and it tries again.
+    pub fn lose(&self, why: &str) {
+        let mut inner = self.inner();
+        let since = inner.lost.as_ref().map_or_else(Instant::now, |(_, since)| *since);
+        inner.lost = Some((why.to_owned(), since));
+    }
+
+    pub fn tick(&self, tick: &Tick) {
+        self.inner().last_tick = Some(tick.clone());
+    }
+
+    /// A line that would be printed if there were no screen.
+    pub fn log(&self, text: &str) {
+        let since_1970 = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        let ts = timestamp(since_1970.as_micros() as i64);
+        let mut inner = self.inner();
+        inner.log.push_back(LogLine {
+            clock: time_of_day(&ts).to_owned(),
+            text: text.to_owned(),
+        });
+        if inner.log.len() > LOG_MAX {
+            inner.log.pop_front();
+        }
+    }
+
+    /// A message failed. Failures of one cause are told together, as outbox_errors has them.
+    pub fn fail(&self, destination: &str, seq: i64, error: &str, is_dead: bool) {
+        let (kind, message, now) = (fault::kind(error, is_dead), fault::group(error), Instant::now());
+        let mut inner = self.inner();
+        let known = (inner.errors.iter())
+            .position(|known| (&*known.destination, known.kind, &*known.message) == (destination, kind, &*message));
+        let mut failed = known.and_then(|at| inner.errors.remove(at)).unwrap_or_else(|| Failed {
+            destination: destination.to_owned(),
+            kind,
+            message,
+            count: 0,
+            first: now,
+            last: now,
+            seq,
+        });
+        (failed.count, failed.last, failed.seq) = (failed.count + 1, now, seq);
+        inner.errors.push_front(failed);
+        inner.errors.truncate(ERRORS_MAX);
+    }
+
+    pub fn holds(&self) -> bool {
+        self.holds.load(SeqCst)
+    }
+
+    // ---- of the screen ----------------------------------------------------------------------------------------------
+
+    /// Until the worker has told something: until then its session may have a question for whoever sits there.
+    pub async fn begun(&self) {
+        self.begun.notified().await;
+    }
+
+    pub fn has_begun(&self) -> bool {
+        self.inner().facts.is_some()
+    }
+
+    pub fn hold(&self, holds: bool) {
+        self.holds.store(holds, SeqCst);
+    }
+
+    /// The partitions of this worker.
+    pub fn partitions(&self) -> Vec<i16> {
+        let inner = self.inner();
+        let leases = inner.facts.iter().flat_map(|facts| &facts.leases);
+        leases.map(|(partition, _)| partition.as_i16()).collect()
+    }
+
+    pub fn count(&self, pending: Result<BTreeMap<i16, Depth>, String>) {
+        self.inner().pending = Some(pending);
+    }
+
+    /// How things are now. None = the worker has told nothing yet.
+    pub fn look(&self) -> Option<Look> {
+        let now = Instant::now();
+        let age_s = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
+        let since_1970 = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        let ts = timestamp(since_1970.as_micros() as i64);
+        let inner = self.inner();
+        let facts = inner.facts.clone()?;
+        let depth = |partition: i16| match &inner.pending {
+            Some(Ok(pending)) => pending.get(&partition).copied(),
+            _ => None,
+        };
+        let waiting = facts.leases.iter().map(|(partition, epoch)| Waiting {
+            label: partition.label(),
+            epoch: *epoch,
+            depth: depth(partition.as_i16()),
+        });
+        let destinations = facts.destinations.iter().map(|destination| DestinationLook {
+            name: destination.name.clone(),
+            state: destination.state.to_owned(),
+            since_s: age_s(destination.since),
+            reason: destination.reason.map(str::to_owned),
+            detail: destination.detail.clone(),
+            in_flight: destination.in_flight,
+            window: destination.window,
+            ended: destination.ended,
+        });
+        let errors = inner.errors.iter().map(|failed| ErrorGroup {
+            destination: failed.destination.clone(),
+            kind: failed.kind.to_owned(),
+            message: failed.message.clone(),
+            count: failed.count,
+            first_at: since_1970.as_secs_f64() - age_s(failed.first),
+            last_at: since_1970.as_secs_f64() - age_s(failed.last),
+            first_age_s: age_s(failed.first),
+            last_age_s: age_s(failed.last),
+            last_seq: Some(failed.seq),
+        });
+        Some(Look {
+            up_s: age_s(self.began),
+            clock: time_of_day(&ts).to_owned(),
+            waiting: waiting.collect(),
+            uncounted: match &inner.pending {
+                Some(Err(why)) => Some(why.clone()),
+                _ => None,
+            },
+            destinations: destinations.collect(),
+            errors: errors.collect(),
+            log: inner.log.iter().cloned().collect(),
+            last_tick: inner.last_tick.clone(),
+            phase: match &inner.lost {
+                Some((why, since)) => Phase::Lost {
+                    why: why.clone(),
+                    since_s: age_s(*since),
+                },
+                None => Phase::Works,
+            },
+            who: facts.who,
+            sharing: facts.sharing,
+            workers: facts.workers,
+            desired: facts.desired,
+            obstacle: facts.obstacle,
+            claimed: facts.claimed,
+            ended: facts.ended,
+        })
+    }
+}
+
+/// `12:00:03` of a timestamp.
+fn time_of_day(ts: &str) -> &str {
+    ts.get(11..19).unwrap_or(ts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_of_one_cause_are_one_group_and_the_newest_comes_first() {
+        let board = Board::new();
+        for (seq, error) in [
+            (1, "unroutable: 312 NO_ROUTE"),
+            (2, "nacked by the broker"),
+            (3, "unroutable: 312 NO_ROUTE"),
+        ] {
+            board.fail("default", seq, error, false);
+        }
+        let inner = board.inner();
+        let groups = inner
+            .errors
+            .iter()
+            .map(|failed| (failed.kind, failed.count, failed.seq));
+        assert_eq!(groups.collect::<Vec<_>>(), [("unroutable", 2, 3), ("nacked", 1, 2)]);
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let board = Board::new();
+        for n in 0..LOG_MAX as i64 * 2 {
+            board.log(&format!("line {n}"));
+            board.fail(&format!("destination {n}"), n, "nacked by the broker", false);
+        }
+        let inner = board.inner();
+        assert_eq!((inner.log.len(), inner.errors.len()), (LOG_MAX, ERRORS_MAX));
+        assert_eq!(inner.log.back().map(|line| &*line.text), Some("line 999"));
+        assert_eq!(inner.errors.front().map(|failed| failed.seq), Some(999));
+    }
+}

@@ -1,0 +1,116 @@
+//! The screen of a worker outside the server: live, on the terminal of whoever started it. `state` is what is shown, `update`
+//! what an event makes of it, `view` a frame of it, all pure; `pending` counts what waits, in a session of its own. Two
+//! threads: one reads keys, one draws what the worker has written on its board. Nobody waits for either of them.
+
+#[cfg(test)]
+mod fixture;
+mod pending;
+pub mod state;
+#[cfg(test)]
+mod tests;
+mod update;
+mod view;
+
+use super::Stop;
+use super::board::Board;
+use crate::connect::ConnectArgs;
+use crate::screen::terminal;
+use crate::screen::theme::Theme;
+use ratatui::crossterm::event::{Event as TerminalEvent, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, read};
+use state::{Look, State};
+use std::io::{self, IsTerminal, stdin};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+use tokio::sync::oneshot;
+use update::{Event, Request, update};
+
+/// How often it draws, but for keys.
+const DRAW_EVERY: Duration = Duration::from_millis(250);
+
+/// Whether there is a person, and a terminal for the screen.
+pub fn is_possible() -> bool {
+    terminal::is_there() && stdin().is_terminal()
+}
+
+/// Shows the board from now on, until `terminal::restore`. What comes back: why it cannot, if it cannot.
+pub fn show(board: &Arc<Board>, connect: &ConnectArgs, stop: &Stop) -> oneshot::Receiver<io::Error> {
+    let (events, inbox) = channel();
+    let (trouble, has_trouble) = oneshot::channel();
+    let keys = (events, stop.clone());
+    let (own_board, own_stop) = (Arc::clone(board), stop.clone());
+    std::thread::spawn(move || {
+        if let Err(error) = draw(&own_board, &own_stop, keys, &inbox) {
+            // A terminal that is gone: nobody is there who could end the worker.
+            own_stop.begin();
+            _ = trouble.send(error);
+        }
+    });
+    tokio::spawn(pending::watch(connect.clone(), Arc::clone(board)));
+    has_trouble
+}
+
+/// Draws until the program ends. Where nobody reads the terminal, it waits here, and nowhere else.
+fn draw(
+    board: &Board,
+    stop: &Stop,
+    (events, keys_stop): (Sender<Event>, Stop),
+    inbox: &Receiver<Event>,
+) -> io::Result<()> {
+    let mut screen = terminal::Screen::enter()?;
+    // Not before: it changes the terminal as well.
+    std::thread::spawn(move || read_keys(&events, &keys_stop));
+    let mut state = State::new(Look::default(), Theme::from_env());
+    loop {
+        if stop.is_asked() {
+            update(&mut state, Event::Ends);
+        }
+        if let Some(look) = board.look() {
+            update(&mut state, Event::Look(Box::new(look)));
+        }
+        screen.0.draw(|frame| view::draw(&state, frame))?;
+        // All that has come: a frame each would lag behind a key that is held down.
+        let mut next = match inbox.recv_timeout(DRAW_EVERY) {
+            Ok(event) => Some(event),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => return Err(io::ErrorKind::UnexpectedEof.into()),
+        };
+        while let Some(event) = next {
+            if matches!(event, Event::Resized) {
+                screen.draw_anew()?;
+            }
+            match update(&mut state, event) {
+                Some(Request::End) => stop.ask(),
+                Some(Request::Hold(holds)) => board.hold(holds),
+                None => {}
+            }
+            next = inbox.try_recv().ok();
+        }
+    }
+}
+
+/// Reading keys blocks, until the program ends.
+fn read_keys(events: &Sender<Event>, stop: &Stop) {
+    // An error: the terminal is gone.
+    while let Ok(event) = read() {
+        let event = match event {
+            TerminalEvent::Key(key) if key.kind == KeyEventKind::Release => continue,
+            // At once, also while a frame waits for a terminal that nobody reads.
+            TerminalEvent::Key(key) if is_interrupt(key) => {
+                stop.ask();
+                continue;
+            }
+            TerminalEvent::Key(key) => Event::Key(key),
+            TerminalEvent::Resize(..) => Event::Resized,
+            _ => continue,
+        };
+        if events.send(event).is_err() {
+            return;
+        }
+    }
+    stop.begin();
+}
+
+fn is_interrupt(key: KeyEvent) -> bool {
+    key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c')
+}

@@ -1,0 +1,72 @@
+//! How many messages wait in the partitions of this worker: counted in a session of its own, for the worker's must not wait
+//! for it. A task of the runtime.
+
+use super::state::Depth;
+use crate::connect::{self, ConnectArgs};
+use crate::failure::{Code, Failure};
+use crate::work::board::Board;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::time::{sleep, timeout};
+use tokio_postgres::Client;
+
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// It rests so many times as long as it took.
+const REST: u32 = 9;
+/// Before another session is tried.
+const RECONNECT_AFTER: Duration = Duration::from_secs(5);
+const ANSWER: Duration = Duration::from_secs(15);
+
+const SETTINGS: &str = "set application_name = 'outboxctl work, screen'; set default_transaction_read_only = on;
+    set statement_timeout = '2s'; set lock_timeout = '500ms'; set jit = off";
+
+/// Counts until the program ends.
+pub async fn watch(connect: ConnectArgs, board: Arc<Board>) {
+    loop {
+        let session = timeout(ANSWER, open(&connect))
+            .await
+            .unwrap_or_else(|_| Err(unanswered()));
+        let Err(failure) = match session {
+            Ok((client, sql)) => count(&client, &sql, &board).await,
+            Err(failure) => Err(failure),
+        };
+        board.count(Err(failure.message));
+        sleep(RECONNECT_AFTER).await;
+    }
+}
+
+async fn open(connect: &ConnectArgs) -> Result<(Client, String), Failure> {
+    let session = connect::connect_session(connect).await?;
+    session.client.batch_execute(SETTINGS).await?;
+    let schema = session.extension.map(|extension| extension.schema).unwrap_or_default();
+    let sql = format!(
+        "select partition, pending, is_all from \"{}\".outbox_work_pending($1)",
+        schema.replace('"', "\"\"")
+    );
+    Ok((session.client, sql))
+}
+
+async fn count(client: &Client, sql: &str, board: &Board) -> Result<std::convert::Infallible, Failure> {
+    loop {
+        let began = Instant::now();
+        let partitions = board.partitions();
+        let rows = timeout(ANSWER, client.query(sql, &[&partitions])).await;
+        let rows = rows.map_err(|_| unanswered())??;
+        let depth = |row: &tokio_postgres::Row| Depth {
+            pending: row.get(1),
+            is_all: row.get(2),
+        };
+        let counted: BTreeMap<i16, Depth> = rows.iter().map(|row| (row.get(0), depth(row))).collect();
+        board.count(Ok(counted));
+        sleep(LOOK_EVERY.max(began.elapsed() * REST)).await;
+    }
+}
+
+fn unanswered() -> Failure {
+    let limit_s = ANSWER.as_secs();
+    Failure::new(
+        Code::CannotConnect,
+        format!("the server has not answered for {limit_s} s"),
+    )
+}

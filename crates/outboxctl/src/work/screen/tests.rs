@@ -1,0 +1,264 @@
+//! Frames of a made-up worker at the widths of `top`, and what keys do. `INSTA_UPDATE=always cargo test -p outboxctl` takes
+//! over frames that changed: read the diff before you commit it.
+
+use super::fixture::{HOSTILE, look, state};
+use super::state::{Look, Mode, Pane, Phase, Sharing, State};
+use super::update::{Event, Request, update};
+use super::view;
+use crate::screen::frame::as_text;
+use crate::screen::theme::Theme;
+use proptest::prelude::*;
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::buffer::Buffer;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ratatui::style::Color;
+
+fn press(state: &mut State, keys: &str) -> Option<Request> {
+    let mut last = None;
+    for key in keys.chars() {
+        let code = match key {
+            '\n' => KeyCode::Enter,
+            '\t' => KeyCode::Tab,
+            '\u{1b}' => KeyCode::Esc,
+            key => KeyCode::Char(key),
+        };
+        last = update(state, Event::Key(KeyEvent::new(code, KeyModifiers::NONE)));
+    }
+    last
+}
+
+fn buffer(state: &State, width: u16, height: u16) -> Buffer {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a terminal");
+    terminal.draw(|frame| view::draw(state, frame)).expect("a frame");
+    terminal.backend().buffer().clone()
+}
+
+fn frame(state: &State, width: u16, height: u16) -> String {
+    as_text(&buffer(state, width, height))
+}
+
+// ---- frames ---------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_narrow_terminal_has_all_panels_one_below_the_other() {
+    insta::assert_snapshot!("60_columns", frame(&state(), 60, 84));
+}
+
+#[test]
+fn a_small_terminal_has_the_panel_that_has_the_keys() {
+    let mut state = state();
+    insta::assert_snapshot!("80_columns_24_lines", frame(&state, 80, 24));
+    press(&mut state, "1");
+    insta::assert_snapshot!("60_columns_24_lines", frame(&state, 60, 24));
+}
+
+#[test]
+fn a_wide_terminal_has_two_columns() {
+    insta::assert_snapshot!("100_columns", frame(&state(), 100, 36));
+    insta::assert_snapshot!("150_columns", frame(&state(), 150, 40));
+    insta::assert_snapshot!("200_columns", frame(&state(), 200, 50));
+}
+
+#[test]
+fn the_docs_show_the_frame_as_it_is() {
+    let docs = include_str!("../../../../../docs/work.md");
+    let shown = frame(&state(), 100, 36);
+    assert!(docs.contains(&shown), "docs/work.md is to show this frame:\n{shown}");
+}
+
+#[test]
+fn help_and_a_row_are_shown_in_full() {
+    let mut state = state();
+    press(&mut state, "?");
+    insta::assert_snapshot!("help", frame(&state, 80, 24));
+    for (keys, wanted) in [
+        ("\u{1b}1\n", "down unreachable: audit.internal:5671: connection refused"),
+        ("\u{1b}2kk\n", "message 5210019 is a dead letter"),
+        ("\u{1b}3\n", "unroutable, 27 times, the last with message 5210027"),
+        ("\u{1b}4j\n", "leased here in epoch 5811204777"),
+    ] {
+        press(&mut state, keys);
+        assert!(matches!(state.mode, Mode::Row { .. }));
+        let shown = frame(&state, 100, 30);
+        assert!(shown.contains(wanted), "{wanted}:\n{shown}");
+    }
+    // What happens meanwhile does not change it.
+    update(&mut state, Event::Look(Box::default()));
+    assert!(frame(&state, 100, 30).contains("leased here in epoch 5811204777"));
+}
+
+#[test]
+fn what_stands_in_the_way_is_a_banner_and_the_end_is_more_than_a_pause() {
+    let mut state = state();
+    let take = |state: &mut State, look: Look| update(state, Event::Look(Box::new(look)));
+    let copy = Look {
+        obstacle: Some("a copy \u{1b}[31mof another".into()),
+        ..look()
+    };
+    take(&mut state, copy.clone());
+    assert!(frame(&state, 100, 40).contains("NOTHING IS DELIVERED: a copy ␛[31mof another."));
+    assert_eq!(press(&mut state, " "), Some(Request::Hold(true)));
+    assert!(frame(&state, 100, 40).contains("HELD: claims nothing"));
+    let lost = Phase::Lost {
+        why: "the server went \u{1b}[31maway".into(),
+        since_s: 3.0,
+    };
+    take(&mut state, Look { phase: lost, ..copy });
+    let shown = frame(&state, 100, 40);
+    assert!(
+        shown.contains("SESSION LOST for 3.0 s: the server went ␛[31maway."),
+        "{shown}"
+    );
+    assert!(shown.contains("1,218,304"), "the last figures stay:\n{shown}");
+    update(&mut state, Event::Ends);
+    assert!(frame(&state, 100, 40).contains("ENDING"));
+    take(&mut state, look());
+    assert!(frame(&state, 100, 40).contains("ENDING"));
+}
+
+#[test]
+fn without_leases_it_says_so() {
+    let mut state = state();
+    state.look.waiting.clear();
+    state.look.sharing = Sharing::RowClaims;
+    let shown = frame(&state, 100, 40);
+    assert!(
+        shown.contains("rows, by claims") && shown.contains("partitions any"),
+        "{shown}"
+    );
+    state.look.sharing = Sharing::Alone;
+    let shown = frame(&state, 100, 40);
+    assert!(
+        shown.contains("--no-leasing") && shown.contains("partitions 0 of 8"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn where_nobody_can_count_the_partitions_stay() {
+    let mut state = state();
+    state.look.uncounted = Some("permission \u{1b}[1mdenied".into());
+    let shown = frame(&state, 100, 40);
+    assert!(shown.contains("pending is not readable: permission"), "{shown}");
+    assert!(shown.contains("␛[1mdenied") && shown.contains("p14"), "{shown}");
+}
+
+#[test]
+fn nothing_of_a_hostile_text_reaches_the_terminal() {
+    let mut state = state();
+    state.look.who.worker_id = HOSTILE.into();
+    for keys in ["1G", "\n", "\u{1b}2G", "\n", "\u{1b}3j", "\n"] {
+        press(&mut state, keys);
+        for width in [60, 100, 150, 200] {
+            let cells = buffer(&state, width, 60).content;
+            let bad = |c: char| c.is_control() || c == '\u{202e}';
+            assert!(cells.iter().all(|cell| !cell.symbol().contains(bad)));
+            assert!(cells.iter().any(|cell| cell.symbol() == "␛"), "it is seen");
+        }
+    }
+}
+
+#[test]
+fn without_colours_no_cell_has_one_and_the_same_is_said() {
+    let mut plain = state();
+    plain.theme = Theme { has_colour: false };
+    let cells = buffer(&plain, 150, 40).content;
+    let has_none = |cell: &ratatui::buffer::Cell| cell.fg == Color::Reset && cell.bg == Color::Reset;
+    assert!(cells.iter().all(has_none));
+    assert_eq!(frame(&plain, 150, 40), frame(&state(), 150, 40));
+    assert!(
+        buffer(&state(), 150, 40)
+            .content
+            .iter()
+            .any(|cell| cell.fg == Color::Red)
+    );
+}
+
+// ---- keys -----------------------------------------------------------------------------------------------------------
+
+#[test]
+fn the_log_follows_what_comes_until_somebody_scrolls_and_again_from_its_end() {
+    let mut state = state();
+    let last = state.rows(Pane::Log) - 1;
+    let grow = |state: &mut State| {
+        let mut look = state.look.clone();
+        look.log.push(look.log[0].clone());
+        update(state, Event::Look(Box::new(look)));
+    };
+    assert_eq!(state.at(Pane::Log), last);
+    grow(&mut state);
+    assert_eq!(state.at(Pane::Log), last + 1);
+    press(&mut state, "k");
+    grow(&mut state);
+    assert_eq!(state.at(Pane::Log), last, "where somebody scrolled to");
+    press(&mut state, "jj");
+    grow(&mut state);
+    assert_eq!(state.at(Pane::Log), last + 3);
+    press(&mut state, "g");
+    assert_eq!(state.at(Pane::Log), 0);
+}
+
+#[test]
+fn panes_are_reached_by_number_and_in_turn_and_q_ends() {
+    let mut state = state();
+    for (key, pane) in ["1", "2", "3", "4"].into_iter().zip(Pane::ALL) {
+        press(&mut state, key);
+        assert_eq!(state.pane, pane);
+    }
+    press(&mut state, "\t");
+    assert_eq!(state.pane, Pane::Destinations);
+    assert_eq!(press(&mut state, "?q"), None, "q left the help");
+    assert_eq!(press(&mut state, "q"), Some(Request::End));
+    assert_eq!(press(&mut state, "q"), Some(Request::End), "at once");
+}
+
+#[test]
+fn space_holds_and_goes_on() {
+    let mut state = state();
+    assert_eq!(press(&mut state, " "), Some(Request::Hold(true)));
+    assert_eq!(press(&mut state, "?   q"), None, "in the help it scrolls");
+    assert_eq!(press(&mut state, " "), Some(Request::Hold(false)));
+}
+
+#[test]
+fn what_was_published_is_told_per_second_also_when_frames_are_rare() {
+    let mut state = State::new(Look::default(), Theme { has_colour: false });
+    for (up_s, published) in [(0.25, 10), (1.0, 30), (1.5, 40), (1.75, 45), (5.0, 65)] {
+        let mut look = Look { up_s, ..look() };
+        look.ended.published = published;
+        update(&mut state, Event::Look(Box::new(look)));
+    }
+    assert_eq!(state.per_s, [30.0, 8.75]);
+}
+
+// ---- properties -----------------------------------------------------------------------------------------------------
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn a_terminal_of_any_size_is_drawn(
+        keys in "[a-z1-4? \\n\\t\\x1bG]{0,20}", parts in proptest::array::uniform4(any::<bool>()), width in 1_u16..260, height in 1_u16..90,
+    ) {
+        let mut state = state();
+        let mut look = look();
+        if parts[0] { look.destinations.clear(); }
+        if parts[1] { look.log.clear(); }
+        if parts[2] { look.errors.clear(); }
+        if parts[3] { look.waiting.clear(); }
+        press(&mut state, &keys);
+        update(&mut state, Event::Look(Box::new(look)));
+        buffer(&state, width, height);
+        press(&mut state, &keys);
+        buffer(&state, width, height);
+    }
+
+    #[test]
+    fn only_q_ends_it(keys in "[a-pr-z1-9? \\n\\t\\x1b+-]{0,60}") {
+        let mut state = state();
+        for key in keys.chars() {
+            prop_assert_ne!(press(&mut state, &key.to_string()), Some(Request::End));
+        }
+    }
+}

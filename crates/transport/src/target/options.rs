@@ -1,0 +1,400 @@
+//! What the options of CREATE SERVER and CREATE USER MAPPING are called and mean. Pure, as all of `target`.
+
+use super::{Certificates, Http, Password, Pem, Target, Transport};
+use crate::config::{ExchangeType, Secret};
+use crate::function::BodyFunction;
+use crate::http::check_credentials;
+use crate::ssrf::AllowList;
+use crate::url::{parse_http_url, parse_url};
+use outbox_core::envelope::Refusal;
+use outbox_core::message::Text;
+use outbox_core::route::{EXPIRATION_MAX_MS, Format, Template};
+use outbox_core::settle::Ordering;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Which foreign data wrapper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Amqp,
+    Http,
+}
+
+/// What the options belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    Server,
+    UserMapping,
+}
+
+/// Why an option is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// There is no option of that name here.
+    pub unknown: bool,
+    pub message: String,
+    pub hint: String,
+}
+
+/// As many as a worker claims.
+const IN_FLIGHT_MAX: u64 = 2_000;
+/// As of the settings, whose numbers are signed.
+const LIMIT_MAX: u64 = i32::MAX as u64;
+
+pub type Options = [(String, String)];
+
+/// Options as the catalogs hold them, `name=value` each.
+pub fn split(options: &[String]) -> Vec<(String, String)> {
+    let pairs = options.iter().filter_map(|option| option.split_once('='));
+    pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+impl Kind {
+    /// The name of the foreign data wrapper.
+    pub fn wrapper(self) -> &'static str {
+        match self {
+            Self::Amqp => "outbox_amqp",
+            Self::Http => "outbox_http",
+        }
+    }
+
+    pub fn of_wrapper(name: &str) -> Option<Self> {
+        [Self::Amqp, Self::Http].into_iter().find(|kind| kind.wrapper() == name)
+    }
+
+    pub(super) fn names(self, level: Level) -> &'static [&'static str] {
+        match (self, level) {
+            (Self::Amqp, Level::Server) => &[
+                "url",
+                "exchange",
+                "exchange_type",
+                "routing_key",
+                "format",
+                "body",
+                "headers",
+                "content_type",
+                "app_id",
+                "source",
+                "expiration",
+                "priority",
+                "ordering",
+                "on_dead",
+                "max_attempts",
+                "max_pending",
+                "max_rate",
+                "max_in_flight",
+                "retry_backoff",
+                "retry_backoff_max",
+                "connect_timeout",
+                "confirm_timeout",
+                "tls_ca",
+            ],
+            (Self::Http, Level::Server) => &[
+                "url",
+                "concurrency",
+                "format",
+                "body",
+                "headers",
+                "content_type",
+                "app_id",
+                "source",
+                "ordering",
+                "on_dead",
+                "max_attempts",
+                "max_pending",
+                "max_rate",
+                "retry_backoff",
+                "retry_backoff_max",
+                "connect_timeout",
+                "timeout",
+                "tls_ca",
+            ],
+            (Self::Http, Level::UserMapping) => &[
+                "user",
+                "password",
+                "bearer_token",
+                "signing_secret",
+                "tls_cert",
+                "tls_key",
+            ],
+            (Self::Amqp, Level::UserMapping) => &["user", "password", "tls_cert", "tls_key"],
+        }
+    }
+}
+
+/// Checks options by themselves, as they are written.
+///
+/// # Errors
+/// The first that is unknown or has a bad value.
+pub fn check(kind: Kind, level: Level, options: &Options) -> Result<(), Refused> {
+    let known = kind.names(level);
+    for (name, _) in options {
+        if !known.contains(&name.as_str()) {
+            return Err(Refused {
+                unknown: true,
+                message: format!("there is no option \"{name}\""),
+                hint: format!("Options: {}.", known.join(", ")),
+            });
+        }
+    }
+    let (server, mapping) = match level {
+        Level::Server => (options, &[][..]),
+        Level::UserMapping => (&[][..], options),
+    };
+    described(kind, &Target::plain(), server, mapping).map(drop)
+}
+
+/// The destination that these options describe. What they leave out is as in `default`; but credentials of the default are
+/// never sent to another address.
+///
+/// # Errors
+/// The first option with a bad value.
+pub fn described(kind: Kind, default: &Target, server: &Options, mapping: &Options) -> Result<Target, Refused> {
+    let mut target = default.clone();
+    match kind {
+        Kind::Amqp => target.http_allow = AllowList::default(), // says nothing here, so its change must not disconnect
+        Kind::Http => {
+            target.transport = Transport::Http(Http::plain());
+            target.certificates = Certificates::default();
+        }
+    }
+    for (name, value) in server {
+        let value = value.as_str();
+        match (name.as_str(), &mut target.transport) {
+            ("url", Transport::Amqp(amqp)) => {
+                parse_url(value)
+                    .map_err(|error| bad(name, error.to_string(), "Example: amqp://user@host:5672/vhost"))?;
+                amqp.url = value.to_owned();
+                (amqp.user, amqp.password) = (None, Password::Default);
+                (target.certificates.cert, target.certificates.key) = (None, None);
+            }
+            ("url", Transport::Http(http)) => {
+                parse_http_url(value)
+                    .map_err(|error| bad(name, error.to_string(), "Example: https://example.com/hooks"))?;
+                http.url = value.to_owned();
+            }
+            ("concurrency", Transport::Http(http)) => http.concurrency = number(name, value, 1..=64)? as usize,
+            ("exchange", _) if value.len() > 255 => {
+                return Err(bad(name, "it is longer than 255 bytes", "AMQP allows 255 bytes."));
+            }
+            ("exchange", Transport::Amqp(amqp)) => amqp.exchange = Text::shared(value),
+            ("exchange_type", Transport::Amqp(amqp)) => {
+                amqp.exchange_type =
+                    ExchangeType::parse(value).ok_or_else(|| bad(name, "it is unknown", ExchangeType::HINT))?;
+            }
+            ("routing_key", Transport::Amqp(amqp)) => {
+                amqp.routing_key =
+                    Template::parse(value).map_err(|error| bad(name, error.to_string(), error.hint()))?;
+            }
+            ("tls_ca", _) => target.certificates.ca = Some(pem(name, value)?),
+            ("format", _) => target.format = Format::parse(value).map_err(|refusal| other(name, refusal))?,
+            ("body", _) => {
+                let function = BodyFunction::parse(value);
+                target.body = Some(function.ok_or_else(|| bad(name, "it is no name", BodyFunction::HINT))?);
+            }
+            ("content_type", _) => target.statics.content_type = Some(Text::shared(value)),
+            ("app_id", _) => target.statics.app_id = Text::shared(value),
+            ("source", _) => {
+                target.statics.source =
+                    Template::parse_text(value).map_err(|error| bad(name, error.to_string(), error.hint()))?;
+            }
+            ("expiration", _) => target.statics.expiration_ms = Some(duration(name, value, 0..=EXPIRATION_MAX_MS)?),
+            ("priority", _) => target.statics.priority = Some(number(name, value, 0..=255)? as u8),
+            ("ordering", _) => {
+                target.rules.ordering = choice(
+                    name,
+                    value,
+                    &[
+                        ("key", Ordering::Key),
+                        ("partition", Ordering::Partition),
+                        ("none", Ordering::None),
+                    ],
+                )?;
+            }
+            ("on_dead", _) => target.rules.dead_blocks = choice(name, value, &[("block", true), ("skip", false)])?,
+            ("max_attempts", _) => target.rules.retry.max_attempts = number(name, value, 1..=1000)? as u32,
+            ("max_pending", _) => target.limits.max_pending = number(name, value, 0..=LIMIT_MAX)? as u32,
+            ("max_rate", _) => target.limits.max_rate = number(name, value, 0..=LIMIT_MAX)? as u32,
+            ("max_in_flight", Transport::Amqp(amqp)) => {
+                amqp.max_in_flight = number(name, value, 1..=IN_FLIGHT_MAX)? as usize;
+            }
+            ("retry_backoff", _) => target.rules.retry.base_ms = duration(name, value, 1..=86_400_000)?,
+            ("retry_backoff_max", _) => target.rules.retry.max_ms = duration(name, value, 1..=86_400_000)?,
+            ("connect_timeout", _) => {
+                target.connect_timeout = Duration::from_millis(duration(name, value, 100..=300_000)?);
+            }
+            ("confirm_timeout" | "timeout", _) => {
+                target.confirm_timeout = Duration::from_millis(duration(name, value, 100..=3_600_000)?);
+            }
+            _ => {}
+        }
+    }
+    if let Some(body) = &mut target.body {
+        match target.format {
+            Format::Envelope if server.iter().any(|(name, _)| name == "format") => {
+                let hint = "Leave format out, or choose payload, cloudevents or cloudevents_binary.";
+                return Err(bad("body", "the format envelope tells the whole event", hint));
+            }
+            Format::Envelope => target.format = Format::Payload,
+            format => body.as_json = format.is_cloudevents(),
+        }
+    }
+    let transport = target.transport.kind();
+    // They depend on the format, wherever it stands.
+    if let Some((name, value)) = server.iter().find(|(name, _)| name == "headers") {
+        let headers: BTreeMap<String, String> = serde_json::from_str(value).map_err(|_| {
+            bad(
+                name,
+                "it is not a JSON object of texts",
+                r#"Example: {"tenant": "{header:tenant}"}"#,
+            )
+        })?;
+        for (header, template) in &headers {
+            (target.statics.headers)
+                .add(transport, target.format, header, template)
+                .map_err(|refusal| other(name, refusal))?;
+        }
+    }
+    (target.statics)
+        .check(transport, target.format)
+        .map_err(|refusal| other("format", refusal))?;
+    target.rules.retry.max_ms = target.rules.retry.max_ms.max(target.rules.retry.base_ms);
+    for (name, value) in mapping {
+        if value.contains('\0') || value.is_empty() {
+            return Err(bad(name, "it is empty", "Leave it out instead."));
+        }
+        let secret = || Secret::new(value.clone());
+        match (name.as_str(), &mut target.transport) {
+            ("user", Transport::Amqp(amqp)) => amqp.user = Some(value.clone()),
+            ("password", Transport::Amqp(amqp)) => amqp.password = Password::Known(secret()),
+            ("user", Transport::Http(http)) => http.user = Some(value.clone()),
+            ("password" | "bearer_token", Transport::Http(http)) => http.secret = Some(secret()),
+            ("signing_secret", Transport::Http(http)) => {
+                http.signing_secrets = value.split_whitespace().map(Secret::new).collect();
+            }
+            ("tls_cert", _) => target.certificates.cert = Some(pem(name, value)?),
+            ("tls_key", _) => target.certificates.key = Some(pem(name, value)?),
+            _ => {}
+        }
+    }
+    let given = |wanted: &str| mapping.iter().any(|(name, _)| name == wanted);
+    if kind == Kind::Http && (given("user") != given("password") || (given("user") && given("bearer_token"))) {
+        let hint = "Give user and password, or bearer_token.";
+        return Err(bad("user", "it does not fit the other options", hint));
+    }
+    if let Transport::Http(http) = &target.transport {
+        if given("signing_secret") && http.signing_secrets.is_empty() {
+            return Err(bad("signing_secret", "it is empty", "Leave it out instead."));
+        }
+        check_credentials(&http.auth(), &http.signing_secrets).map_err(|(name, why)| {
+            let hint = match name {
+                "signing_secret" => {
+                    "whsec_ and the base64 of 24 to 64 bytes; while it is rotated the new one, a space, the old one."
+                }
+                _ => "See docs/destinations.md.",
+            };
+            bad(name, why, hint)
+        })?;
+    }
+    Ok(target)
+}
+
+/// The template of the routing key that these options of a server ask for; None: that of the settings.
+pub fn routing_template(kind: Kind, server: &Options) -> Option<Template> {
+    match kind {
+        Kind::Amqp => {
+            let option = server.iter().find(|(name, _)| name == "routing_key");
+            option.and_then(|(_, text)| Template::parse(text).ok())
+        }
+        Kind::Http => Template::parse("").ok(), // the URL says it all
+    }
+}
+
+impl ExchangeType {
+    pub const HINT: &str = "Use direct, fanout, topic, headers or a plugin's x-…; or leave it empty to only check that the exchange exists.";
+
+    pub fn parse(name: &str) -> Option<Self> {
+        Some(match name {
+            "" => Self::None,
+            "direct" => Self::Direct,
+            "fanout" => Self::Fanout,
+            "topic" => Self::Topic,
+            "headers" => Self::Headers,
+            plugin if plugin.starts_with("x-") && plugin.len() <= 255 => Self::Custom(plugin.into()),
+            _ => return None,
+        })
+    }
+}
+
+fn bad(name: &str, why: impl std::fmt::Display, hint: impl Into<String>) -> Refused {
+    Refused {
+        unknown: false,
+        message: format!("option \"{name}\" is refused: {why}"),
+        hint: hint.into(),
+    }
+}
+
+/// Whether it holds what it should is known when it is used.
+fn pem(name: &str, value: &str) -> Result<Pem, Refused> {
+    match value.contains("-----BEGIN ") {
+        true => Ok(Pem::Given(Secret::new(value))),
+        false => Err(bad(
+            name,
+            "it is not in PEM",
+            "Give the text of the file: -----BEGIN CERTIFICATE----- …",
+        )),
+    }
+}
+
+/// A refusal in the words of the core.
+fn other(name: &str, refusal: Refusal) -> Refused {
+    bad(name, refusal.message, refusal.hint)
+}
+
+fn choice<T: Copy>(name: &str, value: &str, choices: &[(&str, T)]) -> Result<T, Refused> {
+    let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
+    (choices.iter().find(|(word, _)| *word == value))
+        .map(|(_, meaning)| *meaning)
+        .ok_or_else(|| bad(name, "it is unknown", format!("Use {}.", words.join(" or "))))
+}
+
+fn number(name: &str, value: &str, range: std::ops::RangeInclusive<u64>) -> Result<u64, Refused> {
+    let hint = || format!("Use a number from {} to {}.", range.start(), range.end());
+    match value.parse() {
+        Ok(number) if range.contains(&number) => Ok(number),
+        Ok(_) => Err(bad(name, "it is out of range", hint())),
+        Err(_) => Err(bad(name, "it is not a number", hint())),
+    }
+}
+
+/// A number with a unit as in settings of the server; without one it is ms.
+pub(super) fn duration(name: &str, value: &str, range_ms: std::ops::RangeInclusive<u64>) -> Result<u64, Refused> {
+    let digits = value.len() - value.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let factor = match value[digits..].trim() {
+        "" | "ms" => 1,
+        "s" => 1_000,
+        "min" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => {
+            return Err(bad(
+                name,
+                "its unit is unknown",
+                "Units: ms, s, min, h, d. Example: 30s",
+            ));
+        }
+    };
+    let ms = value[..digits]
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(factor));
+    match ms {
+        Some(ms) if range_ms.contains(&ms) => Ok(ms),
+        Some(_) => Err(bad(
+            name,
+            "it is out of range",
+            format!("Use {} ms to {} ms.", range_ms.start(), range_ms.end()),
+        )),
+        None => Err(bad(name, "it is not a time", "Example: 30s")),
+    }
+}

@@ -1,0 +1,248 @@
+//! What options mean, what is refused, and that a refusal tells no secret.
+
+use super::options::duration;
+use super::*;
+
+fn options(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    pairs
+        .iter()
+        .map(|(name, value)| (name.to_string(), value.to_string()))
+        .collect()
+}
+
+fn default() -> Target {
+    Target {
+        transport: Transport::Amqp(Amqp {
+            url: "amqp://main@broker".into(),
+            user: None,
+            password: Password::File("/etc/secret".into()),
+            exchange: Text::shared("outbox"),
+            exchange_type: ExchangeType::Topic,
+            routing_key: Template::parse("{type}").unwrap(),
+            max_in_flight: 1_000,
+        }),
+        certificates: Certificates {
+            ca: Some(Pem::File("/etc/ca".into())),
+            cert: Some(Pem::File("/etc/cert".into())),
+            key: Some(Pem::File("/etc/key".into())),
+        },
+        http_allow: AllowList::default(),
+        format: Format::default(),
+        body: None,
+        statics: Statics::default(),
+        rules: Rules {
+            retry: RetryPolicy {
+                max_attempts: 15,
+                base_ms: 1000,
+                max_ms: 600_000,
+            },
+            dead_blocks: true,
+            ordering: Ordering::Key,
+        },
+        limits: Limits::default(),
+        connect_timeout: Duration::from_secs(10),
+        confirm_timeout: Duration::from_secs(30),
+    }
+}
+
+fn amqp(target: &Target) -> &Amqp {
+    let Transport::Amqp(amqp) = &target.transport else {
+        panic!("AMQP")
+    };
+    amqp
+}
+
+#[test]
+fn what_is_left_out_is_as_in_the_default() {
+    assert_eq!(described(Kind::Amqp, &default(), &[], &[]).unwrap(), default());
+    let other = described(
+        Kind::Amqp,
+        &default(),
+        &options(&[("exchange", "audit"), ("on_dead", "skip")]),
+        &[],
+    )
+    .unwrap();
+    assert_eq!(&*amqp(&other).exchange, "audit");
+    assert_eq!(amqp(&other).password, Password::File("/etc/secret".into()));
+    assert!(!other.rules.dead_blocks);
+    assert_eq!(other.rules.retry, default().rules.retry);
+}
+
+#[test]
+fn what_http_may_reach_is_no_matter_of_a_broker() {
+    let allowed = Target {
+        http_allow: AllowList::parse("10.0.0.0/8").unwrap(),
+        ..default()
+    };
+    let of = |kind| described(kind, &allowed, &[], &[]).unwrap();
+    assert_eq!(of(Kind::Amqp), default());
+    assert_eq!(of(Kind::Http).http_allow, allowed.http_allow);
+}
+
+#[test]
+fn the_password_of_the_default_goes_to_no_other_address() {
+    let other = described(Kind::Amqp, &default(), &options(&[("url", "amqp://elsewhere")]), &[]).unwrap();
+    assert_eq!(amqp(&other).password, Password::Default);
+    assert_eq!((&other.certificates.cert, &other.certificates.key), (&None, &None));
+    assert_eq!(other.certificates.ca, default().certificates.ca);
+    let mapping = options(&[("user", "u"), ("password", "p")]);
+    let known = described(
+        Kind::Amqp,
+        &default(),
+        &options(&[("url", "amqp://elsewhere")]),
+        &mapping,
+    )
+    .unwrap();
+    assert_eq!(amqp(&known).password, Password::Known(Secret::new("p")));
+    assert_eq!(amqp(&known).address().unwrap().user.as_deref(), Some("u"));
+}
+
+#[test]
+fn times_have_units() {
+    let ms = |text: &str| duration("t", text, 1..=86_400_000);
+    assert_eq!(ms("250").unwrap(), 250);
+    assert_eq!(ms("250ms").unwrap(), 250);
+    assert_eq!(ms("30 s").unwrap(), 30_000);
+    assert_eq!(ms("1d").unwrap(), 86_400_000);
+    for bad in ["", "s", "-1", "1.5s", "2d", "1 week", "99999999999999999999", "0"] {
+        assert!(ms(bad).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn bad_options_are_refused_with_a_hint_and_without_the_value() {
+    for (name, value) in [
+        ("url", "amqp://u:hunter2@h"),
+        ("exchange_type", "hunter2"),
+        ("routing_key", "{hunter2}"),
+        ("ordering", "hunter2"),
+        ("on_dead", "hunter2"),
+        ("body", "hunter2"),
+        ("max_attempts", "0"),
+        ("max_pending", "-1"),
+        ("max_rate", "2147483648"),
+        ("max_in_flight", "0"),
+        ("max_attempts", "hunter2"),
+        ("retry_backoff", "hunter2"),
+        ("confirm_timeout", "1ms"),
+        ("exchange", &"hunter2".repeat(60)),
+    ] {
+        let refused = check(Kind::Amqp, Level::Server, &options(&[(name, value)])).unwrap_err();
+        assert!(!refused.unknown, "{name}");
+        assert!(
+            refused.message.contains(name) && !refused.hint.is_empty(),
+            "{refused:?}"
+        );
+        let tells = name != "routing_key" && format!("{refused:?}").contains("hunter2");
+        assert!(!tells, "{refused:?}");
+    }
+    let unknown = check(Kind::Amqp, Level::Server, &options(&[("password", "x")])).unwrap_err();
+    assert!(unknown.unknown && unknown.hint.contains("exchange"), "{unknown:?}");
+    assert!(check(Kind::Amqp, Level::UserMapping, &options(&[("password", "")])).is_err());
+    assert!(check(Kind::Amqp, Level::UserMapping, &options(&[("password", "x")])).is_ok());
+}
+
+#[test]
+fn every_option_that_is_offered_is_read() {
+    let values = [
+        ("url", "amqp://elsewhere"),
+        ("exchange", "other"),
+        ("exchange_type", "fanout"),
+        ("routing_key", "{key}"),
+        ("format", "cloudevents"),
+        ("body", "shop.for_search"),
+        ("headers", r#"{"tenant": "{header:tenant|none}"}"#),
+        ("content_type", "text/plain"),
+        ("app_id", "shop"),
+        ("source", "/shop"),
+        ("expiration", "1d"),
+        ("priority", "3"),
+        ("ordering", "none"),
+        ("on_dead", "skip"),
+        ("max_attempts", "3"),
+        ("max_pending", "1000"),
+        ("max_rate", "500"),
+        ("max_in_flight", "10"),
+        ("retry_backoff", "5s"),
+        ("retry_backoff_max", "7s"),
+        ("connect_timeout", "1s"),
+        ("confirm_timeout", "2s"),
+        ("tls_ca", "-----BEGIN CERTIFICATE-----"),
+    ];
+    let names: Vec<&str> = values.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, Kind::Amqp.names(Level::Server));
+    for pair in values {
+        let mut pairs = vec![pair];
+        if pair.0 == "content_type" {
+            pairs.insert(0, ("format", "payload"));
+        }
+        assert_ne!(
+            described(Kind::Amqp, &default(), &options(&pairs), &[]).unwrap(),
+            described(Kind::Amqp, &default(), &options(&pairs[1..]), &[]).unwrap_or_else(|_| default()),
+            "{pair:?}"
+        );
+    }
+}
+
+#[test]
+fn an_http_destination_takes_rules_of_the_default_and_no_credentials() {
+    let server = options(&[
+        ("url", "https://example.com/hook"),
+        ("concurrency", "3"),
+        ("timeout", "2s"),
+    ]);
+    let target = described(Kind::Http, &default(), &server, &[]).unwrap();
+    let Transport::Http(http) = &target.transport else {
+        panic!("HTTP")
+    };
+    assert_eq!((http.concurrency, &http.secret), (3, &None));
+    assert_eq!(target.rules, default().rules);
+    assert_eq!(target.certificates, Certificates::default());
+    assert_eq!(target.confirm_timeout, Duration::from_secs(2));
+    let mapping = options(&[
+        (
+            "signing_secret",
+            "whsec_bmV3bmV3bmV3bmV3bmV3bmV3bmV3bmV3 whsec_b2xkb2xkb2xkb2xkb2xkb2xkb2xkb2xk",
+        ),
+        ("bearer_token", "t"),
+    ]);
+    let Transport::Http(http) = described(Kind::Http, &default(), &server, &mapping).unwrap().transport else {
+        panic!("HTTP")
+    };
+    assert_eq!(http.signing_secrets.len(), 2);
+    assert!(matches!(http.auth(), HttpAuth::Bearer(_)));
+    for bad in [
+        &[("user", "u")][..],
+        &[("password", "p")],
+        &[("user", "u"), ("password", "p"), ("bearer_token", "t")],
+        &[("user", "hunter2:x"), ("password", "hunter2")],
+        &[("bearer_token", "hunter2 x")],
+        &[("signing_secret", "hunter2")],
+        &[("signing_secret", "whsec_aHVudGVyMg==")],
+        &[("signing_secret", "whsec_bmV3bmV3bmV3bmV3bmV3bmV3bmV3bmV3 hunter2")],
+        &[("signing_secret", " ")],
+    ] {
+        let refused = check(Kind::Http, Level::UserMapping, &options(bad)).expect_err(bad[0].1);
+        assert!(
+            refused.message.contains(bad[0].0) || bad[0].0 == "password",
+            "{refused:?}"
+        );
+        assert!(
+            !refused.hint.is_empty() && !format!("{refused:?}").contains("hunter2"),
+            "{refused:?}"
+        );
+    }
+    for bad in [
+        ("url", "amqp://h"),
+        ("url", "https://u:hunter2@h"),
+        ("concurrency", "65"),
+    ] {
+        let refused = check(Kind::Http, Level::Server, &options(&[bad])).unwrap_err();
+        assert!(!format!("{refused:?}").contains("hunter2"), "{refused:?}");
+    }
+    assert!(
+        check(Kind::Http, Level::Server, &options(&[("exchange", "x")]))
+            .unwrap_err()
+            .unknown
+    );
+}

@@ -1,0 +1,184 @@
+//! What functions of SQL ask of the source, in a session: the events of what a relay has claimed, and which events meet
+//! criteria. Whoever calls, it is read as everywhere else: as the owner of the relation, restricted, read-only. What bounds
+//! the time is the session's own statement_timeout, and a cancel ends the call. The error of one row is that row's alone.
+
+use super::{Kind, SEQ, Source};
+use crate::error::UserError;
+use crate::pg::txn;
+use outbox_core::message::{Event, Outcome};
+use pgrx::prelude::*;
+use pgrx::spi::SpiResult;
+use std::collections::{BTreeMap, HashSet};
+
+/// Rows that one statement reads.
+const PIECE: usize = 1_000;
+/// How `txn::attempt` tells that the session was cancelled, or its time is over.
+const CANCELED: &str = "(SQLSTATE 57014)";
+/// Texts for each event in what `events` returns.
+const TEXTS: usize = 15;
+
+/// What an event must be, as far as it is given.
+pub struct Criteria {
+    pub kind: Option<String>,
+    pub aggregate_type: Option<String>,
+    pub aggregate_id: Option<String>,
+    pub created_from: Option<TimestampWithTimeZone>,
+    pub created_to: Option<TimestampWithTimeZone>,
+}
+
+impl Source {
+    /// The events of these seqs as texts, one event after the other: seq; what is wrong with it (`failed`, or `missing`:
+    /// there is none), and why; its parts.
+    pub fn events(&self, seqs: &[i64]) -> Result<Vec<Option<String>>, UserError> {
+        let read = |piece: &[i64]| {
+            let mut rows = Vec::new();
+            self.fetch(piece, usize::MAX, &mut rows).map(|_| rows)
+        };
+        let (rows, failed) = self.in_pieces(seqs, read)?;
+        let mut events: BTreeMap<i64, Result<Event, Outcome>> = BTreeMap::new();
+        let fail = |reason| Err(Outcome::Failed { reason });
+        for (seq, event) in rows {
+            if events.insert(seq, event).is_some() {
+                events.insert(
+                    seq,
+                    fail(format!("{} has more than one row with seq {seq}", self.relation)),
+                );
+            }
+        }
+        events.extend(failed.into_iter().map(|(seq, reason)| (seq, fail(reason))));
+        for seq in seqs {
+            let reason = || format!("{} has no row with seq {seq}", self.relation);
+            events
+                .entry(*seq)
+                .or_insert_with(|| Err(Outcome::Unsendable { reason: reason() }));
+        }
+        let mut texts = Vec::with_capacity(events.len() * TEXTS);
+        for (seq, event) in events {
+            texts.push(Some(seq.to_string()));
+            match event {
+                Ok(event) => texts.extend([
+                    None,
+                    None,
+                    Some(event.id),
+                    Some(event.kind),
+                    event.aggregate_type,
+                    event.aggregate_id,
+                    event.operation,
+                    Some(event.payload),
+                    event.previous_payload,
+                    event.metadata,
+                    event.headers,
+                    event.actor,
+                    event.correlation_id,
+                    Some(event.created_at),
+                ]),
+                Err(outcome) => {
+                    let (fault, why) = match outcome {
+                        Outcome::Unsendable { reason } => ("missing", reason),
+                        Outcome::Failed { reason } => ("failed", reason),
+                        other => ("failed", format!("{other:?}")),
+                    };
+                    texts.extend([Some(fault.to_owned()), Some(why)]);
+                    texts.extend(std::iter::repeat_n(None, TEXTS - 3));
+                }
+            }
+        }
+        Ok(texts)
+    }
+
+    /// Those of these seqs whose event meets the criteria. One that cannot be read, or whose seq has two rows, meets none;
+    /// a warning tells of it.
+    pub fn matching(&self, seqs: &[i64], criteria: &Criteria) -> Result<Vec<i64>, UserError> {
+        let sql = self.matching_sql();
+        let read = |piece: &[i64]| {
+            Spi::connect_mut(|client| {
+                let args = [
+                    piece.to_vec().into(),
+                    criteria.kind.clone().into(),
+                    criteria.aggregate_type.clone().into(),
+                    criteria.aggregate_id.clone().into(),
+                    criteria.created_from.into(),
+                    criteria.created_to.into(),
+                ];
+                let rows = client.update(sql.as_str(), None, &args)?;
+                rows.map(|row| Ok((row.get(1)?.unwrap_or_default(), row.get(2)?.unwrap_or_default())))
+                    .collect::<SpiResult<Vec<(i64, bool)>>>()
+            })
+            .map_err(|error| error.to_string())
+        };
+        let (rows, mut failed) = self.in_pieces(seqs, read)?;
+        let (mut seen, mut twice) = (HashSet::new(), HashSet::new());
+        for (seq, _) in &rows {
+            if !seen.insert(*seq) && twice.insert(*seq) {
+                failed.push((*seq, format!("{} has more than one row with it", self.relation)));
+            }
+        }
+        if let Some((seq, why)) = failed.first() {
+            let (count, relation) = (failed.len(), &self.relation);
+            pgrx::warning!(
+                "{count} event(s) of {relation} cannot be read and are left out, one of them with seq {seq}: {why}"
+            );
+        }
+        let met = rows.into_iter().filter(|(seq, meets)| *meets && !twice.contains(seq));
+        Ok(met.map(|(seq, _)| seq).collect())
+    }
+
+    fn matching_sql(&self) -> String {
+        let column = |part, kind| self.column(part, kind);
+        format!(
+            "select x.seq, ($2 is null or x.type = $2) and ($3 is null or x.aggregate_type = $3)
+               and ($4 is null or x.aggregate_id = $4) and ($5 is null or x.created_at >= $5)
+               and ($6 is null or x.created_at < $6)
+             from (select {seq} as seq, {kind} as type, {created_at} as created_at, {aggregate_type} as aggregate_type,
+                          {aggregate_id} as aggregate_id
+                   from {relation} as r where {by} = any ($1)) x",
+            seq = column(SEQ, Kind::Seq),
+            kind = column(1, Kind::Text),
+            created_at = column(2, Kind::Time),
+            aggregate_type = column(4, Kind::Text),
+            aggregate_id = column(5, Kind::Text),
+            relation = self.relation,
+            by = self.expression(SEQ),
+        )
+    }
+
+    /// Reads set by set; where a set fails it is halved, until the row that is to blame stands alone. Returns what came, and
+    /// the rows that failed. An error: nothing can be read, or the session is to end.
+    fn in_pieces<T>(
+        &self,
+        seqs: &[i64],
+        read: impl Fn(&[i64]) -> Result<Vec<(i64, T)>, String>,
+    ) -> Result<(Vec<(i64, T)>, Vec<(i64, String)>), UserError> {
+        let attempt = |piece: &[i64]| txn::attempt(|| self.as_owner(&[], || read(piece)));
+        let (mut rows, mut failed, mut is_readable) = (Vec::new(), Vec::new(), false);
+        let mut pieces: Vec<&[i64]> = seqs.chunks(PIECE).rev().collect();
+        while let Some(piece) = pieces.pop() {
+            let why = match attempt(piece) {
+                Ok(more) => {
+                    rows.extend(more);
+                    continue;
+                }
+                Err(why) => why,
+            };
+            if why.ends_with(CANCELED) {
+                return Err(UserError::new(
+                    PgSqlErrorCode::ERRCODE_QUERY_CANCELED,
+                    format!("{} was being read: {why}", self.relation),
+                    "Ask for less at once, or raise statement_timeout.",
+                ));
+            }
+            if !is_readable {
+                attempt(&[]).map_err(|why| self.unreadable(&why))?;
+                is_readable = true;
+            }
+            match piece {
+                [seq] => failed.push((*seq, why)),
+                piece => {
+                    let (first, second) = piece.split_at(piece.len() / 2);
+                    pieces.extend([second, first]);
+                }
+            }
+        }
+        Ok((rows, failed))
+    }
+}

@@ -1,0 +1,71 @@
+//! A program on a terminal, as a person sees it: a pseudo terminal with an emulator that tells what its screen shows. Included
+//! by test files that drive one.
+
+use super::common::LONG;
+use std::process::Command;
+use support::{Pty, wait_until};
+
+/// A terminal with the program on it, as a person sees it.
+pub struct Screen {
+    pub pty: Pty,
+    emulator: vt100::Parser,
+    seen: usize,
+}
+
+impl Screen {
+    pub fn start(command: Command, columns: u16, lines: u16) -> Self {
+        Self {
+            pty: Pty::start(command, columns, lines),
+            emulator: vt100::Parser::new(lines, columns, 0),
+            seen: 0,
+        }
+    }
+
+    pub fn screen(&mut self) -> &vt100::Screen {
+        let written = self.pty.written();
+        self.emulator.process(&written[self.seen..]);
+        self.seen = written.len();
+        self.emulator.screen()
+    }
+
+    pub fn text(&mut self) -> String {
+        self.screen().contents()
+    }
+
+    /// Waits until the screen shows all of `words`.
+    pub fn wait_for(&mut self, words: &[&str]) -> String {
+        self.wait_until(&format!("{words:?}"), |text| {
+            words.iter().all(|word| text.contains(word))
+        })
+    }
+
+    pub fn wait_until(&mut self, what: &str, condition: impl Fn(&str) -> bool) -> String {
+        let deadline = std::time::Instant::now() + LONG;
+        let mut text = self.text();
+        wait_until(&format!("the screen to show {what}"), LONG * 2, || {
+            text = self.text();
+            let is_late = std::time::Instant::now() >= deadline || self.pty.has_ended();
+            assert!(!is_late, "waited in vain for {what} on this screen:\n{text}");
+            condition(&text)
+        });
+        text
+    }
+
+    pub fn resize(&mut self, columns: u16, lines: u16) {
+        self.screen();
+        self.emulator.screen_mut().set_size(lines, columns);
+        self.pty.resize(columns, lines);
+    }
+
+    /// The program has ended, and the terminal is as it was before: its first screen, a cursor, lines that are edited.
+    pub fn assert_restored(&mut self, code: i32) {
+        let status = self.pty.wait();
+        assert_eq!(status.code(), Some(code), "{status}:\n{}", self.text());
+        assert!(self.pty.is_cooked(), "the terminal is raw");
+        // What the program wrote last may still be on its way to us.
+        wait_until("the first screen to come back", LONG, || {
+            !self.screen().alternate_screen()
+        });
+        wait_until("the cursor to come back", LONG, || !self.screen().hide_cursor());
+    }
+}

@@ -1,0 +1,442 @@
+//! `ordering 'partition'`: is a partition one order at such a destination, whatever the keys, by a broker and by HTTP, and
+//! does nothing else notice? On real servers; tests/order.rs asks the same of keys.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::load::{Load, Plan};
+use common::oracle::{Arrived, Sent, judge, last_arrivals_out_of_order};
+use common::{
+    DB, all_of, exchange_and_queue, health, outbox_cluster_with, refused, wait_connected, wait_drained, wait_published,
+    wait_true,
+};
+use serde_json::{Value, json};
+use support::{Broker, Cluster, Consumer, Receiver, Reply, fresh_names};
+
+/// Nothing comes for so long: all has come.
+const QUIET: Duration = Duration::from_millis(300);
+
+/// A destination `lanes`, which routes by the type of the event: Good ones to the queue that is returned, others nowhere.
+fn stage(conf: &[&str], options: &str) -> (Cluster, &'static Broker, String) {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &[&["outbox.max_attempts = 1"], conf].concat());
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, Value::Null);
+    broker.bind(&queue, &exchange, "Good.*");
+    cluster.exec(
+        DB,
+        &format!(
+            "create server lanes foreign data wrapper outbox_amqp
+             options (exchange '{exchange}', routing_key '{{type}}.{{key|none}}', {options})"
+        ),
+    );
+    wait_true(
+        &cluster,
+        "the destination to be connected",
+        "select state = 'connected' from outbox_destination_status where destination = 'lanes'",
+    );
+    (cluster, broker, queue)
+}
+
+/// Publishes (type, key, partition) in one transaction; an empty key is none.
+fn publish(cluster: &Cluster, messages: &[(&str, &str, &str)]) {
+    let mut client = cluster.connect(DB);
+    let mut transaction = client.transaction().expect("begin");
+    for (kind, key, partition) in messages {
+        let stored = "insert into outbox_events (id, type, payload) values (gen_random_uuid(), $1, '{}') returning seq";
+        let seq: i64 = transaction.query_one(stored, &[kind]).expect("stored").get(0);
+        let key = Some(*key).filter(|key| !key.is_empty());
+        let enqueue = "select outbox_enqueue($1, $2, 'lanes', partition_key => $3)";
+        transaction
+            .execute(enqueue, &[&seq, &key, partition])
+            .expect("enqueued");
+    }
+    transaction.commit().expect("commit");
+}
+
+/// Seqs and keys, in order of arrival, each the last time that it came.
+fn arrived(broker: &Broker, queue: &str) -> Vec<(i64, String)> {
+    let mut all = Vec::new();
+    for delivery in all_of(broker, queue) {
+        let (body, key) = (delivery.json(), delivery.routing_key.clone());
+        let seq = body["seq"].as_i64().expect("a seq");
+        all.retain(|(known, _)| *known != seq);
+        all.push((seq, key));
+    }
+    all
+}
+
+fn seqs(arrived: &[(i64, String)]) -> Vec<i64> {
+    arrived.iter().map(|(seq, _)| *seq).collect()
+}
+
+#[test]
+fn behind_a_dead_letter_its_partition_waits_with_and_without_a_key_and_no_other() {
+    let (cluster, broker, queue) = stage(&[], "ordering 'partition'");
+    publish(
+        &cluster,
+        &[
+            ("Good", "a", "p03"),
+            ("Bad", "b", "p03"),
+            ("Good", "c", "p03"),
+            ("Good", "", "p03"),
+            ("Good", "b", "p04"),
+            ("Good", "", "p04"),
+        ],
+    );
+    wait_published(&cluster, 3);
+    let (first, rest) = (
+        "select seq = 2 and blocks from outbox_dead",
+        "select array_agg(seq order by seq) = '{3,4}' from outbox",
+    );
+    wait_true(&cluster, "the second to be dead", first);
+    assert!(
+        cluster.query_one::<bool>(DB, rest),
+        "the others of its partition stay where they are"
+    );
+    let (ok, problem) = health(&cluster, "keys");
+    assert!(!ok && problem.contains("partition p03 (seq 2)"), "{problem}");
+    assert_eq!(
+        cluster.query_one::<i64>(DB, "select outbox_drain('10 s')"),
+        0,
+        "nothing more can go"
+    );
+    let oldest = "select oldest_pending_age is null from outbox_destination_status where destination = 'lanes'";
+    assert!(cluster.query_one::<bool>(DB, oldest));
+    cluster.exec(DB, "select outbox_discard(2, 'lanes')");
+    wait_drained(&cluster);
+    let arrived = arrived(broker, &queue);
+    let of_p03 = arrived.iter().filter(|(seq, _)| *seq <= 4);
+    // Consumers and templates see the key that the application gave.
+    let of_p03: Vec<(i64, &str)> = of_p03.map(|(seq, key)| (*seq, key.as_str())).collect();
+    assert_eq!(of_p03, [(1, "Good.a"), (3, "Good.c"), (4, "Good.none")]);
+}
+
+#[test]
+fn a_message_without_a_key_holds_up_its_partition_and_goes_first_when_it_is_retried() {
+    let (cluster, broker, queue) = stage(&[], "ordering 'partition'");
+    publish(
+        &cluster,
+        &[("Bad", "", "p05"), ("Good", "a", "p05"), ("Good", "", "p05")],
+    );
+    wait_true(
+        &cluster,
+        "a dead letter",
+        "select count(*) = 1 and bool_and(blocks) from outbox_dead",
+    );
+    cluster.exec(
+        DB,
+        "update outbox_events set type = 'Good' where seq = 1; select outbox_retry(1, 'lanes')",
+    );
+    wait_drained(&cluster);
+    assert_eq!(seqs(&arrived(broker, &queue)), [1, 2, 3]);
+}
+
+#[test]
+fn with_on_dead_skip_the_partition_goes_on() {
+    let (cluster, broker, queue) = stage(&[], "ordering 'partition', on_dead 'skip'");
+    publish(
+        &cluster,
+        &[("Bad", "a", "p05"), ("Good", "b", "p05"), ("Good", "", "p05")],
+    );
+    wait_published(&cluster, 2);
+    assert!(cluster.query_one::<bool>(DB, "select count(*) = 1 and not bool_or(blocks) from outbox_dead"));
+    assert_eq!(seqs(&arrived(broker, &queue)), [2, 3]);
+}
+
+#[test]
+fn the_option_may_change_while_messages_wait_and_the_order_is_kept() {
+    let (cluster, broker, queue) = stage(&[], "ordering 'key'");
+    let all = [
+        ("Bad", "a", "p01"),
+        ("Good", "a", "p01"),
+        ("Bad", "b", "p01"),
+        ("Good", "b", "p01"),
+        ("Good", "a", "p01"),
+    ];
+    publish(&cluster, &all);
+    let behind = "select count(*) = 3 from outbox_waiting where state = 'g'";
+    wait_true(&cluster, "three behind two dead letters", behind);
+    all_of(broker, &queue); // what the broker took behind a refused one comes again
+    cluster.exec(DB, "alter server lanes options (set ordering 'partition')");
+    wait_true(
+        &cluster,
+        "them to be back in their lane",
+        "select count(*) = 3 from outbox",
+    );
+    publish(&cluster, &[("Good", "c", "p01"), ("Good", "c", "p02")]);
+    wait_published(&cluster, 1); // the one of p02
+    cluster.exec(
+        DB,
+        "update outbox_events set type = 'Good'; select outbox_retry(1, 'lanes')",
+    );
+    wait_published(&cluster, 3);
+    assert_eq!(
+        seqs(&arrived(broker, &queue)),
+        [7, 1, 2],
+        "the second dead letter holds up what comes after it"
+    );
+    cluster.exec(DB, "alter server lanes options (set ordering 'key')");
+    wait_published(&cluster, 5);
+    let others = seqs(&arrived(broker, &queue));
+    assert!(others.contains(&5) && others.contains(&6), "{others:?}");
+    assert!(cluster.query_one::<bool>(DB, "select seq = 3 and blocks from outbox_dead"));
+    cluster.exec(DB, "alter server lanes options (set ordering 'none')");
+    wait_published(&cluster, 6);
+    assert_eq!(seqs(&arrived(broker, &queue)), [4]);
+}
+
+#[test]
+fn partitions_that_become_one_are_one_order_from_then_on() {
+    let (cluster, broker, queue) = stage(&["outbox.partition_count = 4"], "ordering 'partition'");
+    publish(
+        &cluster,
+        &[
+            ("Bad", "a", "p01"),
+            ("Good", "a", "p01"),
+            ("Bad", "b", "p03"),
+            ("Good", "b", "p03"),
+            ("Good", "c", "p01"),
+        ],
+    );
+    wait_true(
+        &cluster,
+        "two dead letters",
+        "select count(*) = 2 from outbox_dead where blocks",
+    );
+    all_of(broker, &queue); // what the broker took behind a refused one comes again
+    cluster.exec(DB, "select outbox_configure(partition_count => 1)");
+    publish(&cluster, &[("Good", "d", "p00")]);
+    cluster.exec(
+        DB,
+        "update outbox_events set type = 'Good'; select outbox_retry(1, 'lanes')",
+    );
+    wait_published(&cluster, 2);
+    assert_eq!(seqs(&arrived(broker, &queue)), [1, 2]);
+    cluster.exec(DB, "select outbox_retry(3, 'lanes')");
+    wait_drained(&cluster);
+    assert_eq!(seqs(&arrived(broker, &queue)), [3, 4, 5, 6]);
+}
+
+#[test]
+fn an_open_transaction_holds_up_its_partitions_and_no_other() {
+    let (cluster, broker, queue) = stage(&[], "ordering 'partition'");
+    // Keys of one partition, and one of another.
+    let keys: String = cluster.query_one(
+        DB,
+        "select string_agg(k, ' ' order by p, n) from (
+           select n, k, p, row_number() over (partition by p order by n) as place
+           from generate_series(1, 999) n, concat('k:', n) k, outbox_partition_of(k) p where p in ('p01', 'p02')) x
+         where place <= case p when 'p01' then 2 else 1 end",
+    );
+    let keys: Vec<&str> = keys.split(' ').collect();
+    let publish = |client: &mut postgres::Client, key: &str| {
+        let (kind, id) = key.split_once(':').expect("two parts");
+        let sql = "select outbox_publish('Good', '{}', $1::text, $2::text, destination => 'lanes')";
+        client.execute(sql, &[&kind, &id]).expect("published");
+    };
+    let mut late = cluster.connect(DB);
+    late.batch_execute("begin").expect("begin");
+    publish(&mut late, keys[0]);
+    let mut others = cluster.connect(DB);
+    publish(&mut others, keys[1]);
+    publish(&mut others, keys[2]);
+    wait_published(&cluster, 1);
+    assert_eq!(seqs(&arrived(broker, &queue)), [3]);
+    late.batch_execute("commit").expect("commit");
+    wait_drained(&cluster);
+    assert_eq!(seqs(&arrived(broker, &queue)), [1, 2]);
+}
+
+#[test]
+fn a_relay_of_ones_own_gets_the_first_of_each_partition() {
+    let (cluster, _, _) = stage(&[], "ordering 'partition'");
+    cluster.exec(DB, "select outbox_pause('lanes')");
+    let fetch = "select coalesce(array_agg(seq order by seq), '{}') from outbox_fetch_unpublished(10, 'lanes')";
+    let fetched = || -> Vec<i64> { cluster.query_one(DB, fetch) };
+    wait_true(
+        &cluster,
+        "the destination to be paused",
+        "select state = 'paused' from outbox_destination_status where destination = 'lanes'",
+    );
+    publish(
+        &cluster,
+        &[
+            ("Good", "a", "p03"),
+            ("Good", "b", "p03"),
+            ("Good", "", "p03"),
+            ("Good", "", "p04"),
+            ("Good", "", "p04"),
+        ],
+    );
+    assert_eq!(fetched(), [1, 4]);
+    assert_eq!(fetched(), Vec::<i64>::new(), "they are claimed");
+    let mark = |function: &str, seq: i64, more: &str| {
+        let sql = format!(
+            "select bool_and({function}(seq, claim_token{more}, destination => 'lanes')) from outbox
+             where destination = 'lanes' and seq = {seq}"
+        );
+        assert!(cluster.query_one::<bool>(DB, &sql), "{function} {seq}");
+    };
+    mark("outbox_mark_published", 1, "");
+    mark("outbox_mark_failed", 4, ", 'refused'");
+    assert_eq!(fetched(), [2]);
+    assert!(
+        cluster.query_one::<bool>(DB, "select seq = 4 and blocks from outbox_dead"),
+        "without a key"
+    );
+    mark("outbox_mark_published", 2, "");
+    assert_eq!(fetched(), [3], "p04 stands still");
+    cluster.exec(DB, "select outbox_discard(4, 'lanes')");
+    assert_eq!(fetched(), [5]);
+}
+
+#[test]
+fn an_unknown_order_is_refused() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &[]);
+    let error = refused(
+        &cluster,
+        "create server s foreign data wrapper outbox_http options (ordering 'lane')",
+    );
+    assert_eq!(error.hint(), Some("Use key or partition or none."));
+}
+
+/// What arrived, as if the partition were the key.
+fn by_partition(cluster: &Cluster, arrived: &[Arrived]) -> Vec<Arrived> {
+    let partitions: Value = cluster.query_one(
+        DB,
+        "select jsonb_object_agg(k, outbox_partition_of(k)) from (select distinct key as k from outbox_history) h",
+    );
+    let of_key = |key: &str| partitions[key].as_str().expect("a partition").to_owned();
+    let moved = arrived.iter().cloned();
+    moved
+        .map(|message| Arrived {
+            key: of_key(&message.key),
+            ..message
+        })
+        .collect()
+}
+
+#[test]
+fn by_broker_and_by_http_partitions_stay_in_order_through_refusals_failures_and_restarts_of_several_destinations() {
+    let broker = Broker::shared();
+    let refusing = || {
+        let (exchange, queue) = fresh_names();
+        broker.declare_exchange(&exchange, "topic", true);
+        broker.declare_queue(&queue, json!({"x-max-length": 20, "x-overflow": "reject-publish"}));
+        broker.bind(&queue, &exchange, "#");
+        (exchange, queue)
+    };
+    let ((exchange, queue), (lanes_exchange, lanes_queue)) = (refusing(), refusing());
+    let conf = [
+        "outbox.workers = 2",
+        "outbox.retry_backoff = '5ms'",
+        "outbox.retry_backoff_max = '50ms'",
+        "outbox.max_attempts = 1000",
+        "outbox.http_allow = '127.0.0.1'",
+    ];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf);
+    let taken = Arc::new(Mutex::new(Vec::new()));
+    let (desk, dice) = (Arc::clone(&taken), AtomicU64::new(0));
+    let receiver = Receiver::start(move |request| {
+        // Weyl's sequence: every part of a hundred comes up as often as it should.
+        let roll = dice.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed) >> 32;
+        let takes = || desk.lock().expect("no panic").push(Arrived::of(&request.json()));
+        match (roll.wrapping_mul(2_654_435_761) >> 7) % 100 {
+            0..8 => Reply::status(500),
+            8..10 => Reply::Close,
+            10..12 => {
+                takes(); // and the answer is lost
+                Reply::Close
+            }
+            _ => {
+                takes();
+                Reply::status(200)
+            }
+        }
+    });
+    cluster.exec(
+        DB,
+        &format!(
+            "create server lanes foreign data wrapper outbox_amqp
+               options (exchange '{lanes_exchange}', ordering 'partition');
+             create server hook foreign data wrapper outbox_http
+               options (url '{}', ordering 'partition', concurrency '8')",
+            receiver.url("/")
+        ),
+    );
+    let plan = Plan {
+        writers: 4,
+        keys: 200,
+        mixed: true,
+        transactions_per_s: Some(60),
+        // What is published goes from memory, what is enqueued once more from the table.
+        statement: "select outbox_publish('Loaded', $1::jsonb, 'load', $2::text, 'written', destination => 'lanes')",
+        also_to: &["default", "hook"],
+        ..Plan::default()
+    };
+    let load = Load::start(&cluster, &plan);
+    wait_true(
+        &cluster,
+        "both queues to refuse",
+        "select count(distinct destination) = 2 from outbox_attempts_log where error like 'nacked%'",
+    );
+    let consumers = [Consumer::new(broker, &queue), Consumer::new(broker, &lanes_queue)];
+    let mut failed = 0;
+    for round in 0..6 {
+        load.wait_for_more(120);
+        failed += cluster.query_one::<i64>(
+            DB,
+            "select count(*) from outbox_attempts_log where error like 'HTTP 500%'",
+        );
+        match round {
+            3 => cluster.restart(),
+            _ => cluster.exec(
+                DB,
+                "select pg_terminate_backend(pid) from outbox_workers order by random() limit 1",
+            ),
+        }
+    }
+    load.wait_for_more(120);
+    let sent: Vec<Sent> = load.stop();
+    wait_connected(&cluster);
+    wait_drained(&cluster);
+    assert!(failed > 10, "only {failed} failures");
+
+    let arrived = consumers.map(|consumer| {
+        let deliveries = consumer.drain_quiet(QUIET);
+        deliveries.iter().map(Arrived::new).collect::<Vec<Arrived>>()
+    });
+    let taken = taken.lock().expect("no panic");
+    for (name, arrived) in [("default", &arrived[0]), ("lanes", &arrived[1]), ("hook", &*taken)] {
+        println!("{name}: {} sent, {} arrived", sent.len(), arrived.len());
+        judge(&sent, arrived).assert_nothing_lost(usize::MAX);
+    }
+    assert_eq!(last_arrivals_out_of_order(&arrived[0]), Vec::<String>::new(), "by key");
+    let of_lanes = by_partition(&cluster, &arrived[1]);
+    assert_eq!(
+        last_arrivals_out_of_order(&of_lanes),
+        Vec::<String>::new(),
+        "by partition"
+    );
+    // By HTTP the next is posted when the one before it was answered: first arrivals are in order.
+    let of_hook = by_partition(&cluster, &taken);
+    assert_eq!(
+        judge(&sent, &of_hook).reordered,
+        Vec::<String>::new(),
+        "by partition, HTTP"
+    );
+    let partitions: BTreeMap<&str, usize> = of_hook.iter().fold(BTreeMap::new(), |mut counts, message| {
+        *counts.entry(message.key.as_str()).or_default() += 1;
+        counts
+    });
+    assert!(partitions.len() > 8, "{partitions:?}");
+}

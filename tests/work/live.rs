@@ -1,0 +1,301 @@
+//! The screen of `outboxctl work`: does it show what the worker does, obey the keys, leave the terminal as it was, and never
+//! hold up the worker? On a pseudo terminal with an emulator that tells what a person would see.
+
+use std::process::Command;
+
+use support::{Broker, Cluster, Mode, Proxy, StopMode, process, program, wait_until};
+
+use crate::common::{DB, LONG, all_of, exchange_and_queue, wait_drained, wait_published, wait_true};
+use crate::screen::Screen;
+use crate::{without_workers, work, work_as};
+
+/// On a terminal as most are.
+fn seen(mut command: Command) -> Command {
+    for name in ["NO_COLOR", "COLUMNS", "LINES", "RUST_BACKTRACE"] {
+        command.env_remove(name);
+    }
+    command.env("TERM", "xterm-256color");
+    command
+}
+
+/// Starts one, and waits until it is connected and has its share.
+fn start(cluster: &Cluster, columns: u16, lines: u16) -> Screen {
+    let mut screen = Screen::start(seen(work(cluster, &["--name", "live"])), columns, lines);
+    screen.wait_for(&["outboxctl work", "work-live-", "connected", "16 of 16"]);
+    screen
+}
+
+fn publish(cluster: &Cluster, count: usize) {
+    let sql = format!("select outbox_publish('T', '{{}}', 'item', n::text, 'x') from generate_series(1, {count}) n");
+    cluster.exec(DB, &sql);
+}
+
+fn assert_gone(cluster: &Cluster) {
+    let left = "select exists (select from outbox_workers) or exists (select from outbox_partitions where lease_owner is not null)";
+    assert!(!cluster.query_one::<bool>(DB, left), "it left something behind");
+}
+
+#[test]
+fn a_person_sees_what_it_delivers_holds_it_and_ends_it() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &["outbox.lease_renew = '1s'"]);
+    let mut screen = start(&cluster, 100, 50);
+    screen.wait_for(&["postgres, as courier", "partitions, by leases"]);
+    publish(&cluster, 5);
+    screen.wait_for(&["published  5 ", "claimed    5 "]);
+
+    // What is held waits, with its partitions, and the others hear of it.
+    screen.pty.send(" ");
+    screen.wait_for(&["HELD: claims nothing", "paused", "held at the terminal"]);
+    wait_true(
+        &cluster,
+        "the others to hear of it",
+        "select state = 'paused' and detail = 'held at the terminal of this worker' and partitions = 16 from outbox_worker_status",
+    );
+    publish(&cluster, 7);
+    wait_true(
+        &cluster,
+        "a renewed lease",
+        "select min(updated_at) > (select max(enqueued_at) from outbox) from outbox_partitions",
+    );
+    assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox"), 7);
+    let by_partition = "select outbox_partition_label(partition), count(*) from outbox group by 1";
+    let rows = cluster.connect(DB).query(by_partition, &[]).expect("what waits");
+    let wanted: Vec<(String, String)> = (rows.iter())
+        .map(|row| (row.get(0), row.get::<_, i64>(1).to_string()))
+        .collect();
+    screen.wait_until(&format!("what waits in each partition, {wanted:?}"), |text| {
+        wanted.iter().all(|(label, count)| {
+            let mut rows = text.lines().filter_map(|row| row.split_once(&format!("│{label} ")));
+            rows.any(|(_, row)| row.split_whitespace().next() == Some(count))
+        })
+    });
+    screen.pty.send(" ");
+    wait_published(&cluster, 12);
+    screen.wait_for(&["published  12 ", "connected"]);
+    assert_eq!(all_of(broker, &queue).len(), 12);
+
+    screen.pty.send("?");
+    screen.wait_for(&["Keys", "ctrl-c"]);
+    screen.pty.send("\u{1b}");
+    // Also one that is for a moment smaller, and has lost what it showed.
+    let sizes = [
+        (60, 24),
+        (12, 5),
+        (1, 1),
+        (60, 24),
+        (1, 1),
+        (60, 24),
+        (100, 50),
+        (1, 1),
+        (100, 50),
+    ];
+    for (columns, lines) in sizes {
+        screen.resize(columns, lines);
+        if columns >= 60 {
+            let what = format!("a frame of {columns} × {lines}");
+            screen.wait_until(&what, |text| {
+                let mut rows = text.lines();
+                rows.next().is_some_and(|row| row.starts_with("outboxctl work"))
+                    && rows.any(|row| row.contains("2 Log"))
+            });
+        }
+    }
+    screen.pty.send("q");
+    screen.assert_restored(0);
+    assert_gone(&cluster);
+    wait_until("the sum", LONG, || {
+        screen.text().contains("claimed 12 published 12 failed 0 in ")
+    });
+}
+
+#[test]
+fn what_fails_is_shown_with_its_reason() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &["outbox.max_attempts = 1"]);
+    broker.unbind(&queue, &exchange, "#");
+    cluster.exec(
+        DB,
+        "create server nowhere foreign data wrapper outbox_amqp options (url 'amqp://127.0.0.1:1', exchange 'x');
+         grant usage on foreign server nowhere to courier",
+    );
+    let mut screen = start(&cluster, 150, 40);
+    publish(&cluster, 2);
+    screen.wait_for(&["unroutable", "dead letter", "dead       2 ", "failed     2 "]);
+    screen.wait_for(&["nowhere", "down", "unreachable"]);
+    screen.pty.send("3\r");
+    screen.wait_for(&["Error of destination default", "2 times"]);
+    screen.pty.send("\u{1b}");
+
+    cluster.stop(StopMode::Immediate);
+    let shown = screen.wait_for(&["SESSION LOST for", "tries again"]);
+    assert!(shown.contains("dead       2 "), "the last figures stay:\n{shown}");
+    cluster.start_again();
+    screen.wait_until("a session", |text| {
+        !text.contains("SESSION LOST") && text.contains("connected")
+    });
+    broker.bind(&queue, &exchange, "#");
+    publish(&cluster, 3); // two of them behind the dead letters of their keys
+    screen.wait_for(&["published  1 ", "dead       2 "]);
+    screen.pty.send("q");
+    screen.assert_restored(0);
+}
+
+#[test]
+fn signals_end_it_in_order_and_the_terminal_comes_back() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &[]);
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        let mut screen = start(&cluster, 80, 24);
+        process::signal(screen.pty.pid(), signal);
+        screen.assert_restored(0);
+        assert_gone(&cluster);
+    }
+    let mut screen = start(&cluster, 80, 24);
+    screen.pty.send("\u{3}");
+    screen.assert_restored(0);
+    assert_gone(&cluster);
+}
+
+#[test]
+fn who_asks_twice_does_not_wait_for_a_server_that_does_not_answer() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &[]);
+    let proxy = Proxy::start(cluster.port());
+    let command = work_as(proxy.port(), "courier", DB, &["--name", "live"]);
+    let mut screen = Screen::start(seen(command), 100, 30);
+    screen.wait_for(&["work-live-", "connected", "16 of 16"]);
+    proxy.mode(Mode::Blackhole);
+    screen.pty.send("\u{3}");
+    screen.wait_for(&["ENDING"]);
+    screen.pty.send("\u{3}");
+    screen.assert_restored(3);
+}
+
+#[test]
+fn a_terminal_that_nobody_reads_does_not_stop_delivery_nor_the_end() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &[]);
+    for (end, published) in [("\u{3}", 3000), ("SIGTERM", 6000)] {
+        let mut screen = start(&cluster, 200, 60);
+        screen.pty.read(false);
+        // Another size is a whole frame; so many of them have no room in the terminal.
+        let mut lines = 60;
+        wait_until("a terminal without room", LONG, || {
+            lines = if lines == 60 { 50 } else { 60 };
+            screen.pty.resize(200, lines);
+            screen.pty.is_full()
+        });
+        publish(&cluster, 3000);
+        wait_published(&cluster, published);
+        wait_drained(&cluster);
+        assert_eq!(all_of(broker, &queue).len(), 3000);
+        assert!(screen.pty.is_full(), "it was drawn meanwhile");
+        match end {
+            "SIGTERM" => process::signal(screen.pty.pid(), libc::SIGTERM),
+            key => screen.pty.send(key),
+        }
+        wait_until("its end, while nobody reads", LONG, || screen.pty.has_ended());
+        screen.pty.read(true);
+        screen.assert_restored(0);
+        assert_gone(&cluster);
+    }
+}
+
+#[test]
+fn where_a_screen_is_not_wanted_or_cannot_be_it_prints_lines() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &[]);
+    // In the background a program that touches the settings of the terminal would be stopped.
+    let mut background = Command::new("sh");
+    let of_shell = work(&cluster, &["--name", "live"]);
+    background.args(["-c", "set -m; \"$0\" \"$@\" & echo pid $!; wait"]);
+    background.arg(program::outboxctl()).args(of_shell.get_args());
+    let mut dumb = seen(work(&cluster, &["--name", "live"]));
+    dumb.env("TERM", "dumb");
+    let plain = seen(work(&cluster, &["--name", "live", "--no-screen"]));
+    let json = seen(work(&cluster, &["--name", "live", "--json"]));
+    for (command, words) in [
+        (plain, "partitions 16 of 16"),
+        (dumb, "partitions 16 of 16"),
+        (seen(background), "partitions 16 of 16"),
+        (json, "\"owned_count\":16"),
+    ] {
+        let mut screen = Screen::start(command, 200, 30);
+        screen.wait_for(&[words]);
+        assert!(screen.pty.is_cooked() && !screen.screen().alternate_screen());
+        let of_shell = screen
+            .text()
+            .lines()
+            .find_map(|line| line.strip_prefix("pid ")?.trim().parse().ok());
+        process::signal(of_shell.unwrap_or(screen.pty.pid()), libc::SIGTERM);
+        screen.assert_restored(0);
+    }
+}
+
+#[test]
+fn a_password_is_asked_for_once_and_before_the_screen() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &[]);
+    cluster.exec(DB, "alter role courier password 'opensesame'");
+    let path = cluster.data_dir().join("pg_hba.conf");
+    let rules = std::fs::read_to_string(&path).expect("pg_hba.conf");
+    let rules = format!("host all courier 127.0.0.1/32 scram-sha-256\n{rules}");
+    std::fs::write(&path, rules).expect("write pg_hba.conf");
+    cluster.reload();
+    let mut command = seen(work(&cluster, &["--name", "live"]));
+    command
+        .env("HOME", "/nowhere")
+        .env_remove("PGPASSWORD")
+        .env_remove("PGPASSFILE");
+    let mut screen = Screen::start(command, 100, 50);
+    screen.wait_for(&["Password for user courier:"]);
+    assert!(!screen.screen().alternate_screen());
+    screen.pty.send("opensesame\r");
+    // What waits is counted in a session of its own.
+    screen.wait_until("what waits", |text| {
+        text.contains("16 of 16") && text.contains("p00              0 ")
+    });
+    cluster.exec(
+        DB,
+        "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'courier'",
+    );
+    wait_true(
+        &cluster,
+        "another worker in its place",
+        "select max(partitions) = 16 and count(*) = 1 from outbox_worker_status where alive and state = 'connected'",
+    );
+    screen.pty.send("q");
+    screen.assert_restored(0);
+    assert!(!String::from_utf8_lossy(&screen.pty.written()).contains("opensesame"));
+}
+
+#[test]
+fn what_it_cannot_go_on_with_is_said_on_the_terminal_as_it_was() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &[]);
+    let mut screen = start(&cluster, 100, 40);
+    cluster.exec(
+        DB,
+        "create function public.made(jsonb) returns jsonb language sql as 'select $1';
+         create server shaped foreign data wrapper outbox_amqp options (exchange 'x', body 'public.made')",
+    );
+    screen.assert_restored(4);
+    wait_until("the sum, and why", LONG, || {
+        let text = screen.text();
+        let (sum, why) = (
+            text.find("claimed 0 published 0"),
+            text.find("which only workers in the server can do"),
+        );
+        sum.is_some() && sum < why
+    });
+    assert_gone(&cluster);
+}
