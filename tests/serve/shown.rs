@@ -68,6 +68,11 @@ fn a_person_sees_what_stands_and_mends_it() {
     play(&stage(MARKUP), "scenes");
 }
 
+#[test]
+fn what_does_not_move_is_found_and_mended_with_two_clicks() {
+    play(&obstacles(), "obstacles");
+}
+
 /// The events of what has ended come first, and are many: they are none of the search's.
 #[test]
 fn a_search_by_type_reads_no_more_events_than_it_shows_messages() {
@@ -92,11 +97,6 @@ fn a_search_by_type_reads_no_more_events_than_it_shows_messages() {
     );
     let read: i64 = cluster.query_one(DB, read);
     assert!(read < 3000, "{read} rows of outbox_events read");
-}
-
-#[test]
-fn what_does_not_move_is_found_and_mended_with_two_clicks() {
-    play(&obstacles(), "obstacles");
 }
 
 /// Seqs of the list, in its order.
