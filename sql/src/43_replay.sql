@@ -53,8 +53,7 @@ declare
       'source_destination', source_destination), max_rows);
   wanted constant bigint := coalesce(max_rows, 9223372036854775807);
   -- Few messages have a key: looked up in the history, not piece by piece in all events.
-  by_key constant boolean := outbox_replay.key is not null
-    and num_nonnulls(created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) = 0;
+  by_key constant boolean := outbox_replay.key is not null and not asks_events;
   reached bigint := coalesce(seq_from, 1) - 1;
   replayed bigint := 0;
   came bigint;
