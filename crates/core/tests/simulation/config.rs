@@ -23,6 +23,12 @@ pub enum Flaw {
     GatesForgotten,
     /// A worker hands over whatever became of its lease.
     NoDeadline,
+    /// What is claimed may still be taken in hand.
+    ClaimedNotRevoked,
+    /// A worker that has taken messages in hand does not look what else is ready by then.
+    NoLookAtReady,
+    /// A worker ends, and what lies there for it stays.
+    EndsInHand,
 }
 
 #[derive(Clone, Debug)]
@@ -51,6 +57,8 @@ pub struct Config {
     pub batch: u32,
     /// Of ten thousand claims, those from which on a worker may go no further than some seq, for a while.
     pub errands: u32,
+    /// Of ten thousand messages, those that lie in shared memory, too.
+    pub express: u32,
     pub flaw: Option<Flaw>,
 }
 
@@ -72,6 +80,7 @@ impl Config {
         window: 60,
         batch: 20,
         errands: 0,
+        express: 8_000,
         flaw: None,
     };
 
