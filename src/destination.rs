@@ -222,6 +222,7 @@ impl Destination {
 
     /// Gives up the connection; what it has not answered by then goes back.
     pub fn stop(&mut self, common: &Common, limit: Duration, reason: &str) {
+        leave_in_table(&common.shared.of(&self.name));
         let last = self.broker.stop(limit);
         self.conclude_all(common, last);
         self.engine.release_all(reason);
@@ -427,6 +428,7 @@ impl Destination {
             return Ok((0, self.wait_ms(common)));
         };
         let Ok(target) = &self.target else {
+            leave_in_table(&memory);
             return Ok((0, common.settings.idle_backoff_ms)); // without a target there is no connection
         };
         // The body is drawn in the claim. And a claim asks whether the destination is paused: a worker may not know yet.

@@ -27,6 +27,12 @@ pub enum Flaw {
     NoDeadline,
     /// A session tells its lowest seq, and in which partition it is only then.
     TellsLaneLate,
+    /// What is claimed may still be taken in hand.
+    ClaimedNotRevoked,
+    /// A worker that has taken messages in hand does not look what else is ready by then.
+    NoLookAtReady,
+    /// A worker ends, and what lies there for it stays.
+    EndsInHand,
 }
 
 #[derive(Clone, Debug)]
@@ -56,6 +62,8 @@ pub struct Config {
     pub batch: u32,
     /// Of ten thousand claims, those from which on a worker may go no further than some seq, for a while.
     pub errands: u32,
+    /// Of ten thousand messages, those that lie in shared memory, too.
+    pub express: u32,
     pub flaw: Option<Flaw>,
 }
 
@@ -78,6 +86,7 @@ impl Config {
         window: 60,
         batch: 20,
         errands: 0,
+        express: 8_000,
         flaw: None,
     };
 

@@ -2,6 +2,7 @@
 //! there; what lies between two of them may be interrupted.
 
 use super::config::Flaw;
+use super::express::Places;
 use outbox_core::hold::{FILTER_WORDS, filter_bit};
 use std::collections::BTreeMap;
 
@@ -39,6 +40,7 @@ pub struct Memory {
     pub sessions: BTreeMap<usize, Entry>,
     pub prepared: Vec<Option<Entry>>,
     tenants: u64,
+    pub places: Places,
     flaw: Option<Flaw>,
 }
 
@@ -52,6 +54,7 @@ impl Memory {
             sessions: BTreeMap::new(),
             prepared: Vec::new(),
             tenants: 0,
+            places: Places::default(),
             flaw,
         }
     }
@@ -122,6 +125,10 @@ impl Memory {
 
     pub fn own_lane(&mut self, partition: u16, worker: usize) {
         self.lanes[usize::from(partition)].owner = worker + 1;
+    }
+
+    pub fn owner(&self, partition: u16) -> Option<usize> {
+        self.lanes[usize::from(partition)].owner.checked_sub(1)
     }
 
     pub fn take_reopen(&mut self, partition: u16, worker: usize) -> Option<i64> {

@@ -61,6 +61,7 @@ pub struct Oracle {
     ahead: Vec<BTreeMap<i64, i64>>,
     pub handed_over: u64,
     pub repeated: u64,
+    pub unclaimed: u64,
     pub published: u64,
     by_partition: bool,
     /// The message to be told of.

@@ -2,8 +2,8 @@
 
 use super::config::{Config, Flaw};
 use super::oracle::Fate;
-use super::world::{Failed, Ports, World, name, partition_of, plain, unfinished};
-use outbox_core::engine::{Bounds, Engine, Errand, Held, Sharing};
+use super::world::{Failed, Ports, World, name, note_taken, partition_of, plain, unfinished};
+use outbox_core::engine::{Bounds, Claimed, Engine, Errand, Express, Held, Sharing};
 use outbox_core::lease::{self, Lease};
 use outbox_core::message::{Outcome, Pointer, Properties, Publication};
 use outbox_core::partition::Partition;
@@ -44,6 +44,8 @@ pub struct Tally {
     pub published: u64,
     pub handed_over: u64,
     pub repeated: u64,
+    /// Handed over before any claim.
+    pub unclaimed: u64,
 }
 
 impl Simulation {
@@ -95,6 +97,7 @@ impl Simulation {
             published: world.oracle.published,
             handed_over: world.oracle.handed_over,
             repeated: world.oracle.repeated,
+            unclaimed: world.oracle.unclaimed,
         })
     }
 
@@ -193,6 +196,7 @@ impl Simulation {
             30..50 => {
                 self.end_publisher(number);
                 worker.engine = None;
+                self.with(|world| world.end_worker(number));
                 worker.paused_until_ms = soon;
             }
             50..65 => worker.paused_until_ms = soon,
@@ -253,6 +257,7 @@ impl Simulation {
                 }
             });
         }
+        self.with(|world| world.end_worker(number));
     }
 
     fn outcomes(&self, number: usize) -> Vec<(u64, Outcome)> {
@@ -307,6 +312,7 @@ impl Simulation {
         if self.claim(number, engine).is_ok() && engine.settle_in_ms(self.now_ms()) == Some(0) {
             let _ = self.settle(number, engine); // it is tried again
         }
+        engine.let_go(&self.ports(number));
         let outstanding = engine.outstanding();
         self.with(|world| world.oracle.outstanding(number, outstanding));
     }
@@ -357,6 +363,9 @@ impl Simulation {
             for (partition, _) in &held {
                 world.memory.own_lane(*partition, number);
             }
+            for (partition, _) in &taken {
+                world.memory.begin_lane(*partition);
+            }
             world.leases_locked = true;
             let leaving: HashSet<Partition> = busy.into_iter().map(|(partition, _)| partition).collect();
             let leases = std::mem::replace(&mut world.tables.leases, committed);
@@ -395,12 +404,30 @@ impl Simulation {
             woken: false,
             idle_backoff_ms: 1_000,
         };
+        let mut ports = self.ports(number);
+        let memory = self.ports(number);
         let Some(room) = tick::next(&state).claim else {
+            for (place, Claimed { pointer, .. }) in memory.take() {
+                memory.give_up(place, pointer.partition, pointer.seq);
+            }
             return Ok(());
         };
         self.bound(engine);
-        let mut ports = self.ports(number);
-        let (memory, limit) = (self.ports(number), batch.min(room));
+        let limit = batch.min(room);
+        let received = engine.receive(
+            &memory,
+            &memory,
+            now_ms,
+            limit as usize,
+            &self.rules,
+            |handle, pointer, _| {
+                self.with(|world| note_taken(world, pointer.seq, 0));
+                self.publication(handle, pointer)
+            },
+        );
+        if received > 0 {
+            self.hand_over(number, engine);
+        }
         engine.claim(&mut ports, &memory, now_ms, limit, &self.rules, |handle, pointer, _| {
             self.publication(handle, pointer)
         })?;
@@ -550,7 +577,8 @@ impl Simulation {
         if world.tables.leases.iter().any(|lease| lease.owner.is_none()) {
             return Some("a partition is nobody's".into());
         }
-        unfinished(&world)
+        let left = world.memory.places.first();
+        unfinished(&world).or(left.map(|spot| format!("a place is not free: {spot:?}")))
     }
 }
 
@@ -569,7 +597,14 @@ fn hand_over_one(world: &mut World, worker: usize, publication: &Publication) {
     let seq: i64 = publication.routing_key.parse().expect("a seq");
     let epoch: i64 = publication.exchange.parse().expect("an epoch");
     let partition = world.oracle.messages[&seq].partition;
-    let claimed = world.tables.is_claimed(&name(worker), (partition, seq), epoch, true);
+    let in_hand = world.memory.places.is_in_hand(worker, (partition, seq));
+    let unclaimed = !world
+        .tables
+        .is_claimed(&name(worker), (partition, seq), epoch, true, false);
+    let claimed = world
+        .tables
+        .is_claimed(&name(worker), (partition, seq), epoch, true, in_hand);
+    world.oracle.unclaimed += u64::from(claimed && unclaimed);
     world.oracle.handed_over(worker, seq, epoch, claimed);
     if matches!(world.oracle.messages[&seq].fate, Fate::Expires { at_ms } if at_ms <= world.now_ms) {
         world.oracle.complain(format!("{seq} had expired and was handed over"));

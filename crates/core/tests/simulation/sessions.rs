@@ -1,9 +1,11 @@
 //! Those who enqueue, and the person who retries and discards: each step is one access to what others can see.
 
 use super::config::{Config, Flaw};
+use super::express::State;
 use super::oracle::{End, Fate};
 use super::tables::{Row, Waiting, Why};
 use super::world::{World, key_name, partition_of};
+use outbox_core::engine::Place;
 use outbox_core::hold::lane_crc;
 use outbox_core::partition::crc32;
 use outbox_core::settle::Ordering;
@@ -15,6 +17,8 @@ pub struct Enqueued {
     key: Option<u32>,
     partition: u16,
     due_ms: Option<u64>,
+    by_express: bool,
+    place: Option<Place>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,12 +48,19 @@ enum At {
     },
     /// Anybody may end it; its session has not left yet.
     Prepared,
+    /// Out of the registry: takes back what it laid down.
     Aborted,
-    /// Committed and visible.
+    /// About to lay down a message, for the worker that reads its lane.
+    Laying(usize, Option<usize>),
+    Committing,
+    /// Committed and visible. About to make a message ready ..
+    Handing(usize),
+    /// .. to look again who reads its lane ..
+    LookingAgain(usize),
+    /// .. to tell of it, if nobody is to take it in hand.
+    Telling(usize),
     Visible,
     Reopened,
-    /// Left the registry before it lowered reopen, by mistake.
-    LeftEarly,
 }
 
 pub struct Session {
@@ -168,11 +179,28 @@ impl World {
                     session.at = At::Prepared;
                 }
             }
-            At::Prepared | At::Aborted => {
+            At::Prepared => {
                 self.memory.leave(number);
                 *session = Session::new();
             }
-            At::Visible | At::LeftEarly => {
+            At::Aborted => {
+                self.memory.leave(number);
+                let mut left = session.messages.iter_mut();
+                match left.find_map(|message| message.place.take()) {
+                    Some(place) => self.memory.places.free(place),
+                    None => *session = Session::new(),
+                }
+            }
+            At::Laying(..) | At::Handing(_) | At::LookingAgain(_) | At::Telling(_) => self.step_by_express(session),
+            At::Committing if !self.calm && self.dice.chance(300) => session.at = At::Aborted,
+            At::Committing => {
+                self.commit(&session.messages);
+                session.at = At::Handing(0);
+                if config.flaw == Some(Flaw::LeavesBeforeReopen) {
+                    self.memory.leave(number);
+                }
+            }
+            At::Visible => {
                 let Some((partition, low)) = session.lows.pop_first() else {
                     session.at = At::Reopened;
                     return;
@@ -233,16 +261,19 @@ impl World {
     fn enqueue(&mut self, session: &mut Session, key: Option<u32>, seq: i64) {
         let partition = self.oracle.messages[&seq].partition;
         let due_ms = self.dice.chance(300).then(|| self.now_ms + self.dice.between(1, 800));
+        let by_express = due_ms.is_none() && self.dice.chance(self.config.express);
         session.messages.push(Enqueued {
             seq,
             key,
             partition,
             due_ms,
+            by_express,
+            place: None,
         });
         if due_ms.is_some() {
             self.oracle.out_of_order(seq);
             session.scheduled = true;
-        } else {
+        } else if !by_express {
             let low = session.lows.entry(partition).or_insert(seq);
             *low = seq.min(*low);
         }
@@ -276,12 +307,60 @@ impl World {
             }
             _ => {}
         }
-        self.commit(&session.messages);
-        session.at = At::Visible;
-        if config.flaw == Some(Flaw::LeavesBeforeReopen) {
-            self.memory.leave(number);
-            session.at = At::LeftEarly;
-        }
+        session.at = At::Laying(0, None);
+    }
+
+    /// A step of one that lays down what it commits, or says that it may be taken in hand.
+    fn step_by_express(&mut self, session: &mut Session) {
+        let places = &mut self.memory.places;
+        session.at = match session.at {
+            At::Laying(index, reader) => match (session.messages.get_mut(index), reader) {
+                (None, _) => At::Committing,
+                (Some(message), Some(reader)) => {
+                    message.place = places.lay_down(reader, message.partition, message.seq);
+                    At::Laying(index + 1, None)
+                }
+                (Some(message), None) => match self.memory.reader(message.partition).filter(|_| message.by_express) {
+                    Some(reader) => At::Laying(index, Some(reader)),
+                    None => At::Laying(index + 1, None),
+                },
+            },
+            At::Handing(index) => match session.messages.get_mut(index) {
+                None => At::Visible,
+                Some(message) if !message.by_express => At::Handing(index + 1),
+                Some(Enqueued { place: None, .. }) => At::Telling(index),
+                Some(Enqueued { place: Some(place), .. }) => {
+                    let tenant = places.get(*place).map_or(0, |spot| spot.tenant);
+                    match places.go(*place, tenant, State::Laid, State::Ready) {
+                        true => At::LookingAgain(index),
+                        false => {
+                            places.free(*place); // revoked
+                            At::Telling(index)
+                        }
+                    }
+                }
+            },
+            At::LookingAgain(index) => {
+                let (partition, place) = (session.messages[index].partition, session.messages[index].place);
+                let reader = self.memory.reader(partition);
+                let places = &mut self.memory.places;
+                let spot = place.and_then(|place| places.get(place));
+                let ready = spot.filter(|spot| spot.state == State::Ready && spot.seq == session.messages[index].seq);
+                match ready.filter(|spot| reader != Some(spot.owner)) {
+                    Some(_) => {
+                        place.into_iter().for_each(|place| places.free(place));
+                        At::Telling(index)
+                    }
+                    None => At::Handing(index + 1),
+                }
+            }
+            At::Telling(index) => {
+                let message = &session.messages[index];
+                self.memory.reopen(message.partition, message.seq);
+                At::Handing(index + 1)
+            }
+            other => other,
+        };
     }
 
     fn commit(&mut self, messages: &[Enqueued]) {
@@ -392,7 +471,8 @@ impl World {
     }
 
     pub fn discard(&mut self, seq: i64) {
-        if self.tables.discard(seq, self.now_ms) {
+        let partition = self.oracle.messages[&seq].partition;
+        if self.memory.is_free_to_end((partition, seq)) && self.tables.discard(seq, self.now_ms) {
             self.oracle.ended(seq, End::Discarded);
             self.effects.push_back(Effect::WaitingChanged);
         }

@@ -286,10 +286,11 @@ impl Tables {
 
     // ---- settle -----------------------------------------------------------------------------------------------------
 
-    /// Whether the message is this worker's to settle.
-    pub fn is_claimed(&self, worker: &str, at: (u16, i64), epoch: i64, fenced: bool) -> bool {
+    /// Whether the message is this worker's to settle; `in_hand`: before any claim, too.
+    pub fn is_claimed(&self, worker: &str, at: (u16, i64), epoch: i64, fenced: bool, in_hand: bool) -> bool {
         let row = self.outbox[usize::from(at.0)].get(&at.1);
-        (!fenced || self.held(worker, at.0, epoch)) && row.is_some_and(|row| row.token == Some(epoch))
+        (!fenced || self.held(worker, at.0, epoch))
+            && row.is_some_and(|row| row.token == Some(epoch) || (in_hand && row.token.is_none()))
     }
 
     pub fn settle(&mut self, (partition, seq): (u16, i64), action: Action, now_ms: u64) {

@@ -8,7 +8,7 @@ use super::memory::{Entry, Memory};
 use super::oracle::{End, Fate, Oracle};
 use super::run::Simulation;
 use super::sessions::{Effects, Prepared, Session};
-use super::tables::{Action, Claim, Tables};
+use super::tables::{Action, Claim, Row, Tables};
 use outbox_core::engine::{self, Batch, CRASHES_MAX, Claimed, Due, Held, Lane, Settlement};
 use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::hold::OpenTransaction;
@@ -87,6 +87,13 @@ impl World {
         }
         cut
     }
+}
+
+/// What lies in shared memory of a message that nobody has claimed.
+pub fn as_claimed(world: &World, seq: i64) -> Claimed<u64> {
+    let message = &world.oracle.messages[&seq];
+    let row = (seq, message.partition, Row::new(message.key));
+    claimed(&row, 0, &world.oracle)
 }
 
 fn claimed((seq, partition, row): &Claim, epoch: i64, oracle: &Oracle) -> Claimed<u64> {
@@ -223,6 +230,7 @@ impl Ports<'_> {
 
     /// A worker begins: the first one after a crash of the server looks for what is prepared.
     pub fn begin(&self) {
+        self.with(|world| world.memory.places.begin_worker(self.worker));
         if self.with(|world| world.memory.has_adopted) {
             return;
         }
@@ -279,7 +287,7 @@ impl engine::Store for Ports<'_> {
             {
                 let (seq, epoch) = (pointer.seq, pointer.lease_epoch);
                 let at = (pointer.partition.index(), seq);
-                let ours = world.tables.is_claimed(me, at, epoch, fenced);
+                let ours = world.tables.is_claimed(me, at, epoch, fenced, true);
                 world.oracle.note(seq, || format!("{disposition:?}, ours: {ours}"));
                 if ours {
                     settle_one(world, me, at, epoch, disposition);
@@ -406,11 +414,16 @@ fn note_expiring(world: &mut World, seq: i64) {
 
 fn note_claimed(world: &mut World, me: &str, (seq, _, row): &Claim) {
     world.oracle.note(*seq, || format!("claimed by {me}, {row:?}"));
-    let given_up = row.crashes >= CRASHES_MAX || world.oracle.messages[seq].fate == Fate::Unsendable;
+    note_taken(world, *seq, row.crashes);
+}
+
+/// What is claimed, or taken in hand, and ends at once holds up nothing.
+pub fn note_taken(world: &mut World, seq: i64, crashes: i32) {
+    let given_up = crashes >= CRASHES_MAX || world.oracle.messages[&seq].fate == Fate::Unsendable;
     if given_up && !world.config.dead_blocks {
-        world.oracle.out_of_order(*seq); // dead as soon as its turn comes
+        world.oracle.out_of_order(seq); // dead as soon as its turn comes
     }
-    note_expiring(world, *seq);
+    note_expiring(world, seq);
 }
 
 fn settle_one(world: &mut World, me: &str, at: (u16, i64), epoch: i64, disposition: &Disposition) {
@@ -475,8 +488,15 @@ impl engine::Memory for Ports<'_> {
     }
 
     fn look_at_reopen(&self, partition: Partition) -> Option<i64> {
+        let ready = self.lowest_ready(partition.index());
         self.simulation.interrupt(self.worker);
-        self.with(|world| world.memory.look_at_reopen(partition.index()))
+        let told = self.with(|world| world.memory.look_at_reopen(partition.index()));
+        ready.into_iter().chain(told).min()
+    }
+
+    fn revoke(&self, claimed: &[(Partition, i64)]) {
+        let claimed = claimed.iter().map(|(partition, seq)| (partition.index(), *seq));
+        claimed.for_each(|at| self.revoke_one(at));
     }
 
     fn waiting_changes(&self) -> u32 {
