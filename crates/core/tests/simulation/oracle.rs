@@ -24,6 +24,7 @@ pub enum Fate {
 
 #[derive(Clone, Debug)]
 pub struct Message {
+    pub key: Option<u32>,
     /// What it is ordered by: its key, or its partition.
     pub order: Option<u32>,
     pub partition: u16,
@@ -100,6 +101,7 @@ impl Oracle {
             false => key,
         };
         let message = Message {
+            key,
             order,
             partition,
             ordered,
