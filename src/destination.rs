@@ -432,7 +432,8 @@ impl Destination {
             return Ok((0, common.settings.idle_backoff_ms)); // without a target there is no connection
         };
         // The body is drawn in the claim. And a claim asks whether the destination is paused: a worker may not know yet.
-        if target.body.is_some() || changes_by_hand() != common.changes_seen {
+        let may_receive = target.body.is_none() && changes_by_hand() == common.changes_seen;
+        if !may_receive {
             leave_in_table(&memory);
         }
         let rests_ms = target
@@ -452,7 +453,10 @@ impl Destination {
         let make = |handle, pointer: &Pointer, event: &Event| {
             outbox_core::envelope::publication(handle, pointer, event, &route).map_err(|refusal| refusal.to_string())
         };
-        let in_hand = (self.engine).receive(&memory, &memory, now_ms, limit as usize, &target.rules, make);
+        let in_hand = match may_receive {
+            true => (self.engine).receive(&memory, &memory, now_ms, limit as usize, &target.rules, make),
+            false => 0,
+        };
         if in_hand > 0 {
             hand_over(
                 &mut self.engine,
