@@ -151,7 +151,7 @@ pub fn enqueue(fcinfo: pg_sys::FunctionCallInfo, request: Enqueue) -> Result<i64
     let statements = statements(fcinfo);
     security::run_as(statements.owner, || {
         statements.hold();
-        insert_pointers(&statements, request, None)
+        insert_pointers(&statements, request, None, false)
     })
 }
 
@@ -174,7 +174,7 @@ pub fn publish(fcinfo: pg_sys::FunctionCallInfo, request: &Publish) -> Result<i6
             times: request.times,
             partition: None,
         };
-        insert_pointers(&statements, pointer, stored)?;
+        insert_pointers(&statements, pointer, stored, true)?;
         Ok(seq)
     })
 }
@@ -269,8 +269,13 @@ fn jsonb(value: &Option<Jsonb>) -> DatumWithOid<'_> {
     }
 }
 
-/// `stored`: of one that may go by express, its event.
-fn insert_pointers(statements: &Statements, request: Enqueue, mut stored: Option<Stored>) -> Result<i64, UserError> {
+/// `stored`: of one that may go by express, its event. Otherwise that of one that was not `published` is looked up.
+fn insert_pointers(
+    statements: &Statements,
+    request: Enqueue,
+    mut stored: Option<Stored>,
+    published: bool,
+) -> Result<i64, UserError> {
     Spi::connect_mut(|client| {
         let keys = match &request.keys {
             Keys::Given(keys) => keys.clone(),
@@ -334,6 +339,7 @@ fn insert_pointers(statements: &Statements, request: Enqueue, mut stored: Option
                     &keys,
                     inserted.into_iter().flatten(),
                     stored.take(),
+                    published,
                 )?;
             }
             if due_at.is_some() {
@@ -358,11 +364,12 @@ fn ready(
     keys: &[Option<String>],
     inserted: impl Iterator<Item = Inserted>,
     stored: Option<Stored>,
+    published: bool,
 ) -> Result<(), UserError> {
     let inserted: Vec<Inserted> = inserted.collect();
     let mut stored: HashMap<i64, Stored> = stored.into_iter().map(|stored| (stored.seq(), stored)).collect();
-    let by_express = config::express() && request.times.expires_at.is_none() && wake::may_go_by_express(inserted.len());
-    if by_express && stored.is_empty() && source::of(statements)?.is_none() {
+    let may_go = || config::express() && request.times.expires_at.is_none() && wake::may_go_by_express(inserted.len());
+    if !published && may_go() && source::of(statements)?.is_none() {
         let seqs = inserted.iter().map(|inserted| inserted.seq).collect();
         stored = express::look_up(client, statements, seqs).map_err(internal)?;
     }
