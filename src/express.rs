@@ -116,15 +116,16 @@ impl Spot {
     }
 
     fn is_of(&self, destination: u32, partition: Partition, seq: i64) -> bool {
-        self.seq.load(Relaxed) == seq
-            && self.partition.load(Relaxed) == u32::from(partition.index())
-            && self.destination.load(Relaxed) == destination
-            && self.database.load(Relaxed) == catalog::my_database()
+        self.seq.load(Relaxed) == seq && self.in_lane(destination, partition)
     }
 
     fn in_lane(&self, destination: u32, partition: Partition) -> bool {
+        self.destination.load(Relaxed) == destination && self.in_partition(partition)
+    }
+
+    /// Of this database.
+    fn in_partition(&self, partition: Partition) -> bool {
         self.partition.load(Relaxed) == u32::from(partition.index())
-            && self.destination.load(Relaxed) == destination
             && self.database.load(Relaxed) == catalog::my_database()
     }
 }
@@ -320,12 +321,8 @@ fn tell(spot: &Spot) {
 
 /// This worker reads the lanes of a partition from now on, and from their start: what lies there is of an earlier time.
 pub fn begin_lane(partition: Partition) {
-    for (place, spot) in used() {
-        let is_there = spot.database.load(Relaxed) == catalog::my_database()
-            && spot.partition.load(Relaxed) == u32::from(partition.index());
-        if is_there {
-            withdraw(place, spot);
-        }
+    for (place, spot) in used().filter(|(_, spot)| spot.in_partition(partition)) {
+        withdraw(place, spot);
     }
 }
 
