@@ -79,7 +79,20 @@ fn a_frame_as_text_holds_every_row() {
 #[test]
 fn the_docs_show_the_frame_as_it_is() {
     let docs = include_str!("../../../../docs/top.md");
-    let shown = frame(&state(), 100, 40);
+    // A reader expects other words than a test.
+    let mut state = state();
+    let plain = |text: &mut String| {
+        if text == HOSTILE {
+            *text = "HTTP 422: no such index".to_owned();
+        }
+    };
+    for error in state.shown.errors.as_mut().expect("errors") {
+        plain(&mut error.message);
+    }
+    for message in state.shown.messages.as_mut().expect("messages") {
+        message.note.iter_mut().for_each(plain);
+    }
+    let shown = frame(&state, 100, 40);
     assert!(docs.contains(&shown), "docs/top.md is to show this frame:\n{shown}");
 }
 

@@ -60,10 +60,30 @@ fn a_wide_terminal_has_two_columns() {
     insta::assert_snapshot!("200_columns", frame(&state(), 200, 50));
 }
 
+fn plain(text: &mut String, instead: &str) {
+    if text == HOSTILE {
+        *text = instead.to_owned();
+    }
+}
+
 #[test]
 fn the_docs_show_the_frame_as_it_is() {
     let docs = include_str!("../../../../../docs/work.md");
-    let shown = frame(&state(), 100, 36);
+    // A reader expects other words than a test.
+    let mut state = state();
+    for error in &mut state.look.errors {
+        plain(&mut error.message, "HTTP 422: no such index");
+    }
+    for destination in &mut state.look.destinations {
+        destination
+            .detail
+            .iter_mut()
+            .for_each(|detail| plain(detail, "paused by ann"));
+    }
+    for line in &mut state.look.log {
+        plain(&mut line.text, "destination einkauf-größe-ß: paused");
+    }
+    let shown = frame(&state, 100, 36);
     assert!(docs.contains(&shown), "docs/work.md is to show this frame:\n{shown}");
 }
 
