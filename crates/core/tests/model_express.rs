@@ -35,10 +35,11 @@
 //! Each `Mistake` takes away one rule of the protocol, and the checker must find what it breaks.
 //! `cargo test -p outbox-core --test model_express -- --nocapture` shows how each breaks.
 
+mod checking;
 mod express;
 
+use checking::{assert_breaks, assert_holds};
 use express::{Express, IN_ORDER, Key, Mistake, NO_LEAK, NOTHING_LOST, ONCE, Script, Way};
-use stateright::{Checker, HasDiscoveries, Model};
 
 const fn script(key: Key, ways: &'static [Way]) -> Script {
     let at_once = false;
@@ -84,24 +85,6 @@ const ONE: Express = Express {
     scripts: [BY_EXPRESS, NOBODY, NOBODY],
     ..TWO_BY_EXPRESS
 };
-
-#[track_caller]
-fn assert_holds(model: Express) {
-    let checker = model.checker().threads(2).spawn_bfs().join();
-    println!("{} states", checker.unique_state_count());
-    checker.assert_properties();
-}
-
-/// The checker finds that `property` does not hold.
-#[track_caller]
-fn assert_breaks(property: &'static str, model: Express) {
-    let found = HasDiscoveries::AllOf([property].into());
-    let checker = model.checker().threads(2).finish_when(found).spawn_bfs().join();
-    println!("{} states", checker.unique_state_count());
-    checker.assert_any_discovery(property);
-    let steps = checker.discovery(property).map(|path| path.into_actions());
-    println!("{property}: broken by {steps:?}");
-}
 
 #[test]
 fn overlapping_transactions_lose_nothing_double_nothing_and_keep_order() {

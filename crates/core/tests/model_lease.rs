@@ -17,7 +17,9 @@
 //!
 //! Each [`Mistake`] takes away one rule, and the checker must find what it breaks.
 
-use stateright::{Checker, HasDiscoveries, Model, Property};
+mod checking;
+
+use stateright::{Model, Property};
 
 const WORKERS: usize = 2;
 const ROWS: usize = 3;
@@ -500,12 +502,7 @@ fn assert_breaks(property: &'static str, mistake: Mistake) {
         epochs: 2,
         mistake: Some(mistake),
     };
-    let found = HasDiscoveries::AllOf([property].into());
-    let checker = model.checker().threads(2).finish_when(found).spawn_bfs().join();
-    println!("{} states", checker.unique_state_count());
-    checker.assert_any_discovery(property);
-    let steps = checker.discovery(property).map(|path| path.into_actions());
-    println!("{property}: broken by {steps:?}");
+    checking::assert_breaks(property, model);
 }
 
 #[test]
@@ -515,9 +512,7 @@ fn two_workers_keep_their_promises_through_two_faults() {
         epochs: 3,
         mistake: None,
     };
-    let checker = model.checker().threads(2).spawn_bfs().join();
-    println!("{} states", checker.unique_state_count());
-    checker.assert_properties();
+    checking::assert_holds(model);
 }
 
 #[test]

@@ -34,10 +34,11 @@
 //! Each `Mistake` takes away one rule of the protocol, and the checker must find what it breaks. So no rule is idle,
 //! and the checker is not blind. `cargo test -p outbox-core --test model_mark -- --nocapture` shows how each breaks.
 
+mod checking;
 mod mark;
 
+use checking::{assert_breaks, assert_holds};
 use mark::{Draws, IN_ORDER, Key, LowMark, May, Mistake, NOTHING_LOST, Script};
-use stateright::{Checker, HasDiscoveries, Model};
 
 const fn script(key: Key, messages: usize, may: May) -> Script {
     let draws = Draws::ByUs;
@@ -96,24 +97,6 @@ const MISSING_ROWS: LowMark = LowMark {
     discards: true,
     ..OVERLAPPING
 };
-
-#[track_caller]
-fn assert_holds(model: LowMark) {
-    let checker = model.checker().threads(2).spawn_bfs().join();
-    println!("{} states", checker.unique_state_count());
-    checker.assert_properties();
-}
-
-/// The checker finds that `property` does not hold.
-#[track_caller]
-fn assert_breaks(property: &'static str, model: LowMark) {
-    let found = HasDiscoveries::AllOf([property].into());
-    let checker = model.checker().threads(2).finish_when(found).spawn_bfs().join();
-    println!("{} states", checker.unique_state_count());
-    checker.assert_any_discovery(property);
-    let steps = checker.discovery(property).map(|path| path.into_actions());
-    println!("{property}: broken by {steps:?}");
-}
 
 #[test]
 fn overlapping_transactions_lose_nothing_and_keep_order() {
