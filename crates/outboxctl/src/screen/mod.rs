@@ -10,3 +10,5 @@ pub mod table;
 pub mod terminal;
 pub mod text;
 pub mod theme;
+#[cfg(test)]
+pub mod trial;

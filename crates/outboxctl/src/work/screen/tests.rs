@@ -7,31 +7,21 @@ use super::update::{Event, Request, update};
 use super::view;
 use crate::screen::frame::as_text;
 use crate::screen::theme::Theme;
+use crate::screen::trial;
 use proptest::prelude::*;
-use ratatui::Terminal;
-use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
-use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::Color;
 
 fn press(state: &mut State, keys: &str) -> Option<Request> {
     let mut last = None;
-    for key in keys.chars() {
-        let code = match key {
-            '\n' => KeyCode::Enter,
-            '\t' => KeyCode::Tab,
-            '\u{1b}' => KeyCode::Esc,
-            key => KeyCode::Char(key),
-        };
-        last = update(state, Event::Key(KeyEvent::new(code, KeyModifiers::NONE)));
+    for key in trial::keys(keys) {
+        last = update(state, Event::Key(key));
     }
     last
 }
 
 fn buffer(state: &State, width: u16, height: u16) -> Buffer {
-    let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a terminal");
-    terminal.draw(|frame| view::draw(state, frame)).expect("a frame");
-    terminal.backend().buffer().clone()
+    trial::buffer(width, height, |frame| view::draw(state, frame))
 }
 
 fn frame(state: &State, width: u16, height: u16) -> String {

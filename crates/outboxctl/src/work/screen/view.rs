@@ -240,15 +240,13 @@ fn throughput(state: &State, bar_lines: usize, width: usize) -> Panel {
 
 fn pane(state: &State, pane: Pane, width: usize) -> Panel {
     let (look, theme) = (&state.look, state.theme);
-    let list = |title: &str, columns: &[Column], rows: Vec<Vec<Cell>>| {
-        let look = parts::Look {
-            selected: None,
-            order: "",
-            width,
-            theme,
-        };
-        parts::listed(title, columns, &rows, look)
+    let drawn = parts::Look {
+        selected: None,
+        order: "",
+        width,
+        theme,
     };
+    let list = |title: &str, columns: &[Column], rows: Vec<Vec<Cell>>| parts::listed(title, columns, &rows, drawn);
     match pane {
         Pane::Destinations => {
             const COLUMNS: [Column; 9] = [
@@ -288,15 +286,9 @@ fn pane(state: &State, pane: Pane, width: usize) -> Panel {
         }
         Pane::Errors => {
             let rows = Ok(look.errors.iter().collect());
-            let look = parts::Look {
-                selected: None,
-                order: "",
-                width,
-                theme,
-            };
             Panel {
                 title: "3 Errors".into(),
-                ..parts::errors(&rows, look)
+                ..parts::errors(&rows, drawn)
             }
         }
         Pane::Partitions => {
