@@ -82,7 +82,7 @@ pub fn define() {
     );
     flag(
         c"outbox.express",
-        c"Hands what outbox_publish() stores to the worker in shared memory at COMMIT, before it is claimed. Off: by the table alone.",
+        c"Hands what is enqueued to the worker in shared memory at COMMIT, before it is claimed. Off: by the table alone.",
         &EXPRESS,
         Server,
     );
@@ -496,7 +496,7 @@ fn default_target() -> Target {
     }
 }
 
-/// What is published goes to its worker by shared memory as well.
+/// What is enqueued goes to its worker by shared memory as well.
 pub fn express() -> bool {
     EXPRESS.get() && express::is_there()
 }

@@ -130,8 +130,8 @@ impl Spot {
     }
 }
 
-/// After it was brought into this state by who may free it: nobody else changes it.
-fn free(place: Place) {
+/// By the one who alone may: see the table above.
+pub fn free(place: Place) {
     let (Some(area), Some(spot)) = (area(), spot(place)) else {
         return;
     };
@@ -215,11 +215,6 @@ pub fn ready(place: Place, class: Class, partition: Partition) -> bool {
     !is_back
 }
 
-/// The transaction that laid it down did not commit.
-pub fn take_back(place: Place) {
-    free(place);
-}
-
 // ---- a worker -------------------------------------------------------------------------------------------------------
 
 /// Takes what is ready for a destination in lanes that this worker reads, with the place of its row.
@@ -261,11 +256,6 @@ pub fn lowest_ready(destination: &str, partition: Partition) -> Option<i64> {
         .filter(|(_, spot)| spot.is_in(READY).is_some() && spot.in_lane(crc, partition))
         .map(|(_, spot)| spot.seq.load(Relaxed))
         .min()
-}
-
-/// A worker that took it needs it no more.
-pub fn let_go(place: Place) {
-    free(place);
 }
 
 /// These rows of a destination are claimed, seen in a snapshot before this call: nobody takes them in hand from now on.

@@ -377,14 +377,14 @@ impl Express<Tid> for Lanes<'_> {
     }
 
     fn let_go(&self, place: Place) {
-        express::let_go(place);
+        express::free(place);
     }
 
     fn give_up(&self, place: Place, partition: Partition, seq: i64) {
         if let Some(database) = self.shared.database {
             database.reopen(self.class, partition, seq);
         }
-        express::let_go(place);
+        express::free(place);
     }
 }
 

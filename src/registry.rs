@@ -37,8 +37,8 @@ static ENTRIES: SharedSlice<Entry> = SharedSlice::new();
 
 thread_local! {
     static REGISTERED: Cell<bool> = const { Cell::new(false) };
-    /// Messages of which seq or partition is not known yet: while there are any, nothing is told of the lowest. One whose savepoint was rolled back
-    /// counts to the end, which only holds longer.
+    /// Messages of which seq or partition is not known yet: while there are any, nothing is told of the lowest. One whose
+    /// savepoint was rolled back counts to the end, which only holds longer.
     static DRAWING: Cell<u32> = const { Cell::new(0) };
     /// The lowest seq that is known.
     static LOW: Cell<i64> = const { Cell::new(i64::MAX) };

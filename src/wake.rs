@@ -166,7 +166,7 @@ pub fn ready_by_express(parcel: Parcel) {
     PARCELS.with_borrow_mut(|parcels| parcels.push((xact::current_savepoint(), parcel)));
 }
 
-/// What this transaction has published lies ready before anybody can see its rows.
+/// What this transaction has enqueued lies there before anybody can see its rows.
 fn lay_down_parcels() {
     PARCELS.with_borrow_mut(|parcels| {
         if parcels.is_empty() || !xact::commits_durably() {
@@ -357,7 +357,7 @@ fn leave() {
     ENQUEUED.with_borrow_mut(Vec::clear);
     PARCELS.with_borrow_mut(|parcels| {
         let places = parcels.drain(..).filter_map(|(_, parcel)| parcel.place);
-        places.for_each(express::take_back); // it did not commit
+        places.for_each(express::free); // it did not commit
     });
     ENDED.with_borrow_mut(Vec::clear);
     TOOK.with_borrow_mut(Vec::clear);
