@@ -8,7 +8,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{DB, all_of, exchange_and_queue, outbox_cluster, wait_true};
+use common::{DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, wait_true};
 use postgres::error::SqlState;
 use postgres::{Client, Row};
 use serde_json::Value;
@@ -300,7 +300,8 @@ fn what_workers_deliver_is_refused_and_a_relay_takes_over_at_a_pause_without_dou
     const MESSAGES: i64 = 3000;
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    // Else a quick machine has delivered all of it before the pause.
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_rate = 1000"]);
     let mut relay = cluster.connect(DB);
     let (code, hint) = refusal(&mut relay, "select outbox_fetch_unpublished()");
     assert_eq!(code, SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
