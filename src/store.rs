@@ -3,6 +3,7 @@
 //! sql/src; here they are called.
 
 pub mod body;
+mod direct;
 mod enqueue;
 mod express;
 pub mod source;
@@ -22,6 +23,11 @@ pub fn now_us() -> i64 {
 }
 
 fn us_since_1970(time: pgrx::datum::TimestampWithTimeZone) -> i64 {
-    const YEAR_2000_US: i64 = 946_684_800_000_000; // where Postgres begins
-    i64::from(time).saturating_add(YEAR_2000_US)
+    since_1970(time.into())
+}
+
+/// Postgres begins in 2000.
+fn since_1970(us_since_2000: i64) -> i64 {
+    const YEAR_2000_US: i64 = 946_684_800_000_000;
+    us_since_2000.saturating_add(YEAR_2000_US)
 }

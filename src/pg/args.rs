@@ -68,6 +68,10 @@ impl Jsonb {
         }
     }
 
+    pub(super) fn datum(&self) -> pg_sys::Datum {
+        self.0
+    }
+
     /// For a parameter of a statement.
     pub fn parameter(&self) -> DatumWithOid<'_> {
         // SAFETY: a jsonb datum, alive while the call runs.

@@ -12,6 +12,7 @@ pub mod security;
 pub mod shmem;
 pub mod signals;
 pub mod stat;
+pub mod table;
 pub mod tid;
 pub mod trigger;
 pub mod txn;

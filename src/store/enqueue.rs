@@ -1,5 +1,6 @@
 //! The SQL of enqueue and publish: in a user's backend, in its transaction, with the rights of the owner of the tables.
 
+use super::direct;
 use super::express::{self, Inserted, Stored};
 use super::source;
 use crate::error::{UserError, invalid};
@@ -70,11 +71,12 @@ pub(super) struct Statements {
     /// never for each other in a circle.
     extension: u32,
     /// Held next, before any other table: outbox_configure() locks it first, too.
-    settings: u32,
+    pub(super) settings: u32,
     pub(super) schema: String,
     /// The owner of the function and of the tables.
     pub(super) owner: u32,
     pub(super) event_table: u32,
+    pub(super) outbox_table: u32,
     /// By whether the event was stored just now, whether it is scheduled, and whether it is one.
     insert: [[[OnceCell<OwnedPreparedStatement>; 2]; 2]; 2],
     aggregates: OnceCell<OwnedPreparedStatement>,
@@ -109,6 +111,7 @@ pub(super) fn statements(fcinfo: pg_sys::FunctionCallInfo) -> Rc<Statements> {
                 schema,
                 owner: catalog::owner_of_function(function),
                 event_table: catalog::table_beside(function, c"outbox_events"),
+                outbox_table: catalog::table_beside(function, c"outbox"),
                 insert: Default::default(),
                 aggregates: OnceCell::new(),
                 event: Default::default(),
@@ -161,10 +164,14 @@ pub fn publish(fcinfo: pg_sys::FunctionCallInfo, request: &Publish) -> Result<i6
     security::run_as(statements.owner, || {
         statements.hold();
         registry::announce_drawing(request.key.map(crc32)); // the seq is drawn next
-        capture::publishing_begins(request.destination);
         let at_once =
             request.times.available_at.is_none() && request.times.expires_at.is_none() && wake::may_go_by_express(1);
-        let (seq, stored) = insert_event(&statements, request, at_once && config::express())?;
+        let by_express = at_once && config::express();
+        if let Some(seq) = direct::publish(&statements, request, by_express)? {
+            return Ok(seq);
+        }
+        capture::publishing_begins(request.destination);
+        let (seq, stored) = insert_event(&statements, request, by_express)?;
         capture::publishing_ends();
         let pointer = Enqueue {
             seqs: &[seq],
@@ -229,12 +236,7 @@ fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Res
         let row = stored.into_iter().next();
         let read = |row: &SpiHeapTupleData| -> SpiResult<_> { Ok(row.get::<i64>(1)?.zip(row.get::<i32>(2)?)) };
         let Some((seq, bytes)) = row.as_ref().map(read).transpose().map_err(internal)?.flatten() else {
-            let id = request.id.map(|id| id.to_string()).unwrap_or_default();
-            return Err(UserError::new(
-                PgSqlErrorCode::ERRCODE_UNIQUE_VIOLATION,
-                format!("there is an event with id {id} already"),
-                "Leave the id out to have one made. If this is a repeated call, its event is stored and enqueued already.",
-            ));
+            return Err(duplicate(request.id));
         };
         check_body(i64::from(bytes))?;
         let stored = match row.filter(|_| wanted) {
@@ -243,6 +245,15 @@ fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Res
         };
         Ok((seq, stored))
     })
+}
+
+pub(super) fn duplicate(id: Option<pgrx::Uuid>) -> UserError {
+    let id = id.map(|id| id.to_string()).unwrap_or_default();
+    UserError::new(
+        PgSqlErrorCode::ERRCODE_UNIQUE_VIOLATION,
+        format!("there is an event with id {id} already"),
+        "Leave the id out to have one made. If this is a repeated call, its event is stored and enqueued already.",
+    )
 }
 
 /// Refuses more than is taken.
@@ -651,9 +662,13 @@ fn check_settings(
 }
 
 pub(super) fn internal(error: pgrx::spi::Error) -> UserError {
+    unexpected(format!("outbox could not run its own statement: {error}"))
+}
+
+pub(super) fn unexpected(what: impl ToString) -> UserError {
     UserError::new(
         PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
-        format!("outbox could not run its own statement: {error}"),
+        what.to_string(),
         "This is a defect of outbox; please report it.",
     )
 }

@@ -18,16 +18,16 @@ use std::collections::HashMap;
 
 /// An event as it is stored, and where.
 pub struct Stored {
-    event: Event,
-    place: (u32, Tid),
+    pub(super) event: Event,
+    pub(super) place: (u32, Tid),
 }
 
 /// A message as it was inserted.
 pub struct Inserted {
     pub seq: i64,
     pub partition: Partition,
-    /// None: it does not wait in `outbox`.
-    place: Option<(u32, Tid, i64)>,
+    /// With when it was enqueued, in µs since 1970. None: it does not wait in `outbox`.
+    pub(super) place: Option<(u32, Tid, i64)>,
 }
 
 /// What the statement that stores an event returns after seq and size: what the view outbox_event_text shows of it.

@@ -1,0 +1,421 @@
+//! Rows written and read without a statement, for tables whose every column and constraint the caller knows. An executor
+//! is started and ended for each statement, and reads all constraints and defaults of the table from text: for one row
+//! that costs more than the row. What the executor would do for strangers (triggers, rules, policies, constraints and
+//! defaults that somebody has added) is not done here: [`Table::is`] says whether there is anything of the kind.
+
+use crate::pg::args::Jsonb;
+use crate::pg::tid::Tid;
+use pgrx::datum::{IntoDatum, Uuid};
+use pgrx::pg_sys;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::ffi::CStr;
+
+/// What a table must look like.
+pub struct Layout {
+    /// In their order: the type, and what a row gets that says nothing of it.
+    pub columns: &'static [(Kind, Option<&'static str>)],
+    /// Conditions that its rows meet, sorted.
+    pub checks: &'static [&'static str],
+}
+
+/// An open table. Locked for writing until the transaction ends.
+pub struct Table(pg_sys::Relation);
+
+struct Known {
+    /// First column and OID.
+    indexes: Vec<(i16, u32)>,
+    /// The sequence of the first column; 0 if it is no identity column.
+    sequence: u32,
+}
+
+/// The type of a column.
+#[derive(Clone, Copy)]
+pub enum Kind {
+    Bool,
+    Int2,
+    Int4,
+    Int8,
+    Jsonb,
+    Text,
+    Time,
+    Uuid,
+}
+
+/// What stands in a column of that type.
+#[derive(Clone, Copy)]
+pub enum Value<'a> {
+    Null,
+    Bool(bool),
+    Int2(i16),
+    Int4(i32),
+    Int8(i64),
+    Jsonb(&'a Jsonb),
+    Text(&'a str),
+    /// timestamptz, in µs since 2000.
+    Time(i64),
+    Uuid(Uuid),
+}
+
+/// A row that is read, its columns counted from one.
+pub struct Row<'a> {
+    values: &'a [pg_sys::Datum],
+    nulls: &'a [bool],
+}
+
+thread_local! {
+    /// Tables as they were when they were last looked at, where they look as they must.
+    static KNOWN: RefCell<HashMap<u32, Option<Known>>> = RefCell::default();
+    /// Something has changed since: a table that is known, or nobody says which.
+    static STALE: Cell<bool> = const { Cell::new(false) };
+    static WATCHED: Cell<[u32; 4]> = const { Cell::new([0; 4]) };
+    static LISTENING: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Table {
+    /// Raises where nothing may be written.
+    pub fn open(oid: u32) -> Self {
+        // SAFETY: inside a transaction, on the main thread.
+        unsafe {
+            pg_sys::PreventCommandIfReadOnly(c"INSERT".as_ptr());
+            pg_sys::PreventCommandIfParallelMode(c"INSERT".as_ptr());
+            Self(pg_sys::table_open(oid.into(), pg_sys::RowExclusiveLock as i32))
+        }
+    }
+
+    fn oid(&self) -> u32 {
+        // SAFETY: the relation is open.
+        unsafe { (*self.0).rd_id.to_u32() }
+    }
+
+    /// Whether a row may be written without the executor: the table looks like this, and nothing happens at an INSERT.
+    /// To be asked once the table is locked. Looked at anew when the table was changed.
+    pub fn is(&self, layout: &Layout) -> bool {
+        listen();
+        if STALE.take() {
+            KNOWN.with_borrow_mut(HashMap::clear);
+        }
+        let oid = self.oid();
+        if let Some(known) = KNOWN.with_borrow(|known| known.get(&oid).map(Option::is_some)) {
+            return known;
+        }
+        let mut watched = WATCHED.get();
+        if !watched.contains(&oid) {
+            watched.rotate_right(1);
+            watched[0] = oid;
+            WATCHED.set(watched);
+            KNOWN.with_borrow_mut(|known| known.retain(|oid, _| watched.contains(oid)));
+        }
+        let is = self.has_columns(layout.columns) && self.has_checks(layout.checks) && self.is_left_alone();
+        let indexes = is.then(|| self.simple_indexes()).flatten();
+        let is = indexes.is_some();
+        let known = indexes.map(|indexes| Known {
+            indexes,
+            // SAFETY: the relation is open.
+            sequence: unsafe { pg_sys::getIdentitySequence(oid.into(), 1, true).to_u32() },
+        });
+        KNOWN.with_borrow_mut(|all| all.insert(oid, known));
+        is
+    }
+
+    /// An ordinary table at whose INSERT nobody else's code runs.
+    fn is_left_alone(&self) -> bool {
+        // SAFETY: the relation is open, so what the cache holds of it stays.
+        unsafe {
+            let (relation, class) = (&*self.0, &*(*self.0).rd_rel);
+            let has_triggers = relation.trigdesc.as_ref().is_some_and(|triggers| {
+                triggers.trig_insert_before_row
+                    || triggers.trig_insert_after_row
+                    || triggers.trig_insert_instead_row
+                    || triggers.trig_insert_before_statement
+                    || triggers.trig_insert_after_statement
+                    || triggers.trig_insert_new_table
+            });
+            class.relkind as u8 == pg_sys::RELKIND_RELATION
+                && class.relam == pg_sys::HEAP_TABLE_AM_OID
+                && !class.relrowsecurity
+                && !class.relispartition
+                && relation.rd_rules.is_null()
+                && !has_triggers
+        }
+    }
+
+    /// None: one of them asks for more than values of columns.
+    fn simple_indexes(&self) -> Option<Vec<(i16, u32)>> {
+        // SAFETY: the relation is open, and locked so that no index of it can be dropped.
+        unsafe {
+            let list = pg_sys::RelationGetIndexList(self.0);
+            let count = list.as_ref().map_or(0, |list| list.length);
+            let indexes = (0..count).map(|nth| {
+                let oid = pg_sys::list_nth_oid(list, nth);
+                let index = pg_sys::index_open(oid, pg_sys::AccessShareLock as i32);
+                let (form, tuple) = (&*(*index).rd_index, (*index).rd_indextuple);
+                let is_null = |column: u32| pg_sys::heap_attisnull(tuple, column as i32, std::ptr::null_mut());
+                let is_simple = !form.indisexclusion
+                    && form.indimmediate
+                    && is_null(pg_sys::Anum_pg_index_indexprs)
+                    && is_null(pg_sys::Anum_pg_index_indpred);
+                let column = *form.indkey.values.as_ptr();
+                pg_sys::index_close(index, pg_sys::AccessShareLock as i32);
+                is_simple.then_some((column, oid.to_u32()))
+            });
+            let indexes = indexes.collect();
+            pg_sys::list_free(list);
+            indexes
+        }
+    }
+
+    fn has_columns(&self, columns: &[(Kind, Option<&str>)]) -> bool {
+        // SAFETY: the relation is open; the descriptor has as many columns and defaults as it says.
+        unsafe {
+            let descriptor = &*(*self.0).rd_att;
+            if descriptor.natts as usize != columns.len() {
+                return false;
+            }
+            let attributes = descriptor.attrs.as_slice(columns.len());
+            let is_like = |(attribute, (kind, _)): (&pg_sys::FormData_pg_attribute, &(Kind, _))| {
+                !attribute.attisdropped && attribute.atttypid == kind.oid()
+            };
+            if !attributes.iter().zip(columns).all(is_like) {
+                return false;
+            }
+            let constraints = descriptor.constr.as_ref();
+            let defaults = constraints.map_or(&[][..], |all| slice(all.defval, all.num_defval.into()));
+            let as_expected = |default: &pg_sys::AttrDefault| {
+                let column = columns.get((default.adnum as usize).wrapping_sub(1));
+                column.is_some_and(|(_, expected)| *expected == Some(&*self.in_words(default.adbin)))
+            };
+            let expected = columns.iter().filter(|(_, default)| default.is_some());
+            defaults.len() == expected.count() && defaults.iter().all(as_expected)
+        }
+    }
+
+    fn has_checks(&self, checks: &[&str]) -> bool {
+        // SAFETY: as above.
+        let mut found: Vec<String> = unsafe {
+            let constraints = (*(*self.0).rd_att).constr.as_ref();
+            let found = constraints.map_or(&[][..], |all| slice(all.check, all.num_check.into()));
+            found.iter().map(|check| self.in_words(check.ccbin)).collect()
+        };
+        found.sort();
+        found == checks
+    }
+
+    /// An expression of this table, as pg_get_expr() shows it.
+    fn in_words(&self, nodes: *const std::ffi::c_char) -> String {
+        // SAFETY: an expression of this table as the server keeps it; the text is copied.
+        unsafe {
+            let nodes = pg_sys::Datum::from(pg_sys::cstring_to_text(nodes));
+            let text = pg_sys::OidFunctionCall2Coll(
+                pg_sys::F_PG_GET_EXPR_PG_NODE_TREE_OID,
+                pg_sys::InvalidOid,
+                nodes,
+                (*self.0).rd_id.into(),
+            );
+            let text = pg_sys::text_to_cstring(text.cast_mut_ptr());
+            CStr::from_ptr(text).to_string_lossy().into_owned()
+        }
+    }
+
+    /// Writes a row, with its index entries. Only into a table that [`is`](Self::is) as the caller thinks; the caller
+    /// has made sure that the row meets its conditions. Later commands of the transaction see it.
+    pub fn insert<const N: usize>(&self, row: [Value; N]) -> Tid {
+        let mut nulls = row.map(|value| matches!(value, Value::Null));
+        let mut values = row.map(Value::datum);
+        // SAFETY: as many values as columns, of their types: see `is`. The function is core's for its own catalogs; of
+        // what it leaves out compared with the executor there is nothing in this table.
+        unsafe {
+            debug_assert_eq!((*(*self.0).rd_att).natts as usize, N);
+            let tuple = pg_sys::heap_form_tuple((*self.0).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
+            pg_sys::CatalogTupleInsert(self.0, tuple);
+            let place = (*tuple).t_self;
+            pg_sys::heap_freetuple(tuple);
+            pg_sys::CommandCounterIncrement();
+            Tid::new(
+                u32::from(place.ip_blkid.bi_hi) << 16 | u32::from(place.ip_blkid.bi_lo),
+                place.ip_posid,
+            )
+        }
+    }
+
+    /// The next value of the first column; None: nothing numbers it.
+    pub fn next_value(&self) -> Option<i64> {
+        let sequence = self.known(|known| (known.sequence != 0).then_some(known.sequence))?;
+        // SAFETY: inside a transaction; raises if this role has no right to it.
+        unsafe {
+            let (function, sequence) = (pg_sys::Oid::from(pg_sys::F_NEXTVAL), pg_sys::Oid::from(sequence));
+            Some(pg_sys::OidFunctionCall1Coll(function, pg_sys::InvalidOid, sequence.into()).value() as i64)
+        }
+    }
+
+    fn known<T>(&self, read: impl FnOnce(&Known) -> Option<T>) -> Option<T> {
+        KNOWN.with_borrow(|known| read(known.get(&self.oid())?.as_ref()?))
+    }
+
+    /// Whether a new statement of this transaction would see a row with this id, in a column that has an index.
+    pub fn has(&self, column: i16, id: Uuid) -> bool {
+        let index = self.known(|known| {
+            let mut of_column = known.indexes.iter().filter(|(first, _)| *first == column);
+            of_column.next().map(|(_, index)| *index)
+        });
+        let (mut key, equal) = (pg_sys::ScanKeyData::default(), pg_sys::Oid::from(pg_sys::F_UUID_EQ));
+        // SAFETY: the function compares what is in the column, and the index, if there is one, is of this table.
+        unsafe {
+            let strategy = pg_sys::BTEqualStrategyNumber as u16;
+            pg_sys::ScanKeyInit(&mut key, column, strategy, equal, Value::Uuid(id).datum());
+            first_row(self.0, index.unwrap_or(0), &mut [key], |_| ()).is_some()
+        }
+    }
+}
+
+impl Kind {
+    fn oid(self) -> pg_sys::Oid {
+        match self {
+            Self::Bool => pg_sys::BOOLOID,
+            Self::Int2 => pg_sys::INT2OID,
+            Self::Int4 => pg_sys::INT4OID,
+            Self::Int8 => pg_sys::INT8OID,
+            Self::Jsonb => pg_sys::JSONBOID,
+            Self::Text => pg_sys::TEXTOID,
+            Self::Time => pg_sys::TIMESTAMPTZOID,
+            Self::Uuid => pg_sys::UUIDOID,
+        }
+    }
+}
+
+impl<'a> Value<'a> {
+    pub fn text(text: Option<&'a str>) -> Self {
+        text.map_or(Self::Null, Self::Text)
+    }
+
+    pub fn jsonb(json: &'a Option<Jsonb>) -> Self {
+        json.as_ref().map_or(Self::Null, Self::Jsonb)
+    }
+
+    /// What is not a number is copied into memory of the call.
+    fn datum(self) -> pg_sys::Datum {
+        match self {
+            Self::Null => pg_sys::Datum::null(),
+            Self::Bool(value) => value.into(),
+            Self::Int2(value) => value.into(),
+            Self::Int4(value) => value.into(),
+            Self::Int8(value) | Self::Time(value) => value.into(),
+            Self::Jsonb(json) => json.datum(),
+            // SAFETY: copied from where it lies, as long as it is.
+            Self::Text(text) => unsafe {
+                pg_sys::cstring_to_text_with_len(text.as_ptr().cast(), text.len() as i32).into()
+            },
+            Self::Uuid(uuid) => uuid.into_datum().unwrap_or(pg_sys::Datum::null()),
+        }
+    }
+}
+
+impl Row<'_> {
+    pub fn is_null(&self, column: usize) -> bool {
+        self.nulls.get(column - 1).is_none_or(|null| *null)
+    }
+
+    /// Of a column of that type.
+    pub fn int2(&self, column: usize) -> Option<i16> {
+        (!self.is_null(column)).then(|| self.values[column - 1].value() as i16)
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // SAFETY: it was opened; the lock stays.
+        unsafe { pg_sys::table_close(self.0, pg_sys::NoLock as i32) }
+    }
+}
+
+/// Reads the one row of a table, as a new statement of this transaction sees it. None: there is none.
+pub fn only_row<T>(table: u32, read: impl FnOnce(Row) -> T) -> Option<T> {
+    // SAFETY: inside a transaction, on the main thread; the tuple is read while the scan holds it.
+    unsafe {
+        let relation = pg_sys::table_open(table.into(), pg_sys::AccessShareLock as i32);
+        let descriptor = (*relation).rd_att;
+        let row = first_row(relation, 0, &mut [], |tuple| {
+            let columns = (*descriptor).natts as usize;
+            let (mut values, mut nulls) = (vec![pg_sys::Datum::null(); columns], vec![true; columns]);
+            pg_sys::heap_deform_tuple(tuple, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
+            let (values, nulls) = (&values[..], &nulls[..]);
+            read(Row { values, nulls })
+        });
+        pg_sys::table_close(relation, pg_sys::NoLock as i32);
+        row
+    }
+}
+
+/// # Safety
+/// The relation is open; index and keys are of it.
+unsafe fn first_row<T>(
+    relation: pg_sys::Relation,
+    index: u32,
+    keys: &mut [pg_sys::ScanKeyData],
+    read: impl FnOnce(pg_sys::HeapTuple) -> T,
+) -> Option<T> {
+    // SAFETY: as above, inside a transaction, on the main thread.
+    unsafe {
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
+        let count = keys.len() as i32;
+        let scan = pg_sys::systable_beginscan(relation, index.into(), index != 0, snapshot, count, keys.as_mut_ptr());
+        let tuple = pg_sys::systable_getnext(scan);
+        let row = (!tuple.is_null()).then(|| read(tuple));
+        pg_sys::systable_endscan(scan);
+        pg_sys::UnregisterSnapshot(snapshot);
+        row
+    }
+}
+
+/// Hears of changes of tables.
+fn listen() {
+    if !LISTENING.replace(true) {
+        // SAFETY: once in each process that comes here.
+        unsafe { pg_sys::CacheRegisterRelcacheCallback(Some(changed), pg_sys::Datum::null()) }
+    }
+}
+
+/// Called wherever the server takes note of what others have changed: no allocation, no error.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn changed(_argument: pg_sys::Datum, table: pg_sys::Oid) {
+    if table == pg_sys::InvalidOid || WATCHED.get().contains(&table.to_u32()) {
+        STALE.set(true);
+    }
+}
+
+/// # Safety
+/// As many as `count` lie there.
+unsafe fn slice<'a, T>(from: *const T, count: usize) -> &'a [T] {
+    match count {
+        0 => &[],
+        // SAFETY: the caller's promise.
+        _ => unsafe { std::slice::from_raw_parts(from, count) },
+    }
+}
+
+/// Whether texts of this database are what they are here.
+pub fn is_utf8() -> bool {
+    // SAFETY: reads a static of the server.
+    unsafe { pg_sys::GetDatabaseEncoding() == pg_sys::pg_enc::PG_UTF8 as i32 }
+}
+
+/// What now() says in this transaction, in µs since 2000.
+pub fn now() -> i64 {
+    // SAFETY: reads a static of the server.
+    unsafe { pg_sys::GetCurrentTransactionStartTimestamp() }
+}
+
+/// A time in µs since 2000, in UTC as ISO 8601 has it, to the µs.
+pub fn in_utc(time: i64) -> Option<String> {
+    let mut tm = pg_sys::pg_tm::default();
+    let mut us = 0;
+    let none = std::ptr::null_mut();
+    // SAFETY: fills the two; without a time zone the time is taken as it is.
+    let failed =
+        unsafe { pg_sys::timestamp2tm(time, none, &mut tm, &mut us, std::ptr::null_mut(), std::ptr::null_mut()) };
+    (failed == 0).then(|| {
+        let (year, month, day) = (tm.tm_year, tm.tm_mon, tm.tm_mday);
+        let (hour, minute, second) = (tm.tm_hour, tm.tm_min, tm.tm_sec);
+        format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{us:06}Z")
+    })
+}

@@ -1,0 +1,221 @@
+//! The usual publish without a statement: one row into outbox_events and one into outbox, where nobody has added anything
+//! to the two tables. What is not usual goes by `enqueue`, whose statements say what these rows must be. In a user's
+//! backend, in its transaction, as the owner of the tables.
+
+use super::enqueue::{Publish, Statements, check_body, duplicate, new_id, unexpected};
+use super::express::{Inserted, Stored};
+use super::since_1970;
+use crate::error::UserError;
+use crate::pg::table::{self, Kind, Layout, Row, Table, Value};
+use crate::shmem::Class;
+use crate::{registry, wake};
+use outbox_core::envelope::SHORT_STRING_MAX;
+use outbox_core::hold::lane_crc;
+use outbox_core::message::Event;
+use outbox_core::partition::{Partition, crc32};
+
+/// As sql/src/10_tables.sql makes them.
+const EVENTS: Layout = Layout {
+    columns: &[
+        (Kind::Int8, None),
+        (Kind::Uuid, None),
+        (Kind::Text, None),
+        (Kind::Text, None),
+        (Kind::Text, None),
+        (Kind::Text, None),
+        (Kind::Jsonb, None),
+        (Kind::Jsonb, None),
+        (Kind::Jsonb, None),
+        (Kind::Jsonb, None),
+        (Kind::Text, None),
+        (Kind::Text, None),
+        (Kind::Time, Some("now()")),
+        (
+            Kind::Int4,
+            Some(
+                "(((octet_length((payload)::text) + COALESCE(octet_length((previous_payload)::text), 0)) + \
+                 COALESCE(octet_length((metadata)::text), 0)) + COALESCE(octet_length((headers)::text), 0))",
+            ),
+        ),
+    ],
+    checks: &[
+        "((type <> ''::text) AND (octet_length(type) <= 255))",
+        "(jsonb_typeof(headers) = 'object'::text)",
+        "(octet_length(aggregate_id) <= 255)",
+        "(octet_length(aggregate_type) <= 255)",
+        "(octet_length(correlation_id) <= 255)",
+        "(octet_length(operation) <= 255)",
+        "isfinite(created_at)",
+    ],
+};
+const OUTBOX: Layout = Layout {
+    columns: &[
+        (Kind::Int8, None),
+        (Kind::Time, Some("now()")),
+        (Kind::Int8, None),
+        (Kind::Time, None),
+        (Kind::Int4, Some("0")),
+        (Kind::Int2, None),
+        (Kind::Int2, Some("0")),
+        (Kind::Bool, Some("false")),
+        (Kind::Text, Some("'default'::text")),
+        (Kind::Text, None),
+        (Kind::Text, None),
+        (Kind::Time, None),
+    ],
+    checks: &["(octet_length(key) <= 255)"],
+};
+const ID: i16 = 2;
+/// A larger event is not copied for express: see `express::EVENT`.
+const SMALL_BYTES: usize = 4000;
+
+/// Stores and enqueues an event whose key is announced; returns its seq. None, and nothing is done: this one needs the
+/// statements. `by_express`: the event may go by express, if it is small.
+pub(super) fn publish(statements: &Statements, request: &Publish, by_express: bool) -> Result<Option<i64>, UserError> {
+    if request.times.available_at.is_some() || !table::is_utf8() {
+        return Ok(None);
+    }
+    let texts = Texts {
+        payload: request.payload.to_text(),
+        previous_payload: request.previous_payload.as_ref().map(|json| json.to_text()),
+        metadata: request.metadata.as_ref().map(|json| json.to_text()),
+        headers: request.headers.as_ref().map(|json| json.to_text()),
+    };
+    let (events, outbox) = (
+        Table::open(statements.event_table),
+        Table::open(statements.outbox_table),
+    );
+    if !meets_the_checks(request, &texts) || !events.is(&EVENTS) || !outbox.is(&OUTBOX) {
+        return Ok(None);
+    }
+    let Some(count) = partition_count(statements) else {
+        return Ok(None);
+    };
+    check_body(texts.bytes() as i64)?;
+    let id = request.id.unwrap_or_else(new_id);
+    if request.id.is_some() && events.has(ID, id) {
+        return Err(duplicate(request.id));
+    }
+    let now = table::now();
+    let Some(seq) = events.next_value() else {
+        return Ok(None);
+    };
+    let event_place = events.insert([
+        Value::Int8(seq),
+        Value::Uuid(id),
+        Value::Text(request.kind),
+        Value::text(request.aggregate_type),
+        Value::text(request.aggregate_id),
+        Value::text(request.operation),
+        Value::Jsonb(&request.payload),
+        Value::jsonb(&request.previous_payload),
+        Value::jsonb(&request.metadata),
+        Value::jsonb(&request.headers),
+        Value::text(request.actor),
+        Value::text(request.correlation_id),
+        Value::Time(now),
+        Value::Int4(texts.bytes() as i32),
+    ]);
+    let crc = request.key.map(crc32);
+    registry::announce(crc, seq);
+    let partition = Partition::new(crc.map_or(seq, i64::from) % i64::from(count)).map_err(unexpected)?;
+    let place = outbox.insert([
+        Value::Int8(seq),
+        Value::Time(now),
+        Value::Null,
+        Value::Null,
+        Value::Int4(0),
+        Value::Int2(partition.as_i16()),
+        Value::Int2(0),
+        Value::Bool(false),
+        Value::Text(request.destination),
+        Value::text(request.key),
+        Value::Null,
+        request
+            .times
+            .expires_at
+            .map_or(Value::Null, |at| Value::Time(at.into())),
+    ]);
+    registry::announce_lane(lane_crc(partition));
+    let parcel = (by_express && texts.bytes() < SMALL_BYTES).then(|| {
+        let event = texts.event(request, seq, id, now)?;
+        let stored = Stored {
+            event,
+            place: (statements.event_table, event_place),
+        };
+        let inserted = Inserted {
+            seq,
+            partition,
+            place: Some((statements.outbox_table, place, since_1970(now))),
+        };
+        inserted.parcel(stored, request.destination, request.key.map(str::to_owned))
+    });
+    match parcel.flatten() {
+        Some(parcel) => wake::ready_by_express(parcel),
+        None => wake::ready(Class::of(request.destination), partition, seq),
+    }
+    if request.times.expires_at.is_some() {
+        wake::some_expire();
+    }
+    registry::placed(1);
+    Ok(Some(seq))
+}
+
+/// The JSON of an event as text.
+struct Texts {
+    payload: String,
+    previous_payload: Option<String>,
+    metadata: Option<String>,
+    headers: Option<String>,
+}
+
+impl Texts {
+    /// As outbox_events.body_bytes counts them.
+    fn bytes(&self) -> usize {
+        let others = [&self.previous_payload, &self.metadata, &self.headers];
+        self.payload.len() + others.into_iter().flatten().map(String::len).sum::<usize>()
+    }
+
+    fn event(self, request: &Publish, seq: i64, id: pgrx::Uuid, now: i64) -> Option<Event> {
+        let owned = |text: Option<&str>| text.map(str::to_owned);
+        Some(Event {
+            id: id.to_string(),
+            seq,
+            kind: request.kind.to_owned(),
+            aggregate_type: owned(request.aggregate_type),
+            aggregate_id: owned(request.aggregate_id),
+            operation: owned(request.operation),
+            payload: self.payload,
+            previous_payload: self.previous_payload,
+            metadata: self.metadata,
+            headers: self.headers,
+            actor: owned(request.actor),
+            correlation_id: owned(request.correlation_id),
+            created_at: table::in_utc(now)?,
+            created_at_s: since_1970(now).div_euclid(1_000_000),
+            body: None,
+        })
+    }
+}
+
+/// Else the statement says which of the conditions of [`EVENTS`] it does not meet.
+fn meets_the_checks(request: &Publish, texts: &Texts) -> bool {
+    let named = [
+        request.aggregate_type,
+        request.aggregate_id,
+        request.operation,
+        request.correlation_id,
+        request.key,
+    ];
+    let is_short = |text: &str| text.len() <= SHORT_STRING_MAX;
+    !request.kind.is_empty()
+        && is_short(request.kind)
+        && named.into_iter().flatten().all(is_short)
+        && texts.headers.as_ref().is_none_or(|headers| headers.starts_with('{'))
+}
+
+/// None: it takes more than the count to know a partition, or outbox_configure() has just changed it.
+fn partition_count(statements: &Statements) -> Option<i16> {
+    let read = |row: Row| row.int2(2).filter(|_| row.is_null(4));
+    table::only_row(statements.settings, read)?
+}

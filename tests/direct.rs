@@ -1,0 +1,234 @@
+//! The usual outbox_publish writes its two rows without a statement. They must be the rows that the statements write, and
+//! whatever somebody adds to the tables must count, from that moment on and in every session. On a real Postgres.
+
+mod common;
+
+use common::unconnected_cluster;
+use postgres::error::SqlState;
+use postgres::{Client, NoTls};
+use std::sync::mpsc;
+use support::Cluster;
+
+const DB: &str = common::DB;
+
+fn cluster() -> Cluster {
+    unconnected_cluster("amqp://127.0.0.1:1", "nowhere", &["outbox.enabled = off"])
+}
+
+/// A session that hears of every statement that a function of its own runs.
+fn overheard(cluster: &Cluster) -> (Client, mpsc::Receiver<String>) {
+    let (told, heard) = mpsc::channel();
+    let mut config: postgres::Config = cluster.conn_string(DB).parse().expect("a connection string");
+    config.notice_callback(move |notice| {
+        let _ = told.send(notice.message().to_owned());
+    });
+    let mut client = config.connect(NoTls).expect("connect");
+    let listen =
+        "load 'auto_explain'; set auto_explain.log_min_duration = 0; set auto_explain.log_nested_statements = on;
+                  set client_min_messages = log";
+    client.batch_execute(listen).expect("listen");
+    (client, heard)
+}
+
+const PUBLISH: &str = "select outbox_publish('T', '{\"a\": 1}', 'item', '7')";
+
+fn publish(client: &mut Client) -> i64 {
+    client.query_one(PUBLISH, &[]).expect("publish").get(0)
+}
+
+/// What a publish of this session ran inside.
+fn statements_of_publish(client: &mut Client, heard: &mpsc::Receiver<String>) -> Vec<String> {
+    heard.try_iter().for_each(drop);
+    publish(client);
+    heard
+        .try_iter()
+        .filter(|said| said.to_lowercase().contains("insert into"))
+        .collect()
+}
+
+#[test]
+fn the_usual_publish_runs_no_statement_and_another_does() {
+    let cluster = cluster();
+    let (mut client, heard) = overheard(&cluster);
+    assert_eq!(statements_of_publish(&mut client, &heard), Vec::<String>::new());
+    // An index is no reason, nor a foreign key to the events.
+    cluster.exec(DB, "create index on outbox_events (type)");
+    cluster.exec(
+        DB,
+        "create table seen (seq bigint references outbox_events on delete cascade)",
+    );
+    assert_eq!(statements_of_publish(&mut client, &heard), Vec::<String>::new());
+    for (change, undo) in [
+        (
+            "create index of_payload on outbox_events ((payload ->> 'a'))",
+            "drop index of_payload",
+        ),
+        (
+            "alter table outbox_events add constraint more check (seq > 0)",
+            "alter table outbox_events drop constraint more",
+        ),
+        (
+            "alter table outbox_events alter created_at set default clock_timestamp()",
+            "alter table outbox_events alter created_at set default now()",
+        ),
+        (
+            "alter table outbox add constraint more check (seq > 0)",
+            "alter table outbox drop constraint more",
+        ),
+        (
+            "alter table outbox_events enable row level security",
+            "alter table outbox_events disable row level security",
+        ),
+        (
+            "select outbox_attach('outbox_events', $$ type = 'X' $$)",
+            "select outbox_detach('outbox_events')",
+        ),
+        ("alter table outbox_events add column tenant text default 'x'", ""),
+    ] {
+        cluster.exec(DB, change);
+        assert_eq!(statements_of_publish(&mut client, &heard).len(), 2, "{change}");
+        if !undo.is_empty() {
+            cluster.exec(DB, undo);
+            assert_eq!(
+                statements_of_publish(&mut client, &heard),
+                Vec::<String>::new(),
+                "{undo}"
+            );
+        }
+    }
+}
+
+/// The columns of an event and of its message, but for what tells two of them apart.
+const ROWS: &str =
+    "select array_agg(to_jsonb(e) - 'seq' - 'id' order by e.seq), array_agg(to_jsonb(o) - 'seq' order by e.seq)
+                    from outbox_events e join outbox o using (seq)";
+
+#[test]
+fn rows_are_what_the_statements_write() {
+    let cluster = cluster();
+    let mut client = cluster.connect(DB);
+    let large = "repeat(md5(random()::text), 100000)";
+    for arguments in [
+        "'T', '{}'",
+        "'T', '{\"b\": [1, 2.50, null], \"a\": \"ä\\u20ac\"}', 'item', '7', 'created', '{\"old\": true}', '{\"m\": 1}', '{\"h\": \"x\"}', 'me', 'c-1'",
+        "'T', '[]', aggregate_id => 'only', expires_at => now() + interval '1 hour'",
+        "'T', '3', metadata => 'null'",
+        "repeat('t', 60), '\"\"', repeat('a', 60), repeat('b', 60), repeat('o', 100)",
+    ] {
+        let mut one = client.transaction().expect("begin");
+        let publish = format!("select outbox_publish({arguments})");
+        one.batch_execute("delete from outbox").expect("a fresh start");
+        one.batch_execute(&publish).expect("publish directly");
+        one.batch_execute("alter table outbox_events add check (true)")
+            .expect("alter");
+        one.batch_execute(&publish).expect("publish by statements");
+        let row = one.query_one(ROWS, &[]).expect("both");
+        let (events, messages): (Vec<serde_json::Value>, Vec<serde_json::Value>) = (row.get(0), row.get(1));
+        assert_eq!((events.len(), messages.len()), (2, 2));
+        assert_eq!(events[0], events[1], "{arguments}");
+        let partition_of_no_key = |message: &serde_json::Value| {
+            let mut message = message.clone();
+            if message["key"].is_null() {
+                message["partition"] = 0.into(); // it follows from the seq
+            }
+            message
+        };
+        assert_eq!(
+            partition_of_no_key(&messages[0]),
+            partition_of_no_key(&messages[1]),
+            "{arguments}"
+        );
+        one.rollback().expect("rollback");
+    }
+    // Of three megabytes, and as an index finds it.
+    let sql = format!("select outbox_publish('Large', to_jsonb({large}), 'item', '8')");
+    let seq: i64 = client.query_one(&sql, &[]).expect("publish").get(0);
+    let sql = "set local enable_seqscan = off; select length(payload #>> '{}') = 3200000 and body_bytes = 3200002
+               and id = (select id from outbox_events where seq = $1) from outbox_events where seq = $1";
+    let (set, select) = sql.split_once(';').expect("two");
+    let mut one = client.transaction().expect("begin");
+    one.batch_execute(set).expect("set");
+    assert!(one.query_one(select, &[&seq]).expect("the event").get::<_, bool>(0));
+}
+
+#[test]
+fn what_is_added_to_the_tables_counts_at_once_in_sessions_that_have_published_before() {
+    let cluster = cluster();
+    let mut client = cluster.connect(DB);
+    publish(&mut client);
+    cluster.exec(
+        DB,
+        "create function stamp() returns trigger language plpgsql as $$
+           begin new.actor := 'stamped'; return new; end $$;
+         create trigger stamp before insert on outbox_events for each row execute function stamp()",
+    );
+    let actor = |client: &mut Client, seq: i64| -> Option<String> {
+        let row = client.query_one("select actor from outbox_events where seq = $1", &[&seq]);
+        row.expect("the event").get(0)
+    };
+    let seq = publish(&mut client);
+    assert_eq!(actor(&mut client, seq).as_deref(), Some("stamped"));
+    cluster.exec(DB, "drop trigger stamp on outbox_events");
+    let seq = publish(&mut client);
+    assert_eq!(actor(&mut client, seq), None);
+    // Under a snapshot that is older than the constraint.
+    let mut old = client.transaction().expect("begin");
+    old.batch_execute("set transaction isolation level repeatable read; select 1")
+        .expect("a snapshot");
+    cluster.exec(
+        DB,
+        "alter table outbox_events add constraint no_t check (type <> 'T') not valid",
+    );
+    let refused = old.query_one(PUBLISH, &[]).expect_err("the constraint refuses it");
+    assert_eq!(refused.code(), Some(&SqlState::CHECK_VIOLATION));
+    drop(old);
+    cluster.exec(DB, "alter table outbox_events drop constraint no_t");
+    // Of the same transaction.
+    let mut own = client.transaction().expect("begin");
+    own.query_one(PUBLISH, &[]).expect("publish");
+    own.batch_execute("create trigger stamp before insert on outbox_events for each row execute function stamp()")
+        .expect("a trigger");
+    let seq: i64 = own.query_one(PUBLISH, &[]).expect("publish").get(0);
+    let row = own
+        .query_one("select actor from outbox_events where seq = $1", &[&seq])
+        .expect("the event");
+    assert_eq!(row.get::<_, Option<&str>>(0), Some("stamped"));
+    own.rollback().expect("rollback");
+    let seq = publish(&mut client);
+    assert_eq!(actor(&mut client, seq), None);
+}
+
+fn message(error: &postgres::Error) -> &str {
+    error.as_db_error().map_or("", |error| error.message())
+}
+
+#[test]
+fn it_is_refused_where_a_statement_is() {
+    let cluster = cluster();
+    let mut client = cluster.connect(DB);
+    let mut read_only = client.transaction().expect("begin");
+    read_only.batch_execute("set transaction read only").expect("read only");
+    let refused = read_only.query_one(PUBLISH, &[]).expect_err("read only");
+    assert_eq!(refused.code(), Some(&SqlState::READ_ONLY_SQL_TRANSACTION));
+    assert!(message(&refused).contains("cannot execute INSERT"), "{refused}");
+    drop(read_only);
+    // Two sessions with one id: the second waits for the first, and learns that it came too late.
+    let with_id = "select outbox_publish('T', '{}', id => '00000000-0000-4000-8000-000000000001')";
+    let mut first = client.transaction().expect("begin");
+    first.batch_execute(with_id).expect("publish");
+    let pid: i32 = first.query_one("select pg_backend_pid()", &[]).expect("pid").get(0);
+    let second = {
+        let mut second = cluster.connect(DB);
+        std::thread::spawn(move || second.batch_execute(with_id))
+    };
+    let waits = format!("select exists (select from pg_stat_activity where {pid} = any (pg_blocking_pids(pid)))");
+    common::wait_true(&cluster, "the second waits", &waits);
+    first.commit().expect("commit");
+    let refused = second.join().expect("a thread").expect_err("the id is taken");
+    assert_eq!(refused.code(), Some(&SqlState::UNIQUE_VIOLATION));
+    let again = client.batch_execute(with_id).expect_err("the id is taken");
+    assert_eq!(again.code(), Some(&SqlState::UNIQUE_VIOLATION));
+    assert!(message(&again).contains("there is an event with id"), "{again}");
+    let enqueued: i64 = cluster.query_one(DB, "select count(*) from outbox");
+    assert_eq!(enqueued, 1);
+}
