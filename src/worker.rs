@@ -19,7 +19,7 @@ use outbox_core::engine::{Errand, Held, Sharing};
 use outbox_core::lease;
 use outbox_core::partition::{Partition, PartitionCount};
 use outbox_core::settle::Ended;
-use outbox_transport::{Bell, Deadline};
+use outbox_transport::{Bell, Deadline, ask_for_short_slices};
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -70,6 +70,7 @@ pub fn main(argument: u64) -> ! {
         txn::set_for_session(way, c"off");
     }
     txn::set_for_session(c"plan_cache_mode", c"force_generic_plan");
+    ask_for_short_slices();
     let mut worker = Worker::start(number, slot);
     bgworker::on_exit(stop_publishing);
     signals::end_in_order();

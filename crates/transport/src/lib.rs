@@ -25,6 +25,7 @@
 //! | `http::request` | what does its request look like? | `outbox-http`, pure |
 //! | `http::answer` | what does an answer mean? | `outbox-http`, pure |
 //! | `http::line` | the connection of a request thread, and its kill switch | `outbox-http`, `outbox-resolve` |
+//! | `scheduler` | what is the kernel asked for? | the worker's main thread, before it starts others |
 //! | `signature` | how is a message signed? | `outbox-http`, pure |
 //! | `ssrf` | may a request go to this address? | `outbox-http`, pure |
 
@@ -37,6 +38,7 @@ mod http;
 mod publisher;
 mod publisher_thread;
 mod returns;
+mod scheduler;
 mod sendable;
 mod session;
 mod signature;
@@ -50,6 +52,7 @@ pub use function::BodyFunction;
 pub use http::{HttpAuth, HttpConfig};
 pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication, Text};
 pub use publisher::{Bell, ConnectionState, DownReason, Event, Publisher, prepare_process};
+pub use scheduler::ask_for_short_slices;
 pub use ssrf::{AllowList, AllowListError};
 pub use tls::{ClientCertificate, Tls, TlsError, TlsPart};
 pub use url::{AmqpAddress, HttpAddress, UrlError, parse_http_url, parse_url};

@@ -16,7 +16,7 @@ use outbox_core::engine::{Held, Sharing};
 use outbox_core::lease;
 use outbox_core::partition::{Partition, PartitionCount};
 use outbox_core::settle::Ended;
-use outbox_transport::{Bell, Deadline};
+use outbox_transport::{Bell, Deadline, ask_for_short_slices};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -90,6 +90,7 @@ pub fn run(
     screen: Option<&Arc<Board>>,
     printer: &mut Printer,
 ) -> Result<Totals, Failure> {
+    ask_for_short_slices();
     let mut totals = Totals::default();
     let (began, mut worked) = (Instant::now(), false);
     let say = Say::new(args.silent, screen.cloned());
