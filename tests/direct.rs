@@ -5,7 +5,9 @@ mod common;
 
 use common::unconnected_cluster;
 use postgres::error::SqlState;
-use postgres::{Client, NoTls};
+use postgres::{Client, GenericClient, NoTls};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::mpsc;
 use support::Cluster;
 
@@ -32,7 +34,7 @@ fn overheard(cluster: &Cluster) -> (Client, mpsc::Receiver<String>) {
 
 const PUBLISH: &str = "select outbox_publish('T', '{\"a\": 1}', 'item', '7')";
 
-fn publish(client: &mut Client) -> i64 {
+fn publish(client: &mut impl GenericClient) -> i64 {
     client.query_one(PUBLISH, &[]).expect("publish").get(0)
 }
 
@@ -96,6 +98,44 @@ fn the_usual_publish_runs_no_statement_and_another_does() {
             );
         }
     }
+}
+
+#[test]
+fn where_it_takes_statements_a_session_plans_them_once() {
+    let cluster = unconnected_cluster(
+        "",
+        "x",
+        &[
+            "outbox.workers = 0",
+            "shared_preload_libraries = 'outbox,pg_stat_statements'",
+            "pg_stat_statements.track = all",
+            "pg_stat_statements.track_planning = on",
+        ],
+    );
+    let mut client = cluster.connect(DB);
+    client
+        .batch_execute("create extension pg_stat_statements; select pg_stat_statements_reset()")
+        .expect("the statistics");
+    let no_usual_table = "alter table outbox_events add check (seq > 0)";
+    client.batch_execute(no_usual_table).expect("a constraint");
+    for call in 0..20 {
+        publish(&mut client);
+        let sql = "select outbox_publish('T', '{}', 'item', 'a', id => gen_random_uuid()), outbox_enqueue($1, 'k')";
+        client
+            .query_one(sql, &[&(1_000_000 + i64::from(call))])
+            .expect("publish");
+    }
+    let sql = "select query, calls, plans from pg_stat_statements where query like 'insert into %'";
+    let inserts = client.query(sql, &[]).expect("the statistics");
+    for insert in &inserts {
+        let (query, calls, plans): (String, i64, i64) = (insert.get(0), insert.get(1), insert.get(2));
+        assert!(calls >= 20 && plans <= 6, "{plans} plans for {calls} calls: {query}");
+    }
+    assert_eq!(
+        inserts.len(),
+        4,
+        "an event with and without an id, a pointer of a new and of an old event"
+    );
 }
 
 /// The columns of an event and of its message, but for what tells two of them apart.
@@ -196,6 +236,54 @@ fn what_is_added_to_the_tables_counts_at_once_in_sessions_that_have_published_be
     own.rollback().expect("rollback");
     let seq = publish(&mut client);
     assert_eq!(actor(&mut client, seq), None);
+}
+
+/// Made while sessions publish, of the kinds that rows written directly would not get into.
+const INDEXES: [&str; 3] = [
+    "create index concurrently of_payload on outbox_events ((payload ->> 'a'))",
+    "create index concurrently of_some on outbox_events (seq) where type = 'T'",
+    "create unique index concurrently of_ids on outbox_events (id, type)",
+];
+
+#[test]
+fn indexes_lack_nothing_also_those_made_while_others_publish() {
+    let cluster = cluster();
+    let (stop, published) = (AtomicBool::new(false), AtomicUsize::new(0));
+    cluster.exec(DB, "create extension amcheck");
+    let mut client = cluster.connect(DB);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut client = cluster.connect(DB);
+                while !stop.load(SeqCst) {
+                    let mut one = client.transaction().expect("begin");
+                    publish(&mut one);
+                    publish(&mut one);
+                    match published.fetch_add(1, SeqCst) % 3 {
+                        0 => one.rollback().expect("rollback"),
+                        _ => one.commit().expect("commit"),
+                    }
+                }
+            });
+        }
+        for index in INDEXES {
+            let before = published.load(SeqCst);
+            client.batch_execute(index).expect(index);
+            support::wait_until("more are published", common::LONG, || {
+                published.load(SeqCst) > before + 50
+            });
+        }
+        stop.store(true, SeqCst);
+    });
+    let check = "select bt_index_check(indexrelid, heapallindexed => true) from pg_index
+                 where indrelid in ('outbox_events'::regclass, 'outbox'::regclass)";
+    let checked = client.query(check, &[]).expect("no index lacks a row");
+    assert_eq!(checked.len(), 6);
+    let sql =
+        "select count(*), count(*) filter (where o.seq is not null) from outbox_events left join outbox o using (seq)";
+    let row = client.query_one(sql, &[]).expect("counts");
+    assert!(row.get::<_, i64>(0) > 100);
+    assert_eq!(row.get::<_, i64>(0), row.get::<_, i64>(1));
 }
 
 fn message(error: &postgres::Error) -> &str {

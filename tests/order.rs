@@ -785,42 +785,6 @@ fn a_claim_never_walks_what_was_settled_before_however_old_a_snapshot_is_held() 
 }
 
 #[test]
-fn a_session_makes_the_plans_of_publish_and_enqueue_once() {
-    let cluster = unconnected_cluster(
-        "",
-        "x",
-        &[
-            "outbox.workers = 0",
-            "shared_preload_libraries = 'outbox,pg_stat_statements'",
-            "pg_stat_statements.track = all",
-            "pg_stat_statements.track_planning = on",
-        ],
-    );
-    let mut client = cluster.connect(DB);
-    client
-        .batch_execute("create extension pg_stat_statements; select pg_stat_statements_reset()")
-        .expect("the statistics");
-    for call in 0..20 {
-        publish(&mut client, "a", "good", "no id");
-        let sql = "select outbox_publish('T', '{}', 'item', 'a', id => gen_random_uuid()), outbox_enqueue($1, 'k')";
-        client
-            .query_one(sql, &[&(1_000_000 + i64::from(call))])
-            .expect("publish");
-    }
-    let sql = "select query, calls, plans from pg_stat_statements where query like 'insert into %'";
-    let inserts = client.query(sql, &[]).expect("the statistics");
-    for insert in &inserts {
-        let (query, calls, plans): (String, i64, i64) = (insert.get(0), insert.get(1), insert.get(2));
-        assert!(calls >= 20 && plans <= 6, "{plans} plans for {calls} calls: {query}");
-    }
-    assert_eq!(
-        inserts.len(),
-        4,
-        "an event with and without an id, a pointer of a new and of an old event"
-    );
-}
-
-#[test]
 fn one_message_is_found_by_its_seq_whatever_the_planner_thinks_of_the_outbox() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "autovacuum = off"]);
     for known in ["select", "truncate outbox; vacuum analyze outbox"] {

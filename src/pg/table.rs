@@ -89,7 +89,8 @@ impl Table {
     }
 
     /// Whether a row may be written without the executor: the table looks like this, and nothing happens at an INSERT.
-    /// To be asked once the table is locked. Looked at anew when the table was changed.
+    /// It stays so until the transaction ends: what could change it waits for the lock that [`open`](Self::open) took,
+    /// CREATE INDEX CONCURRENTLY before its index wants entries. Looked at anew when the table was changed.
     pub fn is(&self, layout: &Layout) -> bool {
         listen();
         if STALE.take() {
