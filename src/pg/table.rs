@@ -23,8 +23,8 @@ pub struct Layout {
 pub struct Table(pg_sys::Relation);
 
 struct Known {
-    /// First column and OID.
-    indexes: Vec<(i16, u32)>,
+    /// Column and OID, of those that find a row by one column.
+    unique: Vec<(i16, u32)>,
     /// The sequence of the first column; 0 if it is no identity column.
     sequence: u32,
 }
@@ -108,10 +108,10 @@ impl Table {
             KNOWN.with_borrow_mut(|known| known.retain(|oid, _| watched.contains(oid)));
         }
         let is = self.has_columns(layout.columns) && self.has_checks(layout.checks) && self.is_left_alone();
-        let indexes = is.then(|| self.simple_indexes()).flatten();
-        let is = indexes.is_some();
-        let known = indexes.map(|indexes| Known {
-            indexes,
+        let unique = is.then(|| self.simple_indexes()).flatten();
+        let is = unique.is_some();
+        let known = unique.map(|unique| Known {
+            unique,
             // SAFETY: the relation is open.
             sequence: unsafe { pg_sys::getIdentitySequence(oid.into(), 1, true).to_u32() },
         });
@@ -141,13 +141,14 @@ impl Table {
         }
     }
 
-    /// None: one of them asks for more than values of columns.
+    /// Those that find a row by one column. None: an index asks for more than values of columns.
     fn simple_indexes(&self) -> Option<Vec<(i16, u32)>> {
         // SAFETY: the relation is open, and locked so that no index of it can be dropped.
         unsafe {
             let list = pg_sys::RelationGetIndexList(self.0);
             let count = list.as_ref().map_or(0, |list| list.length);
-            let indexes = (0..count).map(|nth| {
+            let mut unique = Vec::new();
+            let all_simple = (0..count).all(|nth| {
                 let oid = pg_sys::list_nth_oid(list, nth);
                 let index = pg_sys::index_open(oid, pg_sys::AccessShareLock as i32);
                 let (form, tuple) = (&*(*index).rd_index, (*index).rd_indextuple);
@@ -156,13 +157,16 @@ impl Table {
                     && form.indimmediate
                     && is_null(pg_sys::Anum_pg_index_indexprs)
                     && is_null(pg_sys::Anum_pg_index_indpred);
-                let column = *form.indkey.values.as_ptr();
+                let is_current = form.indisvalid && !form.indcheckxmin;
+                let is_btree = (*(*index).rd_rel).relam == pg_sys::BTREE_AM_OID;
+                if is_current && is_btree && form.indisunique && form.indnkeyatts == 1 {
+                    unique.push((*form.indkey.values.as_ptr(), oid.to_u32()));
+                }
                 pg_sys::index_close(index, pg_sys::AccessShareLock as i32);
-                is_simple.then_some((column, oid.to_u32()))
+                is_simple
             });
-            let indexes = indexes.collect();
             pg_sys::list_free(list);
-            indexes
+            all_simple.then_some(unique)
         }
     }
 
@@ -256,7 +260,7 @@ impl Table {
     /// Whether a new statement of this transaction would see a row with this id, in a column that has an index.
     pub fn has(&self, column: i16, id: Uuid) -> bool {
         let index = self.known(|known| {
-            let mut of_column = known.indexes.iter().filter(|(first, _)| *first == column);
+            let mut of_column = known.unique.iter().filter(|(of, _)| *of == column);
             of_column.next().map(|(_, index)| *index)
         });
         let (mut key, equal) = (pg_sys::ScanKeyData::default(), pg_sys::Oid::from(pg_sys::F_UUID_EQ));
