@@ -18,9 +18,9 @@ use outbox_core::partition::Partition;
 use outbox_core::route::{Template, TransportKind};
 use outbox_core::settle::{Disposition, Ended, Rules};
 use outbox_core::tick::{self, TickState};
-use outbox_transport::Bell;
 use outbox_transport::broker::{Broker, Outcomes, Status};
 use outbox_transport::target::{Target, Transport, described};
+use outbox_transport::{Answered, Bell};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
@@ -291,7 +291,10 @@ impl Destination {
 
     fn conclude_all(&mut self, common: &Common, outcomes: Outcomes) {
         let (now_ms, now_us, rules) = (common.now_ms(), now_us(), self.rules(common));
-        for (handle, outcome) in outcomes {
+        let now = Instant::now();
+        for Answered { handle, outcome, at } in outcomes {
+            let age = now.saturating_duration_since(at);
+            let at_us = now_us - age.as_micros() as i64;
             self.proven |= matches!(
                 outcome,
                 Outcome::Confirmed | Outcome::Failed { .. } | Outcome::Refused { .. }
@@ -299,10 +302,11 @@ impl Destination {
             if outcome == Outcome::Confirmed
                 && let Some(pointer) = self.engine.pointer(handle)
             {
-                self.figures.confirmed(pointer.enqueued_at_us, now_us);
-                self.took.note(now_us.saturating_sub(pointer.enqueued_at_us));
+                self.figures.confirmed(pointer.enqueued_at_us, at_us);
+                self.took.note(at_us.saturating_sub(pointer.enqueued_at_us));
             }
-            self.engine.conclude(handle, &outcome, &rules, now_ms, now_us as u64);
+            let at_ms = now_ms.saturating_sub(age.as_millis() as u64);
+            self.engine.conclude(handle, &outcome, &rules, at_ms, now_us as u64);
         }
     }
 

@@ -3,7 +3,7 @@
 
 use crate::target::{Amqp, Certificates, Http, Password, Pem, Target, Transport};
 use crate::{
-    AmqpConfig, Bell, ClientCertificate, ConnectionState, Deadline, DownReason, Event, HttpConfig, Outcome,
+    AmqpConfig, Answered, Bell, ClientCertificate, ConnectionState, Deadline, DownReason, Event, HttpConfig,
     Publication, Publisher, Secret, Tls, TlsError, TlsPart, TransportConfig,
 };
 use outbox_core::engine::Engine;
@@ -23,8 +23,8 @@ pub struct Status {
     pub detail: Option<String>,
 }
 
-/// What the broker said, by the handle of the message.
-pub type Outcomes = Vec<(u64, Outcome)>;
+/// What the broker said.
+pub type Outcomes = Vec<Answered>;
 
 pub struct Broker {
     /// Or why there is none.

@@ -49,7 +49,7 @@ pub use config::{AmqpConfig, Deadline, ExchangeType, Secret, TransportConfig};
 pub use function::BodyFunction;
 pub use http::{HttpAuth, HttpConfig};
 pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication, Text};
-pub use publisher::{Bell, ConnectionState, DownReason, Event, Publisher, prepare_process};
+pub use publisher::{Answered, Bell, ConnectionState, DownReason, Event, Publisher, prepare_process};
 pub use ssrf::{AllowList, AllowListError};
 pub use tls::{ClientCertificate, Tls, TlsError, TlsPart};
 pub use url::{AmqpAddress, HttpAddress, UrlError, parse_http_url, parse_url};

@@ -57,11 +57,27 @@ pub unsafe fn prepare_process() {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     State(ConnectionState),
-    /// One for each publication taken by `try_publish`, by its handle, in the order of becoming certain.
-    Outcomes(Vec<(u64, Outcome)>),
+    /// One for each publication taken by `try_publish`, in the order of becoming certain.
+    Outcomes(Vec<Answered>),
     /// The thread has ended by itself (a panic, or a connection that could not be got rid of). No more outcomes will
     /// come: treat what is unanswered as `Lost`, and start a new publisher or, better, a new process.
     Died(String),
+}
+
+/// What became of one publication.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answered {
+    pub handle: u64,
+    pub outcome: Outcome,
+    /// When the answer was here: it may have been noticed later. Without an answer, when that was certain.
+    pub at: Instant,
+}
+
+impl Answered {
+    pub(crate) fn now(handle: u64, outcome: Outcome) -> Self {
+        let at = Instant::now();
+        Self { handle, outcome, at }
+    }
 }
 
 /// After a failure the state stays `Down`, with the newest reason, until `Connected`.
@@ -386,29 +402,41 @@ mod tests {
         unsafe { libc::poll(&mut poll, 1, 0) == 1 }
     }
 
+    fn answered(handle: u64, outcome: Outcome) -> Event {
+        Event::Outcomes(vec![Answered::now(handle, outcome)])
+    }
+
+    /// Handles of each event that brings outcomes.
+    fn handles(events: &[Event]) -> Vec<Vec<u64>> {
+        let outcomes = events.iter().filter_map(|event| match event {
+            Event::Outcomes(outcomes) => Some(outcomes),
+            _ => None,
+        });
+        outcomes
+            .map(|some| some.iter().map(|answered| answered.handle).collect())
+            .collect()
+    }
+
     #[test]
     fn outcomes_are_merged_and_the_bell_rings_until_it_is_silenced() {
         let shared = Shared::new(Bell::new().unwrap());
         assert!(!rings(&shared));
-        shared.push(Event::Outcomes(vec![(1, Outcome::Confirmed)]));
-        shared.push(Event::Outcomes(vec![(2, Outcome::Nacked)]));
+        shared.push(answered(1, Outcome::Confirmed));
+        shared.push(answered(2, Outcome::Nacked));
         assert!(rings(&shared));
         shared.bell.silence();
-        assert_eq!(
-            shared.take().0,
-            [Event::Outcomes(vec![(1, Outcome::Confirmed), (2, Outcome::Nacked)])]
-        );
+        assert_eq!(handles(&shared.take().0), [[1, 2]]);
         assert!(!rings(&shared));
     }
 
     #[test]
     fn states_are_bounded_by_dropping_the_oldest_and_outcomes_are_never_dropped() {
         let shared = Shared::new(Bell::new().unwrap());
-        shared.push(Event::Outcomes(vec![(1, Outcome::Confirmed)]));
+        shared.push(answered(1, Outcome::Confirmed));
         (0..QUEUED_STATES_MAX + 5).for_each(|n| shared.push(state(n)));
         let (events, _) = shared.take();
         assert_eq!(events.len(), QUEUED_STATES_MAX + 1);
-        assert_eq!(events[0], Event::Outcomes(vec![(1, Outcome::Confirmed)]));
+        assert_eq!(handles(&events), [[1]]);
         assert_eq!(events[1], state(5));
     }
 }

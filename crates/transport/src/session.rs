@@ -5,8 +5,8 @@
 
 use crate::amqp::{self, Fault, Link};
 use crate::config::AmqpConfig;
-use crate::guard::Wire;
-use crate::publisher::{ConnectionState, DownReason};
+use crate::guard::{LastBytes, Wire};
+use crate::publisher::{Answered, ConnectionState, DownReason};
 use crate::publisher_thread::{Intake, StopBy};
 use crate::returns::{Answer, Returned, Returns, Verdict};
 use crate::sendable::Sendable;
@@ -121,7 +121,9 @@ struct Session<'a> {
     unwritten: std::rc::Rc<Cell<usize>>,
     answers: Vec<LapinAnswer>,
     returns: Returns,
-    outcomes: Vec<(u64, Outcome)>,
+    /// A confirm is noticed later than it came, but it came no later than this.
+    last_bytes: LastBytes,
+    outcomes: Vec<Answered>,
     blocked: bool,
     /// Confirm timeouts count from here, if later than the publish.
     timeouts_from: Instant,
@@ -145,6 +147,7 @@ impl<'a> Session<'a> {
             unwritten: std::rc::Rc::default(),
             answers: Vec::new(),
             returns: Returns::default(),
+            last_bytes: link.last_bytes.clone(),
             outcomes: Vec::new(),
             blocked: link.connection.status().blocked(),
             timeouts_from: Instant::now(),
@@ -190,7 +193,7 @@ impl<'a> Session<'a> {
             (publication.exchange != self.config.exchange).then(|| publication.exchange.as_str().to_owned());
         let sendable = match Sendable::build(publication, self.frame_bytes_max) {
             Ok(sendable) => sendable,
-            Err(reason) => return self.outcomes.push((handle, Outcome::Refused { reason })),
+            Err(reason) => return self.outcomes.push(Answered::now(handle, Outcome::Refused { reason })),
         };
         let seq = self.next_seq;
         self.next_seq += 1;
@@ -252,10 +255,15 @@ impl<'a> Session<'a> {
         if answers.is_empty() {
             return;
         }
+        let at = self.last_bytes.at();
         for (seq, verdict) in self.returns.drained(answers) {
             let Some(open) = self.open.remove(&seq) else { continue };
             self.open_bytes -= open.body_bytes;
-            self.outcomes.push((open.handle, outcome(verdict)));
+            self.outcomes.push(Answered {
+                handle: open.handle,
+                outcome: outcome(verdict),
+                at,
+            });
         }
     }
 
@@ -329,7 +337,7 @@ impl<'a> Session<'a> {
             reason: reason.to_owned(),
         };
         self.outcomes
-            .extend(self.waiting.drain(..).map(|p| (p.handle, lost.clone())));
+            .extend(self.waiting.drain(..).map(|p| Answered::now(p.handle, lost.clone())));
     }
 
     /// The most telling account of what ended this connection. The first one often only says that it has ended.
@@ -364,10 +372,10 @@ impl<'a> Session<'a> {
                 () if fault.reason == DownReason::Timeout && self.is_overdue(&open) => Outcome::TimedOut,
                 () => lost.clone(),
             };
-            self.outcomes.push((open.handle, outcome));
+            self.outcomes.push(Answered::now(open.handle, outcome));
         }
         self.outcomes
-            .extend(self.waiting.drain(..).map(|p| (p.handle, lost.clone())));
+            .extend(self.waiting.drain(..).map(|p| Answered::now(p.handle, lost.clone())));
     }
 }
 

@@ -5,7 +5,8 @@ pub mod peer;
 pub mod receiver;
 
 use outbox_transport::{
-    AmqpConfig, Bell, ConnectionState, Event, Outcome, Properties, Publication, Publisher, Secret, TransportConfig,
+    AmqpConfig, Answered, Bell, ConnectionState, Event, Outcome, Properties, Publication, Publisher, Secret,
+    TransportConfig,
 };
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ pub const DEADLINE: Duration = Duration::from_secs(30);
 pub struct Desk {
     pub publisher: Publisher,
     pub outcomes: HashMap<u64, Outcome>,
+    pub answered_at: HashMap<u64, Instant>,
     pub states: Vec<ConnectionState>,
     pub died: Option<String>,
 }
@@ -27,6 +29,7 @@ impl Desk {
         Self {
             publisher,
             outcomes: HashMap::new(),
+            answered_at: HashMap::new(),
             states: Vec::new(),
             died: None,
         }
@@ -40,9 +43,10 @@ impl Desk {
                 Event::State(state) => self.states.push(state),
                 Event::Died(text) => self.died = Some(text),
                 Event::Outcomes(outcomes) => {
-                    for (handle, outcome) in outcomes {
+                    for Answered { handle, outcome, at } in outcomes {
                         let before = self.outcomes.insert(handle, outcome);
                         assert_eq!(before, None, "two outcomes for {handle}");
+                        self.answered_at.insert(handle, at);
                     }
                 }
             }
