@@ -10,7 +10,7 @@ use crate::pg::txn::{self, Durability, Failure};
 use crate::ports::{STATEMENT_TIMEOUT_MS, Shared, Tables, in_transaction};
 use crate::shmem;
 use crate::store::{Described, Settlement, Store, now_us};
-use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Express, Held, Sharing, Tally};
+use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Express, Held, Listen, Sharing, Tally};
 use outbox_core::message::{Event, Outcome, Pointer, Text};
 use outbox_core::minutes::Took;
 use outbox_core::pace::Pace;
@@ -308,6 +308,17 @@ impl Destination {
             let at_ms = now_ms.saturating_sub(age.as_millis() as u64);
             self.engine.conclude(handle, &outcome, &rules, at_ms, now_us as u64);
         }
+    }
+
+    /// Before each wait: which answers end it. Returns how long it may be.
+    pub fn listen(&mut self, common: &Common, wait_ms: u32) -> u32 {
+        let has_room = self.tick(common).has_room();
+        let listen = match common.leaves_by {
+            None => self.engine.listen(common.now_ms(), has_room),
+            Some(_) => Listen::TO_EACH,
+        };
+        self.broker.listen(listen.confirms);
+        listen.comes_by_in_ms.map_or(wait_ms, |ms| wait_ms.min(ms as u32))
     }
 
     /// Before a claim: what goes back, or would make the window too large. What is published can wait a little.

@@ -202,6 +202,13 @@ impl Broker {
         });
     }
 
+    /// Before each wait: so many confirms wake this worker, at most.
+    pub fn listen(&self, confirms: usize) {
+        if let Some(publisher) = &self.publisher {
+            publisher.listen(confirms);
+        }
+    }
+
     /// Takes what the publisher has to say: outcomes are returned, states remembered. `died` is true when the thread is
     /// gone and whatever it held with it; also when its certificates were renewed, and another is to take its place.
     pub fn take(&mut self, now: Instant) -> (Outcomes, bool) {

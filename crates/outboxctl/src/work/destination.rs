@@ -248,6 +248,19 @@ impl Destination {
         }
     }
 
+    /// Before each wait: how soon answers are to be looked for, if any are to come. No bell ends the wait, for it is in the
+    /// server; so with `patience` where a worker in the server would be woken by them.
+    pub fn listen(&mut self, common: &Common, patience: Duration) -> Option<Duration> {
+        let has_room = self.tick(common).has_room();
+        let listen = self.engine.listen(common.now_ms(), has_room);
+        self.broker.listen(listen.confirms);
+        match listen.comes_by_in_ms {
+            Some(ms) if has_room => Some(Duration::from_millis(ms)),
+            Some(_) => Some(patience),
+            None => self.awaits().then_some(patience),
+        }
+    }
+
     /// Before a claim: what goes back, or would make the window too large. What is published can wait a little.
     pub fn settle_what_must_be(&mut self, common: &Common) -> Result<(), Trouble> {
         let is_off = !self.may_deliver(common) || (common.rests && !self.once);
