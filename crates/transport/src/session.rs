@@ -12,7 +12,7 @@ use crate::returns::{Answer, Returned, Returns, Verdict};
 use crate::sendable::Sendable;
 use crate::{Outcome, Publication};
 use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt, Stream, StreamExt};
+use futures_util::{Stream, StreamExt};
 use lapin::message::BasicReturnMessage;
 use lapin::options::BasicPublishOptions;
 use lapin::{Channel, Confirmation, Event as LapinEvent};
@@ -20,7 +20,9 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll, Waker};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -232,17 +234,7 @@ impl<'a> Session<'a> {
 
     /// Takes every answer that lapin has resolved so far: the complete drain that `returns` asks for.
     fn drain(&mut self) {
-        // Woken attempts wait in a first-in-first-out queue, in the order in which lapin's one thread resolved them, so
-        // an empty queue means that nothing resolved earlier is left. A `None` alone does not mean empty:
-        // FuturesUnordered also pauses after a round of attempts that were not ready; then it is asked once more.
-        let mut pauses = 0;
-        while pauses < 2 {
-            match self.attempts.next().now_or_never() {
-                Some(Some(answer)) => self.answers.push(answer),
-                Some(None) => break,
-                None => pauses += 1,
-            }
-        }
+        take_ready(&mut self.attempts, &mut self.answers);
         let mut answers = Vec::with_capacity(self.answers.len());
         for (seq, result) in std::mem::take(&mut self.answers) {
             match result {
@@ -379,6 +371,38 @@ impl<'a> Session<'a> {
     }
 }
 
+/// Asks until the queue of FuturesUnordered is empty. An attempt is in that queue from the start, and again from when lapin
+/// has woken it, whether somebody listened or not; else lapin has its waker. So when it is found empty, all is taken that was
+/// resolved before.
+fn take_ready<F: Future + Unpin>(attempts: &mut FuturesUnordered<F>, into: &mut Vec<F::Output>) {
+    // FuturesUnordered is also pending when it pauses, after a round of attempts that were not ready or were woken as it
+    // asked them. Then it wakes whoever asked.
+    let called = Arc::new(Called::default());
+    let waker = Waker::from(Arc::clone(&called));
+    loop {
+        match attempts.poll_next_unpin(&mut Context::from_waker(&waker)) {
+            Poll::Ready(Some(answer)) => into.push(answer),
+            Poll::Ready(None) => return,
+            Poll::Pending if called.0.swap(false, Ordering::Relaxed) => {}
+            Poll::Pending => return,
+        }
+    }
+}
+
+/// Wakes nobody, and remembers that it should have.
+#[derive(Default)]
+struct Called(AtomicBool);
+
+impl Wake for Called {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// One message: into lapin's buffer at the first poll, done when the broker has answered.
 async fn attempt(channel: &Channel, seq: u64, message: Sendable, unwritten: std::rc::Rc<Cell<usize>>) -> LapinAnswer {
     // Mandatory: an unroutable message comes back instead of vanishing behind an ack.
@@ -457,6 +481,29 @@ mod tests {
             body_bytes,
             other_exchange: other_exchange.map(Into::into),
         }
+    }
+
+    #[test]
+    fn a_drain_takes_what_is_ready_also_from_behind_what_is_woken_while_it_is_asked() {
+        let mut attempts: FuturesUnordered<Pin<Box<dyn Future<Output = u32>>>> = FuturesUnordered::new();
+        for n in 0..10 {
+            let mut polls = 0;
+            attempts.push(Box::pin(poll_fn(move |cx| {
+                polls += 1;
+                match n == 9 || polls > 3 {
+                    true => Poll::Ready(n),
+                    false => {
+                        cx.waker().wake_by_ref(); // as lapin's thread may, in just that moment
+                        Poll::Pending
+                    }
+                }
+            })));
+        }
+        attempts.push(Box::pin(std::future::pending()));
+        let mut taken = Vec::new();
+        take_ready(&mut attempts, &mut taken);
+        taken.sort_unstable();
+        assert_eq!((taken, attempts.len()), ((0..10).collect(), 1));
     }
 
     #[test]
