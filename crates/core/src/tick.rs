@@ -1,6 +1,6 @@
 //! Whether a worker's pass claims, and how long the worker sleeps before the next. Called by the worker's main thread.
 //!
-//! No pass needs a wake: one that comes only cuts the sleep short, and so does an outcome.
+//! No pass needs a wake: one that comes only cuts the sleep short, and so does an outcome that somebody waits for.
 
 /// What a worker knows at this point of its loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

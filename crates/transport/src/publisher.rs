@@ -405,6 +405,11 @@ impl Shared {
         self.tell(inbox);
     }
 
+    /// Called on the publisher thread.
+    pub(crate) fn is_main_patient(&self) -> bool {
+        self.inbox().listens_for > 1
+    }
+
     fn take(&self) -> (Vec<Event>, u64) {
         let mut inbox = self.inbox();
         (inbox.take(), inbox.failures)

@@ -137,6 +137,11 @@ impl Intake<'_> {
         }
     }
 
+    /// Whether main lets confirms wait.
+    pub(crate) fn is_main_patient(&self) -> bool {
+        self.shared.is_main_patient()
+    }
+
     pub(crate) fn say_state(&self, state: ConnectionState) {
         self.shared.push(Event::State(state));
     }

@@ -1,7 +1,8 @@
 //! One connection's time of use: publish within the window, collect confirms and returns, time out, give up.
 //!
 //! Runs on the publisher thread, from `Connected` to `Down`. A pipeline without barriers: batches follow each other on
-//! one channel in order, and an outcome is reported as soon as it is certain.
+//! one channel in order, and an outcome is reported as soon as it is certain; with few under way, and a worker that lets
+//! confirms wait, as soon as it is looked for.
 
 use crate::amqp::{self, Fault, Link};
 use crate::config::AmqpConfig;
@@ -34,6 +35,14 @@ const WINDOW_BYTES_MAX: usize = 64 << 20;
 /// For the confirms that are on their way when told to stop: each one spares a duplicate at the next start.
 const STOP_GRACE_MAX: Duration = Duration::from_secs(5);
 
+/// With no more than this under way, answers are looked for by time. Below UNWRITTEN_MAX: what is written is noticed no earlier
+/// either, and counts as unwritten until then.
+const FEW_MAX: usize = 32;
+/// How long after the first of them was published.
+const LOOK_AFTER: Duration = Duration::from_millis(2);
+/// A peer that takes longer to answer is not looked at in vain again and again: its answers wake.
+const QUICK: Duration = Duration::from_millis(5);
+
 /// Why the session is over.
 pub(crate) enum Ended {
     Stopped(StopBy),
@@ -50,6 +59,7 @@ pub(crate) async fn serve(link: &Link, wire: Option<&mut Wire>, config: &AmqpCon
         }
     });
     let mut timer = pin!(sleep_until(Instant::now()));
+    let mut look = pin!(sleep_until(Instant::now()));
     let mut session = Session::new(link, config);
     let mut stop = None;
     loop {
@@ -64,6 +74,10 @@ pub(crate) async fn serve(link: &Link, wire: Option<&mut Wire>, config: &AmqpCon
         if session.arm_timer() {
             timer.as_mut().reset(session.next_timeout());
         }
+        let is_quiet = stop.is_none() && intake.is_main_patient() && session.has_few_open();
+        if is_quiet && session.arm_look() {
+            look.as_mut().reset(Instant::now() + LOOK_AFTER);
+        }
         let want_batch = stop.is_none() && session.waiting.is_empty() && session.has_room();
         // A loop that always finds work must still let the runtime poll the socket for lapin.
         tokio::task::coop::consume_budget().await;
@@ -72,6 +86,7 @@ pub(crate) async fn serve(link: &Link, wire: Option<&mut Wire>, config: &AmqpCon
             () = &mut thread_ended => session.break_off(0, Fault::new(DownReason::Closed, "the connection has ended")),
             Some(event) = events.next() => session.hear(event, intake),
             () = timer.as_mut(), if session.timer_armed => session.timer_fired(stop.is_some()),
+            () = look.as_mut(), if session.look_armed => session.look_armed = false,
             next = intake.next_or_stop(want_batch), if stop.is_none() => match next {
                 Ok(handed) => session.waiting = intake.accept(handed).unwrap_or_default().into(),
                 Err(order) => {
@@ -79,7 +94,7 @@ pub(crate) async fn serve(link: &Link, wire: Option<&mut Wire>, config: &AmqpCon
                     session.begin_stop(order);
                 }
             },
-            () = session.progress() => {}
+            () = session.progress(), if !is_quiet => {}
         }
     }
     let ended = match (session.find_cause(events).await, stop) {
@@ -130,6 +145,7 @@ struct Session<'a> {
     /// Confirm timeouts count from here, if later than the publish.
     timeouts_from: Instant,
     timer_armed: bool,
+    look_armed: bool,
     stop_at: Option<Instant>,
     /// The first end of this connection, replaced by a more eloquent account of it.
     broken: Option<(u8, Fault)>,
@@ -154,6 +170,7 @@ impl<'a> Session<'a> {
             blocked: link.connection.status().blocked(),
             timeouts_from: Instant::now(),
             timer_armed: false,
+            look_armed: false,
             stop_at: None,
             broken: None,
         }
@@ -215,6 +232,24 @@ impl<'a> Session<'a> {
             Poll::Ready(answer) => self.answers.push(answer),
             Poll::Pending => self.attempts.push(attempt),
         }
+    }
+
+    /// Whether nothing depends on when answers are noticed. Then nobody asks `attempts` with a waker of this thread: a message
+    /// would wake it when it is written, and when it is confirmed. They are drained as others are published, and by time.
+    fn has_few_open(&self) -> bool {
+        let few = FEW_MAX.min(self.config.window / 8);
+        let is_young = |open: &Open| open.started.elapsed() < QUICK;
+        self.open.len() <= few
+            && self.waiting.is_empty()
+            && self.has_room() // a batch is taken as it comes
+            && self.open.first_key_value().is_none_or(|(_, oldest)| is_young(oldest))
+    }
+
+    /// True if the look has to be timed. A thread with nothing open sleeps.
+    fn arm_look(&mut self) -> bool {
+        let arm = !self.look_armed && !self.open.is_empty();
+        self.look_armed |= arm;
+        arm
     }
 
     /// Ready when there is an answer to drain, or room for what waits, here or in the queue.

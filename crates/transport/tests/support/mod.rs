@@ -38,6 +38,11 @@ impl Desk {
     /// Takes what has been said, without waiting.
     pub fn collect(&mut self) {
         self.publisher.bell().silence();
+        self.take();
+    }
+
+    /// The same, and the bell rings on if it has rung.
+    pub fn take(&mut self) {
         for event in self.publisher.drain() {
             match event {
                 Event::State(state) => self.states.push(state),
@@ -77,6 +82,26 @@ impl Desk {
             // SAFETY: one live pollfd.
             unsafe { libc::poll(&mut poll, 1, left.as_millis() as i32) };
         }
+    }
+
+    /// Waits as a worker that comes by itself.
+    pub fn until_lying(&mut self, count: usize) {
+        let deadline = Instant::now() + DEADLINE;
+        while self.outcomes.len() < count {
+            assert!(Instant::now() < deadline, "{} outcomes", self.outcomes.len());
+            self.take();
+            std::thread::yield_now();
+        }
+    }
+
+    pub fn rings(&self) -> bool {
+        let mut poll = libc::pollfd {
+            fd: self.publisher.bell().fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one live pollfd.
+        unsafe { libc::poll(&mut poll, 1, 0) == 1 }
     }
 
     pub fn until_connected(&mut self) {
