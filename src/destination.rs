@@ -10,7 +10,7 @@ use crate::pg::txn::{self, Durability, Failure};
 use crate::ports::{STATEMENT_TIMEOUT_MS, Shared, Tables, in_transaction};
 use crate::shmem;
 use crate::store::{Described, Settlement, Store, now_us};
-use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Express, Held, Sharing, Tally};
+use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Express, Held, Listen, Sharing, Tally};
 use outbox_core::message::{Event, Outcome, Pointer, Text};
 use outbox_core::minutes::Took;
 use outbox_core::pace::Pace;
@@ -18,9 +18,9 @@ use outbox_core::partition::Partition;
 use outbox_core::route::{Template, TransportKind};
 use outbox_core::settle::{Disposition, Ended, Rules};
 use outbox_core::tick::{self, TickState};
-use outbox_transport::Bell;
 use outbox_transport::broker::{Broker, Outcomes, Status};
 use outbox_transport::target::{Target, Transport, described};
+use outbox_transport::{Answered, Bell};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
@@ -291,7 +291,10 @@ impl Destination {
 
     fn conclude_all(&mut self, common: &Common, outcomes: Outcomes) {
         let (now_ms, now_us, rules) = (common.now_ms(), now_us(), self.rules(common));
-        for (handle, outcome) in outcomes {
+        let now = Instant::now();
+        for Answered { handle, outcome, at } in outcomes {
+            let age = now.saturating_duration_since(at);
+            let at_us = now_us - age.as_micros() as i64;
             self.proven |= matches!(
                 outcome,
                 Outcome::Confirmed | Outcome::Failed { .. } | Outcome::Refused { .. }
@@ -299,11 +302,23 @@ impl Destination {
             if outcome == Outcome::Confirmed
                 && let Some(pointer) = self.engine.pointer(handle)
             {
-                self.figures.confirmed(pointer.enqueued_at_us, now_us);
-                self.took.note(now_us.saturating_sub(pointer.enqueued_at_us));
+                self.figures.confirmed(pointer.enqueued_at_us, at_us);
+                self.took.note(at_us.saturating_sub(pointer.enqueued_at_us));
             }
-            self.engine.conclude(handle, &outcome, &rules, now_ms, now_us as u64);
+            let at_ms = now_ms.saturating_sub(age.as_millis() as u64);
+            self.engine.conclude(handle, &outcome, &rules, at_ms, now_us as u64);
         }
+    }
+
+    /// Before each wait: which answers end it. Returns how long it may be.
+    pub fn listen(&mut self, common: &Common, wait_ms: u32) -> u32 {
+        let has_room = self.tick(common).has_room();
+        let listen = match common.leaves_by {
+            None => self.engine.listen(common.now_ms(), has_room),
+            Some(_) => Listen::TO_EACH,
+        };
+        self.broker.listen(listen.confirms);
+        listen.comes_by_in_ms.map_or(wait_ms, |ms| wait_ms.min(ms as u32))
     }
 
     /// Before a claim: what goes back, or would make the window too large. What is published can wait a little.

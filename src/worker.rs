@@ -15,7 +15,7 @@ use crate::ports::{Shared, held_transaction, in_transaction, remember_table};
 use crate::store::{Described, Store};
 use crate::upkeep::Upkeep;
 use crate::{figures, launcher, registry, shmem};
-use outbox_core::engine::{Errand, Held, Sharing};
+use outbox_core::engine::{Errand, Held, Listen, Sharing};
 use outbox_core::lease;
 use outbox_core::partition::{Partition, PartitionCount};
 use outbox_core::settle::Ended;
@@ -81,7 +81,7 @@ pub fn main(argument: u64) -> ! {
             signals::exit(0);
         }
         if !signals::asked_to_end() {
-            worker.waits.wait(i64::from(wait_ms));
+            worker.wait(wait_ms);
         }
         if signals::asked_to_end() {
             worker.finish();
@@ -271,6 +271,15 @@ impl Worker {
         }
         self.answer();
         wait_ms
+    }
+
+    /// Until something calls: a wake, an answer that somebody waits for, or the time.
+    fn wait(&mut self, wait_ms: u32) {
+        let destinations = self.destinations.iter_mut();
+        let wait_ms = destinations.fold(wait_ms, |wait_ms, destination| {
+            destination.listen(&self.common, wait_ms)
+        });
+        self.waits.wait(i64::from(wait_ms));
     }
 
     /// Tells of this pass, if it did something.
@@ -657,6 +666,9 @@ impl Worker {
     fn finish(&mut self) {
         let deadline = Instant::now() + LAST_OUTCOMES;
         let awaits = |destination: &Destination| destination.outstanding() > 0 && destination.broker.is_connected();
+        for destination in &self.destinations {
+            destination.broker.listen(Listen::TO_EACH.confirms);
+        }
         while self.destinations.iter().any(awaits) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {

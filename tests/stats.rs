@@ -196,6 +196,22 @@ fn percentiles_tell_how_long_messages_took() {
 }
 
 #[test]
+fn a_message_took_until_its_confirm_came_not_until_its_worker_came_by() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    for count in 1..=20 {
+        publish(&cluster, "default", "T", 1);
+        wait_published(&cluster, count);
+    }
+    let median: f64 = cluster.query_one(
+        DB,
+        "select p50_ms::float8 from outbox_destination_status where destination = 'default'",
+    );
+    assert!(median < 15.0, "{median}: nobody waits for a confirm for 25 ms");
+}
+
+#[test]
 fn a_server_that_was_dropped_leaves_no_figures_behind() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);

@@ -25,6 +25,8 @@ use asked::Asked;
 pub use asked::{Errand, Tally};
 use in_hand::InHand;
 use lanes::Lanes;
+use listen::Answers;
+pub use listen::Listen;
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Published messages wait so long to be settled together, in ms, unless there are many: each settle waits for the disk,
@@ -208,6 +210,7 @@ pub struct Engine<P> {
     /// What a session wants to know of, and how far it lets this go.
     asked: Asked,
     in_hand: InHand,
+    answers: Answers,
 }
 
 impl<P: Clone> Engine<P> {
@@ -242,6 +245,7 @@ impl<P: Clone> Engine<P> {
             sweep_at_ms: 0,
             asked: Asked::default(),
             in_hand: InHand::default(),
+            answers: Answers::default(),
         }
     }
 
@@ -343,6 +347,7 @@ impl<P: Clone> Engine<P> {
         }
         self.with_publisher = self.with_publisher.saturating_sub(1);
         self.alone = self.alone.filter(|alone| *alone != handle);
+        self.answers.over(handle);
         self.end(handle, outcome, rules, seed);
     }
 
@@ -355,6 +360,7 @@ impl<P: Clone> Engine<P> {
             if !held_back.is_empty() {
                 self.ready.retain(|handle| !held_back.contains(handle));
             }
+            self.answers.await_those(self.gates.unanswered_beside(handle));
         }
         let messages = &self.messages;
         let ended = self
@@ -394,6 +400,7 @@ impl<P: Clone> Engine<P> {
         self.gates.forget_sent();
         self.with_publisher = 0;
         self.alone = None;
+        self.answers.all_over();
         let mut handles: Vec<Handle> = self.messages.keys().copied().collect();
         handles.sort_unstable();
         self.release(handles, reason);
@@ -790,5 +797,6 @@ mod expiry;
 mod hand_over;
 mod in_hand;
 mod leases;
+mod listen;
 #[cfg(test)]
 mod tests;

@@ -224,6 +224,20 @@ impl Gates {
         self.sent.contains_key(&handle)
     }
 
+    /// Whether it goes alone, the first of a key that is closed.
+    pub fn is_first(&self, handle: Handle) -> bool {
+        let state = self.sent.get(&handle).and_then(|key| self.keys.get(key));
+        state.is_some_and(|state| matches!(state.gate, Gate::Closed { .. }))
+    }
+
+    /// Those of its key that are with the publisher as well, and have no answer yet.
+    pub fn unanswered_beside(&self, handle: Handle) -> impl Iterator<Item = Handle> {
+        let state = self.sent.get(&handle).and_then(|key| self.keys.get(key));
+        let run = state.into_iter().flat_map(|state| &state.run);
+        run.filter(move |sent| sent.handle != handle && sent.outcome.is_none())
+            .map(|sent| sent.handle)
+    }
+
     /// A message failed, or is about to be concluded so: those behind it that are still `unsent` are parked, and returned.
     pub fn hold_back(&mut self, handle: Handle, unsent: impl Fn(Handle) -> bool) -> Vec<Handle> {
         let Some(state) = self.sent.get(&handle).and_then(|key| self.keys.get_mut(key)) else {

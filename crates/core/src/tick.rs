@@ -1,6 +1,6 @@
 //! Whether a worker's pass claims, and how long the worker sleeps before the next. Called by the worker's main thread.
 //!
-//! No pass needs a wake: one that comes only cuts the sleep short, and so does an outcome.
+//! No pass needs a wake: one that comes only cuts the sleep short, and so does an outcome that somebody waits for.
 
 /// What a worker knows at this point of its loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,16 +36,26 @@ pub struct Next {
     pub wait_ms: u32,
 }
 
+impl TickState {
+    fn free(&self) -> usize {
+        self.window.saturating_sub(self.outstanding)
+    }
+
+    /// Whether so much of the window is free that it may claim. Not for every slot that frees: near a full window that would
+    /// be a transaction for a row or two.
+    pub fn has_room(&self) -> bool {
+        let free = self.free();
+        free > 0 && (free >= self.window.div_ceil(8) || self.outstanding == 0)
+    }
+}
+
 pub fn next(state: &TickState) -> Next {
-    let free = state.window.saturating_sub(state.outstanding);
-    // Not for every slot that frees: near a full window that would be a transaction for a row or two.
     let may_claim = state.enabled
         && state.connected
         && !state.blocked
         && state.owned_partitions > 0
         && state.queue_has_room
-        && free > 0
-        && (free >= state.window.div_ceil(8) || state.outstanding == 0);
+        && state.has_room();
     if !may_claim {
         // Even if woken or with rows left: what stands in the way does not go away by looking again at once.
         return Next {
@@ -53,7 +63,7 @@ pub fn next(state: &TickState) -> Next {
             wait_ms: state.idle_backoff_ms.max(1),
         };
     }
-    let free_slots = u32::try_from(free).unwrap_or(u32::MAX);
+    let free_slots = u32::try_from(state.free()).unwrap_or(u32::MAX);
     let wait_ms = if state.last_claim_was_full || state.woken {
         0
     } else {

@@ -127,7 +127,7 @@ fn run(publisher: &mut Publisher, count: usize) {
         publisher.bell().silence();
         for event in publisher.drain() {
             if let Event::Outcomes(outcomes) = event {
-                assert!(outcomes.iter().all(|(_, outcome)| *outcome == Outcome::Confirmed));
+                assert!(outcomes.iter().all(|o| o.outcome == Outcome::Confirmed));
                 done += outcomes.len();
             }
         }

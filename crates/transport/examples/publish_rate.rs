@@ -135,7 +135,7 @@ fn confirmed(events: Vec<Event>) -> usize {
     let mut count = 0;
     for event in events {
         if let Event::Outcomes(outcomes) = event {
-            assert!(outcomes.iter().all(|(_, o)| *o == Outcome::Confirmed));
+            assert!(outcomes.iter().all(|o| o.outcome == Outcome::Confirmed));
             count += outcomes.len();
         }
     }

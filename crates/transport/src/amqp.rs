@@ -4,7 +4,7 @@
 //! several releases.
 
 use crate::config::{AmqpConfig, ExchangeType};
-use crate::guard::{FRAME_BYTES_MAX, GuardedStream, Kit, Socket, ThreadMark, Wire};
+use crate::guard::{FRAME_BYTES_MAX, GuardedStream, Kit, LastBytes, Socket, ThreadMark, Wire};
 use crate::publisher::DownReason;
 use crate::tls::{self, Asked, Tls};
 use lapin::options::{ConfirmSelectOptions, ExchangeDeclareOptions};
@@ -50,6 +50,7 @@ pub(crate) struct Link {
     pub(crate) connection: Connection,
     pub(crate) channel: Channel,
     pub(crate) frame_bytes_max: usize,
+    pub(crate) last_bytes: LastBytes,
 }
 
 /// Connects and checks. `wire` is filled as soon as there is a socket, so that the caller can cut it whatever happens:
@@ -85,6 +86,7 @@ pub(crate) async fn connect(config: &AmqpConfig, wire: &mut Option<Wire>) -> Res
 
 async fn set_up(config: &AmqpConfig, asked: &Asked, stream: GuardedStream, mark: ThreadMark) -> Result<Link, Fault> {
     let limit = config.connect_timeout;
+    let last_bytes = stream.last_bytes();
     let connection = within(limit, "the AMQP handshake", handshake(config, stream, mark))
         .await
         .map_err(|fault| blame_certificate(config, asked, fault))?;
@@ -97,6 +99,7 @@ async fn set_up(config: &AmqpConfig, asked: &Asked, stream: GuardedStream, mark:
         connection,
         channel,
         frame_bytes_max,
+        last_bytes,
     })
 }
 

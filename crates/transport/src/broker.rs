@@ -3,7 +3,7 @@
 
 use crate::target::{Amqp, Certificates, Http, Password, Pem, Target, Transport};
 use crate::{
-    AmqpConfig, Bell, ClientCertificate, ConnectionState, Deadline, DownReason, Event, HttpConfig, Outcome,
+    AmqpConfig, Answered, Bell, ClientCertificate, ConnectionState, Deadline, DownReason, Event, HttpConfig,
     Publication, Publisher, Secret, Tls, TlsError, TlsPart, TransportConfig,
 };
 use outbox_core::engine::Engine;
@@ -23,8 +23,8 @@ pub struct Status {
     pub detail: Option<String>,
 }
 
-/// What the broker said, by the handle of the message.
-pub type Outcomes = Vec<(u64, Outcome)>;
+/// What the broker said.
+pub type Outcomes = Vec<Answered>;
 
 pub struct Broker {
     /// Or why there is none.
@@ -200,6 +200,13 @@ impl Broker {
             }
             later
         });
+    }
+
+    /// Before each wait: so many confirms wake this worker, at most.
+    pub fn listen(&self, confirms: usize) {
+        if let Some(publisher) = &self.publisher {
+            publisher.listen(confirms);
+        }
     }
 
     /// Takes what the publisher has to say: outcomes are returned, states remembered. `died` is true when the thread is

@@ -18,6 +18,8 @@ use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::AsFd;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead as TokioRead, AsyncWrite as TokioWrite, ReadBuf};
@@ -43,6 +45,33 @@ pub(crate) struct Wire {
     thread_ended: oneshot::Receiver<()>,
 }
 
+/// When bytes came in last. Noted by lapin's I/O thread, read by the publisher thread.
+#[derive(Clone, Debug)]
+pub(crate) struct LastBytes {
+    base: Instant,
+    /// µs after `base`. Who has seen what the bytes led to, by way of lapin, sees the note as well: that needs no ordering of
+    /// our own.
+    noted_us: Arc<AtomicU64>,
+}
+
+impl LastBytes {
+    fn new() -> Self {
+        Self {
+            base: Instant::now(),
+            noted_us: Arc::default(),
+        }
+    }
+
+    fn note(&self) {
+        let us = self.base.elapsed().as_micros() as u64;
+        self.noted_us.store(us, Ordering::Relaxed);
+    }
+
+    pub(crate) fn at(&self) -> Instant {
+        self.base + Duration::from_micros(self.noted_us.load(Ordering::Relaxed))
+    }
+}
+
 /// Dropped by lapin's I/O thread at its end.
 pub(crate) struct ThreadMark(#[expect(dead_code, reason = "its drop is the message")] oneshot::Sender<()>);
 
@@ -53,6 +82,7 @@ impl Wire {
         let guarded = GuardedStream {
             inner: stream,
             frames: FrameGuard::default(),
+            last_bytes: LastBytes::new(),
         };
         Ok((Self { socket, thread_ended }, guarded, ThreadMark(mark)))
     }
@@ -199,6 +229,7 @@ impl Socket {
 pub(crate) struct GuardedStream {
     inner: Socket,
     frames: FrameGuard,
+    last_bytes: LastBytes,
 }
 
 trait ReadWrite: TokioRead + TokioWrite + Unpin {}
@@ -206,6 +237,10 @@ trait ReadWrite: TokioRead + TokioWrite + Unpin {}
 impl<T: TokioRead + TokioWrite + Unpin> ReadWrite for T {}
 
 impl GuardedStream {
+    pub(crate) fn last_bytes(&self) -> LastBytes {
+        self.last_bytes.clone()
+    }
+
     fn inner(&mut self) -> Pin<&mut dyn ReadWrite> {
         match &mut self.inner {
             Socket::Plain(tcp) => Pin::new(tcp),
@@ -219,6 +254,9 @@ impl AsyncRead for GuardedStream {
         let mut read = ReadBuf::new(buf);
         ready!(self.inner().poll_read(cx, &mut read))?;
         self.frames.accept(read.filled())?;
+        if !read.filled().is_empty() {
+            self.last_bytes.note();
+        }
         Poll::Ready(Ok(read.filled().len()))
     }
 }
@@ -301,6 +339,8 @@ impl Reactor for Kit {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::future::poll_fn;
+    use std::io::Write;
 
     fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
         let mut frame = vec![kind, 0, 1];
@@ -371,6 +411,42 @@ mod tests {
         assert!(verdict(b"AMQP\0\0\x08\0", 1).unwrap_err().to_string().contains("0-9-1"));
         let alert = b"\x15\x03\x03\0\x02\x02\x46";
         assert!(verdict(alert, 100).unwrap_err().to_string().contains("amqps://"));
+    }
+
+    #[test]
+    fn only_bytes_that_came_in_are_noted() {
+        let (ours, mut theirs) = pair();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let stream = Socket::Plain(TcpStream::from_std(ours).unwrap());
+            let (_wire, mut guarded, _mark) = Wire::new(stream).unwrap();
+            let last_bytes = guarded.last_bytes();
+            let nothing_yet = last_bytes.at();
+            let before = Instant::now();
+            theirs.write_all(&frame(FRAME_HEARTBEAT, b"")).unwrap();
+            let mut read = async || {
+                let mut buf = [0; 100];
+                poll_fn(|cx| Pin::new(&mut guarded).poll_read(cx, &mut buf))
+                    .await
+                    .unwrap()
+            };
+            assert_eq!(read().await, 8);
+            let noted = last_bytes.at();
+            assert!(nothing_yet < noted && noted + Duration::from_micros(1) > before && noted <= Instant::now());
+            drop(theirs);
+            assert_eq!(read().await, 0);
+            assert_eq!(last_bytes.at(), noted);
+        });
+    }
+
+    fn pair() -> (std::net::TcpStream, std::net::TcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        ours.set_nonblocking(true).unwrap();
+        (ours, listener.accept().unwrap().0)
     }
 
     proptest! {

@@ -18,14 +18,14 @@ pub use config::{HttpAuth, HttpConfig};
 pub(crate) use request::check_credentials;
 
 use crate::amqp::Fault;
-use crate::publisher::{ConnectionState, DownReason, Handed};
+use crate::publisher::{Answered, ConnectionState, DownReason, Handed};
 use crate::publisher_thread::{Backoff, Intake, StopBy};
 use crate::{Outcome, Publication};
 use answer::Verdict;
 use line::{Line, Lookup};
 use order::Order;
 use request::Endpoint;
-use request_thread::Shared;
+use request_thread::{Ended, Shared};
 use std::rc::Rc;
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::Duration;
@@ -57,10 +57,10 @@ pub(crate) async fn keep_posting(config: HttpConfig, intake: &mut Intake<'_>) ->
                 Ok(handed) => poster.take(handed),
                 Err(order) => break order,
             },
-            Some((index, verdict)) = poster.ended.recv() => {
-                poster.conclude(index, verdict, intake);
-                while let Ok((index, verdict)) = poster.ended.try_recv() {
-                    poster.conclude(index, verdict, intake);
+            Some(ended) = poster.ended.recv() => {
+                poster.conclude(ended, intake);
+                while let Ok(ended) = poster.ended.try_recv() {
+                    poster.conclude(ended, intake);
                 }
             }
             () = sleep_until(rests_until.unwrap_or_else(Instant::now)), if rests_until.is_some() => poster.resume(intake),
@@ -93,10 +93,10 @@ struct Poster {
     senders: Vec<Sender>,
     /// Used last, used first: its connection is the warmest.
     idle: Vec<usize>,
-    ended_tx: mpsc::UnboundedSender<(usize, Verdict)>,
-    ended: mpsc::UnboundedReceiver<(usize, Verdict)>,
+    ended_tx: mpsc::UnboundedSender<Ended>,
+    ended: mpsc::UnboundedReceiver<Ended>,
     order: Order,
-    outcomes: Vec<(u64, Outcome)>,
+    outcomes: Vec<Answered>,
     backoff: Backoff,
     downs: u64,
     /// Nothing is sent before.
@@ -148,7 +148,7 @@ impl Poster {
     fn lose(&mut self, handles: Vec<u64>, reason: &str) {
         let lost = |handle| {
             let reason = reason.to_owned();
-            (handle, Outcome::Lost { reason })
+            Answered::now(handle, Outcome::Lost { reason })
         };
         self.outcomes.extend(handles.into_iter().map(lost));
     }
@@ -222,7 +222,7 @@ impl Poster {
     }
 
     /// A request has ended.
-    fn conclude(&mut self, index: usize, verdict: Verdict, intake: &Intake<'_>) {
+    fn conclude(&mut self, Ended { index, verdict, at }: Ended, intake: &Intake<'_>) {
         let Some(Posting { handle, key, downs }) = self.senders[index].posting.take() else {
             return;
         };
@@ -230,7 +230,8 @@ impl Poster {
         let is_recent = downs == self.downs;
         let outcome = match verdict {
             Verdict::Confirmed => {
-                self.outcomes.push((handle, Outcome::Confirmed));
+                let outcome = Outcome::Confirmed;
+                self.outcomes.push(Answered { handle, outcome, at });
                 self.order.confirmed(key);
                 if is_recent {
                     self.is_probing = false;
@@ -257,7 +258,7 @@ impl Poster {
                 Outcome::Lost { reason }
             }
         };
-        self.outcomes.push((handle, outcome));
+        self.outcomes.push(Answered { handle, outcome, at });
         let behind = self.order.failed(key);
         self.lose(behind, KEY_FAILED);
     }
@@ -299,7 +300,7 @@ impl Poster {
             let lost = sender.posting.take().map(|posting| posting.handle);
             let reason = STOPPED.to_owned();
             self.outcomes
-                .extend(lost.map(|handle| (handle, Outcome::Lost { reason })));
+                .extend(lost.map(|handle| Answered::now(handle, Outcome::Lost { reason })));
         }
         self.tell(intake);
         let Self {
@@ -319,16 +320,13 @@ impl Poster {
     /// Concludes what ends by then, and returns at once when nothing is on its way.
     async fn finish_until(&mut self, until: Instant, intake: &Intake<'_>) {
         while self.senders.iter().any(|sender| sender.posting.is_some()) {
-            let Ok(Some((index, verdict))) = timeout_at(until, self.ended.recv()).await else {
+            let Ok(Some(mut ended)) = timeout_at(until, self.ended.recv()).await else {
                 return;
             };
-            let verdict = match verdict {
-                Verdict::Destination { .. } if self.senders[index].line.is_cut() => {
-                    Verdict::trouble(DownReason::Closed, STOPPED)
-                }
-                other => other,
-            };
-            self.conclude(index, verdict, intake);
+            if matches!(ended.verdict, Verdict::Destination { .. }) && self.senders[ended.index].line.is_cut() {
+                ended.verdict = Verdict::trouble(DownReason::Closed, STOPPED);
+            }
+            self.conclude(ended, intake);
             self.tell(intake);
         }
     }

@@ -51,7 +51,7 @@ pub use config::{AmqpConfig, Deadline, ExchangeType, Secret, TransportConfig};
 pub use function::BodyFunction;
 pub use http::{HttpAuth, HttpConfig};
 pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication, Text};
-pub use publisher::{Bell, ConnectionState, DownReason, Event, Publisher, prepare_process};
+pub use publisher::{Answered, Bell, ConnectionState, DownReason, Event, Publisher, prepare_process};
 pub use scheduler::ask_for_short_slices;
 pub use ssrf::{AllowList, AllowListError};
 pub use tls::{ClientCertificate, Tls, TlsError, TlsPart};

@@ -57,11 +57,27 @@ pub unsafe fn prepare_process() {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     State(ConnectionState),
-    /// One for each publication taken by `try_publish`, by its handle, in the order of becoming certain.
-    Outcomes(Vec<(u64, Outcome)>),
+    /// One for each publication taken by `try_publish`, in the order of becoming certain.
+    Outcomes(Vec<Answered>),
     /// The thread has ended by itself (a panic, or a connection that could not be got rid of). No more outcomes will
     /// come: treat what is unanswered as `Lost`, and start a new publisher or, better, a new process.
     Died(String),
+}
+
+/// What became of one publication.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answered {
+    pub handle: u64,
+    pub outcome: Outcome,
+    /// When the answer was here: it may have been noticed later. Without an answer, when that was certain.
+    pub at: Instant,
+}
+
+impl Answered {
+    pub(crate) fn now(handle: u64, outcome: Outcome) -> Self {
+        let at = Instant::now();
+        Self { handle, outcome, at }
+    }
 }
 
 /// After a failure the state stays `Down`, with the newest reason, until `Connected`.
@@ -121,7 +137,8 @@ impl fmt::Display for DownReason {
     }
 }
 
-/// Rung by every publisher of a worker when it has something to say; the worker waits for it together with its latch.
+/// Rung by every publisher of a worker when it has something to say that its worker listens for; the worker waits for it
+/// together with its latch.
 #[derive(Clone, Debug)]
 pub struct Bell(Arc<OwnedFd>);
 
@@ -166,6 +183,8 @@ pub struct Publisher {
     ended: std_mpsc::Receiver<()>,
     thread: Option<JoinHandle<()>>,
     unsettled_max: usize,
+    /// A worker that lets more confirms than this wait could keep the window from being filled.
+    waiting_confirms_max: usize,
 }
 
 /// A batch on its way to the thread.
@@ -184,11 +203,67 @@ pub(crate) struct Shared {
     unsettled: AtomicUsize,
 }
 
-#[derive(Default)]
 struct Inbox {
     events: Vec<Event>,
     /// How many failures have been told of; only HTTP counts them.
     failures: u64,
+    /// How many of the events' outcomes are confirms.
+    confirms: usize,
+    /// Something else is among the events.
+    is_urgent: bool,
+    /// Main wants to be woken when so many confirms wait.
+    listens_for: usize,
+    /// Main has been told to take the events.
+    has_rung: bool,
+}
+
+impl Default for Inbox {
+    fn default() -> Self {
+        Self {
+            events: Vec::new(),
+            failures: 0,
+            confirms: 0,
+            is_urgent: false,
+            listens_for: 1,
+            has_rung: false,
+        }
+    }
+}
+
+impl Inbox {
+    fn put(&mut self, event: Event) {
+        let (confirms, others) = match &event {
+            Event::Outcomes(outcomes) => {
+                let confirms = outcomes
+                    .iter()
+                    .filter(|answered| answered.outcome == Outcome::Confirmed);
+                let confirms = confirms.count();
+                (confirms, outcomes.len() - confirms)
+            }
+            Event::State(_) | Event::Died(_) => (0, 1),
+        };
+        self.confirms += confirms;
+        self.is_urgent |= others > 0;
+        match (self.events.last_mut(), event) {
+            (Some(Event::Outcomes(last)), Event::Outcomes(more)) => last.extend(more),
+            (_, event) => {
+                drop_oldest_state(&mut self.events, &event);
+                self.events.push(event);
+            }
+        }
+    }
+
+    /// Whether main must be told now. Once: it takes all there is then, and silences the bell before it does.
+    fn rings(&mut self) -> bool {
+        let rings = !self.has_rung && (self.is_urgent || self.confirms >= self.listens_for);
+        self.has_rung |= rings;
+        rings
+    }
+
+    fn take(&mut self) -> Vec<Event> {
+        (self.confirms, self.is_urgent, self.has_rung) = (0, false, false);
+        std::mem::take(&mut self.events)
+    }
 }
 
 impl Publisher {
@@ -198,6 +273,7 @@ impl Publisher {
         let config = config.into();
         config.validate()?;
         let unsettled_max = config.window().saturating_mul(UNSETTLED_WINDOWS_MAX);
+        let waiting_confirms_max = (config.window() / 4).max(1);
         let shared = Arc::new(Shared::new(bell));
         let (batches, batches_rx) = mpsc::channel(QUEUED_BATCHES_MAX);
         let (stop, stop_rx) = watch::channel(None);
@@ -221,10 +297,11 @@ impl Publisher {
             ended,
             thread: Some(thread),
             unsettled_max,
+            waiting_confirms_max,
         })
     }
 
-    /// Rings while events wait.
+    /// Rings while events wait that are listened for.
     pub fn bell(&self) -> &Bell {
         &self.shared.bell
     }
@@ -259,6 +336,12 @@ impl Publisher {
             .sum();
         self.shared.unsettled.fetch_sub(settled, Ordering::Relaxed);
         events
+    }
+
+    /// From now on the bell rings when so many confirms wait, at most; at first it rings for each. A state, and any other
+    /// outcome, always rings. To be said before each wait: what came since `drain` counts.
+    pub fn listen(&self, confirms: usize) {
+        self.shared.listen(confirms.clamp(1, self.waiting_confirms_max));
     }
 
     /// Lets the thread begin with what `stop` waits for: so that several need no longer than one.
@@ -304,24 +387,32 @@ impl Shared {
     pub(crate) fn push_counted(&self, event: Event, failures: Option<u64>) {
         let mut inbox = self.inbox();
         inbox.failures = failures.unwrap_or(inbox.failures);
-        // An inbox with something in it has rung already, and main silences the bell before it takes.
-        let ring = inbox.events.is_empty();
-        match (inbox.events.last_mut(), event) {
-            (Some(Event::Outcomes(last)), Event::Outcomes(more)) => last.extend(more),
-            (_, event) => {
-                drop_oldest_state(&mut inbox.events, &event);
-                inbox.events.push(event);
-            }
-        }
+        inbox.put(event);
+        self.tell(inbox);
+    }
+
+    fn tell(&self, mut inbox: MutexGuard<'_, Inbox>) {
+        let rings = inbox.rings();
         drop(inbox);
-        if ring {
+        if rings {
             self.bell.ring();
         }
     }
 
+    fn listen(&self, confirms: usize) {
+        let mut inbox = self.inbox();
+        inbox.listens_for = confirms;
+        self.tell(inbox);
+    }
+
+    /// Called on the publisher thread.
+    pub(crate) fn is_main_patient(&self) -> bool {
+        self.inbox().listens_for > 1
+    }
+
     fn take(&self) -> (Vec<Event>, u64) {
         let mut inbox = self.inbox();
-        (std::mem::take(&mut inbox.events), inbox.failures)
+        (inbox.take(), inbox.failures)
     }
 }
 
@@ -386,29 +477,82 @@ mod tests {
         unsafe { libc::poll(&mut poll, 1, 0) == 1 }
     }
 
+    fn answered(handle: u64, outcome: Outcome) -> Event {
+        Event::Outcomes(vec![Answered::now(handle, outcome)])
+    }
+
+    /// Handles of each event that brings outcomes.
+    fn handles(events: &[Event]) -> Vec<Vec<u64>> {
+        let outcomes = events.iter().filter_map(|event| match event {
+            Event::Outcomes(outcomes) => Some(outcomes),
+            _ => None,
+        });
+        outcomes
+            .map(|some| some.iter().map(|answered| answered.handle).collect())
+            .collect()
+    }
+
     #[test]
     fn outcomes_are_merged_and_the_bell_rings_until_it_is_silenced() {
         let shared = Shared::new(Bell::new().unwrap());
         assert!(!rings(&shared));
-        shared.push(Event::Outcomes(vec![(1, Outcome::Confirmed)]));
-        shared.push(Event::Outcomes(vec![(2, Outcome::Nacked)]));
+        shared.push(answered(1, Outcome::Confirmed));
+        shared.push(answered(2, Outcome::Nacked));
         assert!(rings(&shared));
         shared.bell.silence();
-        assert_eq!(
-            shared.take().0,
-            [Event::Outcomes(vec![(1, Outcome::Confirmed), (2, Outcome::Nacked)])]
-        );
+        assert_eq!(handles(&shared.take().0), [[1, 2]]);
         assert!(!rings(&shared));
+    }
+
+    #[test]
+    fn confirms_wait_until_there_are_as_many_as_main_listens_for_and_nothing_else_waits() {
+        let shared = Shared::new(Bell::new().unwrap());
+        let take = || {
+            shared.bell.silence();
+            handles(&shared.take().0)
+        };
+        shared.listen(3);
+        shared.push(answered(1, Outcome::Confirmed));
+        shared.push(answered(2, Outcome::Confirmed));
+        assert!(!rings(&shared));
+        shared.push(answered(3, Outcome::Confirmed));
+        assert!(rings(&shared));
+        assert_eq!(take(), [[1, 2, 3]]);
+        // What was taken counts no more, and no ring is lost to one that was heard.
+        shared.push(answered(4, Outcome::Confirmed));
+        assert!(!rings(&shared));
+        for urgent in [answered(5, Outcome::Nacked), state(0), Event::Died(String::new())] {
+            shared.push(urgent);
+            assert!(rings(&shared));
+            take();
+            shared.push(answered(6, Outcome::Confirmed));
+            assert!(!rings(&shared));
+        }
+    }
+
+    #[test]
+    fn who_begins_to_listen_for_less_hears_of_what_has_come_already() {
+        let shared = Shared::new(Bell::new().unwrap());
+        shared.listen(3);
+        shared.push(answered(1, Outcome::Confirmed));
+        shared.listen(2);
+        assert!(!rings(&shared));
+        shared.listen(1);
+        assert!(rings(&shared));
+        shared.bell.silence();
+        shared.take();
+        shared.listen(1);
+        assert!(!rings(&shared), "nothing has come");
     }
 
     #[test]
     fn states_are_bounded_by_dropping_the_oldest_and_outcomes_are_never_dropped() {
         let shared = Shared::new(Bell::new().unwrap());
-        shared.push(Event::Outcomes(vec![(1, Outcome::Confirmed)]));
+        shared.push(answered(1, Outcome::Confirmed));
         (0..QUEUED_STATES_MAX + 5).for_each(|n| shared.push(state(n)));
         let (events, _) = shared.take();
         assert_eq!(events.len(), QUEUED_STATES_MAX + 1);
-        assert_eq!(events[0], Event::Outcomes(vec![(1, Outcome::Confirmed)]));
+        assert_eq!(handles(&events), [[1]]);
         assert_eq!(events[1], state(5));
     }
 }

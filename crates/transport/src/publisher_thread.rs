@@ -9,7 +9,7 @@
 use crate::amqp::{self, Fault};
 use crate::config::{AmqpConfig, TransportConfig};
 use crate::http;
-use crate::publisher::{ConnectionState, Event, Handed, Shared};
+use crate::publisher::{Answered, ConnectionState, Event, Handed, Shared};
 use crate::session::{self, Ended};
 use crate::{Outcome, Publication};
 use std::any::Any;
@@ -137,25 +137,30 @@ impl Intake<'_> {
         }
     }
 
+    /// Whether main lets confirms wait.
+    pub(crate) fn is_main_patient(&self) -> bool {
+        self.shared.is_main_patient()
+    }
+
     pub(crate) fn say_state(&self, state: ConnectionState) {
         self.shared.push(Event::State(state));
     }
 
-    pub(crate) fn say_outcomes(&self, outcomes: Vec<(u64, Outcome)>) {
+    pub(crate) fn say_outcomes(&self, outcomes: Vec<Answered>) {
         if !outcomes.is_empty() {
             self.shared.push(Event::Outcomes(outcomes));
         }
     }
 
     /// Of a transport that counts failures.
-    pub(crate) fn say_outcomes_counted(&self, outcomes: Vec<(u64, Outcome)>, failures: u64) {
+    pub(crate) fn say_outcomes_counted(&self, outcomes: Vec<Answered>, failures: u64) {
         if !outcomes.is_empty() {
             self.shared.push_counted(Event::Outcomes(outcomes), Some(failures));
         }
     }
 
     /// What became of the messages of a connection that is over.
-    pub(crate) fn say_last_outcomes(&mut self, outcomes: Vec<(u64, Outcome)>) {
+    pub(crate) fn say_last_outcomes(&mut self, outcomes: Vec<Answered>) {
         if !outcomes.is_empty() {
             self.losses += 1;
             self.say_outcomes_counted(outcomes, self.losses);
@@ -166,7 +171,8 @@ impl Intake<'_> {
         let lost = || Outcome::Lost {
             reason: reason.to_owned(),
         };
-        self.say_last_outcomes(batch.into_iter().map(|p| (p.handle, lost())).collect());
+        let outcomes = batch.into_iter().map(|p| Answered::now(p.handle, lost()));
+        self.say_last_outcomes(outcomes.collect());
     }
 
     /// Does `work` while there is no connection: every batch is answered at once, so that the caller can release it.

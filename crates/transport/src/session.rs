@@ -1,18 +1,19 @@
 //! One connection's time of use: publish within the window, collect confirms and returns, time out, give up.
 //!
 //! Runs on the publisher thread, from `Connected` to `Down`. A pipeline without barriers: batches follow each other on
-//! one channel in order, and an outcome is reported as soon as it is certain.
+//! one channel in order, and an outcome is reported as soon as it is certain; with few under way, and a worker that lets
+//! confirms wait, as soon as it is looked for.
 
 use crate::amqp::{self, Fault, Link};
 use crate::config::AmqpConfig;
-use crate::guard::Wire;
-use crate::publisher::{ConnectionState, DownReason};
+use crate::guard::{LastBytes, Wire};
+use crate::publisher::{Answered, ConnectionState, DownReason};
 use crate::publisher_thread::{Intake, StopBy};
 use crate::returns::{Answer, Returned, Returns, Verdict};
 use crate::sendable::Sendable;
 use crate::{Outcome, Publication};
 use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt, Stream, StreamExt};
+use futures_util::{Stream, StreamExt};
 use lapin::message::BasicReturnMessage;
 use lapin::options::BasicPublishOptions;
 use lapin::{Channel, Confirmation, Event as LapinEvent};
@@ -20,7 +21,9 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll, Waker};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -31,6 +34,14 @@ const UNWRITTEN_MAX: usize = 64;
 const WINDOW_BYTES_MAX: usize = 64 << 20;
 /// For the confirms that are on their way when told to stop: each one spares a duplicate at the next start.
 const STOP_GRACE_MAX: Duration = Duration::from_secs(5);
+
+/// With no more than this under way, answers are looked for by time. Below UNWRITTEN_MAX: what is written is noticed no earlier
+/// either, and counts as unwritten until then.
+const FEW_MAX: usize = 32;
+/// How long after the first of them was published.
+const LOOK_AFTER: Duration = Duration::from_millis(2);
+/// A peer that takes longer to answer is not looked at in vain again and again: its answers wake.
+const QUICK: Duration = Duration::from_millis(5);
 
 /// Why the session is over.
 pub(crate) enum Ended {
@@ -48,6 +59,7 @@ pub(crate) async fn serve(link: &Link, wire: Option<&mut Wire>, config: &AmqpCon
         }
     });
     let mut timer = pin!(sleep_until(Instant::now()));
+    let mut look = pin!(sleep_until(Instant::now()));
     let mut session = Session::new(link, config);
     let mut stop = None;
     loop {
@@ -62,6 +74,10 @@ pub(crate) async fn serve(link: &Link, wire: Option<&mut Wire>, config: &AmqpCon
         if session.arm_timer() {
             timer.as_mut().reset(session.next_timeout());
         }
+        let is_quiet = stop.is_none() && intake.is_main_patient() && session.has_few_open();
+        if is_quiet && session.arm_look() {
+            look.as_mut().reset(Instant::now() + LOOK_AFTER);
+        }
         let want_batch = stop.is_none() && session.waiting.is_empty() && session.has_room();
         // A loop that always finds work must still let the runtime poll the socket for lapin.
         tokio::task::coop::consume_budget().await;
@@ -70,6 +86,7 @@ pub(crate) async fn serve(link: &Link, wire: Option<&mut Wire>, config: &AmqpCon
             () = &mut thread_ended => session.break_off(0, Fault::new(DownReason::Closed, "the connection has ended")),
             Some(event) = events.next() => session.hear(event, intake),
             () = timer.as_mut(), if session.timer_armed => session.timer_fired(stop.is_some()),
+            () = look.as_mut(), if session.look_armed => session.look_armed = false,
             next = intake.next_or_stop(want_batch), if stop.is_none() => match next {
                 Ok(handed) => session.waiting = intake.accept(handed).unwrap_or_default().into(),
                 Err(order) => {
@@ -77,7 +94,7 @@ pub(crate) async fn serve(link: &Link, wire: Option<&mut Wire>, config: &AmqpCon
                     session.begin_stop(order);
                 }
             },
-            () = session.progress() => {}
+            () = session.progress(), if !is_quiet => {}
         }
     }
     let ended = match (session.find_cause(events).await, stop) {
@@ -121,11 +138,14 @@ struct Session<'a> {
     unwritten: std::rc::Rc<Cell<usize>>,
     answers: Vec<LapinAnswer>,
     returns: Returns,
-    outcomes: Vec<(u64, Outcome)>,
+    /// A confirm is noticed later than it came, but it came no later than this.
+    last_bytes: LastBytes,
+    outcomes: Vec<Answered>,
     blocked: bool,
     /// Confirm timeouts count from here, if later than the publish.
     timeouts_from: Instant,
     timer_armed: bool,
+    look_armed: bool,
     stop_at: Option<Instant>,
     /// The first end of this connection, replaced by a more eloquent account of it.
     broken: Option<(u8, Fault)>,
@@ -145,10 +165,12 @@ impl<'a> Session<'a> {
             unwritten: std::rc::Rc::default(),
             answers: Vec::new(),
             returns: Returns::default(),
+            last_bytes: link.last_bytes.clone(),
             outcomes: Vec::new(),
             blocked: link.connection.status().blocked(),
             timeouts_from: Instant::now(),
             timer_armed: false,
+            look_armed: false,
             stop_at: None,
             broken: None,
         }
@@ -190,7 +212,7 @@ impl<'a> Session<'a> {
             (publication.exchange != self.config.exchange).then(|| publication.exchange.as_str().to_owned());
         let sendable = match Sendable::build(publication, self.frame_bytes_max) {
             Ok(sendable) => sendable,
-            Err(reason) => return self.outcomes.push((handle, Outcome::Refused { reason })),
+            Err(reason) => return self.outcomes.push(Answered::now(handle, Outcome::Refused { reason })),
         };
         let seq = self.next_seq;
         self.next_seq += 1;
@@ -212,6 +234,24 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Whether nothing depends on when answers are noticed. Then nobody asks `attempts` with a waker of this thread: a message
+    /// would wake it when it is written, and when it is confirmed. They are drained as others are published, and by time.
+    fn has_few_open(&self) -> bool {
+        let few = FEW_MAX.min(self.config.window / 8);
+        let is_young = |open: &Open| open.started.elapsed() < QUICK;
+        self.open.len() <= few
+            && self.waiting.is_empty()
+            && self.has_room() // a batch is taken as it comes
+            && self.open.first_key_value().is_none_or(|(_, oldest)| is_young(oldest))
+    }
+
+    /// True if the look has to be timed. A thread with nothing open sleeps.
+    fn arm_look(&mut self) -> bool {
+        let arm = !self.look_armed && !self.open.is_empty();
+        self.look_armed |= arm;
+        arm
+    }
+
     /// Ready when there is an answer to drain, or room for what waits, here or in the queue.
     async fn progress(&mut self) {
         let had_room = self.has_room();
@@ -229,17 +269,7 @@ impl<'a> Session<'a> {
 
     /// Takes every answer that lapin has resolved so far: the complete drain that `returns` asks for.
     fn drain(&mut self) {
-        // Woken attempts wait in a first-in-first-out queue, in the order in which lapin's one thread resolved them, so
-        // an empty queue means that nothing resolved earlier is left. A `None` alone does not mean empty:
-        // FuturesUnordered also pauses after a round of attempts that were not ready; then it is asked once more.
-        let mut pauses = 0;
-        while pauses < 2 {
-            match self.attempts.next().now_or_never() {
-                Some(Some(answer)) => self.answers.push(answer),
-                Some(None) => break,
-                None => pauses += 1,
-            }
-        }
+        take_ready(&mut self.attempts, &mut self.answers);
         let mut answers = Vec::with_capacity(self.answers.len());
         for (seq, result) in std::mem::take(&mut self.answers) {
             match result {
@@ -252,10 +282,15 @@ impl<'a> Session<'a> {
         if answers.is_empty() {
             return;
         }
+        let at = self.last_bytes.at();
         for (seq, verdict) in self.returns.drained(answers) {
             let Some(open) = self.open.remove(&seq) else { continue };
             self.open_bytes -= open.body_bytes;
-            self.outcomes.push((open.handle, outcome(verdict)));
+            self.outcomes.push(Answered {
+                handle: open.handle,
+                outcome: outcome(verdict),
+                at,
+            });
         }
     }
 
@@ -329,7 +364,7 @@ impl<'a> Session<'a> {
             reason: reason.to_owned(),
         };
         self.outcomes
-            .extend(self.waiting.drain(..).map(|p| (p.handle, lost.clone())));
+            .extend(self.waiting.drain(..).map(|p| Answered::now(p.handle, lost.clone())));
     }
 
     /// The most telling account of what ended this connection. The first one often only says that it has ended.
@@ -364,10 +399,42 @@ impl<'a> Session<'a> {
                 () if fault.reason == DownReason::Timeout && self.is_overdue(&open) => Outcome::TimedOut,
                 () => lost.clone(),
             };
-            self.outcomes.push((open.handle, outcome));
+            self.outcomes.push(Answered::now(open.handle, outcome));
         }
         self.outcomes
-            .extend(self.waiting.drain(..).map(|p| (p.handle, lost.clone())));
+            .extend(self.waiting.drain(..).map(|p| Answered::now(p.handle, lost.clone())));
+    }
+}
+
+/// Asks until the queue of FuturesUnordered is empty. An attempt is in that queue from the start, and again from when lapin
+/// has woken it, whether somebody listened or not; else lapin has its waker. So when it is found empty, all is taken that was
+/// resolved before.
+fn take_ready<F: Future + Unpin>(attempts: &mut FuturesUnordered<F>, into: &mut Vec<F::Output>) {
+    // FuturesUnordered is also pending when it pauses, after a round of attempts that were not ready or were woken as it
+    // asked them. Then it wakes whoever asked.
+    let called = Arc::new(Called::default());
+    let waker = Waker::from(Arc::clone(&called));
+    loop {
+        match attempts.poll_next_unpin(&mut Context::from_waker(&waker)) {
+            Poll::Ready(Some(answer)) => into.push(answer),
+            Poll::Ready(None) => return,
+            Poll::Pending if called.0.swap(false, Ordering::Relaxed) => {}
+            Poll::Pending => return,
+        }
+    }
+}
+
+/// Wakes nobody, and remembers that it should have.
+#[derive(Default)]
+struct Called(AtomicBool);
+
+impl Wake for Called {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -449,6 +516,29 @@ mod tests {
             body_bytes,
             other_exchange: other_exchange.map(Into::into),
         }
+    }
+
+    #[test]
+    fn a_drain_takes_what_is_ready_also_from_behind_what_is_woken_while_it_is_asked() {
+        let mut attempts: FuturesUnordered<Pin<Box<dyn Future<Output = u32>>>> = FuturesUnordered::new();
+        for n in 0..10 {
+            let mut polls = 0;
+            attempts.push(Box::pin(poll_fn(move |cx| {
+                polls += 1;
+                match n == 9 || polls > 3 {
+                    true => Poll::Ready(n),
+                    false => {
+                        cx.waker().wake_by_ref(); // as lapin's thread may, in just that moment
+                        Poll::Pending
+                    }
+                }
+            })));
+        }
+        attempts.push(Box::pin(std::future::pending()));
+        let mut taken = Vec::new();
+        take_ready(&mut attempts, &mut taken);
+        taken.sort_unstable();
+        assert_eq!((taken, attempts.len()), ((0..10).collect(), 1));
     }
 
     #[test]

@@ -214,6 +214,48 @@ fn of_many_messages_one_in_seven_unroutable_none_is_misattributed() {
 }
 
 #[test]
+fn of_few_messages_at_a_time_none_is_misattributed_while_confirms_wait() {
+    let Some((port, _shared)) = broker_port() else { return };
+    let admin = Admin::new(port);
+    admin.queue("transport-few");
+    let mut desk = Desk::start(config(port));
+    desk.until_connected();
+    desk.publisher.listen(64);
+    let unroutable = |handle: u64| handle % 7 < 2;
+    let key = |handle| match unroutable(handle) {
+        true => "transport-nowhere",
+        false => "transport-few",
+    };
+    let mut count = 0;
+    for round in 0..400 {
+        let next = count + 1 + round % 20;
+        desk.publish(
+            (count..next)
+                .map(|handle| publication(handle, "", key(handle), vec![b'x'; 300]))
+                .collect(),
+        );
+        if round % 3 == 0 {
+            desk.until_lying(next as usize); // else others are under way when the next ones go
+        }
+        count = next;
+    }
+    desk.until_lying(count as usize);
+    for handle in 0..count {
+        let is_right = match &desk.outcomes[&handle] {
+            Outcome::Confirmed => !unroutable(handle),
+            Outcome::Returned { code: 312, .. } => unroutable(handle),
+            _ => false,
+        };
+        assert!(is_right, "{handle}: {:?}", desk.outcomes[&handle]);
+    }
+    assert_eq!(
+        u64::from(admin.count("transport-few")),
+        (0..count).filter(|handle| !unroutable(*handle)).count() as u64
+    );
+    desk.stop();
+}
+
+#[test]
 fn a_message_arrives_as_given() {
     let Some((port, _shared)) = broker_port() else { return };
     let admin = Admin::new(port);

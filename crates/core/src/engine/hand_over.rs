@@ -1,6 +1,7 @@
 //! From the engine to the publisher: in order, as far as there is room, and one that workers crashed with alone.
 
 use super::{CRASHES_ALONE, Engine};
+use crate::gate::Handle;
 use crate::message::Publication;
 
 impl<P: Clone> Engine<P> {
@@ -30,10 +31,15 @@ impl<P: Clone> Engine<P> {
             return;
         }
         self.with_publisher += batch.len();
+        self.answers.handed_over();
+        let awaited = batch.iter().map(|publication| publication.handle);
+        let awaited: Vec<Handle> = awaited.filter(|handle| self.is_awaited(*handle)).collect();
+        self.answers.await_those(awaited);
         for refused in publish(batch).into_iter().rev() {
             self.with_publisher -= 1;
             let handle = refused.handle;
             self.alone = self.alone.filter(|alone| *alone != handle);
+            self.answers.over(handle);
             if let Some(message) = self.messages.get_mut(&handle) {
                 message.publication = Some(Ok(refused));
                 self.ready.push_front(handle);

@@ -23,6 +23,10 @@ impl Lanes {
         self.heads.retain(|partition, _| !scope(*partition));
     }
 
+    pub fn is_head(&self, partition: Partition, seq: i64) -> bool {
+        (self.heads.get(&partition)).is_some_and(|heads| heads.contains(&seq))
+    }
+
     pub fn is_behind_head(&self, partition: Partition, seq: i64) -> bool {
         let head = self.heads.get(&partition).and_then(BTreeSet::first);
         head.is_some_and(|head| *head < seq)

@@ -32,6 +32,7 @@ impl<P: Clone> Engine<P> {
             if sent && !stays {
                 self.with_publisher = self.with_publisher.saturating_sub(1);
                 self.alone = self.alone.filter(|alone| alone != handle);
+                self.answers.over(*handle);
             }
             stays
         });

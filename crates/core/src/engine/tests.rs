@@ -24,7 +24,7 @@ pub(super) struct Script {
 }
 
 #[derive(Default)]
-struct Shared {
+pub(super) struct Shared {
     waiting_changes: Cell<u32>,
 }
 
@@ -150,7 +150,7 @@ pub(super) fn engine() -> Engine<()> {
 }
 
 /// Claims; a message with the seq `broken` cannot be sent.
-fn claim(engine: &mut Engine<()>, script: &mut Script, shared: &Shared, now_ms: u64, broken: i64) {
+pub(super) fn claim(engine: &mut Engine<()>, script: &mut Script, shared: &Shared, now_ms: u64, broken: i64) {
     let make = |handle, pointer: &Pointer, _: &Event| match pointer.seq == broken {
         true => Err("cannot be sent".to_owned()),
         false => Ok(publication(handle, pointer)),
@@ -169,7 +169,7 @@ pub(super) fn publication(handle: Handle, pointer: &Pointer) -> Publication {
     }
 }
 
-fn claimed(seqs: &[i64], broken: i64) -> Engine<()> {
+pub(super) fn claimed(seqs: &[i64], broken: i64) -> Engine<()> {
     let mut engine = engine();
     let claims = vec![seqs.to_vec()];
     let mut script = Script {

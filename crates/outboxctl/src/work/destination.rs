@@ -15,7 +15,7 @@ use outbox_core::settle::{Disposition, EXPIRED, Ended, Rules};
 use outbox_core::tick::{self, TickState};
 use outbox_transport::broker::{Broker, Outcomes, Status};
 use outbox_transport::target::{Limits, Target};
-use outbox_transport::{Bell, Deadline};
+use outbox_transport::{Answered, Bell, Deadline};
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -235,13 +235,29 @@ impl Destination {
             return;
         };
         let (now_ms, now_us) = (common.now_ms(), common.session.now_us());
-        for (handle, outcome) in outcomes {
+        let now = Instant::now();
+        for Answered { handle, outcome, at } in outcomes {
+            let age = now.saturating_duration_since(at);
             if outcome == Outcome::Confirmed
                 && let Some(pointer) = self.engine.pointer(handle)
             {
-                self.confirmed_us.insert(pointer.seq, now_us);
+                self.confirmed_us.insert(pointer.seq, now_us - age.as_micros() as i64);
             }
-            self.engine.conclude(handle, &outcome, &rules, now_ms, now_us as u64);
+            let at_ms = now_ms.saturating_sub(age.as_millis() as u64);
+            self.engine.conclude(handle, &outcome, &rules, at_ms, now_us as u64);
+        }
+    }
+
+    /// Before each wait: how soon answers are to be looked for, if any are to come. No bell ends the wait, for it is in the
+    /// server; so with `patience` where a worker in the server would be woken by them.
+    pub fn listen(&mut self, common: &Common, patience: Duration) -> Option<Duration> {
+        let has_room = self.tick(common).has_room();
+        let listen = self.engine.listen(common.now_ms(), has_room);
+        self.broker.listen(listen.confirms);
+        match listen.comes_by_in_ms {
+            Some(ms) if has_room => Some(Duration::from_millis(ms)),
+            Some(_) => Some(patience),
+            None => self.awaits().then_some(patience),
         }
     }
 

@@ -34,7 +34,8 @@ const FEW_OUTCOMES: Duration = Duration::from_millis(700);
 const LAST_WORDS: Duration = Duration::from_millis(200);
 /// A tick that goes on for longer is told of in pieces.
 const TICK_MAX: Duration = Duration::from_secs(1);
-/// How often answers of the brokers are looked for: at once, and less and less often while there are none.
+/// How often answers of the brokers are looked for that somebody waits for: at once, and less and less often while there are
+/// none.
 const LOOK_SHORTEST: Duration = Duration::from_millis(2);
 const LOOK_LONGEST: Duration = Duration::from_millis(100);
 /// How long a single tick waits for partitions that others are to give back.
@@ -298,13 +299,15 @@ impl<'a> Worker<'a> {
     /// Until there may be something to do.
     fn wait(&mut self, wait: Duration) -> Result<(), Trouble> {
         let in_flight = self.outstanding();
-        let wait = match self.destinations.iter().any(Destination::awaits) {
-            true => {
-                let soon = wait.min(self.patience);
-                self.patience = (self.patience * 2).min(LOOK_LONGEST);
-                soon
+        let (common, patience) = (&self.common, self.patience);
+        let looks = self.destinations.iter_mut();
+        let looks = looks.filter_map(|destination| destination.listen(common, patience));
+        let wait = match looks.min() {
+            Some(look) => {
+                self.patience = (patience * 2).min(LOOK_LONGEST);
+                wait.min(look)
             }
-            false => wait,
+            None => wait,
         };
         if wait >= SHOW_EVERY || Instant::now() >= self.show_due {
             self.show();

@@ -39,13 +39,21 @@ pub(crate) struct Shared {
     pub(crate) endpoint: Endpoint,
 }
 
+/// A request is over.
+pub(crate) struct Ended {
+    /// Whose it was.
+    pub(crate) index: usize,
+    pub(crate) verdict: Verdict,
+    pub(crate) at: Instant,
+}
+
 /// The body of the thread: until nobody can give it messages any more.
 pub(crate) fn main(
     index: usize,
     shared: &Shared,
     line: &Arc<Line>,
     jobs: std_mpsc::Receiver<Publication>,
-    ended: mpsc::UnboundedSender<(usize, Verdict)>,
+    ended: mpsc::UnboundedSender<Ended>,
 ) {
     let mut agent = None;
     for message in jobs {
@@ -54,7 +62,8 @@ pub(crate) fn main(
             verdict
         });
         drop(message);
-        if ended.send((index, verdict)).is_err() {
+        let at = Instant::now();
+        if ended.send(Ended { index, verdict, at }).is_err() {
             return;
         }
     }

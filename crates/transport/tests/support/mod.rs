@@ -5,7 +5,8 @@ pub mod peer;
 pub mod receiver;
 
 use outbox_transport::{
-    AmqpConfig, Bell, ConnectionState, Event, Outcome, Properties, Publication, Publisher, Secret, TransportConfig,
+    AmqpConfig, Answered, Bell, ConnectionState, Event, Outcome, Properties, Publication, Publisher, Secret,
+    TransportConfig,
 };
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ pub const DEADLINE: Duration = Duration::from_secs(30);
 pub struct Desk {
     pub publisher: Publisher,
     pub outcomes: HashMap<u64, Outcome>,
+    pub answered_at: HashMap<u64, Instant>,
     pub states: Vec<ConnectionState>,
     pub died: Option<String>,
 }
@@ -27,6 +29,7 @@ impl Desk {
         Self {
             publisher,
             outcomes: HashMap::new(),
+            answered_at: HashMap::new(),
             states: Vec::new(),
             died: None,
         }
@@ -35,14 +38,20 @@ impl Desk {
     /// Takes what has been said, without waiting.
     pub fn collect(&mut self) {
         self.publisher.bell().silence();
+        self.take();
+    }
+
+    /// The same, and the bell rings on if it has rung.
+    pub fn take(&mut self) {
         for event in self.publisher.drain() {
             match event {
                 Event::State(state) => self.states.push(state),
                 Event::Died(text) => self.died = Some(text),
                 Event::Outcomes(outcomes) => {
-                    for (handle, outcome) in outcomes {
+                    for Answered { handle, outcome, at } in outcomes {
                         let before = self.outcomes.insert(handle, outcome);
                         assert_eq!(before, None, "two outcomes for {handle}");
+                        self.answered_at.insert(handle, at);
                     }
                 }
             }
@@ -73,6 +82,26 @@ impl Desk {
             // SAFETY: one live pollfd.
             unsafe { libc::poll(&mut poll, 1, left.as_millis() as i32) };
         }
+    }
+
+    /// Waits as a worker that comes by itself.
+    pub fn until_lying(&mut self, count: usize) {
+        let deadline = Instant::now() + DEADLINE;
+        while self.outcomes.len() < count {
+            assert!(Instant::now() < deadline, "{} outcomes", self.outcomes.len());
+            self.take();
+            std::thread::yield_now();
+        }
+    }
+
+    pub fn rings(&self) -> bool {
+        let mut poll = libc::pollfd {
+            fd: self.publisher.bell().fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one live pollfd.
+        unsafe { libc::poll(&mut poll, 1, 0) == 1 }
     }
 
     pub fn until_connected(&mut self) {

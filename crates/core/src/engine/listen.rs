@@ -1,0 +1,106 @@
+//! Which answers of the publisher wake the worker, and when it comes by itself to take the others. Called by the worker's
+//! main thread at the end of each pass.
+//!
+//! What is confirmed waits to be settled with others anyway, so a wake for each confirm is a pass that changes nothing; a
+//! message a millisecond pays for it with time to its consumer. So confirms are left lying until the worker comes by, for
+//! its next messages or soon after these, unless somebody waits for one. Whatever is not a confirm wakes the worker at once,
+//! by the publisher's own rule.
+
+use super::{Engine, SETTLE_AFTER_MS};
+use crate::gate::Handle;
+use std::collections::HashSet;
+
+/// So many confirms wake a worker that waits for none of them.
+const MANY: usize = 64;
+/// A worker comes by so long, in ms, after something was handed over or answered: a little later than what was confirmed at
+/// once is to be settled, so that one pass does for both.
+const COMES_BY_AFTER_MS: u64 = SETTLE_AFTER_MS + 2;
+
+/// How a worker listens to one publisher until its next pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listen {
+    /// Wakes the worker when so many confirms wait.
+    pub confirms: usize,
+    /// It comes by itself in so many ms; None: it is woken.
+    pub comes_by_in_ms: Option<u64>,
+}
+
+impl Listen {
+    pub const TO_EACH: Self = Self {
+        confirms: 1,
+        comes_by_in_ms: None,
+    };
+}
+
+/// What the engine knows of the answers that are to come.
+#[derive(Default)]
+pub(super) struct Answers {
+    /// With the publisher, and others wait for their answers.
+    awaited: HashSet<Handle>,
+    /// Something was handed over or answered since the worker listened last, and when it was, at the latest.
+    moved: bool,
+    moved_ms: u64,
+}
+
+impl Answers {
+    pub fn await_those(&mut self, handles: impl IntoIterator<Item = Handle>) {
+        self.awaited.extend(handles);
+    }
+
+    pub fn handed_over(&mut self) {
+        self.moved = true;
+    }
+
+    /// It is answered, or its answer does not matter any more.
+    pub fn over(&mut self, handle: Handle) {
+        self.moved = true;
+        self.awaited.remove(&handle);
+    }
+
+    pub fn all_over(&mut self) {
+        self.awaited.clear();
+    }
+}
+
+impl<P: Clone> Engine<P> {
+    /// `has_room`: the worker may claim more before any of what it holds is settled.
+    pub fn listen(&mut self, now_ms: u64, has_room: bool) -> Listen {
+        if std::mem::take(&mut self.answers.moved) {
+            self.answers.moved_ms = now_ms;
+        }
+        let awaited = !self.answers.awaited.is_empty()
+            || !self.ready.is_empty() // for room with the publisher, or to go alone
+            || !self.leaving.is_empty() // the partition is given back when nothing of it is in flight
+            || !self.asked.is_unbounded()
+            || (!has_room && self.with_publisher <= MANY);
+        if awaited {
+            return Listen::TO_EACH;
+        }
+        let comes_by_ms = self.answers.moved_ms + COMES_BY_AFTER_MS;
+        match self.with_publisher {
+            0 => Listen {
+                confirms: MANY,
+                comes_by_in_ms: None,
+            },
+            // Nothing has moved for long: rather than come by in vain again, it is told.
+            _ if now_ms >= comes_by_ms => Listen::TO_EACH,
+            _ => Listen {
+                confirms: MANY,
+                comes_by_in_ms: Some(comes_by_ms - now_ms),
+            },
+        }
+    }
+
+    /// Whether others wait for the answer to this message, which is about to go: of its key or partition nothing else
+    /// goes before it has gone through, or nothing is claimed beside it.
+    pub(super) fn is_awaited(&self, handle: Handle) -> bool {
+        let Some(message) = self.messages.get(&handle) else {
+            return false;
+        };
+        let pointer = &message.pointer;
+        pointer.crashes > 0 || self.gates.is_first(handle) || self.lanes.is_head(pointer.partition, pointer.seq)
+    }
+}
+
+#[cfg(test)]
+mod tests;
