@@ -7,8 +7,8 @@
 
 use std::time::Duration;
 
-/// The least that the kernel grants.
-const SLICE: Duration = Duration::from_micros(100);
+/// Well below what others have by default, 1.4 ms on two cores and 2.8 on eight; enough to get on with a full batch.
+const SLICE: Duration = Duration::from_micros(500);
 
 /// For the calling thread and those that it starts from now on. Where it cannot be had nothing changes.
 pub fn ask_for_short_slices() {
