@@ -305,8 +305,8 @@ impl Destination {
                 self.figures.confirmed(pointer.enqueued_at_us, at_us);
                 self.took.note(at_us.saturating_sub(pointer.enqueued_at_us));
             }
-            let at_ms = now_ms.saturating_sub(age.as_millis() as u64);
-            self.engine.conclude(handle, &outcome, &rules, at_ms, now_us as u64);
+            let since_ms = self.engine.waits_since_ms(now_ms, age.as_millis() as u64);
+            self.engine.conclude(handle, &outcome, &rules, since_ms, now_us as u64);
         }
     }
 

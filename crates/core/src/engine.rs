@@ -337,10 +337,10 @@ impl<P: Clone> Engine<P> {
 
     // ---- outcomes and settle ----------------------------------------------------------------------------------------
 
-    /// The publisher's answer for one message.
-    pub fn conclude(&mut self, handle: Handle, outcome: &Outcome, rules: &Rules, now_ms: u64, seed: u64) {
+    /// The publisher's answer for one message, which waits to be settled since then.
+    pub fn conclude(&mut self, handle: Handle, outcome: &Outcome, rules: &Rules, since_ms: u64, seed: u64) {
         if self.unsettled.is_empty() {
-            self.unsettled_since_ms = now_ms;
+            self.unsettled_since_ms = since_ms;
         }
         if !self.messages.contains_key(&handle) {
             return;

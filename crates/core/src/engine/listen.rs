@@ -91,6 +91,15 @@ impl<P: Clone> Engine<P> {
         }
     }
 
+    /// Since when an answer that was noticed now counts as waiting to be settled, with others: since it came. While there is
+    /// more to claim at once it counts from now, for then settles shall be large, and nobody has left it lying.
+    pub fn waits_since_ms(&self, now_ms: u64, age_ms: u64) -> u64 {
+        match self.full || self.drains {
+            true => now_ms,
+            false => now_ms.saturating_sub(age_ms),
+        }
+    }
+
     /// Whether others wait for the answer to this message, which is about to go: of its key or partition nothing else
     /// goes before it has gone through, or nothing is claimed beside it.
     pub(super) fn is_awaited(&self, handle: Handle) -> bool {

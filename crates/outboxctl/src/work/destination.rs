@@ -243,8 +243,8 @@ impl Destination {
             {
                 self.confirmed_us.insert(pointer.seq, now_us - age.as_micros() as i64);
             }
-            let at_ms = now_ms.saturating_sub(age.as_millis() as u64);
-            self.engine.conclude(handle, &outcome, &rules, at_ms, now_us as u64);
+            let since_ms = self.engine.waits_since_ms(now_ms, age.as_millis() as u64);
+            self.engine.conclude(handle, &outcome, &rules, since_ms, now_us as u64);
         }
     }
 

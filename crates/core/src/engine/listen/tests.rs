@@ -124,3 +124,15 @@ fn whoever_asked_for_delivery_or_for_a_partition_waits_for_each_answer() {
     engine.set_leases(vec![(partition(), 1)], HashSet::from([partition()]));
     assert!(hears_each(&mut engine, 0));
 }
+
+#[test]
+fn an_answer_waits_since_it_came_but_for_a_worker_that_has_more_to_claim() {
+    let mut engine = claimed(&[1], 0);
+    assert_eq!(engine.waits_since_ms(100, 24), 76);
+    assert_eq!(engine.waits_since_ms(10, 24), 0);
+    let mut script = Script::bringing(vec![(2..=101).collect()]);
+    engine.set_leases(vec![(partition(), 2)], HashSet::new());
+    claim(&mut engine, &mut script, &Shared::default(), 0, 0);
+    assert!(engine.wants_more());
+    assert_eq!(engine.waits_since_ms(100, 24), 100);
+}
