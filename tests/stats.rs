@@ -140,10 +140,10 @@ fn what_a_killed_worker_had_in_flight_is_so_no_more() {
         "another worker",
         &format!("select exists (select from outbox_worker_status where alive and pid <> {pid})"),
     );
-    // Not before: on the old connection a late confirm would pass.
-    proxy.mode(Mode::Refuse);
+    // The other gets no connection while replies are dropped. Refused from now on, one that it has begun would be answered.
     wait_figures(&cluster, "default", "in_flight = 0 and published_total = 0");
     proxy.mode(Mode::Pass);
+    proxy.reset_all();
     wait_published(&cluster, 5);
     wait_figures(&cluster, "default", "in_flight = 0 and published_total = 5");
 }
