@@ -233,13 +233,10 @@ impl Table {
             debug_assert_eq!((*(*self.0).rd_att).natts as usize, N);
             let tuple = pg_sys::heap_form_tuple((*self.0).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
             pg_sys::CatalogTupleInsert(self.0, tuple);
-            let place = (*tuple).t_self;
+            let place = Tid::of((*tuple).t_self);
             pg_sys::heap_freetuple(tuple);
             pg_sys::CommandCounterIncrement();
-            Tid::new(
-                u32::from(place.ip_blkid.bi_hi) << 16 | u32::from(place.ip_blkid.bi_lo),
-                place.ip_posid,
-            )
+            place
         }
     }
 

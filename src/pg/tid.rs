@@ -16,6 +16,13 @@ impl Tid {
         Self { block, line }
     }
 
+    pub(super) fn of(pointer: pg_sys::ItemPointerData) -> Self {
+        Self {
+            block: u32::from(pointer.ip_blkid.bi_hi) << 16 | u32::from(pointer.ip_blkid.bi_lo),
+            line: pointer.ip_posid,
+        }
+    }
+
     /// Whether this version of a row is what this transaction sees now: its own, and neither changed nor removed since.
     pub fn is_current_in(self, table: u32) -> bool {
         let mut buffer = 0;
@@ -56,11 +63,8 @@ impl FromDatum for Tid {
             return None;
         }
         // SAFETY: the caller says that this is a tid, which is passed by reference; it is copied.
-        let tid = unsafe { datum.cast_mut_ptr::<pg_sys::ItemPointerData>().read_unaligned() };
-        Some(Self {
-            block: u32::from(tid.ip_blkid.bi_hi) << 16 | u32::from(tid.ip_blkid.bi_lo),
-            line: tid.ip_posid,
-        })
+        let pointer = unsafe { datum.cast_mut_ptr::<pg_sys::ItemPointerData>().read_unaligned() };
+        Some(Self::of(pointer))
     }
 }
 

@@ -6,6 +6,7 @@ use super::enqueue::{Publish, Statements, check_body, duplicate, new_id, unexpec
 use super::express::{Inserted, Stored};
 use super::since_1970;
 use crate::error::UserError;
+use crate::pg::args::Jsonb;
 use crate::pg::table::{self, Kind, Layout, Row, Table, Value};
 use crate::shmem::Class;
 use crate::{registry, wake};
@@ -75,17 +76,20 @@ pub(super) fn publish(statements: &Statements, request: &Publish, by_express: bo
     if request.times.available_at.is_some() || !table::is_utf8() {
         return Ok(None);
     }
-    let texts = Texts {
-        payload: request.payload.to_text(),
-        previous_payload: request.previous_payload.as_ref().map(|json| json.to_text()),
-        metadata: request.metadata.as_ref().map(|json| json.to_text()),
-        headers: request.headers.as_ref().map(|json| json.to_text()),
-    };
     let (events, outbox) = (
         Table::open(statements.event_table),
         Table::open(statements.outbox_table),
     );
-    if !meets_the_checks(request, &texts) || !events.is(&EVENTS) || !outbox.is(&OUTBOX) {
+    if !events.is(&EVENTS) || !outbox.is(&OUTBOX) {
+        return Ok(None);
+    }
+    let texts = Texts {
+        payload: request.payload.to_text(),
+        previous_payload: request.previous_payload.as_ref().map(Jsonb::to_text),
+        metadata: request.metadata.as_ref().map(Jsonb::to_text),
+        headers: request.headers.as_ref().map(Jsonb::to_text),
+    };
+    if !meets_the_checks(request, &texts) {
         return Ok(None);
     }
     let Some(count) = partition_count(statements) else {

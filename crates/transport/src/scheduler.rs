@@ -1,6 +1,6 @@
 //! What the kernel is asked for, for the threads on a message's way: to run soon after they are woken.
 //!
-//! A message crosses four or five threads between COMMIT and the socket, each for some tens of µs. Where all cores are busy
+//! A message crosses three threads of its worker between COMMIT and the socket, each for some tens of µs. Where all cores are busy
 //! each of them waits for whoever runs to use up its slice. One that asks for shorter slices gets its turn earlier, and
 //! its share of the processor stays what it was (EEVDF, Linux 6.12: `sched_runtime` of an ordinary thread). Older kernels
 //! take no notice.
@@ -13,16 +13,22 @@ const SLICE: Duration = Duration::from_micros(500);
 /// For the calling thread and those that it starts from now on. Where it cannot be had nothing changes.
 pub fn ask_for_short_slices() {
     #[cfg(target_os = "linux")]
-    // SAFETY: plain data of the size that is given, of this thread; the kernel checks what it reads.
+    // Somebody who has chosen another policy has his reasons.
+    if let Some(mut attr) = attributes().filter(|attr| attr.sched_policy == libc::SCHED_OTHER as u32) {
+        attr.sched_runtime = SLICE.as_nanos() as u64;
+        // SAFETY: plain data that says its own size, for this thread; the kernel checks what it reads.
+        unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
+    }
+}
+
+/// How the kernel runs the calling thread.
+#[cfg(target_os = "linux")]
+fn attributes() -> Option<libc::sched_attr> {
+    // SAFETY: plain data, of the size that is given.
     unsafe {
         let mut attr: libc::sched_attr = std::mem::zeroed();
         let size = size_of::<libc::sched_attr>();
-        let known = libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) == 0;
-        // Somebody who has chosen another policy has his reasons.
-        if known && attr.sched_policy == libc::SCHED_OTHER as u32 {
-            attr.sched_runtime = SLICE.as_nanos() as u64;
-            libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0);
-        }
+        (libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) == 0).then_some(attr)
     }
 }
 
@@ -30,19 +36,10 @@ pub fn ask_for_short_slices() {
 mod tests {
     use super::*;
 
-    fn attr() -> libc::sched_attr {
-        // SAFETY: as above.
-        unsafe {
-            let mut attr: libc::sched_attr = std::mem::zeroed();
-            let size = size_of::<libc::sched_attr>();
-            assert_eq!(libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0), 0);
-            attr
-        }
-    }
-
     #[test]
     fn threads_inherit_it_and_keep_policy_and_nice() {
-        let (before, (mine, inherited)) = std::thread::spawn(|| {
+        let attr = || attributes().expect("attributes");
+        let (before, (mine, inherited)) = std::thread::spawn(move || {
             let before = attr();
             ask_for_short_slices();
             (before, (attr(), std::thread::spawn(attr).join().expect("a thread")))
