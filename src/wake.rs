@@ -12,26 +12,29 @@ use crate::store::now_us;
 use crate::{asks, capture, express, faults, figures, registry, shmem};
 use outbox_core::engine::Place;
 use outbox_core::minutes::Took;
+use outbox_core::nested::Nested;
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 thread_local! {
-    /// (savepoint, messages enqueued in it)
-    static ENQUEUED: RefCell<Vec<(u32, i64)>> = const { RefCell::new(Vec::new()) };
-    /// (savepoint, destination by its number, how many more of its messages wait)
-    static PENDING: RefCell<Vec<(u32, (u64, i64))>> = const { RefCell::new(Vec::new()) };
+    /// Messages enqueued.
+    static ENQUEUED: RefCell<Nested<i64>> = const { RefCell::new(Nested::new()) };
+    /// Destination by its number, and how many more of its messages wait.
+    static PENDING: RefCell<Nested<(u64, i64)>> = const { RefCell::new(Nested::new()) };
+    /// The sum of these for each destination, which an enqueue asks for.
+    static PENDING_SUMS: RefCell<BTreeMap<u64, i64>> = const { RefCell::new(BTreeMap::new()) };
     /// The lowest seq in each lane, whether or not its savepoint lasts: too low a seq costs a look.
     static LOWS: RefCell<BTreeMap<(Class, Partition), i64>> = const { RefCell::new(BTreeMap::new()) };
-    /// (savepoint, a message that may go by express)
-    static PARCELS: RefCell<Vec<(u32, Parcel)>> = const { RefCell::new(Vec::new()) };
-    /// (savepoint, what a relay ended in it)
-    static ENDED: RefCell<Vec<(u32, Ended)>> = const { RefCell::new(Vec::new()) };
-    /// (savepoint, in how many µs a message got through that a relay published in it)
-    static TOOK: RefCell<Vec<(u32, i64)>> = const { RefCell::new(Vec::new()) };
-    /// (savepoint, messages that failed in it)
-    static FAULTS: RefCell<Vec<(u32, Fault)>> = const { RefCell::new(Vec::new()) };
+    /// Messages that may go by express.
+    static PARCELS: RefCell<Nested<Parcel>> = const { RefCell::new(Nested::new()) };
+    /// What a relay ended.
+    static ENDED: RefCell<Nested<Ended>> = const { RefCell::new(Nested::new()) };
+    /// In how many µs a message got through that a relay published.
+    static TOOK: RefCell<Nested<i64>> = const { RefCell::new(Nested::new()) };
+    /// Messages that failed.
+    static FAULTS: RefCell<Nested<Fault>> = const { RefCell::new(Nested::new()) };
     static WAITING: Cell<bool> = const { Cell::new(false) };
     static ASKING: Cell<bool> = const { Cell::new(false) };
     static WAKE: Cell<bool> = const { Cell::new(false) };
@@ -72,30 +75,38 @@ pub fn enqueued(destination: &str, count: i64) {
 
 /// So many more messages of a destination wait, or fewer.
 pub fn pending_changed(destination: &str, by: i64) {
-    let (savepoint, number) = (xact::current_savepoint(), figures::number_of(destination));
-    PENDING.with_borrow_mut(|entries| {
-        let known = (entries.iter_mut().rev()).find(|(known, (to, _))| (*known, *to) == (savepoint, number));
-        match known {
-            Some((_, (_, sum))) => *sum += by,
-            None => entries.push((savepoint, (number, by))),
-        }
-    });
+    let number = figures::number_of(destination);
+    PENDING.with_borrow_mut(|notes| notes.add(xact::current_savepoint(), (number, by), add_pending));
+    PENDING_SUMS.with_borrow_mut(|sums| *sums.entry(number).or_default() += by);
 }
 
 /// How many messages this transaction has added to a destination, given by its number.
 pub fn own_pending(number: u64) -> i64 {
-    let of_it = |(_, (to, count)): &(u32, (u64, i64))| (*to == number).then_some(*count);
-    PENDING.with_borrow(|entries| entries.iter().filter_map(of_it).sum())
+    PENDING_SUMS.with_borrow(|sums| sums.get(&number).copied().unwrap_or_default())
 }
 
 /// This transaction changed how many messages of this database wait: wake the workers when it commits.
 pub fn more_wait(count: i64) {
     WAKE.set(true);
-    let savepoint = xact::current_savepoint();
-    ENQUEUED.with_borrow_mut(|entries| match entries.last_mut() {
-        Some((last, sum)) if *last == savepoint => *sum += count,
-        _ => entries.push((savepoint, count)),
-    });
+    ENQUEUED.with_borrow_mut(|notes| notes.add(xact::current_savepoint(), count, add_count));
+}
+
+fn add_count(before: &mut i64, count: &i64) -> bool {
+    *before += count;
+    true
+}
+
+fn add_pending((known, sum): &mut (u64, i64), (number, by): &(u64, i64)) -> bool {
+    let same = known == number;
+    if same {
+        *sum += by;
+    }
+    same
+}
+
+fn add_ended(before: &mut Ended, ended: &Ended) -> bool {
+    before.add(*ended);
+    true
 }
 
 /// Whether this transaction has enqueued, or changed by hand what waits.
@@ -105,27 +116,24 @@ pub fn has_enqueued() -> bool {
 
 /// This transaction ended what a relay had claimed.
 pub fn note_ended(ended: Ended) {
-    let savepoint = xact::current_savepoint();
-    ENDED.with_borrow_mut(|entries| match entries.last_mut() {
-        Some((last, sum)) if *last == savepoint => sum.add(ended),
-        _ => entries.push((savepoint, ended)),
-    });
+    ENDED.with_borrow_mut(|notes| notes.add(xact::current_savepoint(), ended, add_ended));
 }
 
 /// So long took messages that a relay published in this transaction.
 pub fn note_took(took_us: Vec<i64>) {
     let savepoint = xact::current_savepoint();
-    TOOK.with_borrow_mut(|entries| entries.extend(took_us.into_iter().map(|took_us| (savepoint, took_us))));
+    TOOK.with_borrow_mut(|notes| took_us.into_iter().for_each(|took_us| notes.push(savepoint, took_us)));
 }
 
 /// In this transaction messages failed. Of more kinds than are kept the rest is left out.
 pub fn note_fault(fault: Fault) {
     let savepoint = xact::current_savepoint();
-    FAULTS.with_borrow_mut(|entries| {
-        let is_like = |(known, other): &(u32, Fault)| *known == savepoint && other.is_like(&fault);
-        match entries.iter().position(is_like) {
-            Some(index) => entries[index].1.add(&fault),
-            None if entries.len() < faults::MAX_OF_DATABASE => entries.push((savepoint, fault)),
+    FAULTS.with_borrow_mut(|notes| {
+        let has_room = notes.len() < faults::MAX_OF_DATABASE;
+        let known = notes.of_mut(savepoint).iter_mut().find(|other| other.is_like(&fault));
+        match known {
+            Some(known) => known.add(&fault),
+            None if has_room => notes.push(savepoint, fault),
             None => {}
         }
     });
@@ -163,7 +171,7 @@ pub fn may_go_by_express(count: usize) -> bool {
 
 /// This transaction made a message ready that may go by express.
 pub fn ready_by_express(parcel: Parcel) {
-    PARCELS.with_borrow_mut(|parcels| parcels.push((xact::current_savepoint(), parcel)));
+    PARCELS.with_borrow_mut(|parcels| parcels.push(xact::current_savepoint(), parcel));
 }
 
 /// What this transaction has enqueued lies there before anybody can see its rows.
@@ -172,7 +180,7 @@ fn lay_down_parcels() {
         if parcels.is_empty() || !xact::commits_durably() {
             return;
         }
-        for (_, parcel) in parcels {
+        for parcel in parcels.iter_mut() {
             // What was changed since is read from the table.
             let is_current = |(table, tid): (u32, Tid)| tid.is_current_in(table);
             if is_current(parcel.row) && is_current(parcel.event) {
@@ -185,7 +193,7 @@ fn lay_down_parcels() {
 /// After Committed: whoever reads their lanes may take them, or shall look for the rows.
 fn hand_parcels_over(database: &shmem::Database) {
     PARCELS.with_borrow_mut(|parcels| {
-        for (_, parcel) in parcels {
+        for parcel in parcels.iter_mut() {
             let place = parcel.place.take();
             if !place.is_some_and(|place| express::ready(place, parcel.class, parcel.partition)) {
                 database.reopen(parcel.class, parcel.partition, parcel.seq);
@@ -242,7 +250,7 @@ fn ended(end: End) {
                             database.reopen(*class, *partition, *low);
                         }
                     });
-                    database.enqueued(ENQUEUED.with_borrow(|entries| entries.iter().map(|(_, count)| count).sum()));
+                    database.enqueued(ENQUEUED.with_borrow(|entries| entries.iter().sum()));
                     if SOME_EXPIRE.get() {
                         database.some_expire();
                     }
@@ -255,13 +263,13 @@ fn ended(end: End) {
                     }
                 }
             }
-            PENDING.with_borrow(|entries| {
-                for (_, (number, by)) in entries {
+            PENDING_SUMS.with_borrow(|sums| {
+                for (number, by) in sums {
                     figures::pending_changed(*number, *by);
                 }
             });
             tell_ended();
-            FAULTS.with_borrow(|entries| entries.iter().for_each(|(_, fault)| faults::note(fault)));
+            FAULTS.with_borrow(|entries| entries.iter().for_each(faults::note));
             if INSTALLED.get() {
                 shmem::extension_came();
             }
@@ -274,23 +282,23 @@ fn ended(end: End) {
         }
         End::Aborted | End::Prepared => leave(),
         End::SavepointReleased { id, into } => {
-            ENQUEUED.with_borrow_mut(|entries| move_up(entries, id, into));
-            PARCELS.with_borrow_mut(|entries| move_up(entries, id, into));
-            ENDED.with_borrow_mut(|entries| move_up(entries, id, into));
-            TOOK.with_borrow_mut(|entries| move_up(entries, id, into));
-            FAULTS.with_borrow_mut(|entries| move_up(entries, id, into));
-            PENDING.with_borrow_mut(|entries| {
-                move_up(entries, id, into);
-                merge(entries);
-            });
+            ENQUEUED.with_borrow_mut(|notes| notes.release(id, into, add_count));
+            PENDING.with_borrow_mut(|notes| notes.release(id, into, add_pending));
+            PARCELS.with_borrow_mut(|notes| notes.release(id, into, |_, _| false));
+            ENDED.with_borrow_mut(|notes| notes.release(id, into, add_ended));
+            TOOK.with_borrow_mut(|notes| notes.release(id, into, |_, _| false));
+            FAULTS.with_borrow_mut(|notes| notes.release(id, into, |_, _| false));
         }
         End::SavepointAborted { id } => {
-            ENQUEUED.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
-            PARCELS.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
-            ENDED.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
-            TOOK.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
-            FAULTS.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
-            PENDING.with_borrow_mut(|entries| entries.retain(|(savepoint, _)| *savepoint != id));
+            ENQUEUED.with_borrow_mut(|notes| notes.abort(id, |_| ()));
+            PENDING.with_borrow_mut(|notes| {
+                let sums = |(number, by)| PENDING_SUMS.with_borrow_mut(|sums| *sums.entry(number).or_default() -= by);
+                notes.abort(id, sums);
+            });
+            PARCELS.with_borrow_mut(|notes| notes.abort(id, |_| ()));
+            ENDED.with_borrow_mut(|notes| notes.abort(id, |_| ()));
+            TOOK.with_borrow_mut(|notes| notes.abort(id, |_| ()));
+            FAULTS.with_borrow_mut(|notes| notes.abort(id, |_| ()));
             capture::savepoint_aborted(id);
             stop_asking(); // the statement that asked has failed
             if DATABASES.get() {
@@ -300,37 +308,19 @@ fn ended(end: End) {
     }
 }
 
-fn move_up<T>(entries: &mut [(u32, T)], id: u32, into: u32) {
-    for entry in entries.iter_mut().filter(|(savepoint, _)| *savepoint == id) {
-        entry.0 = into;
-    }
-}
-
-/// One entry for each savepoint and destination, however many savepoints were released: each enqueue may sum them up.
-fn merge(entries: &mut Vec<(u32, (u64, i64))>) {
-    entries.sort_unstable();
-    entries.dedup_by(|(savepoint, (number, count)), (before, (to, sum))| {
-        let same = (*savepoint, *number) == (*before, *to);
-        if same {
-            *sum += *count;
-        }
-        same
-    });
-}
-
 /// After Committed: as above.
 fn tell_ended() {
     ENDED.with_borrow(|entries| {
         if let (false, Some(database)) = (entries.is_empty(), shmem::my_database()) {
             let mut sum = Ended::default();
-            entries.iter().for_each(|(_, ended)| sum.add(*ended));
+            entries.iter().for_each(|ended| sum.add(*ended));
             database.settled(&sum, now_us());
         }
     });
     TOOK.with_borrow(|entries| {
         if let (false, Some(database)) = (entries.is_empty(), shmem::my_database()) {
             let mut took = Took::default();
-            entries.iter().for_each(|(_, took_us)| took.note(*took_us));
+            entries.iter().for_each(|took_us| took.note(*took_us));
             database.confirmed(&mut took, now_us());
         }
     });
@@ -354,14 +344,15 @@ fn leave() {
         shmem::stop_waiting();
     }
     stop_asking();
-    ENQUEUED.with_borrow_mut(Vec::clear);
+    ENQUEUED.with_borrow_mut(Nested::clear);
     PARCELS.with_borrow_mut(|parcels| {
-        let places = parcels.drain(..).filter_map(|(_, parcel)| parcel.place);
+        let places = parcels.drain().filter_map(|parcel| parcel.place);
         places.for_each(express::free); // it did not commit
     });
-    ENDED.with_borrow_mut(Vec::clear);
-    TOOK.with_borrow_mut(Vec::clear);
-    FAULTS.with_borrow_mut(Vec::clear);
-    PENDING.with_borrow_mut(Vec::clear);
+    ENDED.with_borrow_mut(Nested::clear);
+    TOOK.with_borrow_mut(Nested::clear);
+    FAULTS.with_borrow_mut(Nested::clear);
+    PENDING.with_borrow_mut(Nested::clear);
+    PENDING_SUMS.with_borrow_mut(BTreeMap::clear);
     LOWS.with_borrow_mut(BTreeMap::clear);
 }

@@ -29,6 +29,7 @@
 //! - [`backoff`]: how long a failed message waits.
 //! - [`latency`]: how long messages took, counted in buckets.
 //! - [`minutes`]: what was delivered in each of the last minutes.
+//! - [`nested`]: what a transaction has noted, until its savepoints are over.
 
 pub mod backoff;
 pub mod budget;
@@ -44,6 +45,7 @@ pub mod latency;
 pub mod lease;
 pub mod message;
 pub mod minutes;
+pub mod nested;
 pub mod pace;
 pub mod parcel;
 pub mod partition;
