@@ -386,6 +386,17 @@ create function @extschema@.outbox_enqueue_many(
 comment on function @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text, timestamptz) is
   'Enqueues many events at once; returns how many were newly enqueued.';
 
+create function @extschema@.outbox_row(seq bigint, destination text, partitions smallint[])
+returns tid language sql stable set search_path = pg_catalog, pg_temp as $$
+  -- Each partition is asked by itself, which OFFSET 0 makes sure of: a planner without statistics takes outbox for empty, and
+  -- would read all that waits for the destination.
+  select o.ctid from unnest($3) p (n)
+  cross join lateral (select x.ctid from @extschema@.outbox x
+                      where x.destination = $2 and x.partition = p.n and x.seq = $1 offset 0) o limit 1;
+$$;
+comment on function @extschema@.outbox_row(bigint, text, smallint[]) is
+  'Internal: where the row of a message is in outbox, in whichever of the partitions; NULL if it is in none.';
+
 create function @extschema@.outbox_crc32(key text)
 returns bigint language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_crc32_wrapper';
 comment on function @extschema@.outbox_crc32(text) is
@@ -1893,8 +1904,7 @@ begin
     return true;
   end if;
   select o.partition into ready from @extschema@.outbox o
-  where o.destination = to_destination and o.seq = outbox_retry.seq
-    and o.partition = any (partitions)
+  where o.ctid = (select @extschema@.outbox_row(outbox_retry.seq, to_destination, partitions))
     and not @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until);
   if found then
     perform @extschema@.outbox_wake(0, array[ready], array[outbox_retry.seq]);
@@ -1908,8 +1918,7 @@ begin
   end if;
   perform @extschema@.outbox_note('retry', message, 1, outbox_retry.reason);
   if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination and w.seq = outbox_retry.seq)
-     and not exists (select from @extschema@.outbox o where o.destination = to_destination and o.seq = outbox_retry.seq
-                     and o.partition = any (partitions)) then
+     and @extschema@.outbox_row(outbox_retry.seq, to_destination, partitions) is null then
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
     perform @extschema@.outbox_wake(1, array[risen.partition], array[risen.seq]);
@@ -1932,10 +1941,9 @@ declare
 begin
   -- Locked first, judged by the next statement: a claim that is being made is then seen.
   perform from @extschema@.outbox o
-  where o.seq = outbox_discard.seq and o.destination = to_destination and o.partition = any (partitions) for update;
+  where o.ctid = (select @extschema@.outbox_row(outbox_discard.seq, to_destination, partitions)) for update;
   if exists (select from @extschema@.outbox o
-             where o.seq = outbox_discard.seq and o.destination = to_destination
-               and o.partition = any (partitions)
+             where o.ctid = (select @extschema@.outbox_row(outbox_discard.seq, to_destination, partitions))
                and (@extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
                     or @extschema@.outbox_is_in_hand(o.destination, o.partition, o.seq))) then
     raise exception 'message % is on its way to the broker', outbox_discard.seq
@@ -1943,8 +1951,7 @@ begin
   end if;
   with ready as (
     delete from @extschema@.outbox o
-    where o.seq = outbox_discard.seq and o.destination = to_destination
-      and o.partition = any (partitions)
+    where o.ctid = (select @extschema@.outbox_row(outbox_discard.seq, to_destination, partitions))
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.replayed, o.destination, o.key
   ), waiting as (
     delete from @extschema@.outbox_waiting w where w.seq = outbox_discard.seq and w.destination = to_destination
@@ -3015,7 +3022,7 @@ declare
 begin
   perform @extschema@.outbox_commit_durably();
   select o.ctid as tid, o.partition, o.key, o.attempts, o.enqueued_at into message from @extschema@.outbox o
-  where o.destination = to_destination and o.partition = any (settings.partitions) and o.seq = outbox_end_claim.seq
+  where o.ctid = (select @extschema@.outbox_row(outbox_end_claim.seq, to_destination, settings.partitions))
     and o.claim_token = outbox_end_claim.claim_token and o.claim_token < 0 and o.claim_until > clock_timestamp()
   for update;
   if not found then
@@ -3075,8 +3082,7 @@ comment on function @extschema@.outbox_has_enqueued() is
 create function @extschema@.outbox_outcome(seq bigint, destination text, since timestamptz, partitions smallint[])
 returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   select case
-    when exists (select from @extschema@.outbox o
-                 where o.destination = $2 and o.partition = any ($4) and o.seq = $1)
+    when @extschema@.outbox_row($1, $2, $4) is not null
       or exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2) then 'waits'
     when exists (select from @extschema@.outbox_dead d where d.seq = $1 and d.destination = $2) then 'dead'
     else coalesce((select case when h.discarded then 'discarded' else 'published' end from @extschema@.outbox_history h
@@ -3872,7 +3878,7 @@ returns text language sql volatile set search_path = pg_catalog, pg_temp set ena
     when f.outcome <> 'waits' then f.outcome
     when exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2 and w.attempts > $3)
       or exists (select from @extschema@.outbox o
-                 where o.destination = $2 and o.partition = any (s.partitions) and o.seq = $1 and o.attempts > $3) then 'failed'
+                 where o.ctid = (select @extschema@.outbox_row($1, $2, s.partitions)) and o.attempts > $3) then 'failed'
     else 'waits' end
   from @extschema@.outbox_settings s
   cross join lateral @extschema@.outbox_outcome($1, $2, $4, s.partitions) f (outcome);

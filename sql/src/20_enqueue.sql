@@ -17,6 +17,17 @@ create function @extschema@.outbox_enqueue_many(
 comment on function @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text, timestamptz) is
   'Enqueues many events at once; returns how many were newly enqueued.';
 
+create function @extschema@.outbox_row(seq bigint, destination text, partitions smallint[])
+returns tid language sql stable set search_path = pg_catalog, pg_temp as $$
+  -- Each partition is asked by itself, which OFFSET 0 makes sure of: a planner without statistics takes outbox for empty, and
+  -- would read all that waits for the destination.
+  select o.ctid from unnest($3) p (n)
+  cross join lateral (select x.ctid from @extschema@.outbox x
+                      where x.destination = $2 and x.partition = p.n and x.seq = $1 offset 0) o limit 1;
+$$;
+comment on function @extschema@.outbox_row(bigint, text, smallint[]) is
+  'Internal: where the row of a message is in outbox, in whichever of the partitions; NULL if it is in none.';
+
 create function @extschema@.outbox_crc32(key text)
 returns bigint language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_crc32_wrapper';
 comment on function @extschema@.outbox_crc32(text) is

@@ -32,8 +32,7 @@ begin
     return true;
   end if;
   select o.partition into ready from @extschema@.outbox o
-  where o.destination = to_destination and o.seq = outbox_retry.seq
-    and o.partition = any (partitions)
+  where o.ctid = (select @extschema@.outbox_row(outbox_retry.seq, to_destination, partitions))
     and not @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until);
   if found then
     perform @extschema@.outbox_wake(0, array[ready], array[outbox_retry.seq]);
@@ -47,8 +46,7 @@ begin
   end if;
   perform @extschema@.outbox_note('retry', message, 1, outbox_retry.reason);
   if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination and w.seq = outbox_retry.seq)
-     and not exists (select from @extschema@.outbox o where o.destination = to_destination and o.seq = outbox_retry.seq
-                     and o.partition = any (partitions)) then
+     and @extschema@.outbox_row(outbox_retry.seq, to_destination, partitions) is null then
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
     perform @extschema@.outbox_wake(1, array[risen.partition], array[risen.seq]);
@@ -71,10 +69,9 @@ declare
 begin
   -- Locked first, judged by the next statement: a claim that is being made is then seen.
   perform from @extschema@.outbox o
-  where o.seq = outbox_discard.seq and o.destination = to_destination and o.partition = any (partitions) for update;
+  where o.ctid = (select @extschema@.outbox_row(outbox_discard.seq, to_destination, partitions)) for update;
   if exists (select from @extschema@.outbox o
-             where o.seq = outbox_discard.seq and o.destination = to_destination
-               and o.partition = any (partitions)
+             where o.ctid = (select @extschema@.outbox_row(outbox_discard.seq, to_destination, partitions))
                and (@extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
                     or @extschema@.outbox_is_in_hand(o.destination, o.partition, o.seq))) then
     raise exception 'message % is on its way to the broker', outbox_discard.seq
@@ -82,8 +79,7 @@ begin
   end if;
   with ready as (
     delete from @extschema@.outbox o
-    where o.seq = outbox_discard.seq and o.destination = to_destination
-      and o.partition = any (partitions)
+    where o.ctid = (select @extschema@.outbox_row(outbox_discard.seq, to_destination, partitions))
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.replayed, o.destination, o.key
   ), waiting as (
     delete from @extschema@.outbox_waiting w where w.seq = outbox_discard.seq and w.destination = to_destination

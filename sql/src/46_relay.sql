@@ -266,7 +266,7 @@ declare
 begin
   perform @extschema@.outbox_commit_durably();
   select o.ctid as tid, o.partition, o.key, o.attempts, o.enqueued_at into message from @extschema@.outbox o
-  where o.destination = to_destination and o.partition = any (settings.partitions) and o.seq = outbox_end_claim.seq
+  where o.ctid = (select @extschema@.outbox_row(outbox_end_claim.seq, to_destination, settings.partitions))
     and o.claim_token = outbox_end_claim.claim_token and o.claim_token < 0 and o.claim_until > clock_timestamp()
   for update;
   if not found then
@@ -326,8 +326,7 @@ comment on function @extschema@.outbox_has_enqueued() is
 create function @extschema@.outbox_outcome(seq bigint, destination text, since timestamptz, partitions smallint[])
 returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   select case
-    when exists (select from @extschema@.outbox o
-                 where o.destination = $2 and o.partition = any ($4) and o.seq = $1)
+    when @extschema@.outbox_row($1, $2, $4) is not null
       or exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2) then 'waits'
     when exists (select from @extschema@.outbox_dead d where d.seq = $1 and d.destination = $2) then 'dead'
     else coalesce((select case when h.discarded then 'discarded' else 'published' end from @extschema@.outbox_history h

@@ -162,7 +162,7 @@ returns text language sql volatile set search_path = pg_catalog, pg_temp set ena
     when f.outcome <> 'waits' then f.outcome
     when exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2 and w.attempts > $3)
       or exists (select from @extschema@.outbox o
-                 where o.destination = $2 and o.partition = any (s.partitions) and o.seq = $1 and o.attempts > $3) then 'failed'
+                 where o.ctid = (select @extschema@.outbox_row($1, $2, s.partitions)) and o.attempts > $3) then 'failed'
     else 'waits' end
   from @extschema@.outbox_settings s
   cross join lateral @extschema@.outbox_outcome($1, $2, $4, s.partitions) f (outcome);

@@ -1,0 +1,127 @@
+//! What costs the same, whatever there is: blocks that are read and steps that are made, never time. On a real Postgres.
+
+mod common;
+
+use common::{DB, unconnected_cluster};
+use postgres::Client;
+use serde_json::Value;
+use support::Cluster;
+
+/// A server that delivers nothing and whose statistics nobody makes but the test.
+fn quiet_cluster() -> Cluster {
+    unconnected_cluster("", "x", &["outbox.workers = 0", "autovacuum = off"])
+}
+
+/// Runs a statement and returns how many blocks it looked at, those of the functions that it calls included.
+fn blocks(client: &mut Client, sql: &str) -> i64 {
+    let explain = format!("explain (analyze, buffers, format json, timing off) {sql}");
+    let row = client
+        .query_one(&explain, &[])
+        .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    let plan: Value = row.get(0);
+    let count = |name: &str| {
+        plan[0]["Plan"][name]
+            .as_i64()
+            .unwrap_or_else(|| panic!("{name}: {plan}"))
+    };
+    count("Shared Hit Blocks") + count("Shared Read Blocks")
+}
+
+// ---- enqueue --------------------------------------------------------------------------------------------------------
+
+/// Of so many messages each the blocks are counted.
+const QUARTER: u32 = 2000;
+
+/// What nobody has told the planner: it takes the tables for empty, or for what they were a while ago.
+const STATISTICS: [(&str, &str); 2] = [
+    ("never analyzed", ""),
+    (
+        "analyzed while it was empty",
+        "vacuum analyze outbox; vacuum analyze outbox_waiting; vacuum analyze outbox_events",
+    ),
+];
+
+/// `sql` for the messages from $from to $to, a quarter of the whole each time: none may cost a fifth more than the first.
+fn assert_linear(client: &mut Client, what: &str, sql: &str) {
+    let mut run = |from: u32, to: u32| {
+        let sql = sql.replace("$from", &from.to_string()).replace("$to", &to.to_string());
+        blocks(client, &sql)
+    };
+    run(4 * QUARTER + 1, 4 * QUARTER + 100); // what is read once in a session
+    let quarters: Vec<i64> = (0..4).map(|n| run(n * QUARTER + 1, (n + 1) * QUARTER)).collect();
+    assert!(
+        quarters[3] * 10 <= quarters[0] * 12,
+        "{what}: blocks of each {QUARTER}: {quarters:?}"
+    );
+}
+
+fn with_statistics(made: &str) -> (Cluster, Client) {
+    let cluster = quiet_cluster();
+    let mut client = cluster.connect(DB);
+    for statement in made.split(';').filter(|statement| !statement.is_empty()) {
+        client.batch_execute(statement).expect(statement);
+    }
+    (cluster, client)
+}
+
+#[test]
+fn the_last_of_many_enqueues_costs_what_the_first_did_whatever_the_statistics() {
+    let enqueues = [
+        (
+            "with a key",
+            "select outbox_enqueue(n, n::text) from generate_series($from, $to) n",
+        ),
+        (
+            "without one",
+            "select outbox_enqueue(n) from generate_series($from, $to) n",
+        ),
+        (
+            "at a time",
+            "select outbox_enqueue(n, n::text, available_at => now() + interval '1 day') from generate_series($from, $to) n",
+        ),
+        (
+            "two at once",
+            "select outbox_enqueue_many(array[n, n + 1000000], n::text) from generate_series($from, $to) n",
+        ),
+    ];
+    for (which, made) in STATISTICS {
+        for (what, sql) in enqueues {
+            let (_cluster, mut client) = with_statistics(made);
+            let events = format!(
+                "insert into outbox_events (seq, id, type, payload)
+                 select n, gen_random_uuid(), 'T', '{{}}' from generate_series(1, {}) n",
+                4 * QUARTER + 100
+            );
+            client.batch_execute(&events).expect("events");
+            assert_linear(&mut client, &format!("{what}, {which}"), sql);
+        }
+    }
+}
+
+#[test]
+fn a_message_is_found_by_hand_at_the_same_cost_whatever_waits_beside_it() {
+    for (which, made) in STATISTICS {
+        let (_cluster, mut client) = with_statistics(made);
+        let mut costs = Vec::new();
+        for waits in [100, 20_000] {
+            let more =
+                format!("select outbox_enqueue_many(array(select g from generate_series(1, {waits}) g), 'one key')");
+            client.batch_execute(&more).expect("enqueue");
+            let mut all = Vec::new();
+            for sql in [
+                "select outbox_retry($seq)",
+                "select outbox_wait($seq, '0')",
+                "select outbox_discard($seq)",
+            ] {
+                let mut cost = |seq: i64| blocks(&mut client, &sql.replace("$seq", &seq.to_string()));
+                cost(waits - 1); // what is read once in a session
+                all.push((sql, cost(waits - 2)));
+            }
+            costs.push(all);
+        }
+        for (few, many) in costs[0].iter().zip(&costs[1]) {
+            // A level of the index more for each partition that is asked.
+            assert!(many.1 <= few.1 * 2 + 20, "{which}: {few:?} of 100, {many:?} of 20,000");
+        }
+    }
+}
