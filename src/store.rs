@@ -6,6 +6,7 @@ pub mod body;
 mod direct;
 mod enqueue;
 mod express;
+mod held;
 pub mod source;
 mod worker;
 pub mod written;

@@ -322,3 +322,71 @@ fn it_is_refused_where_a_statement_is() {
     let enqueued: i64 = cluster.query_one(DB, "select count(*) from outbox");
     assert_eq!(enqueued, 1);
 }
+
+const STARTED: &str =
+    "select pg_postmaster_start_time()::text || pid from pg_stat_activity where backend_type = 'checkpointer'";
+
+/// An ERROR that comes while core has another resource owner than that of the call.
+#[test]
+fn a_locked_sequence_ends_the_call_and_not_the_server() {
+    let cluster = cluster();
+    let started: String = cluster.query_one(DB, STARTED);
+    let mut client = cluster.connect(DB);
+    publish(&mut client);
+    let mut other = cluster.connect(DB);
+    let mut altered = other.transaction().expect("begin");
+    altered
+        .batch_execute("alter sequence outbox_events_seq_seq cache 1")
+        .expect("lock the sequence");
+    client.batch_execute("set lock_timeout = '500ms'").expect("set");
+    let refused = client.query_one(PUBLISH, &[]).expect_err("the sequence is locked");
+    assert_eq!(refused.code(), Some(&SqlState::LOCK_NOT_AVAILABLE), "{refused}");
+    altered.rollback().expect("rollback");
+    publish(&mut client);
+    assert_eq!(
+        cluster.query_one::<String>(DB, STARTED),
+        started,
+        "the server restarted"
+    );
+}
+
+/// All locks are held already but that of the sequence.
+#[test]
+fn a_full_lock_table_ends_the_call_in_a_savepoint_and_not_the_server() {
+    let small = [
+        "outbox.enabled = off",
+        "max_connections = 8",
+        "max_wal_senders = 0",
+        "max_locks_per_transaction = 10",
+    ];
+    let cluster = unconnected_cluster("amqp://127.0.0.1:1", "nowhere", &small);
+    let started: String = cluster.query_one(DB, STARTED);
+    let (mut client, mut other) = (cluster.connect(DB), cluster.connect(DB));
+    // More than a session keeps by itself: so each further lock needs a place in the table of the server.
+    let tables: Vec<String> = (0..20).map(|n| format!("t{n}")).collect();
+    let create: String = tables.iter().map(|t| format!("create table {t} ();")).collect();
+    client.batch_execute(&create).expect("tables");
+    let seq = publish(&mut client);
+    let mut full = client.transaction().expect("begin");
+    let held = format!(
+        "lock table {} in access share mode; lock table outbox, outbox_events in row exclusive mode;
+         select outbox_enqueue({seq}, 'k', 'default', now() + interval '1 day')",
+        tables.join(",")
+    );
+    full.batch_execute(&held).expect("hold the rest");
+    let fill = "do $$ begin for n in 1..1000000 loop perform pg_advisory_lock(n); end loop; end $$";
+    let filled = other.batch_execute(fill).expect_err("the table of locks is full");
+    assert_eq!(filled.code(), Some(&SqlState::OUT_OF_MEMORY), "{filled}");
+    let mut inner = full.savepoint("s").expect("savepoint");
+    let refused = inner.query_one(PUBLISH, &[]).expect_err("no lock is left");
+    assert_eq!(refused.code(), Some(&SqlState::OUT_OF_MEMORY), "{refused}");
+    inner.rollback().expect("rollback to the savepoint");
+    other.batch_execute("select pg_advisory_unlock_all()").expect("unlock");
+    publish(&mut full);
+    full.commit().expect("commit");
+    assert_eq!(
+        cluster.query_one::<String>(DB, STARTED),
+        started,
+        "the server restarted"
+    );
+}

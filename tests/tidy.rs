@@ -34,6 +34,15 @@ fn no_exemption_outlives_its_line() {
 }
 
 #[test]
+fn nothing_that_is_dropped_calls_the_server_while_an_error_unwinds() {
+    let sources = files("src", "rs");
+    assert_no_complaints(&sources, |path, text| risky_drops(path, text));
+    for (path, dropped, _) in DROPS {
+        assert!(read(path).contains(dropped), "{path} has no {dropped:?} any more");
+    }
+}
+
+#[test]
 fn no_crate_below_crates_depends_on_pgrx() {
     let manifests = files("crates", "toml");
     assert!(manifests.len() >= 2, "no manifests found");
@@ -206,6 +215,51 @@ fn unsafe_lines(path: &str, text: &str) -> Vec<String> {
     lines.into_iter().filter(|line| !exempted(&line)).collect()
 }
 
+/// Each Drop in src/, and why it is safe. An ERROR of the server unwinds as a panic; one more on the way aborts the process,
+/// and with it every session.
+const DROPS: &[(&str, &str, &str)] = &[
+    (
+        "src/figures.rs",
+        "impl Drop for Figures",
+        "shared memory alone: atomics, and a turn that raises nothing",
+    ),
+    (
+        "src/pg/bgworker.rs",
+        "impl Drop for Handle",
+        "frees memory, but not while an error unwinds",
+    ),
+    (
+        "src/store/held.rs",
+        "impl Drop for Kept",
+        "frees a plan, but not while an error unwinds",
+    ),
+];
+
+/// Types of pgrx that call the server as they are dropped. SPI sessions do so too, and are left: their end frees memory of
+/// their own and cannot raise.
+const RISKY: [&str; 6] = [
+    "OwnedPreparedStatement",
+    "find_cursor",
+    "PgRelation",
+    "PgLwLock",
+    "PgSpinLock",
+    "PgVarlena",
+];
+
+fn risky_drops(path: &str, text: &str) -> Vec<String> {
+    let is_known = |line: &str| {
+        DROPS
+            .iter()
+            .any(|(of, dropped, _)| *of == path && line.contains(dropped))
+    };
+    complain(text, |line| {
+        let is_drop = says("Drop", line) && says("impl", line) && says("for", line);
+        let is_kept = path == "src/store/enqueue.rs" && says("OwnedPreparedStatement", line); // in Statements: never freed
+        let is_risky = path != "src/store/held.rs" && !is_kept && RISKY.iter().any(|word| says(word, line));
+        is_drop && !is_known(line) || is_risky && !line.contains("use pgrx::")
+    })
+}
+
 /// Lines of code with the whole word `word`.
 fn lines_that_say(word: &str, text: &str) -> Vec<String> {
     complain(text, |line| says(word, line))
@@ -321,6 +375,22 @@ fn an_unsafe_line_is_found_unless_exempted_for_that_file() {
     let exempted = "unsafe impl Shareable for State {}";
     assert!(unsafe_lines("src/shmem.rs", exempted).is_empty());
     assert_eq!(unsafe_lines("src/wake.rs", exempted).len(), 1);
+}
+
+#[test]
+fn a_drop_that_may_call_the_server_is_found() {
+    assert_eq!(risky_drops("src/wake.rs", "impl Drop for Table {").len(), 1);
+    assert_eq!(risky_drops("src/wake.rs", "impl<T> Drop for Table<T> {").len(), 1);
+    assert!(risky_drops("src/store/held.rs", "impl Drop for Kept {").is_empty());
+    assert_eq!(risky_drops("src/wake.rs", "impl Drop for Kept {").len(), 1);
+    assert_eq!(
+        risky_drops("src/store/body.rs", "let c = client.find_cursor(n)?;").len(),
+        1
+    );
+    assert_eq!(
+        risky_drops("src/store/body.rs", "    statement: OwnedPreparedStatement,").len(),
+        1
+    );
 }
 
 #[test]

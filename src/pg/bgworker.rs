@@ -72,8 +72,11 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: the handle was palloc'ed by RegisterDynamicBackgroundWorker and is used no more.
-        unsafe { pg_sys::pfree(self.0.cast()) }
+        // The server is not called while an error unwinds: what raises then aborts it.
+        if !std::thread::panicking() {
+            // SAFETY: the handle was palloc'ed by RegisterDynamicBackgroundWorker and is used no more.
+            unsafe { pg_sys::pfree(self.0.cast()) }
+        }
     }
 }
 

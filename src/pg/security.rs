@@ -19,24 +19,18 @@ pub fn current_user() -> u32 {
     unsafe { pg_sys::GetUserId() }.to_u32()
 }
 
-/// An error on the way is cleaned up by the end of the (sub)transaction, as in
-/// fmgr_security_definer (fmgr.c).
+/// After an error the end of the (sub)transaction sets back the role, as with fmgr_security_definer (fmgr.c).
 fn switch<T>(role: u32, more: u32, body: impl FnOnce() -> T) -> T {
-    struct Before(pg_sys::Oid, i32);
-    impl Drop for Before {
-        fn drop(&mut self) {
-            // SAFETY: what was read from the server. An aborted (sub)transaction sets the same by itself.
-            unsafe { pg_sys::SetUserIdAndSecContext(self.0, self.1) }
-        }
-    }
-    let mut before = Before(pg_sys::InvalidOid, 0);
-    // SAFETY: main thread, inside a transaction.
+    let (mut user, mut context) = (pg_sys::InvalidOid, 0);
+    // SAFETY: main thread, inside a transaction; what is set at the end was read from the server.
     unsafe {
-        pg_sys::GetUserIdAndSecContext(&mut before.0, &mut before.1);
+        pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
         let added = (pg_sys::SECURITY_LOCAL_USERID_CHANGE | more) as i32;
-        pg_sys::SetUserIdAndSecContext(role.into(), before.1 | added);
+        pg_sys::SetUserIdAndSecContext(role.into(), context | added);
+        let value = body();
+        pg_sys::SetUserIdAndSecContext(user, context);
+        value
     }
-    body()
 }
 
 /// The name of the current role.

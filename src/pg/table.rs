@@ -19,7 +19,8 @@ pub struct Layout {
     pub checks: &'static [&'static str],
 }
 
-/// An open table. Locked for writing until the transaction ends.
+/// An open table. Locked for writing until the transaction ends. It has no Drop: an ERROR may come while core has another
+/// resource owner than the one that opened it, and to close it then raises again. The end of the (sub)transaction closes it.
 pub struct Table(pg_sys::Relation);
 
 struct Known {
@@ -81,6 +82,12 @@ impl Table {
             pg_sys::PreventCommandIfParallelMode(c"INSERT".as_ptr());
             Self(pg_sys::table_open(oid.into(), pg_sys::RowExclusiveLock as i32))
         }
+    }
+
+    /// The lock stays.
+    pub fn close(self) {
+        // SAFETY: it was opened, by the resource owner that is current again.
+        unsafe { pg_sys::table_close(self.0, pg_sys::NoLock as i32) }
     }
 
     fn oid(&self) -> u32 {
@@ -320,13 +327,6 @@ impl Row<'_> {
     /// Of a column of that type.
     pub fn int2(&self, column: usize) -> Option<i16> {
         (!self.is_null(column)).then(|| self.values[column - 1].value() as i16)
-    }
-}
-
-impl Drop for Table {
-    fn drop(&mut self) {
-        // SAFETY: it was opened; the lock stays.
-        unsafe { pg_sys::table_close(self.0, pg_sys::NoLock as i32) }
     }
 }
 

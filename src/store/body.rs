@@ -6,6 +6,7 @@
 //! bounds its time, and gives the error of one message to that message alone.
 
 use super::enqueue::BODY_MAX_BYTES;
+use super::held::{self, Kept};
 use crate::error::UserError;
 use crate::pg::catalog::{self, Function};
 use crate::pg::tid::Tid;
@@ -16,7 +17,7 @@ use outbox_core::envelope::{self, Refusal};
 use outbox_core::message::{Body, Outcome};
 use outbox_transport::BodyFunction;
 use pgrx::prelude::*;
-use pgrx::spi::{OwnedPreparedStatement, SpiResult, quote_identifier};
+use pgrx::spi::{SpiResult, quote_identifier};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -68,7 +69,7 @@ struct Maker {
     function: Function,
     /// As SQL, with its schema.
     name: String,
-    statement: OwnedPreparedStatement,
+    statement: Kept,
 }
 
 impl Bodies {
@@ -195,7 +196,7 @@ impl Maker {
         let prepare = || {
             Spi::connect_mut(|client| {
                 let types = [PgOid::from(PgBuiltInOids::TEXTARRAYOID)];
-                Ok(client.prepare_mut(sql.as_str(), &types)?.keep())
+                Ok(client.prepare_mut(sql.as_str(), &types)?.keep().into())
             })
             .map_err(|error: pgrx::spi::Error| error.to_string())
         };
@@ -212,7 +213,7 @@ impl Maker {
         // By try_open_cursor_mut it would take a transaction number, which a standby has not. The statement was prepared so
         // that it has a snapshot of its own all the same: the function sees what was committed with the event.
         Spi::connect(|client| {
-            let cursor = client.try_open_cursor(&self.statement, &[events.to_vec().into()])?;
+            let cursor = client.try_open_cursor(&*self.statement, &[events.to_vec().into()])?;
             Ok(cursor.detach_into_name())
         })
         .map_err(|error: pgrx::spi::Error| error.to_string())
@@ -220,13 +221,8 @@ impl Maker {
 
     /// The next one. In a session of its own, whose end frees it.
     fn next(&self, cursor: &str) -> Result<Made, String> {
-        Spi::connect(|client| {
-            let mut cursor = client.find_cursor(cursor)?;
-            let body = self.body(cursor.fetch(1)?.first());
-            cursor.detach_into_name();
-            body
-        })
-        .map_err(|error: pgrx::spi::Error| error.to_string())
+        Spi::connect(|client| held::fetch(client, cursor, 1, |row| self.body(row.first())))
+            .map_err(|error: pgrx::spi::Error| error.to_string())
     }
 
     fn body(&self, row: pgrx::spi::SpiTupleTable) -> SpiResult<Made> {
@@ -287,7 +283,7 @@ impl Making<'_> {
                         break;
                     }
                 }
-                Spi::connect(|client| client.find_cursor(&cursor).map(drop)).map_err(|error| error.to_string())
+                Spi::connect(|client| held::close(client, &cursor)).map_err(|error| error.to_string())
             })
         });
         match ended {
@@ -318,7 +314,7 @@ pub fn problem(destination: &str, body: &BodyFunction) -> Option<UserError> {
         let maker = Maker::new(function, in_sql(body))?;
         let begin = || {
             let cursor = maker.open(&[])?;
-            Spi::connect(|client| client.find_cursor(&cursor).map(drop)).map_err(|error| error.to_string())
+            Spi::connect(|client| held::close(client, &cursor)).map_err(|error| error.to_string())
         };
         txn::attempt(|| as_owner(function.owner, begin)).map_err(|why| broken(&maker.name, &why))
     });

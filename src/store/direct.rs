@@ -80,6 +80,19 @@ pub(super) fn publish(statements: &Statements, request: &Publish, by_express: bo
         Table::open(statements.event_table),
         Table::open(statements.outbox_table),
     );
+    let published = publish_into(&events, &outbox, statements, request, by_express);
+    outbox.close();
+    events.close();
+    published
+}
+
+fn publish_into(
+    events: &Table,
+    outbox: &Table,
+    statements: &Statements,
+    request: &Publish,
+    by_express: bool,
+) -> Result<Option<i64>, UserError> {
     if !events.is(&EVENTS) || !outbox.is(&OUTBOX) {
         return Ok(None);
     }

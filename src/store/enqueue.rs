@@ -17,7 +17,6 @@ use pgrx::prelude::*;
 use pgrx::spi::{OwnedPreparedStatement, SpiClient, SpiHeapTupleData, SpiResult, quote_identifier};
 use std::cell::{OnceCell, RefCell};
 use std::collections::{HashMap, HashSet};
-use std::rc::Rc;
 
 pub struct Enqueue<'a> {
     pub seqs: &'a [i64],
@@ -97,15 +96,16 @@ struct Partitioner {
 
 thread_local! {
     /// By the function that was called: after DROP and CREATE EXTENSION its OID is another one.
-    static STATEMENTS: RefCell<HashMap<u32, Rc<Statements>>> = RefCell::new(HashMap::new());
+    static STATEMENTS: RefCell<HashMap<u32, &'static Statements>> = RefCell::new(HashMap::new());
 }
 
-pub(super) fn statements(fcinfo: pg_sys::FunctionCallInfo) -> Rc<Statements> {
+/// They are never freed: the server must not be called while an error unwinds, nor when the process ends.
+pub(super) fn statements(fcinfo: pg_sys::FunctionCallInfo) -> &'static Statements {
     let function = catalog::called_function(fcinfo);
     STATEMENTS.with_borrow_mut(|known| {
         let make = || {
             let schema = quote_identifier(catalog::schema_of_function(function));
-            Rc::new(Statements {
+            &*Box::leak(Box::new(Statements {
                 extension: catalog::extension(c"outbox"),
                 settings: catalog::table_beside(function, c"outbox_settings"),
                 schema,
@@ -118,9 +118,9 @@ pub(super) fn statements(fcinfo: pg_sys::FunctionCallInfo) -> Rc<Statements> {
                 events: OnceCell::new(),
                 express: OnceCell::new(),
                 partitioner: RefCell::default(),
-            })
+            }))
         };
-        Rc::clone(known.entry(function).or_insert_with(make))
+        *known.entry(function).or_insert_with(make)
     })
 }
 
@@ -154,7 +154,7 @@ pub fn enqueue(fcinfo: pg_sys::FunctionCallInfo, request: Enqueue) -> Result<i64
     let statements = statements(fcinfo);
     security::run_as(statements.owner, || {
         statements.hold();
-        insert_pointers(&statements, request, None, false)
+        insert_pointers(statements, request, None, false)
     })
 }
 
@@ -167,11 +167,11 @@ pub fn publish(fcinfo: pg_sys::FunctionCallInfo, request: &Publish) -> Result<i6
         let at_once =
             request.times.available_at.is_none() && request.times.expires_at.is_none() && wake::may_go_by_express(1);
         let by_express = at_once && config::express();
-        if let Some(seq) = direct::publish(&statements, request, by_express)? {
+        if let Some(seq) = direct::publish(statements, request, by_express)? {
             return Ok(seq);
         }
         capture::publishing_begins(request.destination);
-        let (seq, stored) = insert_event(&statements, request, by_express)?;
+        let (seq, stored) = insert_event(statements, request, by_express)?;
         capture::publishing_ends();
         let pointer = Enqueue {
             seqs: &[seq],
@@ -181,7 +181,7 @@ pub fn publish(fcinfo: pg_sys::FunctionCallInfo, request: &Publish) -> Result<i6
             times: request.times,
             partition: None,
         };
-        insert_pointers(&statements, pointer, stored, true)?;
+        insert_pointers(statements, pointer, stored, true)?;
         Ok(seq)
     })
 }

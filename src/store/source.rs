@@ -9,6 +9,7 @@ mod by_sql;
 pub use by_sql::Criteria;
 
 use super::enqueue::{Statements, internal, statements};
+use super::held::{self, Kept};
 use crate::error::UserError;
 use crate::pg::trigger::Call;
 use crate::pg::{catalog, guc, security, signals, txn};
@@ -17,7 +18,7 @@ use crate::store::{aggregate_key, check_body};
 use outbox_core::envelope::check_short;
 use outbox_core::message::{Event, Outcome};
 use pgrx::prelude::*;
-use pgrx::spi::{OwnedPreparedStatement, SpiClient, SpiHeapTupleData, SpiResult, quote_identifier};
+use pgrx::spi::{SpiClient, SpiHeapTupleData, SpiResult, SpiTupleTable, quote_identifier};
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -98,7 +99,7 @@ pub struct Source {
     /// Who owned it when it was set, and whom its expressions run as.
     owner: u32,
     mapping: Mapping,
-    prepared: OnceCell<OwnedPreparedStatement>,
+    prepared: OnceCell<Kept>,
     /// Why the last try could read nothing, and when that was.
     broken: RefCell<Option<(Instant, String)>>,
 }
@@ -235,10 +236,10 @@ impl Source {
                     let prepared = client
                         .prepare_mut(self.events_sql("$1").as_str(), &[seqs_type()])?
                         .keep();
-                    self.prepared.get_or_init(|| prepared)
+                    self.prepared.get_or_init(|| prepared.into())
                 }
             };
-            let cursor = client.try_open_cursor_mut(statement, &[seqs.to_vec().into()])?;
+            let cursor = client.try_open_cursor_mut(&**statement, &[seqs.to_vec().into()])?;
             Ok(cursor.detach_into_name())
         })
         .map_err(internal)?;
@@ -246,11 +247,8 @@ impl Source {
         let is_all = loop {
             // In a session of its own, whose end frees the rows.
             let fetched = Spi::connect_mut(|client| {
-                let mut cursor = client.find_cursor(&cursor)?;
-                let fetched = cursor.fetch(wanted as std::ffi::c_long)?;
-                let fetched: SpiResult<Vec<_>> = fetched.map(|row| event_of(&row)).collect();
-                cursor.detach_into_name();
-                fetched
+                let events = |rows: SpiTupleTable| rows.map(|row| event_of(&row)).collect::<SpiResult<Vec<_>>>();
+                held::fetch(client, &cursor, wanted, events)
             })
             .map_err(internal)?;
             let came = fetched.len();
@@ -267,7 +265,7 @@ impl Source {
             }
             wanted = (FETCH_BYTES / largest).clamp(1, FETCH_ROWS);
         };
-        Spi::connect_mut(|client| client.find_cursor(&cursor).map(drop)).map_err(internal)?; // which closes it
+        Spi::connect_mut(|client| held::close(client, &cursor)).map_err(internal)?;
         Ok(is_all)
     }
 
@@ -278,7 +276,7 @@ impl Source {
         let read = || {
             Spi::connect_mut(|client| {
                 let statement = keys_statement(client, self.keys_sql())?;
-                let rows = client.update(&*statement, None, &[seqs.to_vec().into()])?;
+                let rows = client.update(&**statement, None, &[seqs.to_vec().into()])?;
                 rows.map(|row| {
                     let (kind, id): (Option<String>, Option<String>) = (row.get(2)?, row.get(3)?);
                     let key = match self.mapping[KEY] {
@@ -412,15 +410,15 @@ impl Source {
 }
 
 /// Planned once per backend, as long as the source stays the same.
-fn keys_statement(client: &SpiClient, sql: String) -> SpiResult<Rc<OwnedPreparedStatement>> {
+fn keys_statement(client: &SpiClient, sql: String) -> SpiResult<Rc<Kept>> {
     thread_local! {
-        static KNOWN: RefCell<Option<(String, Rc<OwnedPreparedStatement>)>> = const { RefCell::new(None) };
+        static KNOWN: RefCell<Option<(String, Rc<Kept>)>> = const { RefCell::new(None) };
     }
     let known = KNOWN.with_borrow(|known| known.as_ref().filter(|(of, _)| *of == sql).map(|(_, s)| Rc::clone(s)));
     if let Some(statement) = known {
         return Ok(statement);
     }
-    let statement = Rc::new(client.prepare_mut(sql.as_str(), &[seqs_type()])?.keep());
+    let statement = Rc::new(Kept::from(client.prepare_mut(sql.as_str(), &[seqs_type()])?.keep()));
     KNOWN.set(Some((sql, Rc::clone(&statement))));
     Ok(statement)
 }

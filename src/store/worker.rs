@@ -2,6 +2,7 @@
 //! of the caller, as the worker role. Main thread of a worker.
 
 use super::body::Bodies;
+use super::held::Kept;
 use super::source::Source;
 use super::us_since_1970;
 use crate::pg::tid::Tid;
@@ -15,7 +16,7 @@ use outbox_core::settle::{Disposition, EXPIRED};
 use outbox_transport::BodyFunction;
 use outbox_transport::target::{Kind, split};
 use pgrx::prelude::*;
-use pgrx::spi::{OwnedPreparedStatement, SpiClient, SpiHeapTupleData, SpiResult, quote_identifier};
+use pgrx::spi::{SpiClient, SpiHeapTupleData, SpiResult, quote_identifier};
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -25,11 +26,11 @@ use std::rc::Rc;
 pub struct Store {
     schema: String,
     worker: String,
-    claim: OnceCell<OwnedPreparedStatement>,
-    claim_waiting: OnceCell<OwnedPreparedStatement>,
-    settle: OnceCell<OwnedPreparedStatement>,
+    claim: OnceCell<Kept>,
+    claim_waiting: OnceCell<Kept>,
+    settle: OnceCell<Kept>,
     /// What an idle worker asks again and again, by its text.
-    looks: RefCell<HashMap<String, Rc<OwnedPreparedStatement>>>,
+    looks: RefCell<HashMap<String, Rc<Kept>>>,
     /// Where events are, if not in outbox_events.
     source: RefCell<Option<Rc<Source>>>,
     /// What makes the bodies of destinations that name a function.
@@ -103,12 +104,12 @@ impl Store {
 
     /// A query that only reads, planned once. Run it by `select`: with all else pgrx takes a transaction number, also
     /// `Spi::get_one`, and the commit then writes WAL.
-    fn look(&self, client: &SpiClient, sql: String) -> SpiResult<Rc<OwnedPreparedStatement>> {
+    fn look(&self, client: &SpiClient, sql: String) -> SpiResult<Rc<Kept>> {
         let mut looks = self.looks.borrow_mut();
         if let Some(known) = looks.get(&sql) {
             return Ok(Rc::clone(known));
         }
-        let statement = Rc::new(client.prepare(sql.as_str(), &[])?.keep());
+        let statement = Rc::new(Kept::from(client.prepare(sql.as_str(), &[])?.keep()));
         looks.insert(sql, Rc::clone(&statement));
         Ok(statement)
     }
@@ -117,7 +118,7 @@ impl Store {
     fn look_at<T: FromDatum + IntoDatum>(&self, sql: String) -> SpiResult<Option<T>> {
         Spi::connect(|client| {
             let statement = self.look(client, sql)?;
-            client.select(&*statement, Some(1), &[])?.first().get_one()
+            client.select(&**statement, Some(1), &[])?.first().get_one()
         })
     }
 
@@ -211,7 +212,7 @@ impl Store {
             );
             let statement = self.look(client, sql)?;
             client
-                .select(&*statement, None, &[])?
+                .select(&**statement, None, &[])?
                 .map(|row| {
                     let server: Option<i64> = row.get(2)?;
                     let options: Option<Vec<String>> = row.get(3)?;
@@ -409,7 +410,7 @@ impl Store {
     fn claimed(
         &self,
         whereto: Whereto,
-        cached: &OnceCell<OwnedPreparedStatement>,
+        cached: &OnceCell<Kept>,
         sql: &dyn Fn() -> SpiResult<String>,
         types: &[PgBuiltInOids],
         args: &[pgrx::datum::DatumWithOid],
@@ -480,7 +481,7 @@ impl Store {
 
     fn claimed_with_built_in_events(
         &self,
-        cached: &OnceCell<OwnedPreparedStatement>,
+        cached: &OnceCell<Kept>,
         sql: &dyn Fn() -> SpiResult<String>,
         types: &[PgBuiltInOids],
         args: &[pgrx::datum::DatumWithOid],
@@ -491,12 +492,12 @@ impl Store {
                 None => {
                     let types: Vec<PgOid> = types.iter().map(|oid| PgOid::from(*oid)).collect();
                     let prepared = client.prepare_mut(sql()?.as_str(), &types)?.keep();
-                    cached.get_or_init(|| prepared)
+                    cached.get_or_init(|| prepared.into())
                 }
             };
             let mut batch = Batch::default();
             let mut wal_position = 0_u64;
-            for row in client.update(statement, None, args)? {
+            for row in client.update(&**statement, None, args)? {
                 if let Some(remark) = row.get::<String>(25)? {
                     match remark.as_str() {
                         "cut" => batch.cut = true,
@@ -643,7 +644,7 @@ impl Store {
                         PgBuiltInOids::TEXTARRAYOID,
                     ];
                     let prepared = client.prepare_mut(sql.as_str(), &types.map(PgOid::from))?.keep();
-                    self.settle.get_or_init(|| prepared)
+                    self.settle.get_or_init(|| prepared.into())
                 }
             };
             let args = [
@@ -657,7 +658,7 @@ impl Store {
                 delays_ms.into(),
                 reasons.into(),
             ];
-            let changed: Option<i32> = client.update(statement, None, &args)?.first().get_one()?;
+            let changed: Option<i32> = client.update(&**statement, None, &args)?.first().get_one()?;
             Ok(changed.unwrap_or_default() as usize)
         })
     }

@@ -2,13 +2,14 @@
 //! who wrote it, and store events, as the owner of the extension. In a user's backend.
 
 use super::enqueue::{internal, statements};
+use super::held::{self, Kept};
 use crate::config::Context;
 use crate::error::UserError;
 use crate::pg::security;
 use crate::pg::trigger::Fired;
 use outbox_core::change::Change;
 use pgrx::prelude::*;
-use pgrx::spi::{OwnedPreparedStatement, SpiClient, SpiHeapTupleData, SpiResult};
+use pgrx::spi::{SpiClient, SpiHeapTupleData, SpiResult};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -17,7 +18,7 @@ use std::rc::Rc;
 pub const BATCH: usize = 500;
 
 /// A statement that reads a transition table, and what it was prepared from.
-type Prepared = (String, Rc<OwnedPreparedStatement>);
+type Prepared = (String, Rc<Kept>);
 
 thread_local! {
     /// By trigger, and by which of its statements. Planned once per backend; the server plans anew what a change of the
@@ -40,7 +41,7 @@ pub fn read_rows<R>(
         let cursors: Vec<String> = as_reader(reader, || {
             let opened = sqls.iter().enumerate().map(|(which, sql)| {
                 let statement = prepared(client, (fired.trigger, which), sql)?;
-                let cursor = client.try_open_cursor_mut(&*statement, &[])?;
+                let cursor = client.try_open_cursor_mut(&**statement, &[])?;
                 Ok(cursor.detach_into_name())
             });
             opened.collect::<SpiResult<_>>()
@@ -58,7 +59,7 @@ pub fn read_rows<R>(
             each(fetched)?;
         }
         for cursor in &cursors {
-            drop(client.find_cursor(cursor).map_err(internal)?); // which closes it
+            held::close(client, cursor).map_err(internal)?;
         }
         Ok(())
     })
@@ -71,12 +72,12 @@ fn as_reader<T>(reader: Option<u32>, body: impl FnOnce() -> T) -> T {
     }
 }
 
-fn prepared(client: &mut SpiClient, which: (u32, usize), sql: &str) -> SpiResult<Rc<OwnedPreparedStatement>> {
+fn prepared(client: &mut SpiClient, which: (u32, usize), sql: &str) -> SpiResult<Rc<Kept>> {
     let known = PREPARED.with_borrow(|known| known.get(&which).filter(|(of, _)| of == sql).map(|(_, s)| Rc::clone(s)));
     if let Some(statement) = known {
         return Ok(statement);
     }
-    let statement = Rc::new(client.prepare_mut(sql, &[])?.keep());
+    let statement = Rc::new(Kept::from(client.prepare_mut(sql, &[])?.keep()));
     let entry = (sql.to_owned(), Rc::clone(&statement));
     PREPARED.with_borrow_mut(|known| known.insert(which, entry));
     Ok(statement)
@@ -84,12 +85,7 @@ fn prepared(client: &mut SpiClient, which: (u32, usize), sql: &str) -> SpiResult
 
 /// In a session of its own, whose end frees the rows.
 fn fetch<R>(cursor: &str, read: fn(&SpiHeapTupleData) -> SpiResult<R>) -> SpiResult<Vec<R>> {
-    Spi::connect_mut(|client| {
-        let mut cursor = client.find_cursor(cursor)?;
-        let rows = cursor.fetch(BATCH as std::ffi::c_long)?.map(|row| read(&row)).collect();
-        cursor.detach_into_name();
-        rows
-    })
+    Spi::connect_mut(|client| held::fetch(client, cursor, BATCH, |rows| rows.map(|row| read(&row)).collect()))
 }
 
 /// Stores events, in this order; returns their seqs. As the owner of the tables, so every name is qualified.
