@@ -77,7 +77,11 @@ fn join(label: &str) -> Result<Me, UserError> {
         return Err(UserError::new(
             PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
             "there is no place for another worker outside the server",
-            format!("A server has places for {} of them.", shmem::MAX_OUTSIDE),
+            format!(
+                "A server has {} places for workers, and those outside take {} of them at most. End another worker, or lower outbox.workers.",
+                shmem::MAX_WORKERS,
+                shmem::MAX_OUTSIDE
+            ),
         ));
     };
     // After it took the place, as a worker in the server does: one of the two sees the other.

@@ -39,6 +39,9 @@ pub fn send_workers_away(database: u32) -> bool {
     }
     let deadline = Instant::now() + PATIENCE;
     while shmem::has_workers(database) && Instant::now() < deadline {
+        if !shmem::has_launcher() {
+            shmem::terminate(database, |_| true);
+        }
         latch::wait(LOOK_AGAIN_MS);
         signals::check_for_interrupts();
     }

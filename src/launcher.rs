@@ -1,7 +1,8 @@
 //! The launcher: one process of the server, connected to no database, that starts the workers of every database that has
 //! the extension and starts them again when they end. It cannot look into a database, so it starts a worker to see:
 //! one that finds no extension says so in shared memory and ends. A database that a statement needs for itself is left
-//! alone until there is news (`hooks`). Where worker slots are fewer than databases they are served in turn: the plan is
+//! alone until there is news (`hooks`). Workers outlive the launcher that started them: the next one finds them by their
+//! places in shared memory. Where worker slots are fewer than databases they are served in turn: the plan is
 //! made in crates/core (`turns`), what it is made from and how it is done is here.
 
 use crate::config::ServerSettings;
@@ -9,7 +10,7 @@ use crate::pg::bgworker::{self, Handle, Spec};
 use crate::pg::catalog::{self, Role};
 use crate::pg::txn::{self, Durability};
 use crate::pg::{latch, signals};
-use crate::shmem::{self, Obstacle};
+use crate::shmem::{self, MAX_WORKERS, Obstacle};
 use crate::store::now_us;
 use crate::{faults, figures};
 use outbox_core::turns::{self, Plan};
@@ -18,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// How often databases are looked for without news.
 const RESCAN: Duration = Duration::from_secs(60);
+/// How soon it looks again after that failed.
+const RETRY_SCAN: Duration = Duration::from_secs(1);
 /// Wait before a worker that ended soon is started again; doubles up to the longest.
 const RESTART_SHORTEST: Duration = Duration::from_millis(100);
 const RESTART_LONGEST: Duration = Duration::from_secs(30);
@@ -31,7 +34,7 @@ const LEAVE_PATIENCE: Duration = Duration::from_secs(20);
 /// or of what is old.
 const VISIT_EVERY_MS: u64 = 60_000;
 
-const RESTART_OF_LAUNCHER_S: i32 = 5;
+const RESTART_OF_LAUNCHER_S: i32 = 1;
 
 /// From `_PG_init`, while preloading.
 pub fn register() {
@@ -69,6 +72,7 @@ pub fn main() {
     loop {
         let wait = launcher.pass();
         latch::wait(wait.as_millis() as i64);
+        signals::forget_cancel(); // one that came between two statements would be an ERROR, and end the launcher
         signals::check_for_interrupts();
         if signals::reload_if_asked() {
             launcher.scanned = None;
@@ -115,7 +119,7 @@ struct Place {
 }
 
 struct Running {
-    handle: Handle,
+    process: Process,
     since: Instant,
     /// How much news there was when it started.
     news: u32,
@@ -123,19 +127,47 @@ struct Running {
     leaves: Option<Instant>,
 }
 
+/// How the launcher knows a worker.
+enum Process {
+    Started(Handle),
+    /// An earlier launcher started it: the id of the process, which has its place in shared memory.
+    Found(i32),
+}
+
+impl Running {
+    fn is_alive(&self, database: u32, number: usize) -> bool {
+        match &self.process {
+            Process::Started(handle) => handle.is_alive(),
+            Process::Found(pid) => shmem::is_in_place(database, number as u32, *pid),
+        }
+    }
+
+    fn terminate(&self, database: u32, number: usize) {
+        match &self.process {
+            Process::Started(handle) => handle.terminate(),
+            Process::Found(_) => shmem::terminate(database, |its| its as usize == number),
+        }
+    }
+}
+
 impl Launcher {
     /// Brings the workers to where they should be; returns how long it may sleep unless something happens.
     fn pass(&mut self) -> Duration {
         let now = Instant::now();
         let news = shmem::news();
+        let mut next = RESCAN;
         let rescan_due = self.scanned.is_none_or(|scanned| now >= scanned + RESCAN);
         if news != self.news || rescan_due {
-            self.news = news;
-            if self.scan() && rescan_due {
+            match self.scan() {
+                true => self.news = news,
+                false => next = RETRY_SCAN, // what the news was about is still to be seen
+            }
+            if self.news == news && rescan_due {
                 self.scanned = Some(now);
                 self.databases.values_mut().for_each(|served| served.look_again = true);
             }
         }
+        self.find_workers(now);
         let settings = ServerSettings::snapshot();
         let role = txn::run(c"outbox: look up the worker role", 30_000, Durability::Relaxed, || {
             Ok(catalog::role(&settings.worker_role))
@@ -148,7 +180,6 @@ impl Launcher {
             shmem::set_worker_role(role);
         }
         let now_ms = self.now_ms(now);
-        let mut next = RESCAN;
         for (oid, served) in &mut self.databases {
             next = next.min(served.tend(*oid, &settings, role.is_some(), self.news, now, now_ms));
         }
@@ -165,7 +196,8 @@ impl Launcher {
             let seen: Vec<turns::Database> = (self.databases.iter_mut())
                 .map(|(oid, served)| served.as_seen(*oid, now, now_ms))
                 .collect();
-            let plan = turns::plan(&seen, self.slots, now_ms, settings.turn_ms);
+            let room = shmem::room_in_server();
+            let plan = turns::plan(&seen, self.slots.min(room), now_ms, settings.turn_ms);
             let mut found_none = false;
             for index in &plan.start {
                 let Some((oid, served)) = self.databases.iter_mut().nth(*index) else {
@@ -181,7 +213,7 @@ impl Launcher {
                 self.tried = Some(now);
                 continue; // with what there is
             }
-            if plan.kept_out > 0 && self.tried.is_none_or(|tried| now >= tried + RETRY_SLOT) {
+            if plan.kept_out > 0 && self.slots < room && self.tried.is_none_or(|tried| now >= tried + RETRY_SLOT) {
                 self.slots = self.slots.saturating_add(1);
                 continue;
             }
@@ -195,18 +227,21 @@ impl Launcher {
     }
 
     fn say_who_waits(&mut self, plan: &Plan, now: Instant) {
+        let no_places = shmem::room_in_server() <= self.slots;
         for (oid, served) in &self.databases {
             let place = shmem::database(*oid).filter(|place| served.wanted > 0 && !place.lacks_extension());
             if let Some(place) = place {
                 place.set_obstacle(match served.startable(now) {
+                    _ if plan.in_turn && no_places => Obstacle::Places,
                     _ if plan.in_turn => Obstacle::Turns,
                     0 => Obstacle::None,
+                    _ if no_places && plan.missing > 0 => Obstacle::Places,
                     _ => Obstacle::Slots,
                 });
             }
         }
         shmem::set_waiting_databases(plan.waiting);
-        shmem::set_missing_slots(plan.missing);
+        shmem::set_missing_slots(if no_places { 0 } else { plan.missing });
         if plan.missing > 0 && self.complained.is_none_or(|said| now >= said + Duration::from_secs(60)) {
             self.complained = Some(now);
             let in_turn = if plan.in_turn {
@@ -215,12 +250,53 @@ impl Launcher {
                 ""
             };
             let missing = plan.missing;
-            pgrx::warning!("outbox: {missing} worker(s) find no slot; raise max_worker_processes by as many{in_turn}");
+            match no_places {
+                true => pgrx::warning!(
+                    "outbox: {missing} worker(s) find no place; a server has {MAX_WORKERS}, workers outside of it included{in_turn}"
+                ),
+                false => pgrx::warning!(
+                    "outbox: {missing} worker(s) find no slot; raise max_worker_processes by as many{in_turn}"
+                ),
+            }
         }
     }
 
     fn now_ms(&self, now: Instant) -> u64 {
         1 + now.duration_since(self.began).as_millis() as u64
+    }
+
+    /// Takes over workers that it did not start.
+    fn find_workers(&mut self, now: Instant) {
+        let (news, now_ms) = (self.news, self.now_ms(now));
+        for found in shmem::workers_in_server() {
+            let unlisted = || Served {
+                gone: true, // it is closed to connections, and its workers are to end
+                ..Served::default()
+            };
+            let served = self.databases.entry(found.database).or_insert_with(unlisted);
+            let number = found.number as usize;
+            while served.workers.len() <= number {
+                served.workers.push(Place::default());
+            }
+            if served.workers[number].running.is_some() {
+                continue;
+            }
+            pgrx::log!(
+                "outbox launcher: found worker {} of database {} running, process {}",
+                number + 1,
+                found.database,
+                found.pid
+            );
+            if served.running() == 0 {
+                served.since_ms = now_ms;
+            }
+            served.workers[number].running = Some(Running {
+                process: Process::Found(found.pid),
+                since: now,
+                news,
+                leaves: found.leaves.then_some(now),
+            });
+        }
     }
 
     /// Looks which databases there are; false if that failed.
@@ -265,7 +341,7 @@ impl Served {
             true => None,
             false => shmem::add_database(oid, now_us()),
         };
-        self.reap(place, news, now, now_ms);
+        self.reap(oid, place, news, now, now_ms);
         let mut next = RESCAN;
         self.wanted = match place {
             None => 0,
@@ -283,15 +359,16 @@ impl Served {
             Some(place) if !place.has_extension() => settings.workers.min(1),
             Some(_) => settings.workers,
         };
-        for worker in self.workers.iter_mut().skip(self.wanted as usize) {
+        for (number, worker) in self.workers.iter_mut().enumerate().skip(self.wanted as usize) {
             if let Some(running) = &mut worker.running {
                 running.leaves.get_or_insert(now);
-                running.handle.terminate();
+                running.terminate(oid, number);
             }
         }
-        for running in self.workers.iter().filter_map(|worker| worker.running.as_ref()) {
+        for (number, worker) in self.workers.iter().enumerate() {
+            let Some(running) = &worker.running else { continue };
             match running.leaves {
-                Some(asked) if now >= asked + LEAVE_PATIENCE => running.handle.terminate(),
+                Some(asked) if now >= asked + LEAVE_PATIENCE => running.terminate(oid, number),
                 Some(_) => {}
                 None => continue,
             }
@@ -303,10 +380,10 @@ impl Served {
     }
 
     /// Notices workers that have ended.
-    fn reap(&mut self, database: Option<&shmem::Database>, news: u32, now: Instant, now_ms: u64) {
+    fn reap(&mut self, oid: u32, database: Option<&shmem::Database>, news: u32, now: Instant, now_ms: u64) {
         let before = self.running();
-        for place in &mut self.workers {
-            let Some(ended) = place.running.take_if(|running| !running.handle.is_alive()) else {
+        for (number, place) in self.workers.iter_mut().enumerate() {
+            let Some(ended) = place.running.take_if(|running| !running.is_alive(oid, number)) else {
                 continue;
             };
             // There was news since it started, so it may have ended for that, or have looked for the extension too soon.
@@ -386,7 +463,7 @@ impl Served {
             return false;
         };
         self.workers[number].running = Some(Running {
-            handle,
+            process: Process::Started(handle),
             since: now,
             news,
             leaves: None,
@@ -403,7 +480,7 @@ impl Served {
             if let Some(running) = place.running.as_mut().filter(|running| running.leaves.is_none()) {
                 running.leaves = Some(now);
                 if !shmem::ask_to_leave(oid, number as u32) {
-                    running.handle.terminate(); // it has not come far
+                    running.terminate(oid, number); // it has not come far
                 }
                 return;
             }

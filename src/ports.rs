@@ -189,7 +189,7 @@ impl engine::Store for Tables<'_> {
 /// share a word of *reopen*: the first that takes it tells the others.
 pub struct Shared {
     database: Option<&'static shmem::Database>,
-    slot: Option<&'static shmem::Worker>,
+    slot: &'static shmem::Worker,
     /// The destinations that are served, and from where each must read a partition again.
     told: RefCell<Vec<(String, Lows)>>,
     /// Whether this pass has brought back what is due, and in how many ms the next is.
@@ -199,7 +199,7 @@ pub struct Shared {
 type Lows = HashMap<Partition, i64>;
 
 impl Shared {
-    pub fn new(database: Option<&'static shmem::Database>, slot: Option<&'static shmem::Worker>) -> Self {
+    pub fn new(database: Option<&'static shmem::Database>, slot: &'static shmem::Worker) -> Self {
         Self {
             database,
             slot,
@@ -231,41 +231,37 @@ impl Shared {
 
     /// Answers it; with the last word the session is woken.
     pub fn answer(&self, ticket: u32, report: &Report, done: bool) {
-        if let (Some(database), Some(slot)) = (self.database, self.slot) {
-            slot.answer().tell(database.ask(), ticket, report, done);
+        if let Some(database) = self.database {
+            self.slot.answer().tell(database.ask(), ticket, report, done);
         }
     }
 
     /// A pass is over; one that did nothing is not told of.
     pub fn note_tick(&self, report: &Report) {
-        if let Some(slot) = self.slot.filter(|_| report.says_something()) {
-            slot.note_tick(report);
+        if report.says_something() {
+            self.slot.note_tick(report);
         }
     }
 
     pub fn set_in_flight(&self, count: usize) {
-        if let Some(slot) = self.slot {
-            slot.set_in_flight(count);
-        }
+        self.slot.set_in_flight(count);
     }
 
     /// This worker has nothing to do, as of so many calls; None = it has.
     pub fn set_idle(&self, calls: Option<u32>) {
-        if let Some(slot) = self.slot {
-            slot.set_idle(calls);
-        }
+        self.slot.set_idle(calls);
     }
 
     /// The launcher wants the slot of this worker for another database.
     pub fn is_to_leave(&self) -> bool {
-        self.slot.is_some_and(shmem::Worker::is_to_leave)
+        self.slot.is_to_leave()
     }
 
     /// From now on this worker reads these partitions, and nobody else.
     pub fn own_lanes(&self, leases: &[Held]) {
-        if let (Some(database), Some(slot)) = (self.database, self.slot) {
+        if let Some(database) = self.database {
             for (partition, _) in leases {
-                database.own_lanes(*partition, slot);
+                database.own_lanes(*partition, self.slot);
             }
         }
     }
@@ -332,8 +328,8 @@ impl Memory for Lanes<'_> {
     }
 
     fn take_reopen(&self, partition: Partition) -> Option<i64> {
-        if let (Some(database), Some(slot)) = (self.shared.database, self.shared.slot)
-            && let Some(low) = database.take_reopen(self.class, partition, slot)
+        if let Some(database) = self.shared.database
+            && let Some(low) = database.take_reopen(self.class, partition, self.shared.slot)
         {
             self.shared
                 .tell_those(|name| Class::of(name) == self.class, partition, low);
@@ -363,7 +359,7 @@ impl Memory for Lanes<'_> {
 
 impl Express<Tid> for Lanes<'_> {
     fn take(&self) -> Vec<(Place, Claimed<Tid>)> {
-        let worker = self.shared.slot.map_or(0, shmem::Worker::place);
+        let worker = self.shared.slot.place();
         (express::take(self.destination, worker).into_iter())
             .map(|(place, tid, pointer, event)| {
                 let claimed = Claimed {

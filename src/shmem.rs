@@ -1,23 +1,23 @@
 //! What lies in shared memory: who to wake for which database, and the counters that the status view shows. Every field
 //! says who writes it. Nothing here is an authority: the tables are; a lost value costs a poll or a wrong digit.
 
-use crate::asks::{Answer, Ask, Report};
-use crate::pg::shmem::{Shareable, Shared, SharedSlice, request};
+mod places;
+
+pub use places::*;
+
+use crate::asks::Ask;
+use crate::pg::shmem::{Shareable, Shared, SharedSlice, Turn, request};
 use crate::pg::{bgworker, catalog, latch, xact};
 use crate::{express, faults, figures, registry, ticks};
 use outbox_core::minutes::{Minutes, Took};
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::settle::Ended;
-use std::cell::Cell;
 use std::sync::atomic::{
     AtomicI32, AtomicI64, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 
 pub const MAX_DATABASES: usize = 128;
-pub const MAX_WORKERS: usize = 128;
-/// Of these so many may be outside the server: they are not to take the places of those inside.
-pub const MAX_OUTSIDE: usize = MAX_WORKERS / 2;
 const MAX_PARTITIONS: usize = 1024;
 const BUCKETS: usize = 64;
 const MAX_VACATED: usize = 32;
@@ -53,6 +53,8 @@ pub struct State {
     /// How many databases wait for a worker of another one to leave. Written by the launcher.
     waiting_databases: AtomicU32,
     databases: [Database; MAX_DATABASES],
+    /// Of who takes or frees a place among the workers.
+    places_turn: Turn,
     workers: [Worker; MAX_WORKERS],
     /// Of each database, for each class of destinations, its partitions.
     lanes: [[[Reopen; MAX_PARTITIONS]; CLASSES]; MAX_DATABASES],
@@ -114,27 +116,6 @@ struct Bucket {
     failed: AtomicU64,
 }
 
-/// One running worker. Written by the worker.
-#[repr(C)]
-pub struct Worker {
-    database: AtomicU32,
-    /// Process number + 1; 0 = the slot is free.
-    proc_number: AtomicI32,
-    in_flight: AtomicU32,
-    /// server-N is its name; OUTSIDE = it is the session of a worker outside the server.
-    number: AtomicU32,
-    answer: Answer,
-    /// Of the `calls` of its database, how many there were when it last began to look and found nothing to do; BUSY = there
-    /// is something. Read by the launcher.
-    idle_at: AtomicU64,
-    /// 1 = it shall leave in order. Written by the launcher.
-    leave: AtomicU32,
-}
-
-const BUSY: u64 = u64::MAX;
-/// The number of all workers outside the server: the launcher did not start them, and sessions ask nothing of them.
-const OUTSIDE: u32 = u32::MAX;
-
 /// A database that a statement needs for itself. Written by the session that runs the statement.
 #[repr(C)]
 struct Vacated {
@@ -164,6 +145,8 @@ pub enum Obstacle {
     Role = 3,
     /// There are more databases than slots of max_worker_processes: it is served in turn with others.
     Turns = 4,
+    /// The places for workers in shared memory are used up.
+    Places = 5,
 }
 
 /// Reserves the memory. From `_PG_init`, while preloading.
@@ -264,173 +247,15 @@ pub fn set_waiting_databases(count: u32) {
 
 pub fn launcher_starts() {
     if let Some(state) = STATE.get() {
-        state.launcher.store(latch::my_proc_number() + 1, Relaxed);
+        state.launcher.store(latch::my_proc_number() + 1, SeqCst);
     }
     bgworker::on_exit(launcher_ends);
 }
 
 unsafe extern "C-unwind" fn launcher_ends(_code: i32, _arg: pgrx::pg_sys::Datum) {
     if let Some(state) = STATE.get() {
-        state.launcher.store(0, Relaxed);
+        state.launcher.store(0, SeqCst);
     }
-}
-
-/// Takes a place among the workers, so that commits in `database` wake this process. Before it connects, so that who
-/// needs the database for itself does not overlook it.
-pub fn worker_starts(database: u32, number: u32) -> Option<&'static Worker> {
-    let slot = take_place(database, number)?;
-    bgworker::on_exit(worker_ends);
-    Some(slot)
-}
-
-/// The same for the session of a worker outside the server, until `leave_from_outside` or the end of the session.
-pub fn join_from_outside() -> Option<&'static Worker> {
-    thread_local! {
-        static ASKED: Cell<bool> = const { Cell::new(false) };
-    }
-    let is_outside = |worker: &&Worker| worker.database.load(SeqCst) != 0 && worker.is_outside();
-    if static_state()?.workers.iter().filter(is_outside).count() >= MAX_OUTSIDE {
-        return None;
-    }
-    let slot = take_place(catalog::my_database(), OUTSIDE)?;
-    if !ASKED.replace(true) {
-        bgworker::on_exit(worker_ends);
-    }
-    Some(slot)
-}
-
-/// This session is no worker any more.
-pub fn leave_from_outside() {
-    let Some(state) = STATE.get() else { return };
-    free_places(state);
-}
-
-fn take_place(database: u32, number: u32) -> Option<&'static Worker> {
-    let state = static_state()?;
-    let me = latch::my_proc_number() + 1;
-    let slot = state
-        .workers
-        .iter()
-        .find(|worker| worker.proc_number.compare_exchange(0, me, Relaxed, Relaxed).is_ok())?;
-    slot.in_flight.store(0, Relaxed);
-    slot.answer.forget();
-    slot.idle_at.store(BUSY, SeqCst);
-    slot.leave.store(0, SeqCst);
-    slot.number.store(number, Relaxed);
-    slot.database.store(database, SeqCst);
-    Some(slot)
-}
-
-/// The workers of this database shall look at once who is there and which partitions are free.
-pub fn look_again() {
-    if let Some(state) = STATE.get() {
-        workers_changed(state, catalog::my_database());
-    }
-}
-
-fn workers_changed(state: &State, database: u32) {
-    if let Some(place) = state.databases.iter().find(|place| place.oid.load(Relaxed) == database) {
-        place.worker_changes.fetch_add(1, SeqCst);
-    }
-    wake_workers_of(state, database);
-}
-
-/// The numbers of the workers that run in this database, in the server. Whoever is not among them has ended, however it
-/// ended.
-pub fn workers_here() -> Option<Vec<u32>> {
-    let database = catalog::my_database();
-    let workers = static_state()?.workers.iter();
-    let here = workers.filter(|worker| worker.database.load(SeqCst) == database && !worker.is_outside());
-    Some(here.map(|worker| worker.number.load(Relaxed)).collect())
-}
-
-/// The number of each worker of this database in the server, and where it answers.
-pub fn answers_here() -> impl Iterator<Item = (u32, &'static Answer)> {
-    let (database, workers) = (
-        catalog::my_database(),
-        static_state().map_or(&[][..], |state| &state.workers),
-    );
-    let here = workers
-        .iter()
-        .filter(move |worker| worker.database.load(SeqCst) == database && !worker.is_outside());
-    here.map(|worker| (worker.number.load(Relaxed), &worker.answer))
-}
-
-unsafe extern "C-unwind" fn worker_ends(_code: i32, _arg: pgrx::pg_sys::Datum) {
-    figures::worker_ends();
-    let Some(state) = STATE.get() else { return };
-    free_places(state);
-}
-
-fn free_places(state: &State) {
-    let me = latch::my_proc_number() + 1;
-    for worker in state
-        .workers
-        .iter()
-        .filter(|worker| worker.proc_number.load(Relaxed) == me)
-    {
-        let database = worker.database.swap(0, SeqCst);
-        for vacated in state.vacated.iter().filter(|v| v.database.load(SeqCst) == database) {
-            latch::set(vacated.requester.load(Relaxed) - 1);
-        }
-        worker.in_flight.store(0, Relaxed);
-        express::worker_ends(worker.place());
-        worker.proc_number.store(0, SeqCst);
-        workers_changed(state, database);
-    }
-}
-
-impl Worker {
-    fn is_outside(&self) -> bool {
-        self.number.load(Relaxed) == OUTSIDE
-    }
-
-    /// Its place + 1.
-    pub fn place(&self) -> u32 {
-        let index = static_state().and_then(|state| state.workers.iter().position(|worker| std::ptr::eq(worker, self)));
-        index.map_or(0, |index| index as u32 + 1)
-    }
-
-    /// A pass that did something is over.
-    pub fn note_tick(&self, report: &Report) {
-        if let Some(place) = self.place().checked_sub(1) {
-            ticks::note(place as usize, self.number.load(Relaxed), report);
-        }
-    }
-
-    pub fn answer(&self) -> &Answer {
-        &self.answer
-    }
-
-    pub fn set_in_flight(&self, count: usize) {
-        self.in_flight.store(count as u32, Relaxed);
-    }
-
-    /// It has nothing to do, as of so many calls; None = it has. Who waits for its slot hears of it.
-    pub fn set_idle(&self, calls: Option<u32>) {
-        self.idle_at.store(calls.map_or(BUSY, u64::from), SeqCst);
-        if let (Some(_), Some(state)) = (calls, static_state())
-            && state.waiting_databases.load(SeqCst) > 0
-        {
-            latch::set(state.launcher.load(Relaxed) - 1);
-        }
-    }
-
-    pub fn is_to_leave(&self) -> bool {
-        self.leave.load(SeqCst) == 1
-    }
-}
-
-/// Asks a worker to leave in order. False if it has not come to its place yet. Launcher only.
-pub fn ask_to_leave(database: u32, number: u32) -> bool {
-    let mut workers = static_state().into_iter().flat_map(|state| &state.workers);
-    let found =
-        workers.find(|worker| worker.database.load(SeqCst) == database && worker.number.load(Relaxed) == number);
-    if let Some(worker) = found {
-        worker.leave.store(1, SeqCst);
-        latch::set(worker.proc_number.load(Relaxed) - 1);
-    }
-    found.is_some()
 }
 
 fn static_state() -> Option<&'static State> {
@@ -461,13 +286,6 @@ pub fn is_vacated(database: u32) -> bool {
     STATE
         .get()
         .is_some_and(|state| state.vacated.iter().any(|v| v.database.load(SeqCst) == database))
-}
-
-/// Whether a worker of this database runs, connected or about to connect.
-pub fn has_workers(database: u32) -> bool {
-    STATE
-        .get()
-        .is_some_and(|state| state.workers.iter().any(|w| w.database.load(SeqCst) == database))
 }
 
 /// This process needs no database for itself any more. Called at the end of a transaction: no allocation, no error.
@@ -740,6 +558,7 @@ impl Database {
             2 => Some("excluded"),
             3 => Some("role"),
             4 => Some("turns"),
+            5 => Some("places"),
             _ => None,
         }
     }

@@ -12,6 +12,7 @@ use crate::pg::latch::WaitSet;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, signals};
 use crate::ports::{Shared, held_transaction, in_transaction, remember_table};
+use crate::shmem::NoPlace;
 use crate::store::{Described, Store};
 use crate::upkeep::Upkeep;
 use crate::{figures, launcher, registry, shmem};
@@ -49,7 +50,17 @@ const LARGE_COUNT_EVERY: u32 = 30;
 pub fn main(argument: u64) -> ! {
     let (database, number) = launcher::unpack(argument);
     signals::install();
-    let slot = shmem::worker_starts(database, number);
+    let slot = match shmem::worker_starts(database, number) {
+        Ok(slot) => slot,
+        Err(NoPlace::Taken(pid)) => {
+            pgrx::log!(
+                "outbox {}: process {pid} is this worker already; this one ends",
+                id_of(number)
+            );
+            signals::exit(0)
+        }
+        Err(NoPlace::Full) => signals::exit(0), // the launcher says so
+    };
     if shmem::is_vacated(database) {
         signals::exit(0);
     }
@@ -140,7 +151,7 @@ struct Task {
 }
 
 impl Worker {
-    fn start(number: u32, slot: Option<&'static shmem::Worker>) -> Self {
+    fn start(number: u32, slot: &'static shmem::Worker) -> Self {
         let id = id_of(number);
         let opened = in_transaction(c"outbox: start", Durability::Relaxed, || {
             let store = Store::open(&id)?;

@@ -182,6 +182,7 @@ const EXEMPTIONS: &[Exemption] = &[
         "unsafe impl Shareable for State {}",
         "only who writes the struct can promise it",
     ),
+    exempt("src/shmem/places.rs", "_arg: pgrx::pg_sys::Datum", "the same"),
     exempt("src/worker.rs", "_arg: pgrx::pg_sys::Datum", "the same"),
     exempt("src/registry.rs", "unsafe impl Shareable for Entry {}", "the same"),
     exempt("src/express.rs", "unsafe impl Shareable for Area {}", "the same"),

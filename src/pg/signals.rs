@@ -69,6 +69,19 @@ pub fn in_transaction(is_inside: bool) {
     }
 }
 
+/// A cancel that came while no statement ran is over.
+pub fn forget_cancel() {
+    in_transaction(false);
+}
+
+/// Sends SIGTERM to a process of this server, as the postmaster does to a worker that shall end.
+pub fn terminate(pid: i32) {
+    // SAFETY: a plain system call; the caller knows the process to live.
+    unsafe {
+        libc::kill(pid, libc::SIGTERM);
+    }
+}
+
 /// Takes notice of a reload, if there was one: reads the configuration files and says true.
 pub fn reload_if_asked() -> bool {
     // SAFETY: the flag is written by the signal handler of this thread only, hence the volatile access.

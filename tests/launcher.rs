@@ -1,0 +1,277 @@
+//! What remains when the launcher or a worker ends, or a place for a worker is missing? One set of workers, whatever
+//! signal came to which process, and no worker that runs without a place.
+
+mod common;
+
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use common::load::{Load, Plan};
+use common::oracle::{Arrived, judge};
+use common::*;
+use postgres::Client;
+use support::{Broker, Cluster, program, wait_for, wait_until};
+
+/// How often each of the two signals goes to the launcher and to a worker.
+const ROUNDS: usize = 20;
+/// What a worker has in flight at most: the bound of duplicates by one signal.
+const WINDOW: usize = 2000;
+const WORKERS: usize = 2;
+
+/// The process ids of a kind, in order.
+fn pids(client: &mut Client, kind: &str) -> Vec<i32> {
+    let sql = "select pid from pg_stat_activity where backend_type = $1 order by pid";
+    let rows = client.query(sql, &[&kind]).expect("pg_stat_activity");
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+fn launcher(client: &mut Client) -> Option<i32> {
+    pids(client, "outbox launcher").first().copied()
+}
+
+fn wait_for_launcher(client: &mut Client) -> i32 {
+    wait_for("a launcher", LONG, || launcher(client))
+}
+
+fn signal(client: &mut Client, function: &str, pid: i32) {
+    client
+        .execute(&format!("select {function}($1)"), &[&pid])
+        .expect("a signal");
+}
+
+/// Waits until another launcher than `before` runs.
+fn wait_for_another_launcher(client: &mut Client, before: i32) {
+    wait_until("another launcher", LONG, || {
+        launcher(client).is_some_and(|pid| pid != before)
+    });
+}
+
+/// Watches how many workers run, until it is dropped.
+fn most_workers_while<T>(cluster: &Cluster, body: impl FnOnce() -> T) -> (usize, T) {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let mut client = cluster.connect(DB);
+            let mut most = 0;
+            while !over.load(Ordering::Acquire) {
+                most = most.max(pids(&mut client, "outbox worker").len());
+            }
+            most
+        });
+        // Also when the body panics, else the scope would wait for ever.
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+        over.store(true, Ordering::Release);
+        let most = watch.join().expect("a watcher that ends well");
+        match ended {
+            Ok(value) => (most, value),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+#[test]
+fn signals_to_launcher_and_workers_leave_one_set_of_workers_and_lose_kill_and_reorder_nothing() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let conf = [format!("outbox.workers = {WORKERS}")];
+    let cluster = outbox_cluster_with(broker, &exchange, &conf.each_ref().map(String::as_str));
+    let load = Load::start(&cluster, &Plan::default());
+    let mut client = cluster.connect(DB);
+    let (most, ()) = most_workers_while(&cluster, || {
+        for round in 0..ROUNDS {
+            for function in ["pg_cancel_backend", "pg_terminate_backend"] {
+                let before = wait_for_launcher(&mut client);
+                signal(&mut client, function, before);
+                if function == "pg_terminate_backend" {
+                    wait_for_another_launcher(&mut client, before);
+                }
+                let workers = pids(&mut client, "outbox worker");
+                let ended = workers[round % workers.len()];
+                signal(&mut client, function, ended);
+                if function == "pg_terminate_backend" {
+                    wait_until("a worker to end", LONG, || {
+                        !pids(&mut client, "outbox worker").contains(&ended)
+                    });
+                }
+                wait_connected(&cluster);
+                load.wait_for_more(10);
+            }
+        }
+    });
+    assert_eq!(most, WORKERS, "at no time was there a second worker of a name");
+    assert_eq!(pids(&mut client, "outbox launcher").len(), 1);
+    let sent = load.stop();
+    wait_drained(&cluster);
+    let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
+    let verdict = judge(&sent, &arrived);
+    println!("{} arrived, {} again", arrived.len(), verdict.doubled.len());
+    verdict.assert_nothing_lost(2 * ROUNDS * WINDOW);
+    assert_eq!(verdict.reordered, Vec::<String>::new());
+    for (what, sql) in [
+        ("dead", "select count(*) from outbox_dead"),
+        ("charged", "select count(*) from outbox_history where attempts <> 1"),
+    ] {
+        assert_eq!(cluster.query_one::<i64>(DB, sql), 0, "{what}");
+    }
+}
+
+#[test]
+fn a_launcher_that_comes_again_keeps_the_workers_that_run_and_doubles_nothing() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 3"]);
+    wait_shared(&cluster);
+    let mut client = cluster.connect(DB);
+    let workers = pids(&mut client, "outbox worker");
+    let load = Load::start(&cluster, &Plan::default());
+    for _ in 0..3 {
+        let before = wait_for_launcher(&mut client);
+        signal(&mut client, "pg_terminate_backend", before);
+        wait_for_another_launcher(&mut client, before);
+        load.wait_for_more(100);
+    }
+    assert_eq!(pids(&mut client, "outbox worker"), workers);
+    let sent = load.stop();
+    wait_drained(&cluster);
+    let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
+    judge(&sent, &arrived).assert_perfect();
+
+    // It can still end those that it did not start.
+    cluster.set_conf("outbox.workers", "1");
+    wait_until("two workers to leave", LONG, || {
+        pids(&mut client, "outbox worker").len() == 1
+    });
+    let left = pids(&mut client, "outbox worker");
+    cluster.set_conf("outbox.workers", "3");
+    wait_until("two others to come", LONG, || {
+        pids(&mut client, "outbox worker").len() == 3
+    });
+    assert!(pids(&mut client, "outbox worker").contains(&left[0]));
+}
+
+#[test]
+fn a_database_without_a_launcher_can_be_dropped_renamed_and_configured() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 2"]);
+    let mut client = cluster.connect(DB);
+    client
+        .batch_execute("set statement_timeout = '10s'")
+        .expect("a timeout");
+    for statement in [
+        "drop database shop",
+        "drop database shop with (force)",
+        "alter database shop rename to store",
+        "select outbox_configure(8)",
+        "select outbox_configure(16)",
+    ] {
+        cluster.exec(DB, "drop database if exists store");
+        if cluster.query_one(DB, "select not exists (select from pg_database where datname = 'shop')") {
+            cluster.exec(DB, "create database shop");
+            cluster.exec("shop", "create extension outbox");
+        }
+        wait_until("all workers", LONG, || pids(&mut client, "outbox worker").len() == 4);
+        let before = wait_for_launcher(&mut client);
+        signal(&mut client, "pg_terminate_backend", before);
+        wait_until("the launcher to end", LONG, || launcher(&mut client) != Some(before));
+        client
+            .batch_execute(statement)
+            .unwrap_or_else(|error| panic!("{statement}: {error:?}"));
+        wait_for_another_launcher(&mut client, before);
+    }
+    wait_until("all workers", LONG, || pids(&mut client, "outbox worker").len() == 4);
+}
+
+// ---- places ---------------------------------------------------------------------------------------------------------
+
+/// Of these so many are for workers in the server whatever comes from outside.
+const PLACES: usize = 128;
+const OUTSIDE: usize = PLACES / 2;
+
+#[test]
+fn workers_beyond_the_places_do_not_start_and_health_and_log_say_so() {
+    let conf = [
+        "max_worker_processes = 100",
+        "max_connections = 120",
+        "outbox.workers = 0",
+    ];
+    let cluster = unconnected_cluster("", "x", &conf);
+    let databases = ["a", "b", "c", "d", DB];
+    for database in &databases[..4] {
+        cluster.exec(DB, &format!("create database {database}"));
+        cluster.exec(database, "create extension outbox");
+    }
+    let begin = "select outbox_work_begin('x')";
+    let mut outside: Vec<Client> = (0..OUTSIDE)
+        .map(|number| {
+            let mut client = cluster.connect(DB);
+            if let Err(error) = client.batch_execute(begin) {
+                panic!("{number}: {error:?}");
+            }
+            client
+        })
+        .collect();
+    let error = refused(&cluster, begin);
+    assert_eq!(
+        error.message(),
+        "there is no place for another worker outside the server"
+    );
+    let program = Command::new(program::outboxctl())
+        .args(["work", "-h", "127.0.0.1", "-U", "postgres", "-d", DB, "-p"])
+        .arg(cluster.port().to_string())
+        .output()
+        .expect("outboxctl work");
+    let said = String::from_utf8_lossy(&program.stderr);
+    assert!(!program.status.success(), "{said}");
+    assert!(
+        said.contains("there is no place for another worker") && said.contains("128"),
+        "{said}"
+    );
+
+    let (offset, began) = (cluster.log_offset(), Instant::now());
+    let mut client = cluster.connect(DB);
+    let running = |client: &mut Client| pids(client, "outbox worker").len();
+    let wanted = databases.len() * 16;
+    let free = PLACES - OUTSIDE;
+    let (most, ()) = most_workers_while(&cluster, || {
+        cluster.set_conf("outbox.workers", "16");
+        wait_until("all places to be taken", LONG, || running(&mut client) >= free);
+        let problem = wait_for("health to tell of places", LONG, || {
+            let mut problems = databases.iter().map(|database| problem_of_workers(&cluster, database));
+            problems.find(|problem| problem.contains("place"))
+        });
+        assert!(problem.contains("128"), "{problem}");
+    });
+    assert_eq!(most, free, "of {wanted} that are wanted");
+    cluster.wait_for_log("worker(s) find no place", offset);
+    let said = cluster.log().split_off(offset).matches("find no place").count();
+    let minutes = began.elapsed().as_secs() as usize / 60;
+    assert!(said <= 1 + minutes, "said {said} times in {minutes} minutes");
+
+    // Each has a name, and the row of it is its own.
+    let names: i64 = databases
+        .iter()
+        .map(|database| {
+            cluster.query_one::<i64>(
+                database,
+                "select count(*) from outbox_worker_status where alive and worker_id like 'server-%'",
+            )
+        })
+        .sum();
+    assert!(names as usize <= free, "{names} names");
+
+    // A place that is free again is taken.
+    outside.truncate(OUTSIDE - 4);
+    wait_until("four more workers", LONG, || running(&mut client) == free + 4);
+    drop(outside);
+    wait_until("all workers", LONG, || running(&mut client) == wanted);
+    wait_until("health to be well", LONG, || {
+        databases
+            .iter()
+            .all(|database| problem_of_workers(&cluster, database).is_empty())
+    });
+}
+
+fn problem_of_workers(cluster: &Cluster, database: &str) -> String {
+    let sql = r#"select coalesce(problem, '') from outbox_health where "check" = 'workers'"#;
+    cluster.query_one(database, sql)
+}
