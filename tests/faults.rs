@@ -110,6 +110,68 @@ fn a_broker_that_does_not_answer_is_named_and_nothing_is_lost() {
     assert_nothing_was_charged(&cluster);
 }
 
+/// A queue that takes messages and confirms none, as one without its quorum; the broker and its other queues are well.
+#[test]
+fn what_a_queue_does_not_confirm_is_told_of_and_goes_again_over_the_same_connection() {
+    let broker = Broker::start();
+    let (exchange, queue) = exchange_and_queue(&broker);
+    let other = format!("{queue}-other");
+    broker.declare_queue(&other, serde_json::Value::Null);
+    let cluster = outbox_cluster_with(&broker, &exchange, &["outbox.routing_key = '{type}'"]);
+    broker.unbind(&queue, &exchange, "#");
+    broker.bind(&queue, &exchange, "stuck");
+    broker.bind(&other, &exchange, "well");
+    let connection = "select pg_catalog.count(*) from outbox_connections where state = 'down'";
+    let publish = |kind: &str, key: &str, count: u32| {
+        cluster.exec(DB, &format!(
+            "select outbox_publish('{kind}', jsonb_build_object('label', '{key}' || g), 'a', '{key}') from generate_series(1, {count}) g"
+        ));
+    };
+    let call = |what: &str| {
+        broker.ctl(&["eval", &format!(
+            "{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, <<\"{queue}\">>)), ok = sys:{what}(amqqueue:get_pid(Q))."
+        )])
+    };
+    call("suspend");
+    let offset = cluster.log_offset();
+    publish("stuck", "s", 5);
+    publish("well", "w", 3);
+    let problem = wait_for_problem(&cluster, "broker");
+    assert!(
+        problem.contains("connected") && problem.contains("5 unconfirmed for"),
+        "{problem}"
+    );
+    let state: String = cluster.query_one(
+        DB,
+        "select concat_ws(' ', state, reason, detail) from outbox_destination_status where destination = 'default'",
+    );
+    assert!(state.starts_with("connected unconfirmed 5 unconfirmed for "), "{state}");
+    wait_true(
+        &cluster,
+        "them to be given back and sent again",
+        "select released_total >= 5 and in_flight = 5 from outbox_destination_status where destination = 'default'",
+    );
+    publish("well", "w", 3);
+    wait_published(&cluster, 6);
+    assert_eq!(cluster.query_one::<i64>(DB, connection), 0);
+    call("resume");
+    wait_published(&cluster, 11);
+    wait_healthy(&cluster, "broker");
+    assert_nothing_was_charged(&cluster);
+    let log = cluster.log();
+    assert!(!log[offset..].contains("broker down"), "{log}");
+    // What it was sent first and what was sent again are both there by now, each in order.
+    let label = |delivery: &Delivery| {
+        let body: serde_json::Value = serde_json::from_slice(&delivery.body).expect("JSON");
+        body["payload"]["label"].as_str().expect("a label").to_owned()
+    };
+    let labels: Vec<String> = all_of(&broker, &queue).iter().map(label).collect();
+    assert!(labels.len() % 5 == 0 && labels.len() > 5, "{labels:?}");
+    for (n, label) in labels.iter().enumerate() {
+        assert_eq!(*label, format!("s{}", n % 5 + 1), "{labels:?}");
+    }
+}
+
 #[test]
 fn a_missing_exchange_charges_no_attempt_and_shows_in_health() {
     let broker = Broker::shared();

@@ -129,7 +129,7 @@ from @extschema@.outbox_workers w
 left join lateral (
   select x.state, x.reason, x.detail from @extschema@.outbox_connections x where x.worker_id = w.worker_id
   order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,paused}'::text[], x.state),
-           x.destination = 'default' desc, x.destination limit 1) c on true;
+           x.reason is null, x.destination = 'default' desc, x.destination limit 1) c on true;
 comment on view @extschema@.outbox_worker_status is
   'One row a worker: whether it lives, the worst of its connections, how many partitions it owns.';
 
@@ -159,7 +159,8 @@ full join pending p on p.destination = d.destination
 left join @extschema@.outbox_paused z on z.destination = d.destination
 left join lateral (
   select l.state, l.since, l.reason, l.detail from live l where l.destination = d.destination
-  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,paused}'::text[], l.state), l.since
+  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,paused}'::text[], l.state),
+           l.reason is null, l.since
   limit 1) c on true
 left join lateral (select @extschema@.outbox_destination_figures(d.destination) as n) f on true
 order by 1;
@@ -195,7 +196,8 @@ with worker as (
   select c.named, c.destination, c.reason, c.detail,
          case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer
   from connection c left join @extschema@.outbox_destinations() d on d.destination = c.destination
-  where c.state in ('down', 'connecting') and c.reason is not null order by c.destination = 'default' desc, 2 limit 1
+  where c.state in ('down', 'connecting', 'connected') and c.reason is not null
+  order by c.state = 'connected', c.destination = 'default' desc, 2 limit 1
 )
 select 'preload' as "check", s.preloaded as ok,
        case when not s.preloaded then 'outbox is not in shared_preload_libraries: no worker runs, messages wait' end as problem,
@@ -297,9 +299,11 @@ cross join lateral (select
     when 'endpoint_refused' then 'the URL takes no messages: '
     when 'throttled' then 'the receiver asks for fewer requests: '
     when 'unavailable' then 'the receiver says that it is not available: '
+    when 'unconfirmed' then 'the broker is connected and does not confirm: '
     else case when sick.reason is not null then 'the connection to ' || sick.peer || ' failed: ' end
   end || coalesce(sick.detail, '') as problem,
-  case when sick.destination <> 'default' or sick.peer = 'the receiver' then
+  case when sick.reason = 'unconfirmed' then 'look at the queues that the messages go to: one may have been deleted, or have no quorum; what is not confirmed is sent again by itself'
+       when sick.destination <> 'default' or sick.peer = 'the receiver' then
     case sick.reason
       when 'auth_refused' then pg_catalog.format('check the credentials: ALTER USER MAPPING FOR %I SERVER %I',
                                                  pg_catalog.current_setting('outbox.worker_role'), sick.destination)

@@ -118,7 +118,7 @@ begin
   detail := case
     when ok and described.wrapper = 'outbox_http'
       then 'nothing is known against it: the URL is asked when a message goes there'
-    when ok then format('connected since %s', date_trunc('seconds', seen.since)) || stale
+    when ok then concat_ws(', ', format('connected since %s', date_trunc('seconds', seen.since)), seen.detail) || stale
     when seen.state in ('down', 'blocked') then concat_ws(': ', seen.state, seen.reason, seen.detail) || stale
     when seen.state = 'connecting' then 'a worker is connecting' || stale
     when seen.state = 'paused' then 'not looked at while nothing is delivered'

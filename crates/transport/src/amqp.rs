@@ -91,9 +91,7 @@ async fn set_up(config: &AmqpConfig, asked: &Asked, stream: GuardedStream, mark:
         .await
         .map_err(|fault| blame_certificate(config, asked, fault))?;
     within(limit, "the exchange check", check_exchange(config, &connection)).await?;
-    let channel = within(limit, "opening a channel", connection.create_channel()).await?;
-    let confirm = channel.confirm_select(ConfirmSelectOptions::default());
-    within(limit, "turning on confirms", confirm).await?;
+    let channel = confirming_channel(config, &connection).await?;
     let frame_bytes_max = connection.configuration().frame_max() as usize;
     Ok(Link {
         connection,
@@ -101,6 +99,23 @@ async fn set_up(config: &AmqpConfig, asked: &Asked, stream: GuardedStream, mark:
         frame_bytes_max,
         last_bytes,
     })
+}
+
+async fn confirming_channel(config: &AmqpConfig, connection: &Connection) -> Result<Channel, Fault> {
+    let limit = config.connect_timeout;
+    let channel = within(limit, "opening a channel", connection.create_channel()).await?;
+    let confirm = channel.confirm_select(ConfirmSelectOptions::default());
+    within(limit, "turning on confirms", confirm).await?;
+    Ok(channel)
+}
+
+/// Another channel in the place of the one that the messages went through. The old one is closed first: what its broker
+/// still held back to publish (a quorum queue's leader that is away) does not come after that.
+pub(crate) async fn renew_channel(config: &AmqpConfig, link: &mut Link) -> Result<(), Fault> {
+    let close = link.channel.close(REPLY_SUCCESS, "OK".into());
+    within(config.connect_timeout, "closing a channel", close).await?;
+    link.channel = confirming_channel(config, &link.connection).await?;
+    Ok(())
 }
 
 /// Says goodbye. The caller cuts the wire afterwards in any case.

@@ -283,6 +283,18 @@ fn status_of(state: ConnectionState) -> Status {
             reason: None,
             detail: None,
         },
+        ConnectionState::Unconfirmed {
+            messages,
+            seconds,
+            is_alive,
+        } => Status {
+            state: "connected",
+            reason: Some("unconfirmed"),
+            detail: Some(format!(
+                "{messages} unconfirmed for {seconds} s{}",
+                if is_alive { ", though the broker answers" } else { "" }
+            )),
+        },
         ConnectionState::Blocked { reason } => Status {
             state: "blocked",
             reason: None,

@@ -149,6 +149,9 @@ pub struct AmqpConfig {
     pub connect_timeout: Duration,
     /// From publish to confirm; the clock stands while the broker blocks publishers.
     pub confirm_timeout: Duration,
+    /// A message that is unconfirmed for so long makes the publisher ask whether the broker still answers, and send it again
+    /// if it does. See `unconfirmed`.
+    pub patience: Duration,
     /// How many messages may be outstanding, at least 1.
     pub window: usize,
     /// Shown in the broker's list of connections.
@@ -175,6 +178,7 @@ impl AmqpConfig {
             exchange_type: ExchangeType::None,
             connect_timeout: Duration::from_secs(5),
             confirm_timeout: Duration::from_secs(30),
+            patience: Duration::from_secs(5),
             window: 1000,
             connection_name: "outbox".to_owned(),
             backoff_min: Duration::from_millis(100),

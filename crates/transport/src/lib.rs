@@ -13,6 +13,7 @@
 //! | `publisher` | how does the worker hand over batches and learn outcomes? | the worker's main thread |
 //! | `publisher_thread` | how is one connection kept, used and given up? | `outbox-publish` |
 //! | `session` | one connection's window: publish, confirm, return, time out | `outbox-publish` |
+//! | `unconfirmed` | when has the broker been silent about messages for too long? | `outbox-publish`, pure |
 //! | `returns` | which of the confirmed messages were unroutable? | `outbox-publish`, pure |
 //! | `amqp` | how to connect, what to check, what does an error mean? | `outbox-publish` |
 //! | `sendable` | can this message be put on the wire at all? | `outbox-publish`, pure |
@@ -45,6 +46,7 @@ mod signature;
 mod ssrf;
 pub mod target;
 mod tls;
+mod unconfirmed;
 pub mod url;
 
 pub use config::{AmqpConfig, Deadline, ExchangeType, Secret, TransportConfig};

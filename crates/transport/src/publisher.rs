@@ -85,6 +85,14 @@ impl Answered {
 pub enum ConnectionState {
     Connecting,
     Connected,
+    /// Connected, and these messages are without a confirm for longer than usual: said again as time goes by, until
+    /// `Connected`.
+    Unconfirmed {
+        messages: usize,
+        seconds: u64,
+        /// The broker answers to other questions.
+        is_alive: bool,
+    },
     /// The broker is short of memory or disk: nothing more is published, and no confirm times out, until `Connected`.
     Blocked {
         reason: String,

@@ -8,9 +8,11 @@
 
 use crate::amqp::{self, Fault};
 use crate::config::{AmqpConfig, TransportConfig};
+use crate::guard::Wire;
 use crate::http;
 use crate::publisher::{Answered, ConnectionState, Event, Handed, Shared};
-use crate::session::{self, Ended};
+use crate::session::{self, Ended, Over};
+use crate::unconfirmed::Patience;
 use crate::{Outcome, Publication};
 use std::any::Any;
 use std::future::Future;
@@ -187,6 +189,15 @@ impl Intake<'_> {
         }
     }
 
+    /// Does `work`; batches wait meanwhile.
+    async fn unless_stopped<T>(&mut self, work: impl Future<Output = T>) -> Result<T, StopBy> {
+        tokio::select! {
+            biased;
+            stop = stop_order(&mut self.stop) => Err(stop),
+            done = work => Ok(done),
+        }
+    }
+
     pub(crate) fn lose_queue(&mut self, reason: &str) {
         self.batches.close();
         while let Ok(handed) = self.batches.try_recv() {
@@ -210,11 +221,12 @@ async fn stop_order(stop: &mut watch::Receiver<Option<Instant>>) -> StopBy {
 /// Ends when told to stop, or with `Err` when only a new process helps.
 async fn keep_connected(config: &AmqpConfig, intake: &mut Intake<'_>) -> Result<(), String> {
     let mut backoff = Backoff::new(config.backoff_min, config.backoff_max);
+    let mut patience = Patience::new(config.patience, config.confirm_timeout);
     let mut stuck_threads = 0;
     let mut why = "not connected yet".to_owned();
     intake.say_state(ConnectionState::Connecting);
     loop {
-        let gone = match connect_and_serve(config, intake, &mut backoff, &mut why).await {
+        let gone = match connect_and_serve(config, intake, &mut backoff, &mut patience, &mut why).await {
             Ok(gone) => gone,
             Err(StopBy(_)) => break,
         };
@@ -241,28 +253,29 @@ async fn connect_and_serve(
     config: &AmqpConfig,
     intake: &mut Intake<'_>,
     backoff: &mut Backoff,
+    patience: &mut Patience,
     why: &mut String,
 ) -> Result<bool, StopBy> {
     let mut wire = None;
     let mut link = None;
     let ended = match intake.losing_batches(why, amqp::connect(config, &mut wire)).await? {
-        Err(fault) => Ended::Fault(fault),
+        Err(fault) => Over::Fault(fault),
         Ok(new_link) => {
             intake.say_state(ConnectionState::Connected);
             let since = Instant::now();
-            let ended = session::serve(&new_link, wire.as_mut(), config, intake).await;
+            let ended = serve_channels(link.insert(new_link), &mut wire, config, patience, intake).await;
             backoff.connection_lived(since.elapsed());
-            link = Some(new_link);
+            patience.disconnected();
             ended
         }
     };
     let (close_limit, cut_limit) = match &ended {
-        Ended::Fault(fault) => {
+        Over::Fault(fault) => {
             say_down(intake, why, fault);
             (CLOSE_LIMIT, CUT_LIMIT)
         }
         // A share of the time left each, so that all of it ends before `stop` gives up on this thread.
-        Ended::Stopped(StopBy(deadline)) => {
+        Over::Stopped(StopBy(deadline)) => {
             let left = deadline.saturating_duration_since(Instant::now());
             (CLOSE_LIMIT.min(left / 3), CUT_LIMIT.min(left / 3))
         }
@@ -282,10 +295,31 @@ async fn connect_and_serve(
         }
     };
     match ended {
-        Ended::Fault(_) => intake.losing_batches(why, tear_down).await,
-        Ended::Stopped(stop) => {
+        Over::Fault(_) => intake.losing_batches(why, tear_down).await,
+        Over::Stopped(stop) => {
             tear_down.await;
             Err(stop)
+        }
+    }
+}
+
+/// Serves one channel after the other. Returns why the connection is over.
+async fn serve_channels(
+    link: &mut amqp::Link,
+    wire: &mut Option<Wire>,
+    config: &AmqpConfig,
+    patience: &mut Patience,
+    intake: &mut Intake<'_>,
+) -> Over {
+    loop {
+        match session::serve(link, wire.as_mut(), config, patience, intake).await {
+            Ended::Over(over) => return over,
+            Ended::Unconfirmed => {}
+        }
+        match intake.unless_stopped(amqp::renew_channel(config, link)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(fault)) => return Over::Fault(fault),
+            Err(stop) => return Over::Stopped(stop),
         }
     }
 }

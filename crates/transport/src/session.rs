@@ -11,11 +11,12 @@ use crate::publisher::{Answered, ConnectionState, DownReason};
 use crate::publisher_thread::{Intake, StopBy};
 use crate::returns::{Answer, Returned, Returns, Verdict};
 use crate::sendable::Sendable;
+use crate::unconfirmed::{Patience, Phase, Stall};
 use crate::{Outcome, Publication};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{Stream, StreamExt};
 use lapin::message::BasicReturnMessage;
-use lapin::options::BasicPublishOptions;
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::{Channel, Confirmation, Event as LapinEvent};
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
@@ -43,14 +44,30 @@ const LOOK_AFTER: Duration = Duration::from_millis(2);
 /// A peer that takes longer to answer is not looked at in vain again and again: its answers wake.
 const QUICK: Duration = Duration::from_millis(5);
 
-/// Why the session is over.
-pub(crate) enum Ended {
+/// Why a connection is over.
+pub(crate) enum Over {
     Stopped(StopBy),
     Fault(Fault),
 }
 
-/// Serves until told to stop or the connection fails. At its end every message it took has its outcome.
-pub(crate) async fn serve(link: &Link, wire: Option<&mut Wire>, config: &AmqpConfig, intake: &mut Intake<'_>) -> Ended {
+/// Why a session is over.
+pub(crate) enum Ended {
+    /// And its connection with it.
+    Over(Over),
+    /// The broker answers and has not confirmed what it got: the channel is to be given up, not the connection. What was
+    /// unconfirmed is lost, so the worker sends it again.
+    Unconfirmed,
+}
+
+/// Serves until told to stop, the connection fails or a channel is to be given up. At its end every message it took has its
+/// outcome.
+pub(crate) async fn serve(
+    link: &Link,
+    wire: Option<&mut Wire>,
+    config: &AmqpConfig,
+    patience: &mut Patience,
+    intake: &mut Intake<'_>,
+) -> Ended {
     let mut events = pin!(link.connection.events_listener());
     let mut thread_ended = pin!(async move {
         match wire {
@@ -60,7 +77,8 @@ pub(crate) async fn serve(link: &Link, wire: Option<&mut Wire>, config: &AmqpCon
     });
     let mut timer = pin!(sleep_until(Instant::now()));
     let mut look = pin!(sleep_until(Instant::now()));
-    let mut session = Session::new(link, config);
+    let mut session = Session::new(link, config, patience);
+    let mut probe: Option<Probe> = None;
     let mut stop = None;
     loop {
         if stop.is_none() {
@@ -68,6 +86,15 @@ pub(crate) async fn serve(link: &Link, wire: Option<&mut Wire>, config: &AmqpCon
         }
         session.drain();
         intake.say_outcomes(std::mem::take(&mut session.outcomes));
+        session.look_at_stall(intake);
+        if session.is_given_up() && session.broken.is_none() && stop.is_none() {
+            session.give_up_channel();
+            intake.say_last_outcomes(std::mem::take(&mut session.outcomes));
+            return Ended::Unconfirmed;
+        }
+        if session.wants_probe() && probe.is_none() {
+            probe = Some(Box::pin(link.channel.confirm_select(ConfirmSelectOptions::default())));
+        }
         if session.broken.is_some() || (stop.is_some() && session.open.is_empty()) {
             break;
         }
@@ -86,6 +113,12 @@ pub(crate) async fn serve(link: &Link, wire: Option<&mut Wire>, config: &AmqpCon
             () = &mut thread_ended => session.break_off(0, Fault::new(DownReason::Closed, "the connection has ended")),
             Some(event) = events.next() => session.hear(event, intake),
             () = timer.as_mut(), if session.timer_armed => session.timer_fired(stop.is_some()),
+            answered = async { probe.as_mut().expect("asked only if there is one").await }, if probe.is_some() => {
+                probe = None;
+                if answered.is_ok() {
+                    session.probe_answered();
+                }
+            }
             () = look.as_mut(), if session.look_armed => session.look_armed = false,
             next = intake.next_or_stop(want_batch), if stop.is_none() => match next {
                 Ok(handed) => session.waiting = intake.accept(handed).unwrap_or_default().into(),
@@ -98,17 +131,21 @@ pub(crate) async fn serve(link: &Link, wire: Option<&mut Wire>, config: &AmqpCon
         }
     }
     let ended = match (session.find_cause(events).await, stop) {
-        (_, Some(order)) => Ended::Stopped(order),
-        (fault, None) => Ended::Fault(fault),
+        (_, Some(order)) => Over::Stopped(order),
+        (fault, None) => Over::Fault(fault),
     };
     let lost_why = match &ended {
-        Ended::Fault(fault) => fault.clone(),
-        Ended::Stopped(_) => Fault::new(DownReason::Closed, "the publisher was stopped"),
+        Over::Fault(fault) => fault.clone(),
+        Over::Stopped(_) => Fault::new(DownReason::Closed, "the publisher was stopped"),
     };
     session.abandon(&lost_why);
     intake.say_last_outcomes(std::mem::take(&mut session.outcomes));
-    ended
+    Ended::Over(ended)
 }
+
+/// Asks on the channel of the messages whether the broker is there. Turning on confirms a second time changes nothing, and
+/// the channel answers in turn: it has taken what was published before.
+type Probe<'a> = Pin<Box<dyn Future<Output = lapin::Result<()>> + 'a>>;
 
 /// What lapin said of one message: by its seq.
 type LapinAnswer = (u64, lapin::Result<Confirmation>);
@@ -147,12 +184,13 @@ struct Session<'a> {
     timer_armed: bool,
     look_armed: bool,
     stop_at: Option<Instant>,
+    patience: &'a mut Patience,
     /// The first end of this connection, replaced by a more eloquent account of it.
     broken: Option<(u8, Fault)>,
 }
 
 impl<'a> Session<'a> {
-    fn new(link: &'a Link, config: &'a AmqpConfig) -> Self {
+    fn new(link: &'a Link, config: &'a AmqpConfig, patience: &'a mut Patience) -> Self {
         Self {
             channel: &link.channel,
             config,
@@ -172,12 +210,14 @@ impl<'a> Session<'a> {
             timer_armed: false,
             look_armed: false,
             stop_at: None,
+            patience,
             broken: None,
         }
     }
 
     fn has_room(&self) -> bool {
         !self.blocked
+            && !self.patience.stands_back()
             && self.open.len() < self.config.window
             && self.open_bytes < WINDOW_BYTES_MAX
             && self.unwritten.get() < UNWRITTEN_MAX
@@ -286,11 +326,74 @@ impl<'a> Session<'a> {
         for (seq, verdict) in self.returns.drained(answers) {
             let Some(open) = self.open.remove(&seq) else { continue };
             self.open_bytes -= open.body_bytes;
+            self.patience.heard();
             self.outcomes.push(Answered {
                 handle: open.handle,
                 outcome: outcome(verdict),
                 at,
             });
+        }
+    }
+
+    // ---- messages that are not confirmed --------------------------------------------------------------------------------
+
+    /// When the oldest message without an answer was published.
+    fn oldest(&self) -> Option<Instant> {
+        let (_, oldest) = self.open.first_key_value()?;
+        Some(oldest.started.max(self.timeouts_from))
+    }
+
+    /// Tells when messages are unconfirmed for too long, and when they no longer are.
+    fn look_at_stall(&mut self, intake: &Intake<'_>) {
+        if self.blocked || self.stop_at.is_some() {
+            return; // the broker has said that it takes its time
+        }
+        let (now, oldest) = (Instant::now(), self.oldest());
+        let before = self.patience.stall.as_ref().map(|stall| stall.phase);
+        match self.patience.look(now, oldest) {
+            None if before.is_some() => intake.say_state(ConnectionState::Connected),
+            None => {}
+            Some(stall) => {
+                self.timer_armed &= before == Some(stall.phase); // its time may be an earlier one
+                if stall.is_to_be_told(now) {
+                    intake.say_state(ConnectionState::Unconfirmed {
+                        messages: self.open.len(),
+                        seconds: (now - stall.since).as_secs(),
+                        is_alive: stall.phase != Phase::Asked,
+                    });
+                }
+            }
+        }
+    }
+
+    fn wants_probe(&self) -> bool {
+        matches!(
+            self.patience.stall,
+            Some(Stall {
+                phase: Phase::Asked,
+                ..
+            })
+        )
+    }
+
+    fn probe_answered(&mut self) {
+        self.patience.answered(Instant::now());
+        self.timer_armed = false;
+    }
+
+    /// Whether nothing was confirmed either after the broker had answered.
+    fn is_given_up(&self) -> bool {
+        self.patience.is_over(Instant::now())
+    }
+
+    /// Nothing was published for a moment, so what is still open is what the broker does not confirm.
+    fn give_up_channel(&mut self) {
+        self.patience.resends(Instant::now());
+        let reason = "the broker answered and did not confirm it";
+        self.lose_waiting(reason);
+        for (_, open) in std::mem::take(&mut self.open) {
+            let reason = reason.to_owned();
+            self.outcomes.push(Answered::now(open.handle, Outcome::Lost { reason }));
         }
     }
 
@@ -318,18 +421,18 @@ impl<'a> Session<'a> {
 
     /// True if the timer has to be set: something is outstanding and it is not running yet.
     fn arm_timer(&mut self) -> bool {
-        let arm = !self.timer_armed && (self.stop_at.is_some() || (!self.open.is_empty() && !self.blocked));
+        let waits = !self.open.is_empty() || self.patience.stall.is_some();
+        let arm = !self.timer_armed && (self.stop_at.is_some() || (waits && !self.blocked));
         self.timer_armed |= arm;
         arm
     }
 
     fn next_timeout(&self) -> Instant {
-        let oldest = self
-            .open
-            .first_key_value()
-            .map_or_else(Instant::now, |(_, open)| open.started);
-        let confirm = oldest.max(self.timeouts_from) + self.config.confirm_timeout;
-        self.stop_at.map_or(confirm, |stop| stop.min(confirm))
+        let oldest = self.oldest().unwrap_or_else(Instant::now);
+        let confirm = oldest + self.config.confirm_timeout;
+        self.stop_at
+            .unwrap_or_else(|| self.patience.next_look(oldest))
+            .min(confirm)
     }
 
     /// The timer is set for the message that was the oldest then: look whether it still counts.

@@ -378,6 +378,123 @@ fn a_confirm_that_does_not_come_times_out_and_the_younger_are_lost() {
 }
 
 #[test]
+fn what_a_broker_that_answers_does_not_confirm_goes_again_over_the_same_connection() {
+    let _alone = alone();
+    let (seen, arrived) = mpsc::channel();
+    let (asked, questions) = mpsc::channel();
+    let connections = std::sync::Arc::new(AtomicU32::new(0));
+    let count = connections.clone();
+    // Of the first channel it confirms the even messages only, as when one queue of several is gone.
+    let port = broker(move |peer| {
+        count.fetch_add(1, Ordering::SeqCst);
+        peer.connect()?;
+        let first = peer.publish_channel;
+        loop {
+            let got = peer.next_message_answering(|channel, class| asked.send((channel, class)).unwrap())?;
+            let is_swallowed = peer.publish_channel == first && got.tag % 2 == 1;
+            if !is_swallowed {
+                peer.ack(got.tag, false)?;
+            }
+            seen.send(got.body).unwrap();
+        }
+    });
+    let mut desk = Desk::start(AmqpConfig {
+        patience: Duration::from_millis(200),
+        ..config(port)
+    });
+    desk.until_connected();
+    desk.publish(messages(0..6));
+    desk.until_answered(6);
+    for handle in 0..6u64 {
+        match handle % 2 {
+            0 => assert!(
+                matches!(&desk.outcomes[&handle], Outcome::Lost { reason } if reason.contains("did not confirm"))
+            ),
+            _ => assert_eq!(desk.outcomes[&handle], Outcome::Confirmed),
+        }
+    }
+    let told = |d: &Desk| {
+        d.states
+            .iter()
+            .any(|s| matches!(s, ConnectionState::Unconfirmed { messages: 3, .. }))
+    };
+    assert!(told(&desk), "{:?}", desk.states);
+    // The worker hands them over again; they are confirmed on a new channel, and all is well.
+    desk.publish(
+        [0, 2, 4]
+            .map(|h| publication(h + 100, "", "k", format!("body {h}").into_bytes()))
+            .into(),
+    );
+    desk.until_answered(9);
+    for handle in [100, 102, 104] {
+        assert_eq!(desk.outcomes[&handle], Outcome::Confirmed);
+    }
+    desk.until_connected();
+    desk.stop();
+    let bodies: Vec<_> = arrived
+        .try_iter()
+        .map(|body| String::from_utf8(body).unwrap())
+        .collect();
+    let expected = [0, 1, 2, 3, 4, 5, 0, 2, 4].map(|h| format!("body {h}"));
+    assert_eq!(
+        bodies, expected,
+        "each once, and the unconfirmed once more in their order"
+    );
+    assert_eq!(connections.load(Ordering::SeqCst), 1, "the connection is kept");
+    assert!(
+        desk.states.iter().all(|s| !matches!(s, ConnectionState::Down { .. })),
+        "{:?}",
+        desk.states
+    );
+    let asked: Vec<_> = questions.try_iter().map(|(_, class)| class).collect();
+    assert_eq!(
+        asked[..4],
+        [CONFIRM, CHANNEL, CHANNEL, CONFIRM],
+        "a probe, close, open, confirms"
+    );
+    until_no_lapin_thread_is_left();
+}
+
+#[test]
+fn a_broker_that_does_not_answer_either_is_told_of_and_nothing_is_sent_again() {
+    let _alone = alone();
+    let (seen, arrived) = mpsc::channel();
+    let port = broker(move |peer| {
+        peer.connect()?;
+        let tag = peer.next_message()?.tag;
+        peer.read()?; // the probe
+        seen.send(()).unwrap();
+        peer.tcp.set_read_timeout(Some(Duration::from_millis(300)))?;
+        assert!(peer.read().is_err(), "something came after the probe");
+        peer.tcp.set_read_timeout(Some(DEADLINE))?;
+        peer.ack(tag, false)?;
+        peer.until_closed()
+    });
+    let mut desk = Desk::start(AmqpConfig {
+        patience: Duration::from_millis(100),
+        ..config(port)
+    });
+    desk.until_connected();
+    desk.publish(messages(0..1));
+    arrived.recv_timeout(DEADLINE).unwrap();
+    let silent = |s: &ConnectionState| {
+        matches!(
+            s,
+            ConnectionState::Unconfirmed {
+                messages: 1,
+                is_alive: false,
+                ..
+            }
+        )
+    };
+    desk.until("told of", |d| d.states.iter().any(silent));
+    desk.until_answered(1);
+    assert_eq!(desk.outcomes[&0], Outcome::Confirmed);
+    desk.until_connected();
+    desk.stop();
+}
+
+#[test]
 fn while_blocked_nothing_is_published_and_nothing_times_out() {
     let _alone = alone();
     let (order, orders) = mpsc::channel::<()>();

@@ -12,6 +12,7 @@ pub const CHANNEL: u16 = 20;
 pub const EXCHANGE: u16 = 40;
 pub const BASIC: u16 = 60;
 pub const CONFIRM: u16 = 85;
+const PUBLISH: [u8; 4] = [0, BASIC as u8, 0, 40];
 
 /// Short, so that silence is found soon; the publisher takes the lower of both sides' wishes.
 pub const HEARTBEAT_S: u16 = 1;
@@ -145,6 +146,10 @@ impl Peer {
     /// Answers one request. Some(channel) if it turned on confirms, the last step of connecting.
     pub fn answer_one(&mut self, frame_max: u32) -> std::io::Result<Option<u16>> {
         let (_, channel, payload) = self.read()?;
+        self.answer(channel, &payload, frame_max)
+    }
+
+    fn answer(&mut self, channel: u16, payload: &[u8], frame_max: u32) -> std::io::Result<Option<u16>> {
         let class = u16::from_be_bytes([payload[0], payload[1]]);
         let method = u16::from_be_bytes([payload[2], payload[3]]);
         match (class, method) {
@@ -181,11 +186,32 @@ impl Peer {
 
     pub fn next_message(&mut self) -> std::io::Result<Got> {
         let (_, channel, publish) = self.read()?;
-        if publish[..4] != [0, BASIC as u8, 0, 40] {
+        if publish[..4] != PUBLISH {
             // A goodbye, most likely.
             self.method(channel, CONNECTION, 51, &[])?;
             return Err(std::io::ErrorKind::ConnectionAborted.into());
         }
+        self.rest_of_message(&publish)
+    }
+
+    /// Waits for a message and answers whatever else is asked meanwhile. What is asked is told; a channel that turns on
+    /// confirms is the one of the messages from then on.
+    pub fn next_message_answering(&mut self, mut told: impl FnMut(u16, u16)) -> std::io::Result<Got> {
+        loop {
+            let (_, channel, payload) = self.read()?;
+            if payload[..4] == PUBLISH {
+                return self.rest_of_message(&payload);
+            }
+            told(channel, u16::from_be_bytes([payload[0], payload[1]]));
+            if let Some(channel) = self.answer(channel, &payload, 131_072)?
+                && channel != self.publish_channel
+            {
+                (self.publish_channel, self.next_tag) = (channel, 1);
+            }
+        }
+    }
+
+    fn rest_of_message(&mut self, publish: &[u8]) -> std::io::Result<Got> {
         let text = |at: usize| {
             let end = at + 1 + publish[at] as usize;
             (String::from_utf8(publish[at + 1..end].to_vec()).unwrap(), end)
