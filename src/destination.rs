@@ -18,14 +18,12 @@ use outbox_core::partition::Partition;
 use outbox_core::route::{Template, TransportKind};
 use outbox_core::settle::{Disposition, Ended, Rules};
 use outbox_core::tick::{self, TickState};
-use outbox_transport::broker::{Broker, Outcomes, Status};
+use outbox_transport::broker::{Broker, Outcomes, Status, WINDOW};
 use outbox_transport::target::{Target, Transport, described};
 use outbox_transport::{Answered, Bell};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-/// Messages claimed and not settled, at most: one batch on the wire while the next is claimed.
-const WINDOW: usize = 2000;
 const LANE_BY_LANE: Duration = Duration::from_secs(5);
 /// How long a publisher without a connection may take to end; other destinations wait for it.
 const LAST_WORDS: Duration = Duration::from_millis(200);
@@ -211,7 +209,7 @@ impl Destination {
         let state = self.tick(common);
         let looks = state.connected && state.owned_partitions > 0 && !state.last_claim_was_full;
         let may_not = !state.enabled || self.broker.status.state == "unconfigured";
-        state.outstanding == 0 && (looks || may_not)
+        self.outstanding() == 0 && (looks || may_not)
     }
 
     /// So many messages that nobody had claimed are dead letters.
@@ -511,13 +509,18 @@ impl Destination {
     }
 
     fn tick(&self, common: &Common) -> TickState {
+        // What a person asks for is done at once, whatever was before.
+        let (window, outstanding) = match self.broker.window() {
+            small if small < WINDOW && !self.errand.is_some() => (small, self.engine.outstanding_there()),
+            _ => (WINDOW, self.engine.outstanding()),
+        };
         TickState {
             enabled: common.leaves_by.is_none() && (self.may_deliver(common) || self.by_hand(common).is_some()),
             connected: self.broker.is_connected(),
             blocked: false, // blocked is a state of its own, in which it is not connected
             owned_partitions: self.engine.claimable(),
-            outstanding: self.engine.outstanding(),
-            window: WINDOW,
+            outstanding,
+            window,
             queue_has_room: self.engine.is_ready_empty(),
             last_claim_was_full: self.engine.wants_more(),
             woken: false,

@@ -158,6 +158,91 @@ fn who_asks_for_time_gets_it_and_no_other_destination_waits() {
     );
 }
 
+/// Each attempt at a destination that fails costs its worker one message, not a window of them: they share its thread.
+#[test]
+fn attempts_at_a_destination_that_fails_claim_one_message_each_however_much_waits() {
+    const WAITING: usize = 600;
+    let (resets, garbles) = (
+        Rude::start(None),
+        Rude::start(Some(b"\x16\x03 no HTTP at all \0\r\n\r\n")),
+    );
+    let good = willing();
+    let cluster = http_cluster(&[]);
+    for (name, url) in [
+        ("resets", resets.url()),
+        ("garbles", garbles.url()),
+        ("good", good.url("/")),
+    ] {
+        destination(&cluster, name, &url, "");
+    }
+    // The first attempt may have taken a window of them: nothing was known against it.
+    for name in ["resets", "garbles"] {
+        publish(&cluster, name, "", WAITING);
+    }
+    for rude in [&resets, &garbles] {
+        rude.wait_for_connections(6);
+    }
+    publish(&cluster, "good", "k", 20);
+    wait_published(&cluster, 20);
+    for (name, rude) in [("resets", &resets), ("garbles", &garbles)] {
+        let released: i64 = cluster.query_one(
+            DB,
+            &format!("select released_total from outbox_destination_status where destination = '{name}'"),
+        );
+        let attempts = rude.connections();
+        assert!(released > 0, "{name}: nothing was given back");
+        assert!(
+            released as usize <= WAITING + 2 * attempts,
+            "{name}: {released} messages given back in {attempts} attempts"
+        );
+        let log = cluster.log();
+        let lines = log
+            .lines()
+            .filter(|line| line.contains(&format!("destination {name}: receiver")));
+        assert!(lines.clone().count() <= 3, "{:?}", lines.collect::<Vec<_>>());
+    }
+}
+
+/// Takes a connection and a request, says something or nothing, and resets the connection.
+struct Rude {
+    port: u16,
+    connections: Arc<std::sync::atomic::AtomicUsize>,
+}
+
+impl Rude {
+    fn start(says: Option<&'static [u8]>) -> Self {
+        use std::io::{Read, Write};
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let connections = Arc::<std::sync::atomic::AtomicUsize>::default();
+        let count = Arc::clone(&connections);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.expect("a connection");
+                count.fetch_add(1, Ordering::AcqRel);
+                let _ = stream.read(&mut [0; 1024]);
+                if let Some(bytes) = says {
+                    let _ = stream.write_all(bytes);
+                }
+                // Bytes of the request that nobody has read make the close a reset.
+            }
+        });
+        Self { port, connections }
+    }
+
+    fn url(&self) -> String {
+        format!("http://127.0.0.1:{}/", self.port)
+    }
+
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::Acquire)
+    }
+
+    fn wait_for_connections(&self, count: usize) {
+        wait_until("it to be tried again and again", LONG, || self.connections() >= count);
+    }
+}
+
 #[test]
 fn after_the_time_that_it_asked_for_the_destination_goes_on_by_itself() {
     let first = AtomicBool::new(true);

@@ -260,6 +260,11 @@ impl<P: Clone> Engine<P> {
         self.messages.len() + self.unsettled.len()
     }
 
+    /// Of these, what its destination has to do with: not what waits for an open transaction.
+    pub fn outstanding_there(&self) -> usize {
+        self.outstanding().saturating_sub(self.gates.parked())
+    }
+
     /// A message that is claimed and has no outcome yet.
     pub fn pointer(&self, handle: Handle) -> Option<&Pointer> {
         self.messages.get(&handle).map(|message| &message.pointer)

@@ -11,6 +11,7 @@
 //! - [`partition`]: which partition a key belongs to, and its label.
 //! - [`lease`]: which worker acquires, renews and releases which partition.
 //! - [`turns`]: which databases have workers, where worker slots are fewer than databases.
+//! - [`trust`]: how many messages a destination gets that has failed.
 //! - [`tick`]: whether a pass claims, and how long the worker sleeps after it.
 //! - [`budget`]: the fair split of a claim's rows among partitions.
 //! - [`pace`]: how fast a destination is sent to.
@@ -58,4 +59,5 @@ pub mod text;
 pub mod tick;
 mod trace;
 pub mod trigger;
+pub mod trust;
 pub mod turns;

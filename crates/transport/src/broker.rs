@@ -3,15 +3,18 @@
 
 use crate::target::{Amqp, Certificates, Http, Password, Pem, Target, Transport};
 use crate::{
-    AmqpConfig, Answered, Bell, ClientCertificate, ConnectionState, Deadline, DownReason, Event, HttpConfig,
+    AmqpConfig, Answered, Bell, ClientCertificate, ConnectionState, Deadline, DownReason, Event, HttpConfig, Outcome,
     Publication, Publisher, Secret, Tls, TlsError, TlsPart, TransportConfig,
 };
 use outbox_core::engine::Engine;
 use outbox_core::pace::Pace;
+use outbox_core::trust::Trust;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
+/// Messages of a destination that are claimed and not settled, at most: one batch on the wire while the next is claimed.
+pub const WINDOW: usize = 2000;
 /// How often a publisher that could not start (no url, no password file) is tried again.
 const RETRY_START: Duration = Duration::from_secs(1);
 
@@ -37,6 +40,7 @@ pub struct Broker {
     /// What the publisher was started with; None without TLS.
     tls: Option<Tls>,
     next_start: Instant,
+    trust: Trust,
     pub status: Status,
 }
 
@@ -55,6 +59,7 @@ impl Broker {
             publisher: None,
             tls: None,
             next_start: Instant::now(),
+            trust: Trust::full(WINDOW),
             status,
         }
     }
@@ -69,6 +74,7 @@ impl Broker {
         }
         self.target = target;
         self.next_start = Instant::now();
+        self.trust = Trust::full(WINDOW);
         Some(self.stop(Duration::from_millis(500)))
     }
 
@@ -176,6 +182,11 @@ impl Broker {
         self.status.state == "connected"
     }
 
+    /// How many of its messages may be claimed and not settled: few while it has answered none since it went down.
+    pub fn window(&self) -> usize {
+        self.trust.window()
+    }
+
     /// Hands a batch over; gives it back when there is no room or no connection.
     fn publish(&self, batch: Vec<Publication>) -> Result<(), Vec<Publication>> {
         match &self.publisher {
@@ -215,7 +226,7 @@ impl Broker {
         let Some(publisher) = &mut self.publisher else {
             return (Vec::new(), false);
         };
-        let mut outcomes = Vec::new();
+        let mut outcomes: Outcomes = Vec::new();
         let mut died = None;
         let mut is_down = false;
         for event in publisher.drain() {
@@ -227,6 +238,11 @@ impl Broker {
                 }
                 Event::Died(why) => died = Some(why),
             }
+        }
+        let is_answered = |answered: &&Answered| !matches!(answered.outcome, Outcome::Lost { .. } | Outcome::TimedOut);
+        self.trust.answered(outcomes.iter().filter(is_answered).count());
+        if is_down || died.is_some() {
+            self.trust.went_down();
         }
         if is_down && died.is_none() && self.has_new_certificates() {
             outcomes.extend(self.stop(Duration::from_millis(500)));

@@ -13,14 +13,12 @@ use outbox_core::partition::Partition;
 use outbox_core::route::Template;
 use outbox_core::settle::{Disposition, EXPIRED, Ended, Rules};
 use outbox_core::tick::{self, TickState};
-use outbox_transport::broker::{Broker, Outcomes, Status};
+use outbox_transport::broker::{Broker, Outcomes, Status, WINDOW};
 use outbox_transport::target::{Limits, Target};
 use outbox_transport::{Answered, Bell, Deadline};
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-/// Messages claimed and not settled, at most: one batch on the wire while the next is claimed.
-const WINDOW: usize = 2000;
 const LANE_BY_LANE: Duration = Duration::from_secs(5);
 
 /// What the destinations of one worker have in common.
@@ -415,13 +413,18 @@ impl Destination {
     }
 
     fn tick(&self, common: &Common) -> TickState {
+        // What a person asks for is done at once, whatever was before.
+        let (window, outstanding) = match self.broker.window() {
+            small if small < WINDOW && !self.once => (small, self.engine.outstanding_there()),
+            _ => (WINDOW, self.engine.outstanding()),
+        };
         TickState {
             enabled: !common.rests && self.may_deliver(common),
             connected: self.broker.is_connected(),
             blocked: false, // blocked is a state of its own, in which it is not connected
             owned_partitions: self.engine.claimable(),
-            outstanding: self.engine.outstanding(),
-            window: WINDOW,
+            outstanding,
+            window,
             queue_has_room: self.engine.is_ready_empty(),
             last_claim_was_full: self.engine.wants_more(),
             woken: false,
