@@ -287,14 +287,25 @@ fn an_old_event_that_is_enqueued_anew_stays() {
     let cluster = quiet_cluster();
     events(&cluster);
     let (mut writer, mut keeper) = (cluster.connect(DB), cluster.connect(DB));
-    writer
-        .batch_execute("begin; select outbox_enqueue(1)")
-        .expect("enqueue");
-    assert_eq!(trim_events(&cluster, 100), [1, 2, 3, 4, 5, 7], "not committed yet");
-    writer.batch_execute("commit").expect("commit");
-    assert_eq!(trim_events(&cluster, 100), [1, 2, 3, 4, 5, 7]);
+    let calls = [
+        "outbox_enqueue(1)",
+        "outbox_enqueue(1, 'a key')",
+        "outbox_enqueue_many(array[1], 'a key', available_at => now() + interval '1 day')",
+    ];
+    for call in calls {
+        writer
+            .batch_execute(&format!("begin; select {call}"))
+            .unwrap_or_else(|error| panic!("{call}: {error:?}"));
+        assert_eq!(
+            trim_events(&cluster, 100),
+            [1, 2, 3, 4, 5, 7],
+            "{call} is not committed"
+        );
+        writer.batch_execute("commit").expect("commit");
+        assert_eq!(trim_events(&cluster, 100), [1, 2, 3, 4, 5, 7], "{call} is committed");
+        cluster.exec(DB, "select outbox_discard(1)");
+    }
 
-    cluster.exec(DB, "select outbox_discard(1)");
     keeper
         .batch_execute(&format!("begin; select outbox_trim_events(0, {DAY_S}, 100)"))
         .expect("trim");

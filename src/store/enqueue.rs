@@ -289,7 +289,12 @@ fn insert_pointers(
 ) -> Result<i64, UserError> {
     Spi::connect_mut(|client| {
         let keys = match &request.keys {
-            Keys::Given(keys) => keys.clone(),
+            Keys::Given(keys) => {
+                if !request.new && source::of(statements)?.is_none() {
+                    aggregate_keys(client, statements, request.seqs)?; // for its locks
+                }
+                keys.clone()
+            }
             Keys::LookedUp => looked_up_keys(client, statements, request.seqs)?,
         };
         let crcs: Vec<Option<i64>> = keys
