@@ -155,7 +155,7 @@ pub fn is_there() -> bool {
 /// is no room.
 pub fn lay_down(parcel: &Parcel) -> Option<Place> {
     let owner = shmem::my_database()?.reader_in_server(parcel.class, parcel.partition)?;
-    let (block, line) = parcel.row.1.block_and_line();
+    let (block, line) = parcel.row.tid().block_and_line();
     let place = reserve()?;
     let spot = spot(place)?;
     spot.database.store(catalog::my_database(), Relaxed);

@@ -5,7 +5,7 @@
 //! safety poll of the workers finds its messages within a second.
 
 use crate::faults::Fault;
-use crate::pg::tid::Tid;
+use crate::pg::seen::Seen;
 use crate::pg::xact::{self, End};
 use crate::shmem::Class;
 use crate::store::now_us;
@@ -55,9 +55,9 @@ pub struct Parcel {
     pub seq: i64,
     /// CRC-32 of its name.
     pub destination: u32,
-    /// Where its rows are, and in which tables: in `outbox` and among the events.
-    pub row: (u32, Tid),
-    pub event: (u32, Tid),
+    /// Its rows: in `outbox` and among the events.
+    pub row: Seen,
+    pub event: Seen,
     pub bytes: Vec<u8>,
     pub place: Option<Place>,
 }
@@ -177,13 +177,12 @@ pub fn ready_by_express(parcel: Parcel) {
 /// What this transaction has enqueued lies there before anybody can see its rows.
 fn lay_down_parcels() {
     PARCELS.with_borrow_mut(|parcels| {
-        if parcels.is_empty() || !xact::commits_durably() {
+        if !xact::commits_durably() {
             return;
         }
         for parcel in parcels.iter_mut() {
             // What was changed since is read from the table.
-            let is_current = |(table, tid): (u32, Tid)| tid.is_current_in(table);
-            if is_current(parcel.row) && is_current(parcel.event) {
+            if parcel.row.is_current() && parcel.event.is_current() {
                 parcel.place = express::lay_down(parcel);
             }
         }
@@ -232,7 +231,8 @@ pub fn databases_change() {
 /// After Committed nothing here may allocate, log or raise: the lists only shrink.
 fn ended(end: End) {
     match end {
-        End::Committing => lay_down_parcels(),
+        End::Committing if PARCELS.with_borrow(|parcels| parcels.is_empty()) => {}
+        End::Committing => xact::commits_all_the_same(lay_down_parcels),
         End::Committed => {
             if INSTALLED.get()
                 && let Some(database) = shmem::my_database()

@@ -298,3 +298,109 @@ fn nothing_goes_by_express_once_its_destination_is_paused() {
         assert_eq!(label(&next(&consumer)), round);
     }
 }
+
+/// Empties the tables as a replica does, past the trigger that refuses it.
+const TRUNCATE: &str = "set local session_replication_role = replica; truncate outbox, outbox_events; set local session_replication_role = origin";
+
+/// What a transaction may do to the tables between two publishes, and whether the first message outlives it.
+const CHANGES: [(&str, bool); 9] = [
+    (TRUNCATE, false),
+    ("delete from outbox; delete from outbox_events", false),
+    ("cluster outbox using outbox_pkey", true),
+    ("cluster outbox_events using outbox_events_pkey", true),
+    ("alter table outbox set unlogged", true),
+    ("alter table outbox_events set unlogged", true),
+    ("alter table outbox_events set tablespace other", true),
+    (
+        "alter table outbox_events add extra float8 default random(); alter table outbox_events drop extra",
+        true,
+    ),
+    (
+        "alter table outbox add extra float8 default random(); alter table outbox drop extra",
+        true,
+    ),
+];
+
+/// A row that was written before its table got another file is not there any more, though another may lie in its place.
+#[test]
+fn what_is_truncated_or_rewritten_in_its_transaction_goes_out_as_it_was_committed() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = common::outbox_cluster_with(broker, &exchange, &["allow_in_place_tablespaces = on"]);
+    let consumer = Consumer::new(broker, &queue);
+    cluster.exec(DB, "create tablespace other location ''");
+    let mut client = cluster.connect(DB);
+    let mut expected = Vec::new();
+    let mut came = || label(&next(&consumer));
+    for (change, outlives) in CHANGES {
+        for savepoint in [false, true] {
+            let fresh = format!(
+                "begin; {TRUNCATE}; commit; alter table outbox set logged; alter table outbox_events set logged;
+                 alter table outbox_events set tablespace pg_default"
+            );
+            client.batch_execute(&fresh).expect("fresh tables");
+            let ghost = |n: i32| json!([change, savepoint, "before", n]);
+            let real = |n: i32| json!([change, savepoint, "after", n]);
+            client.batch_execute("begin").expect("begin");
+            (0..3).for_each(|n| drop(publish(&mut client, "a", &ghost(n))));
+            if savepoint {
+                client.batch_execute("savepoint s").expect("savepoint");
+            }
+            client
+                .batch_execute(change)
+                .unwrap_or_else(|error| panic!("{change}: {error:?}"));
+            (0..3).for_each(|n| drop(publish(&mut client, "a", &real(n))));
+            if savepoint {
+                client.batch_execute("rollback to s").expect("rollback");
+                publish(&mut client, "a", &json!([change, "last"]));
+            }
+            client
+                .batch_execute("commit")
+                .unwrap_or_else(|error| panic!("{change}: {error:?}"));
+            if outlives || savepoint {
+                expected.extend((0..3).map(ghost));
+            }
+            match savepoint {
+                true => expected.push(json!([change, "last"])),
+                false => expected.extend((0..3).map(real)),
+            }
+            let all: Vec<Value> = std::mem::take(&mut expected);
+            assert_eq!(
+                all.iter().map(|_| came()).collect::<Vec<_>>(),
+                all,
+                "{change}, savepoint: {savepoint}"
+            );
+            wait_drained(&cluster);
+        }
+    }
+    assert!(consumer.finish().is_empty(), "nothing comes twice");
+}
+
+#[test]
+fn a_commit_succeeds_whatever_became_of_the_tables() {
+    let broker = Broker::shared();
+    let (cluster, consumer) = stage(broker);
+    let mut client = cluster.connect(DB);
+    for (what, last) in [
+        (TRUNCATE, "truncate"),
+        ("drop extension outbox cascade", "drop"),
+        ("create extension outbox", "create"),
+        ("drop extension outbox cascade; create extension outbox", "both"),
+    ] {
+        client.batch_execute(&format!("begin; {TRUNCATE}; commit")).ok(); // a fresh file, if there is one
+        client.batch_execute("rollback; begin").expect("begin");
+        if last != "create" {
+            (0..3).for_each(|_| drop(publish(&mut client, "a", &json!("ghost"))));
+        }
+        client
+            .batch_execute(what)
+            .unwrap_or_else(|error| panic!("{what}: {error:?}"));
+        client
+            .batch_execute("commit")
+            .unwrap_or_else(|error| panic!("{what}: {error:?}"));
+    }
+    publish(&mut client, "a", &json!("real"));
+    assert_eq!(label(&next(&consumer)), "real");
+    wait_drained(&cluster);
+    assert!(consumer.finish().is_empty(), "no ghost is sent");
+}

@@ -9,6 +9,7 @@ pub mod catalog;
 pub mod guc;
 pub mod latch;
 pub mod security;
+pub mod seen;
 pub mod shmem;
 pub mod signals;
 pub mod stat;

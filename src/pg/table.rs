@@ -70,6 +70,8 @@ thread_local! {
     /// Something has changed since: a table that is known, or nobody says which.
     static STALE: Cell<bool> = const { Cell::new(false) };
     static WATCHED: Cell<[u32; 4]> = const { Cell::new([0; 4]) };
+    /// How often that was so.
+    static CHANGES: Cell<u64> = const { Cell::new(0) };
     static LISTENING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -99,20 +101,13 @@ impl Table {
     /// It stays so until the transaction ends: what could change it waits for the lock that [`open`](Self::open) took,
     /// CREATE INDEX CONCURRENTLY before its index wants entries. Looked at anew when the table was changed.
     pub fn is(&self, layout: &Layout) -> bool {
-        listen();
+        let oid = self.oid();
+        watch(oid);
         if STALE.take() {
             KNOWN.with_borrow_mut(HashMap::clear);
         }
-        let oid = self.oid();
         if let Some(known) = KNOWN.with_borrow(|known| known.get(&oid).map(Option::is_some)) {
             return known;
-        }
-        let mut watched = WATCHED.get();
-        if !watched.contains(&oid) {
-            watched.rotate_right(1);
-            watched[0] = oid;
-            WATCHED.set(watched);
-            KNOWN.with_borrow_mut(|known| known.retain(|oid, _| watched.contains(oid)));
         }
         let is = self.has_columns(layout.columns) && self.has_checks(layout.checks) && self.is_left_alone();
         let unique = is.then(|| self.simple_indexes()).flatten();
@@ -369,12 +364,32 @@ unsafe fn first_row<T>(
     }
 }
 
-/// Hears of changes of tables.
-fn listen() {
+/// Hears of changes of a table from now on: another file, another column, an index, new statistics.
+fn watch(table: u32) {
     if !LISTENING.replace(true) {
         // SAFETY: once in each process that comes here.
         unsafe { pg_sys::CacheRegisterRelcacheCallback(Some(changed), pg_sys::Datum::null()) }
     }
+    let mut watched = WATCHED.get();
+    if !watched.contains(&table) {
+        watched.rotate_right(1);
+        let left_out = std::mem::replace(&mut watched[0], table);
+        WATCHED.set(watched);
+        if left_out != 0 {
+            KNOWN.with_borrow_mut(|known| known.remove(&left_out));
+            CHANGES.set(CHANGES.get() + 1); // nothing will be heard of that one
+        }
+    }
+}
+
+/// A number that grows when a watched table changes, and from now on when this one does.
+pub fn changes_from_now(table: u32) -> u64 {
+    watch(table);
+    changes()
+}
+
+pub fn changes() -> u64 {
+    CHANGES.get()
 }
 
 /// Called wherever the server takes note of what others have changed: no allocation, no error.
@@ -382,6 +397,7 @@ fn listen() {
 unsafe extern "C-unwind" fn changed(_argument: pg_sys::Datum, table: pg_sys::Oid) {
     if table == pg_sys::InvalidOid || WATCHED.get().contains(&table.to_u32()) {
         STALE.set(true);
+        CHANGES.set(CHANGES.get() + 1);
     }
 }
 

@@ -23,29 +23,6 @@ impl Tid {
         }
     }
 
-    /// Whether this version of a row is what this transaction sees now: its own, and neither changed nor removed since.
-    pub fn is_current_in(self, table: u32) -> bool {
-        let mut buffer = 0;
-        // SAFETY: the transaction has locked the table. A tuple that is found stays pinned until the buffer is released.
-        unsafe {
-            let relation = pg_sys::RelationIdGetRelation(table.into());
-            if relation.is_null() {
-                return false;
-            }
-            let mut tuple = pg_sys::HeapTupleData::default();
-            tuple.t_self.ip_blkid.bi_hi = (self.block >> 16) as u16;
-            tuple.t_self.ip_blkid.bi_lo = self.block as u16;
-            tuple.t_self.ip_posid = self.line;
-            let snapshot = &raw mut pg_sys::SnapshotSelfData;
-            let found = pg_sys::heap_fetch(relation, snapshot, &mut tuple, &mut buffer, false);
-            if found {
-                pg_sys::ReleaseBuffer(buffer);
-            }
-            pg_sys::RelationClose(relation);
-            found
-        }
-    }
-
     pub fn block_and_line(self) -> (u32, u16) {
         (self.block, self.line)
     }

@@ -1,7 +1,7 @@
 //! End of a transaction: one permanent callback. (pgrx's `register_xact_callback` survives PREPARE TRANSACTION and then
 //! fires at an unrelated commit.)
 
-use pgrx::{pg_guard, pg_sys};
+use pgrx::{PgTryBuilder, pg_guard, pg_sys};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,7 +13,7 @@ unsafe extern "C" {
 /// What became of the transaction, or of the savepoint with this number.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum End {
-    /// About to commit; may still fail, and raise.
+    /// About to commit. Nothing of ours may raise: the transaction would not commit.
     Committing,
     /// Committed and already visible. No allocation, log or error from here on.
     Committed,
@@ -29,6 +29,15 @@ pub enum End {
     SavepointAborted {
         id: u32,
     },
+}
+
+/// Runs `body`, at the end of a transaction that shall commit whatever becomes of it. It must change nothing that an
+/// error would have to undo.
+pub fn commits_all_the_same(body: impl FnOnce() + std::panic::UnwindSafe) {
+    PgTryBuilder::new(body)
+        .catch_others(|_| {})
+        .catch_rust_panic(|_| {})
+        .execute();
 }
 
 type Callback = fn(End);

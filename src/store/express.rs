@@ -6,6 +6,7 @@ use super::us_since_1970;
 use crate::express::BYTES;
 use crate::pg::catalog::Oid;
 use crate::pg::guc;
+use crate::pg::seen::Seen;
 use crate::pg::tid::Tid;
 use crate::shmem::Class;
 use crate::wake::Parcel;
@@ -118,7 +119,7 @@ impl Inserted {
         Ok(Some(Self { seq, partition, place }))
     }
 
-    /// None: it is too large.
+    /// None: it is too large, or its rows are not as they were written any more.
     pub fn parcel(&self, stored: Stored, destination: &str, key: Option<String>) -> Option<Parcel> {
         let (table, tid, enqueued_at_us) = self.place?;
         let pointer = Pointer {
@@ -134,13 +135,16 @@ impl Inserted {
             expires_at_us: None,
         };
         let bytes = parcel::pack(&pointer, &stored.event);
-        (bytes.len() <= BYTES).then(|| Parcel {
+        if bytes.len() > BYTES {
+            return None;
+        }
+        Some(Parcel {
             class: Class::of(destination),
             partition: self.partition,
             seq: self.seq,
             destination: crc32(destination),
-            row: (table, tid),
-            event: stored.place,
+            row: Seen::of(table, tid, self.seq)?,
+            event: Seen::of(stored.place.0, stored.place.1, self.seq)?,
             bytes,
             place: None,
         })
