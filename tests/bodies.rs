@@ -1,9 +1,11 @@
 //! Bodies that a function makes: what arrives by AMQP and by HTTP, in each format, at a replay, after a restore and under
 //! load. Whose function may be used, what it may do, and what becomes of the messages it fails for, is in
-//! bodies/trouble.rs.
+//! bodies/trouble.rs; functions that trap a cancel are in bodies/stubborn.rs.
 
 mod common;
 
+#[path = "bodies/stubborn.rs"]
+mod stubborn;
 #[path = "bodies/trouble.rs"]
 mod trouble;
 

@@ -6,6 +6,7 @@
 pub mod args;
 pub mod bgworker;
 pub mod catalog;
+pub mod foreign;
 pub mod guc;
 pub mod latch;
 pub mod security;

@@ -1,11 +1,12 @@
 //! Whose rights a function of ours runs with. Functions that users call are SECURITY INVOKER in SQL, so that they can ask
 //! what the caller may; then they switch to the owner of the tables by themselves.
 
+use super::foreign;
 use pgrx::pg_sys;
 
 /// Runs `body` as `role`, which may not change roles or leave anything behind in the session: for code of other people.
 pub fn run_restricted_as<T>(role: u32, body: impl FnOnce() -> T) -> T {
-    switch(role, pg_sys::SECURITY_RESTRICTED_OPERATION, body)
+    foreign::run(|| switch(role, pg_sys::SECURITY_RESTRICTED_OPERATION, body))
 }
 
 /// Runs `body` as `role`.

@@ -1,13 +1,16 @@
 //! Signals of a background worker. Until its loop begins a worker has core's own handlers: with pgrx's, which only set a
 //! flag, one that waits for a lock would make `pg_ctl stop -m fast` hang. From then on SIGTERM cancels the statement that
 //! runs, if any, and asks the loop to end: core's `die` would end the process inside a claim or a settle, and what the
-//! broker has confirmed by then would be sent again.
+//! broker has confirmed by then would be sent again. What users' code makes of a cancel is in `foreign`.
 
+use super::foreign;
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Somebody asked this process to end. Written by the handler.
 static ASKED_TO_END: AtomicBool = AtomicBool::new(false);
+/// The process has begun its orderly end. Written by the main thread, also read by the handler.
+static ENDS: AtomicBool = AtomicBool::new(false);
 /// A statement may run. Written by `pg::txn`, read by the handler.
 static IN_TRANSACTION: AtomicBool = AtomicBool::new(false);
 
@@ -19,6 +22,16 @@ unsafe extern "C-unwind" {
     #[allow(non_snake_case)]
     fn SetLatch(latch: *mut pg_sys::Latch);
 }
+
+// From utils/timeout.h, which the bindings leave out.
+unsafe extern "C-unwind" {
+    #[allow(non_snake_case)]
+    pub(super) fn RegisterTimeout(id: i32, handler: unsafe extern "C-unwind" fn()) -> i32;
+    pub(super) fn enable_timeout_after(id: i32, delay_ms: i32);
+    pub(super) fn disable_timeout(id: i32, keep_indicator: bool);
+}
+/// Any number from core's USER_TIMEOUT on asks for a free one. It is 12 in PG 15 and 16, 13 since.
+pub(super) const USER_TIMEOUT: i32 = 13;
 
 /// Installs core's handlers and lets signals in. First call of every worker's main function.
 pub fn install() {
@@ -34,6 +47,7 @@ pub fn install() {
 
 /// From here on SIGTERM lets the loop come to an orderly end: `asked_to_end` must be looked at after every wait.
 pub fn end_in_order() {
+    foreign::may_end_the_process();
     // SAFETY: the handler does only what a signal handler may.
     unsafe {
         pg_sys::pqsignal(pg_sys::SIGTERM as i32, Some(on_terminate));
@@ -46,13 +60,39 @@ unsafe extern "C-unwind" fn on_terminate(_signal: i32) {
     unsafe {
         let errno = *libc::__errno_location();
         ASKED_TO_END.store(true, Relaxed);
-        if IN_TRANSACTION.load(Relaxed) {
+        // The last transactions are not canceled: a fast stop asks twice, and so does DROP DATABASE (FORCE).
+        if IN_TRANSACTION.load(Relaxed) && !ENDS.load(Relaxed) {
             std::ptr::write_volatile(&raw mut pg_sys::QueryCancelPending, 1);
             std::ptr::write_volatile(&raw mut pg_sys::InterruptPending, 1);
         }
         SetLatch(pg_sys::MyLatch);
         *libc::__errno_location() = errno;
     }
+}
+
+/// In a signal handler. As core's `die`: the next check for interrupts ends the process, and nothing can trap that.
+pub(super) unsafe extern "C-unwind" fn on_overdue() {
+    // SAFETY: flags and the latch of this process.
+    unsafe {
+        std::ptr::write_volatile(&raw mut pg_sys::ProcDiePending, 1);
+        std::ptr::write_volatile(&raw mut pg_sys::InterruptPending, 1);
+        SetLatch(pg_sys::MyLatch);
+    }
+}
+
+/// The orderly end begins, and may take so long: then the process ends wherever it is.
+pub fn end_within(limit_ms: i32) {
+    ENDS.store(true, Relaxed);
+    // SAFETY: the timers of this process are set up; the handler does what a signal handler may.
+    unsafe {
+        let timer = RegisterTimeout(USER_TIMEOUT, on_overdue);
+        enable_timeout_after(timer, limit_ms);
+    }
+}
+
+/// Whether nothing new is to begin, for the orderly end comes first.
+pub fn ends_first() -> bool {
+    asked_to_end() && !ENDS.load(Relaxed)
 }
 
 /// Whether somebody asked this process to end.

@@ -273,3 +273,34 @@ fn a_locked_source_charges_nothing_and_a_slow_row_is_charged_alone() {
     wait_drained(&cluster);
     assert_eq!(numbers(&all_of(broker, &queue)), [1, 1, 1, 2, 2, 4, 5, 6, 7, 8, 9, 10]);
 }
+
+/// It traps every cancel, and so what a time limit sends.
+#[test]
+fn an_expression_that_traps_cancels_is_charged_to_its_row_and_the_worker_goes_on() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, TWO_TRIES);
+    cluster.exec(DB, SHOP);
+    cluster.exec(
+        DB,
+        "set role shopkeeper; create function shop.stubborn(data jsonb) returns jsonb language plpgsql as $$ begin
+           while data->>'n' = '2' loop
+             begin loop null; end loop; exception when query_canceled then loop null; end loop; end;
+           end loop;
+           return data; end $$",
+    );
+    cluster.exec(DB, &set_source(", payload => 'shop.stubborn(data)'"));
+    let worker = "select pid from pg_stat_activity where backend_type = 'outbox worker'";
+    wait_connected(&cluster);
+    let before: i32 = cluster.query_one(DB, worker);
+    write(&cluster, 3);
+    let dead = wait_dead(&cluster, 1);
+    wait_drained(&cluster);
+    let reason = "canceling statement due to statement timeout (SQLSTATE 57014)";
+    assert!(
+        (dead[0].0, dead[0].1) == (2, 2) && dead[0].2.starts_with(reason),
+        "{dead:?}"
+    );
+    assert_eq!(numbers(&all_of(broker, &queue)), [1, 3]);
+    assert_eq!(cluster.query_one::<i32>(DB, worker), before);
+}

@@ -1,0 +1,179 @@
+//! A function that traps every cancel, and so cannot be ended by one: it is charged to its message, and the worker that runs
+//! it is ended, or leaves the database, as fast as any other.
+
+use std::time::Duration;
+
+use postgres::Client;
+use support::{Broker, Cluster, StopMode, wait_until};
+
+use crate::common::*;
+use crate::{destination, numbers, publish, shop_cluster};
+
+/// What a fast stop promises.
+const STOP_MAX: Duration = Duration::from_secs(2);
+
+/// Of the message 2 it makes no body, and never ends by itself. Two blocks trap, and a handler goes on.
+pub const STUBBORN: &str = "set role shopkeeper;
+  create function shop.stubborn(event jsonb) returns jsonb language plpgsql as $$
+  begin
+    if event->'payload'->>'n' = '2' then
+      loop
+        begin
+          loop
+            begin
+              loop null; end loop;
+            exception when query_canceled or others then
+              loop null; end loop;
+            end;
+          end loop;
+        exception when query_canceled or others then
+          null;
+        end;
+      end loop;
+    end if;
+    return event->'payload';
+  end $$;
+  reset role";
+
+/// A server in whose database `shop` a worker is in that function, again and again.
+fn stuck() -> Cluster {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let tireless = ["outbox.max_attempts = 1000", "outbox.retry_backoff = '10ms'"];
+    let cluster = outbox_cluster_with(broker, &exchange, &tireless);
+    cluster.exec(DB, "create database shop");
+    cluster.exec("shop", "create extension outbox");
+    cluster.exec("shop", crate::SHOP);
+    cluster.exec("shop", STUBBORN);
+    cluster.exec(
+        "shop",
+        &format!(
+            "create server stubborn foreign data wrapper outbox_amqp options (exchange '{exchange}', body 'shop.stubborn');
+             select outbox_publish('T', '{{\"n\": 2}}', destination => 'stubborn')"
+        ),
+    );
+    wait_until_stuck(&cluster);
+    cluster
+}
+
+/// Waits until a worker is in the function, for nothing else of its takes so long; returns its process id.
+fn wait_until_stuck(cluster: &Cluster) -> i32 {
+    let sql = "select max(pid) from pg_stat_activity
+               where backend_type = 'outbox worker' and datname = 'shop' and state = 'active'
+                 and clock_timestamp() - query_start > interval '0.2 s'";
+    let mut client = cluster.connect(DB);
+    let mut pid = None;
+    wait_until("a worker to be in the function", LONG, || {
+        pid = client.query_one(sql, &[]).expect("pg_stat_activity").get(0);
+        pid.is_some()
+    });
+    pid.expect("a process id")
+}
+
+/// A session whose statements must be done in time.
+fn admin(cluster: &Cluster) -> Client {
+    let mut client = cluster.connect(DB);
+    client.batch_execute("set statement_timeout = '6s'").expect("set");
+    client
+}
+
+#[test]
+fn a_function_that_traps_cancels_is_charged_to_its_message_and_the_worker_goes_on() {
+    let broker = Broker::shared();
+    let quick = ["outbox.max_attempts = 2", "outbox.retry_backoff = '10ms'"];
+    let (cluster, default) = shop_cluster(broker, &quick);
+    cluster.exec(DB, STUBBORN);
+    let queue = destination(&cluster, broker, "stubborn", "body 'shop.stubborn'");
+    let worker = "select pid from pg_stat_activity where backend_type = 'outbox worker'";
+    let before: i32 = cluster.query_one(DB, worker);
+    publish(&cluster, "stubborn", 3);
+    publish(&cluster, "default", 3);
+    wait_true(
+        &cluster,
+        "a dead letter, and the others delivered",
+        "select (select count(*) from outbox_dead) = 1 and (select count(*) from outbox_history) = 5",
+    );
+    let dead: String = cluster.query_one(DB, "select format('%s %s %s', seq, attempts, reason) from outbox_dead");
+    let reason = "2 2 canceling statement due to statement timeout (SQLSTATE 57014)";
+    assert!(dead.starts_with(reason), "{dead}");
+    assert_eq!(numbers(&all_of(broker, &queue)), [1, 3]);
+    assert_eq!(all_of(broker, &default).len(), 3);
+    assert_eq!(cluster.query_one::<i32>(DB, worker), before);
+}
+
+#[test]
+fn outbox_check_answers_while_a_function_traps_cancels() {
+    let cluster = stuck();
+    for _ in 0..3 {
+        wait_until_stuck(&cluster);
+        let mut client = cluster.connect("shop");
+        client.batch_execute("set statement_timeout = '60s'").expect("set");
+        let steps = client.query("select step, ok from outbox_check('stubborn')", &[]);
+        let steps = steps.unwrap_or_else(|error| panic!("outbox_check: {error:?}"));
+        let failing: Vec<String> = (steps.iter())
+            .filter(|row| !row.get::<_, Option<bool>>(1).unwrap_or(false))
+            .map(|row| row.get(0))
+            .collect();
+        assert!(steps.len() > 3 && failing.is_empty(), "{failing:?}");
+    }
+}
+
+#[test]
+fn a_worker_in_a_function_that_traps_cancels_can_be_ended() {
+    let cluster = stuck();
+    for _ in 0..3 {
+        let pid = wait_until_stuck(&cluster);
+        let offset = cluster.log_offset();
+        cluster.exec(DB, &format!("select pg_terminate_backend({pid})"));
+        wait_until("the worker to end", LONG, || {
+            cluster.query_one(
+                DB,
+                &format!("select not exists (select from pg_stat_activity where pid = {pid})"),
+            )
+        });
+        cluster.wait_for_log("outbox server-1: ended", offset);
+    }
+}
+
+#[test]
+fn a_cancel_ends_a_function_that_traps_cancels_and_is_charged_to_its_message() {
+    let cluster = stuck();
+    for attempts in 1..=3 {
+        let pid = wait_until_stuck(&cluster);
+        cluster.exec(DB, &format!("select pg_cancel_backend({pid})"));
+        let charged = format!("select exists (select from outbox_messages where seq = 1 and attempts >= {attempts})");
+        wait_until("the attempt to be charged", LONG, || {
+            cluster.query_one("shop", &charged)
+        });
+    }
+}
+
+#[test]
+fn a_fast_stop_keeps_its_promise_while_a_function_traps_cancels() {
+    let cluster = stuck();
+    for _ in 0..3 {
+        wait_until_stuck(&cluster);
+        let offset = cluster.log_offset();
+        let took = cluster.stop(StopMode::Fast);
+        assert!(took <= STOP_MAX, "the stop took {took:?}");
+        assert_eq!(cluster.log()[offset..].matches("outbox server-1: ended").count(), 2);
+        cluster.start_again();
+    }
+}
+
+#[test]
+fn a_database_is_renamed_and_dropped_while_a_function_in_it_traps_cancels() {
+    let cluster = stuck();
+    admin(&cluster)
+        .batch_execute("alter database shop rename to store")
+        .expect("rename");
+    admin(&cluster)
+        .batch_execute("alter database store rename to shop")
+        .expect("rename back");
+    wait_until_stuck(&cluster);
+    admin(&cluster).batch_execute("drop database shop").expect("drop");
+    let cluster = stuck();
+    admin(&cluster)
+        .batch_execute("drop database shop with (force)")
+        .expect("drop by force");
+}
