@@ -4289,8 +4289,8 @@ begin
     raise exception 'a token is not one of this worker' using errcode = 'insufficient_privilege',
       hint = 'A worker settles what it has claimed itself.';
   end if;
-  -- What is lost would be sent again.
-  perform set_config('synchronous_commit', 'on', true);
+  -- What is lost would be sent again. It waits for no standby: one that is away would hold up the worker.
+  perform set_config('synchronous_commit', 'local', true);
   changed := @extschema@.outbox_settle(
     me, tids::tid[], seqs, destinations, partitions, tokens, actions::"char"[], delays_ms,
     short_reasons);

@@ -19,6 +19,7 @@ use crate::{figures, launcher, registry, shmem};
 use outbox_core::engine::{Errand, Held, Listen, Sharing};
 use outbox_core::lease;
 use outbox_core::partition::{Partition, PartitionCount};
+use outbox_core::session;
 use outbox_core::settle::Ended;
 use outbox_transport::{Bell, Deadline, ask_for_short_slices};
 use std::cell::RefCell;
@@ -29,12 +30,13 @@ use std::time::{Duration, Instant};
 const PAUSE_AFTER_FAILURE_MS: u32 = 500;
 /// A failure that repeats is logged again after so long.
 const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
-/// At the end: how long outcomes are waited for, and how long each last transaction may take. A fast shutdown must be
-/// through within 2 s, whatever the broker does.
+/// At the end: how long outcomes are waited for, and how long each last transaction may take; and all of it. A fast
+/// shutdown must be through within 2 s, whatever the broker does.
 const LAST_OUTCOMES: Duration = Duration::from_millis(700);
 const LAST_TRANSACTION_MS: i32 = 300;
 const LAST_SETTLES: Duration = Duration::from_millis(300);
 const LAST_WORDS_TO_BROKER: Duration = Duration::from_millis(200);
+const LAST_MS: i32 = 1_700;
 /// A worker that gives its slot to another database: a third of this for answers to what is on its way, then it goes.
 const LEAVE: Duration = Duration::from_secs(15);
 /// How long the connection of a destination that is gone may take to close; the others wait for it.
@@ -65,22 +67,9 @@ pub fn main(argument: u64) -> ! {
         signals::exit(0);
     }
     bgworker::connect(database.into(), shmem::worker_role().into());
-    txn::set_for_session(c"search_path", c"pg_catalog, pg_temp");
-    // A settle that a crash undoes would be sent again: wait for the disk. Claims and heartbeats need not.
-    txn::set_for_session(c"synchronous_commit", c"on");
-    txn::set_for_session(c"lock_timeout", c"500ms"); // a heartbeat must not wait behind somebody's row
-    txn::set_for_session(c"jit", c"off");
-    // The statements of a worker are planned once and reused for years of table sizes: the right plan is always an index or a ctid.
-    for way in [
-        c"enable_seqscan",
-        c"enable_bitmapscan",
-        c"enable_hashjoin",
-        c"enable_mergejoin",
-        c"enable_sort",
-    ] {
-        txn::set_for_session(way, c"off");
+    for (name, value) in session::SETTINGS.iter().chain(session::IN_THE_SERVER) {
+        txn::set_for_session(name, value);
     }
-    txn::set_for_session(c"plan_cache_mode", c"force_generic_plan");
     ask_for_short_slices();
     let mut worker = Worker::start(number, slot);
     bgworker::on_exit(stop_publishing);
@@ -246,16 +235,19 @@ impl Worker {
                 self.config_check_due = now; // what was changed just now counts
             }
         }
+        // Whatever fails below: settings that were changed may be the cause, and their change the end of it.
+        let looked = self.look_at_settings(now);
         // The first heartbeat makes the row that the reports belong to.
         let tended = (self.tend_leases(now))
             .and_then(|()| self.look_around(now))
             .and_then(|()| self.purge());
-        if let Err(failure) = tended {
+        if let Err(failure) = looked.and(tended) {
             self.common.shared.set_idle(None);
             return self.failed(&failure);
         }
         if self.common.leaves_by.is_none() {
-            for destination in &mut self.destinations {
+            // Each may wait for a connection to close.
+            for destination in self.destinations.iter_mut().take_while(|_| !signals::asked_to_end()) {
                 destination.look_afresh(&self.common);
             }
         }
@@ -377,6 +369,9 @@ impl Worker {
     /// Serves the destinations that there are now, as they are described now.
     fn describe(&mut self, described: Vec<Described>) {
         for description in &described {
+            if signals::asked_to_end() {
+                return; // each may wait for a connection to close
+            }
             match self
                 .destinations
                 .iter_mut()
@@ -395,7 +390,12 @@ impl Worker {
         }
         let gone = |destination: &mut Destination| described.iter().all(|still| still.name != destination.name);
         for mut destination in self.destinations.extract_if(.., gone) {
-            destination.stop(&self.common, STOP_GONE, "the destination is gone");
+            let patience = if signals::asked_to_end() {
+                Duration::ZERO
+            } else {
+                STOP_GONE
+            };
+            destination.stop(&self.common, patience, "the destination is gone");
             let ended = destination.settle(&self.common, LAST_TRANSACTION_MS).and_then(|()| {
                 in_transaction(c"outbox: report", Durability::Relaxed, || {
                     self.common.store.report(&destination.name, None, None, None, None)
@@ -591,8 +591,8 @@ impl Worker {
         self.config_check_due = Instant::now(); // outbox.identity may be another
     }
 
-    /// What needs no haste: changed settings and destinations, the count of what waits, what is old.
-    fn look_around(&mut self, now: Instant) -> Result<(), Failure> {
+    /// Changed settings and destinations. Where a new session would have other settings this one ends.
+    fn look_at_settings(&mut self, now: Instant) -> Result<(), Failure> {
         let store = &self.common.store;
         let changes = changes_by_hand();
         if now >= self.config_check_due || changes != self.common.changes_seen {
@@ -617,6 +617,11 @@ impl Worker {
             }
             self.common.changes_seen = changes;
         }
+        Ok(())
+    }
+
+    /// What needs no haste: the count of what waits, what is old.
+    fn look_around(&mut self, now: Instant) -> Result<(), Failure> {
         if now >= self.count_due && self.first && (self.idle || self.must_count()) {
             self.count_due = now + COUNT_EVERY;
             self.count_pending()?;
@@ -675,6 +680,7 @@ impl Worker {
 
     /// The orderly end: what the brokers confirm within a moment is settled, the rest is released, the leases go back.
     fn finish(&mut self) {
+        signals::end_within(LAST_MS);
         let deadline = Instant::now() + LAST_OUTCOMES;
         let awaits = |destination: &Destination| destination.outstanding() > 0 && destination.broker.is_connected();
         for destination in &self.destinations {

@@ -184,6 +184,25 @@ fn a_database_is_renamed_there_and_back_under_load() {
 }
 
 #[test]
+fn a_database_is_renamed_and_dropped_while_a_synchronous_standby_is_away() {
+    let served = Served::start();
+    let cluster = &served.cluster;
+    miss_standby(cluster);
+    let (load, shop) = (Load::start(cluster, &Plan::default()), load_in_shop(cluster));
+    for _ in 0..2 {
+        shop.wait_for_more(20);
+        run(&mut admin(cluster), "alter database shop rename to store");
+        wait_workers(cluster, &["postgres", "store"]);
+        run(&mut admin(cluster), "alter database store rename to shop");
+        wait_workers(cluster, &["postgres", "shop"]);
+    }
+    shop.wait_for_more(20);
+    served.assert_perfect("shop", &served.shop_queue, shop);
+    run(&mut admin(cluster), "drop database shop");
+    served.assert_perfect(DB, &served.queue, load);
+}
+
+#[test]
 fn a_database_moves_to_another_tablespace_and_back_under_load() {
     let served = Served::start();
     let cluster = &served.cluster;

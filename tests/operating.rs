@@ -14,6 +14,8 @@ mod extension;
 mod health;
 #[path = "operating/running.rs"]
 mod running;
+#[path = "operating/session.rs"]
+mod session;
 #[path = "operating/status.rs"]
 mod status;
 #[path = "operating/stop.rs"]

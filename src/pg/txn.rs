@@ -1,11 +1,14 @@
 //! One way to run a transaction in a worker. pgrx's own commits half-done work when its closure catches an error, and
 //! lets an ERROR end the worker.
 
-use super::{signals, stat};
+use super::signals::{self, disable_timeout, enable_timeout_after};
+use super::stat;
 use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
 use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
-use std::ffi::CStr;
+use std::cell::Cell;
+use std::ffi::{CStr, CString};
 use std::panic::AssertUnwindSafe;
+use std::time::{Duration, Instant};
 
 /// Why a transaction was rolled back.
 #[derive(Debug)]
@@ -15,10 +18,11 @@ pub struct Failure {
     pub locked: bool,
 }
 
-/// How durable the commit must be when `run` returns.
+/// How durable the commit must be when `run` returns. None waits for a standby: one that is away would hold up the worker,
+/// also at its end, and what a standby lacks when it is promoted is only sent again.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Durability {
-    /// On disk (and on synchronous standbys), as synchronous_commit of the server says.
+    /// On the disk of this server.
     Full,
     /// Soon: a crash may undo it, which only repeats work.
     Relaxed,
@@ -26,9 +30,10 @@ pub enum Durability {
 
 // From utils/timeout.h, which the bindings leave out. The id is the same in PG 13 to 18.
 const STATEMENT_TIMEOUT: i32 = 3;
-unsafe extern "C-unwind" {
-    fn enable_timeout_after(id: i32, delay_ms: i32);
-    fn disable_timeout(id: i32, keep_indicator: bool);
+
+thread_local! {
+    /// Until when statements may run, as `limit_statements` said last.
+    static LIMIT: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
 /// Runs `body` in a transaction of its own with a snapshot, commits, and reports to the statistics. An ERROR inside, or
@@ -40,18 +45,25 @@ pub fn run<T>(
     durability: Durability,
     body: impl FnOnce() -> Result<T, String>,
 ) -> Result<T, Failure> {
-    stat::running(what);
     signals::in_transaction(true);
+    if signals::ends_first() {
+        signals::in_transaction(false);
+        let message = "the worker is asked to end".to_owned();
+        return Err(Failure { message, locked: false });
+    }
+    stat::running(what);
     let result = PgTryBuilder::new(AssertUnwindSafe(|| {
         // SAFETY: main thread of a connected worker, no transaction open: the usual sequence of a worker.
         unsafe {
             pg_sys::SetCurrentStatementStartTimestamp();
             pg_sys::StartTransactionCommand();
             pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
-            enable_timeout_after(STATEMENT_TIMEOUT, timeout_ms);
-            if durability == Durability::Relaxed {
-                set_locally(c"synchronous_commit", c"off");
-            }
+            limit_statements(timeout_ms);
+            let wait_for = match durability {
+                Durability::Full => c"local",
+                Durability::Relaxed => c"off",
+            };
+            set_locally(c"synchronous_commit", wait_for);
         }
         let value = body().map_err(|message| Failure { message, locked: false })?;
         // SAFETY: balances the sequence above.
@@ -108,11 +120,18 @@ fn in_words(caught: &CaughtError) -> String {
     let sqlstate: String = (0..5)
         .map(|n| char::from(((code >> (6 * n)) & 0x3f) as u8 + b'0'))
         .collect();
-    format!("{} (SQLSTATE {sqlstate})", report.message())
+    // Code that trapped the first cancel was ended by another one, of which core says that a user sent it.
+    let is_canceled = report.sql_error_code() == PgSqlErrorCode::ERRCODE_QUERY_CANCELED;
+    let message = match LIMIT.get() {
+        Some(limit) if is_canceled && Instant::now() >= limit => "canceling statement due to statement timeout",
+        _ => report.message(),
+    };
+    format!("{message} (SQLSTATE {sqlstate})")
 }
 
 /// From now on the statements of this transaction of a worker may take so long, together.
 pub fn limit_statements(timeout_ms: i32) {
+    LIMIT.set(Some(Instant::now() + Duration::from_millis(timeout_ms as u64)));
     // SAFETY: main thread of a worker, inside `run`, which takes the timer down.
     unsafe { enable_timeout_after(STATEMENT_TIMEOUT, timeout_ms) }
 }
@@ -149,10 +168,14 @@ pub fn set_locally(name: &CStr, value: &CStr) {
     }
 }
 
-/// Sets a parameter for the rest of this worker's life.
-pub fn set_for_session(name: &CStr, value: &CStr) {
-    // SAFETY: plain strings; the values are ours.
+/// Sets a parameter for the rest of this worker's life, if this version of the server has it.
+pub fn set_for_session(name: &str, value: &str) {
+    let [name, value] = [name, value].map(|text| CString::new(text).expect("no NUL"));
+    // SAFETY: plain strings, which are copied; the values are ours.
     unsafe {
+        if pg_sys::GetConfigOption(name.as_ptr(), true, false).is_null() {
+            return;
+        }
         pg_sys::SetConfigOption(
             name.as_ptr(),
             value.as_ptr(),

@@ -251,13 +251,14 @@ impl Writer {
 
     /// None when the test has ended.
     fn connect(&self) -> Option<Session> {
-        let asynchronous = if self.plan.synchronous_commit { "on" } else { "off" };
+        // No writer waits for a standby: a test may have one that is away.
+        let waits_for = if self.plan.synchronous_commit { "local" } else { "off" };
         let found = try_wait_for(LONG, || {
             if self.stop.load(Ordering::Acquire) {
                 return Some(None);
             }
             let mut client = Client::connect(&self.conn_string, NoTls).ok()?;
-            let set = client.batch_execute(&format!("set synchronous_commit = {asynchronous}"));
+            let set = client.batch_execute(&format!("set synchronous_commit = {waits_for}"));
             set.ok()?;
             let publish = client.prepare(self.plan.statement);
             Some(Some(Session {

@@ -2,6 +2,7 @@
 //! `mod common;` in each of them.
 #![allow(dead_code)] // no test file needs all of it
 
+pub mod extremes;
 pub mod load;
 pub mod oracle;
 
@@ -71,6 +72,31 @@ pub fn exchange_and_queue(broker: &Broker) -> (String, String) {
     broker.declare_queue(&queue, Value::Null);
     broker.bind(&queue, &exchange, "#");
     (exchange, queue)
+}
+
+/// From here on commits wait for a standby that never comes, but for those of sessions of the tests, and of those that say
+/// so themselves.
+pub fn miss_standby(cluster: &Cluster) {
+    cluster.exec(DB, "alter role postgres set synchronous_commit = local");
+    cluster.set_conf("synchronous_standby_names", "away");
+    let names = "select setting = 'away' from pg_settings where name = 'synchronous_standby_names'";
+    wait_true(cluster, "the standby to be missed", names);
+    // The checkpointer tells all others that somebody must wait.
+    let mut waits = cluster.connect(DB);
+    let pid: i32 = waits.query_one("select pg_backend_pid()", &[]).expect("a pid").get(0);
+    let waiting = std::thread::spawn(move || {
+        waits.batch_execute(
+            "set synchronous_commit = on; create table waits_for_standby (); drop table waits_for_standby",
+        )
+    });
+    let waits_now = format!("select wait_event = 'SyncRep' from pg_stat_activity where pid = {pid}");
+    let mut client = cluster.connect(DB);
+    wait_until("a commit to wait for the standby", LONG, || {
+        let row = client.query_one(&waits_now, &[]).expect("pg_stat_activity");
+        row.get::<_, Option<bool>>(0) == Some(true)
+    });
+    cluster.exec(DB, &format!("select pg_terminate_backend({pid})"));
+    waiting.join().expect("no panic").expect_err("its session was ended");
 }
 
 /// Switches delivery off and waits until the worker holds still.

@@ -89,6 +89,52 @@ fn a_fast_stop_keeps_its_promise_while_the_outbox_is_locked() {
     assert_stops_fast(&cluster);
 }
 
+/// Commits of sessions wait for it, and a worker that waits for a commit cannot be stopped.
+#[test]
+fn no_commit_of_a_worker_waits_for_a_standby_that_is_away_and_a_fast_stop_keeps_its_promise() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    miss_standby(&cluster);
+    let load = Load::start(&cluster, &busy());
+    for _ in 0..5 {
+        load.wait_for_more(200);
+        assert_stops_fast(&cluster);
+        cluster.start_again();
+        wait_connected(&cluster);
+    }
+    let sent = load.stop();
+    wait_drained(&cluster);
+    let arrived: Vec<Arrived> = all_of(broker, &queue).iter().map(Arrived::new).collect();
+    judge(&sent, &arrived).assert_perfect();
+}
+
+/// It is visible from then on, whether or not the standby ever has it.
+#[test]
+fn a_commit_that_waits_for_a_standby_is_sent_when_its_wait_is_canceled_and_not_before() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let consumer = Consumer::new(broker, &queue);
+    miss_standby(&cluster);
+    let mut waits = cluster.connect(DB);
+    let pid: i32 = waits.query_one("select pg_backend_pid()", &[]).expect("a pid").get(0);
+    let waiting = std::thread::spawn(move || {
+        waits.batch_execute("set synchronous_commit = on; select outbox_publish('T', '1', 'thing', '1')")
+    });
+    wait_true(
+        &cluster,
+        "the commit to wait",
+        &format!("select coalesce((select wait_event = 'SyncRep' from pg_stat_activity where pid = {pid}), false)"),
+    );
+    publish(&cluster, DB, 2);
+    assert_eq!(payload(&consumer), 2);
+    assert!(!waiting.is_finished());
+    cluster.exec(DB, &format!("select pg_cancel_backend({pid})"));
+    waiting.join().expect("no panic").expect("a commit, with a warning");
+    assert_eq!(payload(&consumer), 1);
+}
+
 #[test]
 fn a_fast_stop_keeps_its_promise_with_the_broker_down() {
     let (broker, cluster, load) = busy_with_private_broker();

@@ -9,8 +9,8 @@ use support::{Broker, Consumer, Receiver, Reply, fresh_names, process};
 use crate::common::load::{Load, Plan};
 use crate::common::oracle::{Arrived, judge};
 use crate::common::{
-    DB, LONG, all_of, as_survived, exchange_and_queue, outbox_cluster_with, refused, wait_drained, wait_healthy,
-    wait_published, wait_true,
+    DB, LONG, all_of, as_survived, exchange_and_queue, miss_standby, outbox_cluster_with, refused, wait_drained,
+    wait_healthy, wait_published, wait_true,
 };
 use crate::{Outside, SOON, make_courier, run, wait_for_file, wait_for_shares, wait_for_total, without_workers, work};
 
@@ -217,6 +217,21 @@ fn what_is_sent_is_on_disk_though_its_commit_did_not_wait_for_that() {
     cluster.kill_postmaster();
     cluster.start_again();
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_events"), 1);
+}
+
+#[test]
+fn no_commit_of_it_waits_for_a_standby_that_is_away() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &[]);
+    miss_standby(&cluster);
+    let outside = Outside::start(&cluster, "alone");
+    let load = Load::start(&cluster, &plan());
+    load.wait_for_more(200);
+    let sent = load.stop();
+    wait_drained(&cluster);
+    judge(&sent, &arrived(broker, &queue)).assert_perfect();
+    assert_eq!(outside.stop(), Some(0));
 }
 
 #[test]

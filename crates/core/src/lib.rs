@@ -28,6 +28,7 @@
 //! - [`settle`]: what becomes of a message, given what the broker said.
 //! - [`fault`]: what kind of failure an error text tells of, and which make one group.
 //! - [`backoff`]: how long a failed message waits.
+//! - [`session`]: what the session of a worker sets for itself.
 //! - [`latency`]: how long messages took, counted in buckets.
 //! - [`minutes`]: what was delivered in each of the last minutes.
 //! - [`nested`]: what a transaction has noted, until its savepoints are over.
@@ -53,6 +54,7 @@ pub mod partition;
 pub mod route;
 #[cfg(test)]
 mod samples;
+pub mod session;
 pub mod settle;
 pub mod template;
 pub mod text;

@@ -10,6 +10,7 @@ use outbox_core::hold::{FILTER_WORDS, OpenTransaction};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Event, Outcome, Pointer};
 use outbox_core::partition::Partition;
+use outbox_core::session;
 use outbox_core::settle::{Disposition, EXPIRED};
 use outbox_transport::target::{Kind, split};
 use std::cell::{Cell, RefCell};
@@ -23,12 +24,10 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, Statement};
 
-/// As of a worker in the server. A peer that is gone is noticed when its answers are not acknowledged for so long, so that
-/// what it has locked is free again.
+/// Beside those of a worker in the server. A peer that is gone is noticed when its answers are not acknowledged for so long,
+/// so that what it has locked is free again.
 const SETTINGS: &str = "
-    set application_name = 'outboxctl work'; set default_transaction_isolation = 'read committed';
-    set synchronous_commit = on; set lock_timeout = '500ms'; set statement_timeout = '30s'; set tcp_user_timeout = '15s';
-    set jit = off; set plan_cache_mode = force_generic_plan";
+    set application_name = 'outboxctl work'; set statement_timeout = '30s'; set tcp_user_timeout = '15s'";
 /// Longer than any statement may take: the session is lost.
 const ANSWER: Duration = Duration::from_secs(45);
 
@@ -161,6 +160,7 @@ impl Session {
             })?;
         let client = opened.client;
         handle.block_on(client.batch_execute(SETTINGS))?;
+        handle.block_on(client.batch_execute(&session::statement()))?;
         let schema = opened.extension.map(|extension| extension.schema).unwrap_or_default();
         let mut session = Self {
             handle: handle.clone(),

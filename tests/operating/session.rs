@@ -1,0 +1,82 @@
+//! Settings that ALTER DATABASE and ALTER ROLE have for the session of a worker, and that are not meant for it.
+
+use postgres::Client;
+use support::{Broker, Consumer, wait_for, wait_until};
+
+use crate::common::*;
+use crate::payload;
+
+/// The process id of the worker, if it is another than `before`.
+fn wait_for_worker(client: &mut Client, before: i32) -> i32 {
+    let sql = "select max(pid) from pg_stat_activity where backend_type = 'outbox worker' and usename is not null";
+    wait_for("another worker", LONG, || {
+        let pid: Option<i32> = client.query_one(sql, &[]).expect("pg_stat_activity").get(0);
+        pid.filter(|pid| *pid != before)
+    })
+}
+
+/// By a session that began before anything was set. One message goes at once; another is given a time, and is settled late.
+fn publish(client: &mut Client, n: i32) {
+    let sql = format!(
+        "select public.outbox_publish('T', '{n}', 'thing', '1');
+         select public.outbox_publish('T', '{n}', 'thing', '2', available_at => clock_timestamp() + interval '10 ms')"
+    );
+    client.batch_execute(&sql).expect("publish");
+}
+
+#[test]
+fn delivery_goes_on_whatever_is_set_for_the_database_or_the_role_of_the_workers() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    cluster.exec(DB, "create role bystander; grant bystander to outbox_worker");
+    let consumer = Consumer::new(broker, &queue);
+    let mut client = cluster.connect(DB);
+    let (mut worker, mut n) = (wait_for_worker(&mut client, 0), 0);
+    for whom in [format!("database {DB}"), "role outbox_worker".to_owned()] {
+        for round in 0..extremes::ROUNDS {
+            let settings = extremes::of_round(&mut client, round);
+            let taken = extremes::set(&mut client, &whom, &settings);
+            assert!(taken > 130, "{whom} took {taken} settings");
+            for what in ["set", "reset"] {
+                if what == "reset" {
+                    client.batch_execute(&format!("alter {whom} reset all")).expect("reset");
+                }
+                worker = wait_for_worker(&mut client, worker);
+                n += 1;
+                publish(&mut client, n);
+                for _ in 0..2 {
+                    assert_eq!(payload(&consumer), n, "{whom}, round {round}, {what}");
+                }
+                let settled = format!("select count(*) = {} from public.outbox_history", 2 * n);
+                wait_until("the messages to be settled", LONG, || {
+                    client.query_one(&settled, &[]).expect("the history").get(0)
+                });
+            }
+        }
+    }
+}
+
+/// What a session cannot override by itself when it is told too late: a worker that can do nothing must still see that its
+/// settings have changed.
+#[test]
+fn a_worker_that_may_not_write_delivers_again_when_it_may() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    let consumer = Consumer::new(broker, &queue);
+    let mut client = cluster.connect(DB);
+    for n in 1..=2 {
+        let worker = wait_for_worker(&mut client, 0);
+        client
+            .batch_execute(&format!("alter database {DB} set default_transaction_read_only = on"))
+            .expect("set");
+        let read_only = wait_for_worker(&mut client, worker);
+        publish(&mut client, n);
+        assert_eq!((payload(&consumer), payload(&consumer)), (n.into(), n.into()));
+        client
+            .batch_execute(&format!("alter database {DB} reset default_transaction_read_only"))
+            .expect("reset");
+        wait_for_worker(&mut client, read_only);
+    }
+}
