@@ -123,7 +123,7 @@ create table @extschema@.outbox_connections (
   destination text collate "C",
   since       timestamptz not null default pg_catalog.clock_timestamp(),
   state       text        not null
-    check (state in ('starting', 'paused', 'not adopted', 'unconfigured', 'connecting', 'connected', 'blocked', 'down')),
+    check (state in ('starting', 'paused', 'pausing', 'not adopted', 'unconfigured', 'connecting', 'connected', 'blocked', 'down')),
   reason      text, -- why it is down: unreachable, auth_refused, exchange_missing …; or connected and unconfirmed
   detail      text,
   looked_at   timestamptz, -- when it last looked because a session asked: see outbox_check()
@@ -458,6 +458,11 @@ create function @extschema@.outbox_note_pending(destination text, more bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_pending_wrapper';
 comment on function @extschema@.outbox_note_pending(text, bigint) is
   'Internal: at COMMIT, counts so many more (or fewer) messages of a destination that wait.';
+
+create function @extschema@.outbox_is_taken(destination text, partition smallint, seq bigint)
+returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_taken_wrapper';
+comment on function @extschema@.outbox_is_taken(text, smallint, bigint) is
+  'Internal: whether a worker has this message in hand, which it has not claimed. Changes nothing.';
 
 create function @extschema@.outbox_is_in_hand(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_in_hand_wrapper';
@@ -1905,7 +1910,8 @@ begin
   end if;
   select o.partition into ready from @extschema@.outbox o
   where o.ctid = (select @extschema@.outbox_row(outbox_retry.seq, to_destination, partitions))
-    and not @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until);
+    and not @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
+    and not @extschema@.outbox_is_taken(o.destination, o.partition, o.seq);
   if found then
     perform @extschema@.outbox_wake(0, array[ready], array[outbox_retry.seq]);
     if risen.seq is not null then
@@ -3191,7 +3197,8 @@ comment on function @extschema@.outbox_open_transactions() is
 create view @extschema@.outbox_messages as
 with m as (
   select o.seq, o.destination, o.partition, o.key,
-         case when @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until) then 'in flight'
+         case when @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
+                or @extschema@.outbox_is_taken(o.destination, o.partition, o.seq) then 'in flight'
               when o.attempts > 0 then 'retrying'
               else 'pending' end as status,
          o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token, o.last_error,
@@ -3276,7 +3283,7 @@ select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason, c.d
 from @extschema@.outbox_workers w
 left join lateral (
   select x.state, x.reason, x.detail from @extschema@.outbox_connections x where x.worker_id = w.worker_id
-  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,paused}'::text[], x.state),
+  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], x.state),
            x.reason is null, x.destination = 'default' desc, x.destination limit 1) c on true;
 comment on view @extschema@.outbox_worker_status is
   'One row a worker: whether it lives, the worst of its connections, how many partitions it owns.';
@@ -3290,10 +3297,11 @@ with live as (
 )
 select coalesce(d.destination, p.destination) as destination,
        case when d.destination is null then null when d.wrapper is null then 'settings' else d.wrapper end as described_by,
-       case when d.destination is null then 'missing' when d.paused then 'paused' else coalesce(c.state, 'not served') end as state,
+       case when d.destination is null then 'missing' when d.paused then case when b.busy then 'pausing' else 'paused' end else coalesce(c.state, 'not served') end as state,
        coalesce(z.since, c.since) as since,
        case when d.paused then null else c.reason end as reason,
-       case when d.paused then pg_catalog.concat_ws(': ', 'paused by ' || z.paused_by, z.reason) else c.detail end as detail,
+       case when d.paused then pg_catalog.concat_ws(': ', case when b.busy then coalesce(f.n[1], 0)::text || ' in flight, ' else '' end
+                                                 || 'paused by ' || z.paused_by, z.reason) else c.detail end as detail,
        pg_catalog.date_trunc('milliseconds', pg_catalog.clock_timestamp() - p.oldest) as oldest_pending_age,
        f.n[1]::bigint as in_flight, f.n[2]::bigint as published_total, f.n[3]::bigint as failed_total,
        f.n[4]::bigint as dead_total, f.n[5]::bigint as released_total,
@@ -3307,10 +3315,13 @@ full join pending p on p.destination = d.destination
 left join @extschema@.outbox_paused z on z.destination = d.destination
 left join lateral (
   select l.state, l.since, l.reason, l.detail from live l where l.destination = d.destination
-  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,paused}'::text[], l.state),
+  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], l.state),
            l.reason is null, l.since
   limit 1) c on true
 left join lateral (select @extschema@.outbox_destination_figures(d.destination) as n) f on true
+-- Until each worker has heard of the pause and settled what it had.
+cross join lateral (select exists (select from live l where l.destination = d.destination
+                                   and l.state not in ('paused', 'not adopted')) as busy) b
 order by 1;
 comment on view @extschema@.outbox_destination_status is
   'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message has waited that could go there; totals and times from enqueue to confirm since stats_reset, how many messages wait (scheduled and in flight included) and may wait, NULL where no worker counts. missing = messages wait for a server that there is no more.';
@@ -3427,10 +3438,15 @@ from (select) one left join (
 union all
 select 'paused', z.destination is null,
        case when z.destination is not null
-            then pg_catalog.format('destination %I is paused by %s since %s%s', z.destination, z.paused_by,
+            then pg_catalog.format('destination %I is %s by %s since %s%s', z.destination,
+                                   case when z.busy then pg_catalog.format('pausing, %s in flight, paused',
+                                          coalesce((@extschema@.outbox_destination_figures(z.destination))[1], 0)) else 'paused' end, z.paused_by,
                                    pg_catalog.date_trunc('seconds', z.since), coalesce(': ' || z.reason, '')) end,
        case when z.destination is not null then pg_catalog.format('select outbox_resume(%L)', z.destination) end
-from (select) one left join (select * from @extschema@.outbox_paused order by since limit 1) z on true
+from (select) one left join (
+  select x.*, exists (select from connection c where c.destination = x.destination
+                      and c.state not in ('paused', 'not adopted')) as busy
+  from @extschema@.outbox_paused x order by x.since limit 1) z on true
 union all
 select 'broker', p.problem is null, p.problem, p.remedy
 from (select) one left join sick on true
@@ -3679,7 +3695,7 @@ begin
   return next;
 
   step := 'options';
-  ok := case seen.state when 'unconfigured' then false when 'paused' then null else seen.state <> 'starting' end;
+  ok := case seen.state when 'unconfigured' then false when 'paused' then null when 'pausing' then null else seen.state <> 'starting' end;
   detail := case when seen.state = 'unconfigured' then seen.detail || stale
                  when ok then 'a worker can make use of them' || stale
                  else 'not known: no worker has looked' end;
@@ -3702,7 +3718,7 @@ begin
     when ok then concat_ws(', ', format('connected since %s', date_trunc('seconds', seen.since)), seen.detail) || stale
     when seen.state in ('down', 'blocked') then concat_ws(': ', seen.state, seen.reason, seen.detail) || stale
     when seen.state = 'connecting' then 'a worker is connecting' || stale
-    when seen.state = 'paused' then 'not looked at while nothing is delivered'
+    when seen.state in ('paused', 'pausing') then 'not looked at while nothing is delivered'
     else 'not known' end;
   return next;
 
@@ -4376,7 +4392,7 @@ grant execute on function
   @extschema@.outbox_is_preloaded(), @extschema@.outbox_counters(), @extschema@.outbox_server_state(), @extschema@.outbox_registry(),
   @extschema@.outbox_server_workers(), @extschema@.outbox_has_ended(text),
   @extschema@.outbox_open_transactions(), @extschema@.outbox_missing_slots(),
-  @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations(),
+  @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations(), @extschema@.outbox_is_taken(text, smallint, bigint),
   @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted(),
   @extschema@.outbox_destination_figures(text), @extschema@.outbox_ask_for_a_look(text), @extschema@.outbox_check(text),
   @extschema@.outbox_tick(interval), @extschema@.outbox_source_problem(), @extschema@.outbox_closed_lanes(),

@@ -507,6 +507,12 @@ fn outbox_is_in_hand(destination: &str, partition: i16, seq: i64) -> bool {
 }
 
 #[pg_extern(sql = false)]
+fn outbox_is_taken(destination: &str, partition: i16, seq: i64) -> bool {
+    let partition = Partition::new(i64::from(partition));
+    partition.is_ok_and(|partition| express::is_taken(destination, partition, seq))
+}
+
+#[pg_extern(sql = false)]
 fn outbox_has_enqueued() -> bool {
     wake::has_enqueued()
 }

@@ -10,6 +10,7 @@ use crate::pg::txn::{self, Durability, Failure};
 use crate::ports::{STATEMENT_TIMEOUT_MS, Shared, Tables, in_transaction};
 use crate::shmem;
 use crate::store::{Described, Settlement, Store, now_us};
+use outbox_core::budget;
 use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Express, Held, Listen, Sharing, Tally};
 use outbox_core::message::{Event, Outcome, Pointer, Text};
 use outbox_core::minutes::Took;
@@ -372,7 +373,11 @@ impl Destination {
         let status = match self.may_deliver(common) {
             true => self.broker.status.clone(),
             false => Status {
-                state: common.not_adopted.as_ref().map_or("paused", |_| "not adopted"),
+                state: match common.not_adopted {
+                    Some(_) => "not adopted",
+                    None if self.outstanding() > 0 => "pausing",
+                    None => "paused",
+                },
                 reason: None,
                 detail: common.not_adopted.clone(),
             },
@@ -436,7 +441,8 @@ impl Destination {
         let by_hand = self.by_hand(common);
         self.engine.set_reach(by_hand);
         let memory = common.shared.of(&self.name);
-        let Some(room) = tick::next(&self.tick(common)).claim.filter(|_| may_claim) else {
+        let room = tick::next(&self.tick(common)).claim.map(|room| room.min(self.room()));
+        let Some(room) = room.filter(|room| may_claim && *room > 0) else {
             leave_in_table(&memory);
             return Ok((0, self.wait_ms(common)));
         };
@@ -458,16 +464,13 @@ impl Destination {
         }
         let route = target.route(&self.nothing);
         // What cannot go soon is better left for later: in the table it expires, is paused and harms nobody.
-        let limit = common
-            .settings
-            .batch_size
-            .min(room)
-            .min(self.pace.per_second().unwrap_or(u32::MAX));
+        let batch = (common.settings.batch_size).min(self.pace.per_second().unwrap_or(u32::MAX));
+        let (for_hand, for_all) = budget::of_pass(room, batch);
         let make = |handle, pointer: &Pointer, event: &Event| {
             outbox_core::envelope::publication(handle, pointer, event, &route).map_err(|refusal| refusal.to_string())
         };
         let in_hand = match may_receive {
-            true => (self.engine).receive(&memory, &memory, now_ms, limit as usize, &target.rules, make),
+            true => (self.engine).receive(&memory, &memory, now_ms, for_hand as usize, &target.rules, make),
             false => 0,
         };
         if in_hand > 0 {
@@ -479,6 +482,9 @@ impl Destination {
                 &target.rules,
             );
         }
+        let limit = batch.min(for_all.saturating_sub(in_hand as u32));
+        // The claim may take a while: what is in hand shows meanwhile.
+        self.note_in_flight();
         let mut tables = Tables::new(common, &self.name, &target.rules, STATEMENT_TIMEOUT_MS);
         tables.body = target.body.as_ref();
         tables.lane_by_lane = self.locked_until.is_some_and(|until| Instant::now() < until);
@@ -506,6 +512,11 @@ impl Destination {
         }
         let due_ms = self.engine.due_at_ms().saturating_sub(now_ms).max(1) as u32;
         Ok((claimed, wait_ms.min(due_ms)))
+    }
+
+    /// Messages more that may be in flight.
+    fn room(&self) -> u32 {
+        WINDOW.saturating_sub(self.engine.outstanding()) as u32
     }
 
     fn tick(&self, common: &Common) -> TickState {

@@ -281,6 +281,12 @@ pub fn is_in_hand(destination: &str, partition: Partition, seq: i64) -> bool {
     found.any(|(place, spot)| !withdraw(place, spot) && spot.is_in(TAKEN).is_some() && spot.is_of(crc, partition, seq))
 }
 
+/// Whether a worker has this one in hand, as of now.
+pub fn is_taken(destination: &str, partition: Partition, seq: i64) -> bool {
+    let crc = crc32(destination);
+    used().any(|(_, spot)| spot.is_of(crc, partition, seq) && spot.is_in(TAKEN).is_some())
+}
+
 /// Nobody takes it in hand from now on; false if somebody has.
 fn withdraw(place: Place, spot: &Spot) -> bool {
     loop {

@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{DB, unconnected_cluster};
+use common::{DB, exchange_and_queue, unconnected_cluster, wait_connected, wait_true};
 use postgres::Client;
 use serde_json::Value;
-use support::Cluster;
+use support::{Broker, Cluster, Mode, Proxy};
 
 /// A server that delivers nothing and whose statistics nobody makes but the test.
 fn quiet_cluster() -> Cluster {
@@ -124,4 +124,42 @@ fn a_message_is_found_by_hand_at_the_same_cost_whatever_waits_beside_it() {
             assert!(many.1 <= few.1 * 2 + 20, "{which}: {few:?} of 100, {many:?} of 20,000");
         }
     }
+}
+
+// ---- in flight ------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_worker_has_at_most_2000_messages_of_a_destination_in_flight_wherever_they_come_from() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let proxy = Proxy::start(broker.port());
+    let url = format!("amqp://127.0.0.1:{}", proxy.port());
+    let cluster = unconnected_cluster(&url, &exchange, &["outbox.workers = 1"]);
+    wait_connected(&cluster);
+    proxy.mode(Mode::DropReplies);
+    // Ready to go, and behind messages of their keys that are over by now.
+    cluster.exec(
+        DB,
+        "begin;
+         insert into outbox_events (seq, id, type, payload) select n, gen_random_uuid(), 'T', '{}' from generate_series(1, 8000) n;
+         insert into outbox_waiting (seq, enqueued_at, partition, state, destination, key)
+         select n, now(), outbox_crc32('k' || n % 8) % 16, 'g', 'default', 'k' || n % 8 from generate_series(1, 4800) n;
+         select outbox_enqueue_many(array(select g from generate_series(4801, 8000) g));
+         select outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+         commit",
+    );
+    let claimed = "select count(*) from outbox where claim_token is not null";
+    // It claims no more when less than an eighth of its window is free.
+    wait_true(&cluster, "its window to be full", &format!("select ({claimed}) > 1750"));
+    let most = cluster.query_one::<i64>(
+        DB,
+        &format!("select greatest(({claimed}), (select in_flight from outbox_status))"),
+    );
+    assert!(most <= 2000, "{most} in flight");
+    let both = "select count(*) filter (where seq <= 4800) > 0 and count(*) filter (where seq > 4800) > 0 from outbox where claim_token is not null";
+    assert!(cluster.query_one::<bool>(DB, both), "neither waits for the other");
+    proxy.mode(Mode::Pass);
+    proxy.reset_all();
+    let seen = format!("select ({claimed}) <= 2000 and count(*) = 8000 from outbox_history");
+    wait_true(&cluster, "all to be published", &seen);
 }

@@ -228,6 +228,63 @@ fn what_is_in_hand_is_not_discarded() {
 }
 
 #[test]
+fn what_is_in_hand_shows_as_in_flight_and_answers_as_what_is_claimed_does() {
+    let broker = Broker::start();
+    let (cluster, consumer) = stage(&broker);
+    let resume = suspended(&broker);
+    let (mut client, mut other) = (cluster.connect(DB), cluster.connect(DB));
+    let held = hold_up_claims(&mut other);
+    let seq = publish(&mut client, "a", &json!("in hand"));
+    let asked = |client: &mut Client| -> Vec<String> {
+        let shown = client
+            .query_one("select status from outbox_messages where seq = $1", &[&seq])
+            .expect("the message")
+            .get(0);
+        let counted: i64 = client
+            .query_one("select in_flight from outbox_status", &[])
+            .expect("status")
+            .get(0);
+        let of_it: i64 = client
+            .query_one("select (outbox_destination_figures('default'))[1]::bigint", &[])
+            .expect("the destination")
+            .get(0);
+        let retried: bool = client
+            .query_one("select outbox_retry($1)", &[&seq])
+            .expect("retry")
+            .get(0);
+        let discarded = client
+            .query_one("select outbox_discard($1)", &[&seq])
+            .expect_err("it is on its way");
+        vec![
+            shown,
+            counted.to_string(),
+            of_it.to_string(),
+            retried.to_string(),
+            discarded
+                .as_db_error()
+                .map(|error| error.message().to_owned())
+                .unwrap_or_default(),
+        ]
+    };
+    wait_true(
+        &cluster,
+        "the message to be in hand",
+        "select in_flight = 1 from outbox_status",
+    );
+    let claimed = "select claim_token is not null from outbox";
+    assert!(!cluster.query_one::<bool>(DB, claimed));
+    let in_hand = asked(&mut client);
+    held.rollback().expect("rollback");
+    wait_true(&cluster, "the message to be claimed", claimed);
+    assert_eq!(in_hand, asked(&mut client));
+    let message = format!("message {seq} is on its way to the broker");
+    assert_eq!(in_hand, ["in flight", "1", "1", "false", &message]);
+    resume();
+    assert_eq!(label(&next(&consumer)), "in hand");
+    wait_published(&cluster, 2);
+}
+
+#[test]
 fn more_than_shared_memory_holds_comes_once_and_in_order() {
     let broker = Broker::start();
     let (cluster, consumer) = stage(&broker);

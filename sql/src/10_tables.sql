@@ -37,7 +37,7 @@ create table @extschema@.outbox_connections (
   destination text collate "C",
   since       timestamptz not null default pg_catalog.clock_timestamp(),
   state       text        not null
-    check (state in ('starting', 'paused', 'not adopted', 'unconfigured', 'connecting', 'connected', 'blocked', 'down')),
+    check (state in ('starting', 'paused', 'pausing', 'not adopted', 'unconfigured', 'connecting', 'connected', 'blocked', 'down')),
   reason      text, -- why it is down: unreachable, auth_refused, exchange_missing …; or connected and unconfirmed
   detail      text,
   looked_at   timestamptz, -- when it last looked because a session asked: see outbox_check()

@@ -90,6 +90,11 @@ returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'o
 comment on function @extschema@.outbox_note_pending(text, bigint) is
   'Internal: at COMMIT, counts so many more (or fewer) messages of a destination that wait.';
 
+create function @extschema@.outbox_is_taken(destination text, partition smallint, seq bigint)
+returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_taken_wrapper';
+comment on function @extschema@.outbox_is_taken(text, smallint, bigint) is
+  'Internal: whether a worker has this message in hand, which it has not claimed. Changes nothing.';
+
 create function @extschema@.outbox_is_in_hand(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_in_hand_wrapper';
 comment on function @extschema@.outbox_is_in_hand(text, smallint, bigint) is

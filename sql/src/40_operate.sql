@@ -33,7 +33,8 @@ begin
   end if;
   select o.partition into ready from @extschema@.outbox o
   where o.ctid = (select @extschema@.outbox_row(outbox_retry.seq, to_destination, partitions))
-    and not @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until);
+    and not @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
+    and not @extschema@.outbox_is_taken(o.destination, o.partition, o.seq);
   if found then
     perform @extschema@.outbox_wake(0, array[ready], array[outbox_retry.seq]);
     if risen.seq is not null then

@@ -98,7 +98,7 @@ begin
   return next;
 
   step := 'options';
-  ok := case seen.state when 'unconfigured' then false when 'paused' then null else seen.state <> 'starting' end;
+  ok := case seen.state when 'unconfigured' then false when 'paused' then null when 'pausing' then null else seen.state <> 'starting' end;
   detail := case when seen.state = 'unconfigured' then seen.detail || stale
                  when ok then 'a worker can make use of them' || stale
                  else 'not known: no worker has looked' end;
@@ -121,7 +121,7 @@ begin
     when ok then concat_ws(', ', format('connected since %s', date_trunc('seconds', seen.since)), seen.detail) || stale
     when seen.state in ('down', 'blocked') then concat_ws(': ', seen.state, seen.reason, seen.detail) || stale
     when seen.state = 'connecting' then 'a worker is connecting' || stale
-    when seen.state = 'paused' then 'not looked at while nothing is delivered'
+    when seen.state in ('paused', 'pausing') then 'not looked at while nothing is delivered'
     else 'not known' end;
   return next;
 

@@ -79,6 +79,49 @@ fn status_follows_a_message_from_pending_to_published() {
 }
 
 #[test]
+fn paused_is_said_when_nothing_is_in_flight_any_more() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let proxy = Proxy::start(broker.port());
+    let cluster = unconnected_cluster(&format!("amqp://127.0.0.1:{}", proxy.port()), &exchange, &[]);
+    wait_connected(&cluster);
+    proxy.mode(Mode::DropReplies);
+    (1..=3).for_each(|n| _ = publish(&cluster, DB, n));
+    wait_true(&cluster, "three in flight", "select in_flight = 3 from outbox_status");
+    cluster.exec(DB, "select outbox_pause(reason => 'moving house')");
+    let state = "select concat_ws('; ', state, detail) from outbox_destination_status";
+    assert_eq!(
+        cluster.query_one::<String>(DB, state),
+        "pausing; 3 in flight, paused by postgres: moving house"
+    );
+    let (ok, problem) = health(&cluster, "paused");
+    assert!(
+        !ok && problem.starts_with("destination \"default\" is pausing, 3 in flight, paused by postgres"),
+        "{problem}"
+    );
+    let heard = "select state = 'pausing' from outbox_connections where destination = 'default'";
+    wait_true(&cluster, "the worker to have heard of it", heard);
+    assert!(
+        cluster
+            .query_one::<String>(DB, state)
+            .starts_with("pausing; 3 in flight")
+    );
+    let worker = "select state from outbox_worker_status";
+    assert_eq!(cluster.query_one::<String>(DB, worker), "pausing");
+    proxy.mode(Mode::Pass);
+    proxy.reset_all();
+    let paused = "select state = 'paused' and in_flight = 0 from outbox_destination_status";
+    wait_true(&cluster, "nothing to be in flight", paused);
+    assert_eq!(
+        cluster.query_one::<String>(DB, state),
+        "paused; paused by postgres: moving house"
+    );
+    let claimed = "select count(*) from outbox_messages where status = 'in flight'";
+    assert_eq!(cluster.query_one::<i64>(DB, claimed), 0);
+    assert!(health(&cluster, "paused").1.contains(" is paused by postgres since "));
+}
+
+#[test]
 fn status_counts_while_the_broker_is_down() {
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "x", &[]);
     wait_for_problem(&cluster, "broker");

@@ -40,10 +40,40 @@ pub fn shares(limit: u32, hungry: &[bool], rotation: u64) -> Vec<u32> {
         .collect()
 }
 
+/// How much a pass may take in hand, and how much it may take altogether, with so much room in the window. What is taken in
+/// hand leaves half of the room for what only the tables have: a claim is never held up by it for good.
+pub fn of_pass(room: u32, batch: u32) -> (u32, u32) {
+    (room.div_ceil(2).min(batch), room.min(batch.saturating_mul(2)))
+}
+
+/// How many of the `limit` rows of a claim are kept for what waits behind others of its key, of which up to `wanted` may
+/// come now. Half at most, so that neither stops the other; with a limit of one row they have turns.
+pub fn kept_for_followers(limit: u32, wanted: u32, rotation: u64) -> u32 {
+    let half = limit / 2 + u32::from(limit % 2 == 1 && rotation % 2 == 1);
+    half.min(wanted)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_pass_takes_no_more_than_there_is_room_and_always_leaves_some_for_a_claim(room in 2_u32..10_000, batch in 1_u32..5_000) {
+            let (in_hand, all) = of_pass(room, batch);
+            prop_assert!(in_hand >= 1 && in_hand <= batch);
+            prop_assert!(all <= room && in_hand < all, "{} of {}", in_hand, all);
+        }
+
+        #[test]
+        fn followers_and_lanes_both_come_within_two_claims(limit in 1_u32..5_000, wanted in 1_u32..5_000, rotation in 0_u64..1 << 40) {
+            let kept = [rotation, rotation + 1].map(|rotation| kept_for_followers(limit, wanted, rotation));
+            prop_assert!(kept.iter().all(|kept| *kept <= limit));
+            prop_assert!(kept.iter().any(|kept| *kept > 0));
+            prop_assert!(kept.iter().any(|kept| *kept < limit));
+        }
+    }
 
     #[test]
     fn the_remainder_moves_from_claim_to_claim() {

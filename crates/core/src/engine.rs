@@ -439,7 +439,7 @@ impl<P: Clone> Engine<P> {
 
     // ---- claim and hand over ----------------------------------------------------------------------------------------
 
-    /// Claims up to `limit` rows and makes ready what may go. `make` turns a message into what goes to the wire, or says
+    /// Claims up to `limit` rows, from lanes and from what waits behind others, and makes ready what may go. `make` turns a message into what goes to the wire, or says
     /// why it cannot. Nothing but what is published may be unsettled.
     pub fn claim<S: Store<Place = P>>(
         &mut self,
@@ -493,7 +493,10 @@ impl<P: Clone> Engine<P> {
             return Ok(0);
         }
         let hungry: Vec<bool> = unread.iter().map(|(p, _)| self.hungry.contains(p)).collect();
-        let lanes: Vec<Lane> = (unread.iter().zip(budget::shares(limit, &hungry, self.claims)))
+        let wanted =
+            (self.gates.draining().len().min(self.bounds.drains) as u32).saturating_mul(self.bounds.drain_rows);
+        let for_lanes = limit - budget::kept_for_followers(limit, wanted, self.claims);
+        let lanes: Vec<Lane> = (unread.iter().zip(budget::shares(for_lanes, &hungry, self.claims)))
             .map(|((partition, epoch), limit)| Lane {
                 partition: *partition,
                 epoch: *epoch,
@@ -508,6 +511,7 @@ impl<P: Clone> Engine<P> {
         };
         self.advance_marks(&lanes, &batch);
         batch.rows = self.recognise(batch.rows);
+        let left = limit.saturating_sub(batch.rows.len() as u32);
         memory.revoke(&batch.rows.iter().map(Claimed::which).collect::<Vec<_>>());
         let holds = Holds {
             all: batch.missed,
@@ -525,7 +529,7 @@ impl<P: Clone> Engine<P> {
             .gates
             .unpark(|key, seq| !holds.hold(key, seq) && marks.get(&key.partition).is_some_and(|mark| seq <= *mark));
         self.go(unparked, rules);
-        self.drain(store, &leases, &holds, rules, &mut make)?;
+        self.drain(store, &leases, &holds, left, rules, &mut make)?;
         while self.gates.parked() > self.bounds.parked {
             let shed = self.gates.shed();
             if shed.is_empty() {
@@ -685,12 +689,13 @@ impl<P: Clone> Engine<P> {
         }
     }
 
-    /// Fetches what waits behind others whose turn it is now.
+    /// Fetches what waits behind others whose turn it is now, up to `room` rows.
     fn drain<S: Store<Place = P>>(
         &mut self,
         store: &mut S,
         leases: &[Held],
         holds: &Holds,
+        mut room: u32,
         rules: &Rules,
         make: &mut impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
     ) -> Result<(), S::Error> {
@@ -714,8 +719,14 @@ impl<P: Clone> Engine<P> {
                 true => END,
                 false => self.mark(key.partition).min(self.asked.reach),
             };
-            let (batch, more) = store.claim_waiting(key, *epoch, reach, self.bounds.drain_rows)?;
-            let full = batch.cut || batch.rows.len() as u32 >= self.bounds.drain_rows;
+            let rows = self.bounds.drain_rows.min(room);
+            if rows == 0 {
+                self.drains = true;
+                break;
+            }
+            let (batch, more) = store.claim_waiting(key, *epoch, reach, rows)?;
+            room = room.saturating_sub(batch.rows.len() as u32);
+            let full = batch.cut || batch.rows.len() as u32 >= rows;
             let missed = batch.missed;
             self.drains |= full || draining.len() > self.bounds.drains;
             if goes_back {

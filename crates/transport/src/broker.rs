@@ -13,7 +13,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-/// Messages of a destination that are claimed and not settled, at most: one batch on the wire while the next is claimed.
+/// Messages of a destination that a worker has in hand, or has claimed and not settled, at most: one batch on the wire while the next is claimed.
 pub const WINDOW: usize = 2000;
 /// How often a publisher that could not start (no url, no password file) is tried again.
 const RETRY_START: Duration = Duration::from_secs(1);

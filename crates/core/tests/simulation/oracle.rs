@@ -227,8 +227,12 @@ impl Oracle {
         self.ended(seq, End::Published);
     }
 
-    /// After each pass: what a worker may send again when it crashes is bounded by what it says is outstanding.
-    pub fn outstanding(&mut self, worker: usize, outstanding: usize) {
+    /// After each pass: what a worker may send again when it crashes is bounded by what it says is outstanding, and that by
+    /// its window.
+    pub fn outstanding(&mut self, worker: usize, outstanding: usize, window: usize) {
+        if outstanding > window {
+            self.complain(format!("{worker} has {outstanding} in flight, and room for {window}"));
+        }
         let ahead = self.ahead[worker].len();
         if ahead > outstanding {
             self.complain(format!("{worker} has {ahead} under way and knows of {outstanding}"));

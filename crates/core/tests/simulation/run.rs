@@ -3,6 +3,7 @@
 use super::config::{Config, Flaw};
 use super::oracle::Fate;
 use super::world::{Failed, Ports, World, name, note_taken, partition_of, plain, unfinished};
+use outbox_core::budget;
 use outbox_core::engine::{Bounds, Claimed, Engine, Errand, Express, Held, Sharing};
 use outbox_core::lease::{self, Lease};
 use outbox_core::message::{Outcome, Pointer, Properties, Publication};
@@ -314,7 +315,7 @@ impl Simulation {
         }
         engine.let_go(&self.ports(number));
         let outstanding = engine.outstanding();
-        self.with(|world| world.oracle.outstanding(number, outstanding));
+        self.with(|world| world.oracle.outstanding(number, outstanding, world.config.window));
     }
 
     fn settle(&self, number: usize, engine: &mut Engine<u64>) -> Result<(), Failed> {
@@ -413,12 +414,12 @@ impl Simulation {
             return Ok(());
         };
         self.bound(engine);
-        let limit = batch.min(room);
+        let (for_hand, for_all) = budget::of_pass(room, batch);
         let received = engine.receive(
             &memory,
             &memory,
             now_ms,
-            limit as usize,
+            for_hand as usize,
             &self.rules,
             |handle, pointer, _| {
                 self.with(|world| note_taken(world, pointer.seq, 0));
@@ -428,6 +429,7 @@ impl Simulation {
         if received > 0 {
             self.hand_over(number, engine);
         }
+        let limit = batch.min(for_all.saturating_sub(received as u32));
         engine.claim(&mut ports, &memory, now_ms, limit, &self.rules, |handle, pointer, _| {
             self.publication(handle, pointer)
         })?;

@@ -23,7 +23,8 @@ pub struct Table {
 
 pub const OUTBOX: Table = Table {
     name: "outbox",
-    status: "case when t.claim_token is not null and outbox_claim_is_live(t.claim_token, t.partition, t.claim_until) then 'in flight'
+    status: "case when t.claim_token is not null and outbox_claim_is_live(t.claim_token, t.partition, t.claim_until)
+                    or outbox_is_taken(t.destination, t.partition, t.seq) then 'in flight'
                   when t.attempts > 0 then 'retrying' else 'pending' end",
     available_at: "t.enqueued_at",
     ended_at: "null::timestamptz",

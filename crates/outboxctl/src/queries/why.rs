@@ -274,6 +274,11 @@ fn of_destination(row: &Destination, problems: &[Check]) -> Option<Reason> {
     };
     let check = Some(format!("outboxctl check {destination}"));
     match row.state.as_str() {
+        "pausing" if detail.contains("paused by ") => Some(reason(
+            with_detail(&format!("Destination {destination} is pausing")),
+            format!("outboxctl resume {destination}"),
+        )),
+        "pausing" => None,
         "paused" => match detail.strip_prefix("paused ") {
             Some(by) => Some(reason(
                 format!("Destination {destination} is paused {by}"),

@@ -80,7 +80,9 @@ impl Theme {
         match state {
             "connected" | "published" | "alive" => self.good(),
             "down" | "blocked" | "missing" | "dead" | "ended" | "not served" => self.bad(),
-            "paused" | "unconfigured" | "not adopted" | "retrying" | "connecting" | "starting" => self.warning(),
+            "paused" | "pausing" | "unconfigured" | "not adopted" | "retrying" | "connecting" | "starting" => {
+                self.warning()
+            }
             _ => Style::new(),
         }
     }

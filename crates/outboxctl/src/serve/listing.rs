@@ -267,8 +267,9 @@ fn per_lane(lanes: usize, tab: Tab, search: &Search) -> usize {
 
 fn of_lanes(per_lane: usize, tab: Tab, search: &Search, after: &[String], reads_events: bool) -> Sql {
     // As outbox_claim_is_live() says it, without a call a row.
-    let live = "coalesce(o.claim_token < 0 and o.claim_until > now()
-                  or o.claim_token = p.lease_epoch and p.lease_until > now(), false)";
+    let live = "(coalesce(o.claim_token < 0 and o.claim_until > now()
+                  or o.claim_token = p.lease_epoch and p.lease_until > now(), false)
+                  or outbox_is_taken(o.destination, o.partition, o.seq))";
     let mut candidates = Sql::new(
         "looked as materialized (
   select o.* from outbox_first_pending l join outbox_partitions p on p.partition = l.partition

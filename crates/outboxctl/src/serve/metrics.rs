@@ -23,11 +23,12 @@ const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset
 const LABELLED_MAX: usize = 200;
 
 /// States of a destination, as outbox_destination_status has them.
-const STATES: [&str; 10] = [
+const STATES: [&str; 11] = [
     "connected",
     "connecting",
     "starting",
     "paused",
+    "pausing",
     "blocked",
     "down",
     "unconfigured",

@@ -209,7 +209,9 @@ fn action(state: &State, key: KeyCode, id: Option<String>) -> Result<Action, &'s
             let wrong_pane = "Select a destination to pause or resume: press 3.";
             let name = id.filter(|_| state.pane == Pane::Destinations).ok_or(wrong_pane)?;
             let rows = state.shown.destinations.as_deref().unwrap_or_default();
-            let is_paused = rows.iter().any(|row| row.name == name && row.state == "paused");
+            let is_paused = rows
+                .iter()
+                .any(|row| row.name == name && ["paused", "pausing"].contains(&row.state.as_str()));
             Ok(match is_paused {
                 true => Action::Resume { destination: name },
                 false => Action::Pause { destination: name },

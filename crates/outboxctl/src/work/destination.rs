@@ -311,13 +311,17 @@ impl Destination {
         }
         let status = match self.may_deliver(common) {
             true if common.is_held => Status {
-                state: "paused",
+                state: if in_flight > 0 { "pausing" } else { "paused" },
                 reason: None,
                 detail: Some("held at the terminal of this worker".to_owned()),
             },
             true => self.broker.status.clone(),
             false => Status {
-                state: common.not_adopted.as_ref().map_or("paused", |_| "not adopted"),
+                state: match common.not_adopted {
+                    Some(_) => "not adopted",
+                    None if in_flight > 0 => "pausing",
+                    None => "paused",
+                },
                 reason: None,
                 detail: common.not_adopted.clone(),
             },
@@ -364,7 +368,9 @@ impl Destination {
         let now_ms = common.now_ms();
         self.hand_over(common);
         let may_claim = may_claim && !(self.once && self.engine.has_claimed());
-        let Some(room) = tick::next(&self.tick(common)).claim.filter(|_| may_claim) else {
+        let free = WINDOW.saturating_sub(self.engine.outstanding()) as u32;
+        let room = tick::next(&self.tick(common)).claim.map(|room| room.min(free));
+        let Some(room) = room.filter(|room| may_claim && *room > 0) else {
             return Ok((0, self.wait_ms(common)));
         };
         let Ok(target) = &self.target else {

@@ -291,7 +291,7 @@ fn bar(part: f64, whole: f64, what: &str) -> Markup {
 fn badge(state: &str) -> Markup {
     let class = match state {
         "connected" | "published" => "ok",
-        "paused" | "connecting" | "starting" | "retrying" | "held back" | "blocked" | "scheduled" => "warn",
+        "paused" | "pausing" | "connecting" | "starting" | "retrying" | "held back" | "blocked" | "scheduled" => "warn",
         "down" | "missing" | "unconfigured" | "not served" | "not adopted" | "dead" | "gone" => "bad",
         _ => "plain",
     };
