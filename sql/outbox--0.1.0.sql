@@ -355,8 +355,8 @@ begin
   set system_identifier = @extschema@.outbox_system_identifier(), database = here.database, identity = here.identity,
       restored = false, adopted_at = clock_timestamp()
   from @extschema@.outbox_here() here;
-  perform @extschema@.outbox_wake(0, '{}', '{}');
-  perform @extschema@.outbox_note('adopt', jsonb_build_object('why', why), null, reason);
+  perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform @extschema@.outbox_note('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
   return true;
 end
 $$;
@@ -605,10 +605,10 @@ begin
       hint = 'Name the column with the seq of the event: seq => ''global_sequence''.';
   end if;
   if when_sql is not null then
-    perform @extschema@.outbox_check_expression(relation, 'when_sql', when_sql, true);
+    perform @extschema@.outbox_check_expression(relation, 'when_sql'::text, when_sql, true);
   end if;
   if key is not null then
-    perform @extschema@.outbox_check_expression(relation, 'key', key, false);
+    perform @extschema@.outbox_check_expression(relation, 'key'::text, key, false);
   end if;
   settings := jsonb_strip_nulls(jsonb_build_object(
     'when', when_sql, 'key', key, 'seq', seq, 'destination', nullif(target, 'default')))::text;
@@ -701,7 +701,7 @@ begin
       hint = 'Names are as stored: in lower case, unless the table was created with quotes.';
   end if;
   if aggregate_id is not null then
-    perform @extschema@.outbox_check_expression(relation, 'aggregate_id', aggregate_id, false);
+    perform @extschema@.outbox_check_expression(relation, 'aggregate_id'::text, aggregate_id, false);
   elsif not exists (select from pg_index i where i.indrelid = relation and i.indisprimary) then
     raise exception 'table % has no primary key', relation using errcode = 'object_not_in_prerequisite_state',
       hint = 'Say what identifies a row: aggregate_id => ''code'', or any SQL expression over its columns.';
@@ -803,8 +803,7 @@ begin
   end if;
   raise exception 'outbox_events takes no events: they are read from %', (select s.relation from @extschema@.outbox_source s)
     using errcode = 'object_not_in_prerequisite_state',
-          hint = format('Write the event there and call outbox_enqueue(seq), or attach the table by outbox_attach(). select %s.outbox_source_reset() goes back to outbox_events.',
-                        quote_ident('@extschema@'));
+          hint = 'Write the event there and call outbox_enqueue(seq), or attach the table by outbox_attach(). select @extschema@.outbox_source_reset() goes back to outbox_events.';
 end
 $$;
 comment on function @extschema@.outbox_events_closed() is
@@ -862,8 +861,8 @@ begin
     source.since := case when reads_the_same then old.since else clock_timestamp() end;
     insert into @extschema@.outbox_source select source.*;
   end if;
-  perform @extschema@.outbox_note('source', coalesce(to_jsonb(source) - 'singleton' - 'since' - 'relation_oid' - 'owner', '{}')
-    || jsonb_build_object('relation_before', old.relation), null, null);
+  perform @extschema@.outbox_note('source'::text, coalesce(to_jsonb(source) - 'singleton' - 'since' - 'relation_oid' - 'owner', '{}')
+    || jsonb_build_object('relation_before', old.relation), null::bigint, null::text);
   return true;
 end
 $$;
@@ -882,7 +881,7 @@ comment on function @extschema@.outbox_source_set(regclass, text, text, text, te
 create function @extschema@.outbox_source_reset()
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  return @extschema@.outbox_source_write(null, false);
+  return @extschema@.outbox_source_write(null::@extschema@.outbox_source, false);
 end
 $$;
 comment on function @extschema@.outbox_source_reset() is
@@ -1016,9 +1015,10 @@ comment on function @extschema@.outbox_server_workers() is
   'Worker protocol: the ids of the workers that run in the server for this database, from shared memory; NULL when not preloaded.';
 
 create function @extschema@.outbox_has_ended(worker text)
-returns boolean language sql volatile set search_path = pg_catalog, pg_temp as $$
+returns boolean language sql volatile set search_path = pg_catalog, pg_temp
+begin atomic
   select $1 like 'server-%' and not $1 = any (coalesce(@extschema@.outbox_server_workers(), '{}'));
-$$;
+end;
 comment on function @extschema@.outbox_has_ended(text) is
   'Worker protocol: whether a worker in the server is known to have ended, however it ended: nobody waits for its heartbeat or leases to run out. Its name begins with server-; of others nobody knows.';
 
@@ -1664,8 +1664,8 @@ comment on function @extschema@.outbox_expire(bigint, integer, integer) is
 create function @extschema@.outbox_expire_firsts(destination text, partitions smallint[], lane_rows bigint)
 returns void language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
-  select @extschema@.outbox_note_pending(b.destination, -b.buried), @extschema@.outbox_note_ended(0, 0, b.buried),
-         @extschema@.outbox_note_fault(b.destination, 'expired: it was not sent in time', true, null, b.buried)
+  select @extschema@.outbox_note_pending(b.destination, -b.buried), @extschema@.outbox_note_ended(0::bigint, 0::bigint, b.buried),
+         @extschema@.outbox_note_fault(b.destination, 'expired: it was not sent in time'::text, true, null::bigint, b.buried)
   from @extschema@.outbox_bury(
     array(select x.tid from unnest($2) p (n) cross join lateral (
             select o.ctid as tid, o.expires_at from @extschema@.outbox o
@@ -1673,7 +1673,7 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
           where x.expires_at <= clock_timestamp()),
     array(select w.ctid from @extschema@.outbox_waiting w
           where w.expires_at <= (select clock_timestamp()) and w.destination = $1 limit 1000),
-    null) b;
+    null::bigint[]) b;
 $$;
 comment on function @extschema@.outbox_expire_firsts(text, smallint[], bigint) is
   'Internal: makes dead letters of what a relay would stumble over: messages that have expired among the first rows of each lane, and that wait.';
@@ -1818,7 +1818,7 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
     from expired e returning 1
   )
   select c.n from (select count(*) as n from written) c
-  left join lateral (select @extschema@.outbox_wake(0, '{}', '{}') where c.n > 0) w on true; -- keys may go on
+  left join lateral (select @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]) where c.n > 0) w on true; -- keys may go on
 $$;
 comment on function @extschema@.outbox_expire_dead(integer, integer, timestamptz) is
   'Discards up to batch dead letters that are older than retention_s: they go to the history with a reason; returns how many.';
@@ -1878,13 +1878,14 @@ comment on function @extschema@.outbox_trim_events(bigint, integer, integer, tim
 -- What a person does by hand: bring a message back, or give it up.
 
 create function @extschema@.outbox_claim_is_live(claim_token bigint, partition smallint, claim_until timestamptz)
-returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
+returns boolean language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
   select case
     when claim_token is null then false
     when claim_token < 0 then claim_until > now()
     else exists (select from @extschema@.outbox_partitions p where p.partition = $2 and p.lease_epoch = $1 and p.lease_until > now())
   end;
-$$;
+end;
 comment on function @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz) is
   'Internal: whether a worker holds this message for delivery right now.';
 
@@ -1904,8 +1905,8 @@ begin
   update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
   where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
   if found then
-    perform @extschema@.outbox_wake(0, '{}', '{}');
-    perform @extschema@.outbox_note('retry', message, 1, outbox_retry.reason);
+    perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+    perform @extschema@.outbox_note('retry'::text, message, 1::bigint, outbox_retry.reason);
     return true;
   end if;
   select o.partition into ready from @extschema@.outbox o
@@ -1913,22 +1914,22 @@ begin
     and not @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
     and not @extschema@.outbox_is_taken(o.destination, o.partition, o.seq);
   if found then
-    perform @extschema@.outbox_wake(0, array[ready], array[outbox_retry.seq]);
+    perform @extschema@.outbox_wake(0::bigint, array[ready], array[outbox_retry.seq]);
     if risen.seq is not null then
-      perform @extschema@.outbox_note('retry', message, 1, outbox_retry.reason);
+      perform @extschema@.outbox_note('retry'::text, message, 1::bigint, outbox_retry.reason);
     end if;
     return true;
   end if;
   if risen.seq is null then
     return false;
   end if;
-  perform @extschema@.outbox_note('retry', message, 1, outbox_retry.reason);
+  perform @extschema@.outbox_note('retry'::text, message, 1::bigint, outbox_retry.reason);
   if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination and w.seq = outbox_retry.seq)
      and @extschema@.outbox_row(outbox_retry.seq, to_destination, partitions) is null then
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
-    perform @extschema@.outbox_wake(1, array[risen.partition], array[risen.seq]);
-    perform @extschema@.outbox_note_pending(to_destination, 1);
+    perform @extschema@.outbox_wake(1::bigint, array[risen.partition], array[risen.seq]);
+    perform @extschema@.outbox_note_pending(to_destination, 1::bigint);
   end if;
   return true;
 end
@@ -1974,10 +1975,10 @@ begin
     returning 1
   )
   select count(*), (select count(*) from ready) + (select count(*) from waiting) from written into ended, waited;
-  perform @extschema@.outbox_wake(-waited, '{}', '{}');
+  perform @extschema@.outbox_wake(-waited, '{}'::smallint[], '{}'::bigint[]);
   perform @extschema@.outbox_note_pending(to_destination, -waited);
   if ended > 0 then
-    perform @extschema@.outbox_note('discard', jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1,
+    perform @extschema@.outbox_note('discard'::text, jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1::bigint,
                                     outbox_discard.reason);
   end if;
   return ended > 0;
@@ -1997,8 +1998,8 @@ begin
   if not found then
     return false;
   end if;
-  perform @extschema@.outbox_wake(0, '{}', '{}');
-  perform @extschema@.outbox_note('pause', jsonb_build_object('destination', destination), null, reason);
+  perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform @extschema@.outbox_note('pause'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
 end
 $$;
@@ -2025,8 +2026,8 @@ begin
     end if;
   end if;
   delete from @extschema@.outbox_paused p where p.destination = outbox_resume.destination;
-  perform @extschema@.outbox_wake(0, '{}', '{}');
-  perform @extschema@.outbox_note('resume', jsonb_build_object('destination', destination), null, reason);
+  perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform @extschema@.outbox_note('resume'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
 end
 $$;
@@ -2042,10 +2043,10 @@ create function @extschema@.outbox_repartition(
   seq bigint, key text, partition smallint, old @extschema@.outbox_settings, new @extschema@.outbox_settings
 ) returns smallint language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
-  if partition <> coalesce(@extschema@.outbox_partition_by(old.partitioner, key, old.partition_count), seq % old.partition_count) then
+  if partition <> coalesce(@extschema@.outbox_partition_by(old.partitioner, key, old.partition_count::integer), seq % old.partition_count) then
     return partition % new.partition_count; -- it was given by name
   end if;
-  return coalesce(@extschema@.outbox_partition_by(new.partitioner, key, new.partition_count), seq % new.partition_count);
+  return coalesce(@extschema@.outbox_partition_by(new.partitioner, key, new.partition_count::integer), seq % new.partition_count);
 end
 $$;
 comment on function @extschema@.outbox_repartition(bigint, text, smallint, @extschema@.outbox_settings, @extschema@.outbox_settings) is
@@ -2107,7 +2108,7 @@ begin
   if partitioner = '' then
     new.partitioner := null;
   elsif partitioner is not null then
-    new.partitioner := @extschema@.outbox_check_partitioner(partitioner, new.partition_count);
+    new.partitioner := @extschema@.outbox_check_partitioner(partitioner, new.partition_count::integer);
   end if;
   if (new.partition_count, new.leasing) = (old.partition_count, old.leasing)
      and new.partitioner is not distinct from old.partitioner then
@@ -2134,10 +2135,10 @@ begin
   set partition = @extschema@.outbox_repartition(w.seq, w.key, w.partition, old, new);
   update @extschema@.outbox_dead d
   set partition = @extschema@.outbox_repartition(d.seq, d.key, d.partition, old, new);
-  perform @extschema@.outbox_note('configure', jsonb_build_object(
+  perform @extschema@.outbox_note('configure'::text, jsonb_build_object(
     'partition_count', new.partition_count, 'leasing', new.leasing, 'partitioner', new.partitioner,
     'partition_count_before', old.partition_count, 'leasing_before', old.leasing, 'partitioner_before', old.partitioner),
-    null, null);
+    null::bigint, null::text);
 end
 $$;
 comment on function @extschema@.outbox_configure(integer, boolean, text) is
@@ -2222,7 +2223,8 @@ begin
         and (f_key is null or d.key = f_key)
         and (f_error_like is null or d.reason like f_error_like)
         and (f_after is null or d.died_at >= f_after)
-        and (f_before is null or d.died_at < f_before)), f_type, f_aggregate_type, f_aggregate_id, null, null);
+        and (f_before is null or d.died_at < f_before)), f_type, f_aggregate_type, f_aggregate_id, null::timestamptz,
+      null::timestamptz);
     return query
     select d.ctid from @extschema@.outbox_dead d
     where d.seq = any (chosen)
@@ -2302,7 +2304,7 @@ begin
     into retried, ready, lows, came, told from lanes l;
   if retried > 0 then
     perform @extschema@.outbox_wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
-    perform @extschema@.outbox_note('retry', filter || jsonb_build_object('max_rows', max_rows), retried, outbox_retry_where.reason);
+    perform @extschema@.outbox_note('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried, outbox_retry_where.reason);
   end if;
   return retried;
 end
@@ -2340,8 +2342,8 @@ begin
   )
   select count(*) into discarded from written;
   if discarded > 0 then
-    perform @extschema@.outbox_wake(0, '{}', '{}'); -- keys may go on
-    perform @extschema@.outbox_note('discard', filter || jsonb_build_object('max_rows', max_rows), discarded, outbox_discard_where.reason);
+    perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may go on
+    perform @extschema@.outbox_note('discard'::text, filter || jsonb_build_object('max_rows', max_rows), discarded, outbox_discard_where.reason);
   end if;
   return discarded;
 end
@@ -2500,7 +2502,7 @@ begin
   end loop;
   replayed := least(replayed, wanted);
   if replayed > 0 and not coalesce(dry_run, true) then
-    perform @extschema@.outbox_note('replay',
+    perform @extschema@.outbox_note('replay'::text,
       filter || jsonb_build_object('destination', outbox_replay.destination, 'max_rows', max_rows), replayed, outbox_replay.reason);
   end if;
   return replayed;
@@ -2557,8 +2559,8 @@ begin
     and (outbox_inbox_forget.message_id is null or i.message_id = outbox_inbox_forget.message_id);
   get diagnostics forgotten = row_count;
   if forgotten > 0 then
-    perform @extschema@.outbox_note('forget',
-      jsonb_build_object('consumer', outbox_inbox_forget.consumer, 'message_id', outbox_inbox_forget.message_id), forgotten, null);
+    perform @extschema@.outbox_note('forget'::text,
+      jsonb_build_object('consumer', outbox_inbox_forget.consumer, 'message_id', outbox_inbox_forget.message_id), forgotten, null::text);
   end if;
   return forgotten;
 end
@@ -2695,8 +2697,8 @@ begin
       using errcode = 'object_in_use', hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
   if 0 < any (n) then
-    perform @extschema@.outbox_wake(-n[2] - n[3], '{}', '{}'); -- keys may go on
-    perform @extschema@.outbox_note('purge', jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
+    perform @extschema@.outbox_wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may go on
+    perform @extschema@.outbox_note('purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
   end if;
   return query
   select t.place, n[t.i] from unnest('{outbox_events,outbox,outbox_waiting,outbox_dead,outbox_history,outbox_attempts_log,outbox_audit}'::text[])
@@ -2777,8 +2779,8 @@ begin
     payload := to_jsonb(body); -- no JSON, or more of it than jsonb takes
   end;
   return @extschema@.outbox_publish(
-    type => coalesce(nullif(headers->>'type', ''), 'Message'), payload => payload, aggregate_id => key, headers => headers,
-    destination => destination, available_at => available_at, id => id, expires_at => expires_at);
+    coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb, headers,
+    null::text, null::text, destination, available_at, id, expires_at);
 end
 $$;
 comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz) is
@@ -2890,11 +2892,11 @@ begin
   perform @extschema@.outbox_commit_durably();
 
   if not settings.leasing then
-    perform @extschema@.outbox_due(null, null, null, 1000, to_destination);
+    perform @extschema@.outbox_due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
     perform @extschema@.outbox_expire_firsts(to_destination, settings.partitions, lane_rows);
     return query
     select c.seq, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s', c.replayed
-    from @extschema@.outbox_claim_unleased(to_destination, token, ttl_s::integer, max_rows, 33554432) c
+    from @extschema@.outbox_claim_unleased(to_destination, token, ttl_s::integer, max_rows, 33554432::bigint) c
     where c.remark is null;
     return;
   end if;
@@ -2911,7 +2913,7 @@ begin
       using errcode = 'object_not_in_prerequisite_state',
             hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.', to_destination);
   end if;
-  perform @extschema@.outbox_due(null, null, null, 1000, to_destination);
+  perform @extschema@.outbox_due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
   perform @extschema@.outbox_expire_firsts(to_destination, settings.partitions, lane_rows); -- there may be no worker to do it
   -- What waits behind one that has ended meanwhile: the first of each key. Where a partition is one order, all that waits
   -- by its key, from when that was the order.
@@ -3040,7 +3042,7 @@ begin
     from (select) one left join @extschema@.outbox_destinations() d on d.destination = to_destination;
   end if;
   if @extschema@.outbox_settle(
-       '', array[message.tid], array[outbox_end_claim.seq], array[to_destination], array[message.partition],
+       ''::text, array[message.tid], array[outbox_end_claim.seq], array[to_destination], array[message.partition],
        array[outbox_end_claim.claim_token], array[verdict[1]]::"char"[], array[verdict[2]]::bigint[], array[verdict[3]]) <> 1 then
     return false;
   end if;
@@ -3048,8 +3050,8 @@ begin
     update @extschema@.outbox_dead d set blocks = true
     where d.destination = to_destination and d.seq = outbox_end_claim.seq and (verdict[1] = 'B' or d.key is not null);
   end if;
-  perform @extschema@.outbox_note_ended(published::integer, (not published)::integer, (verdict[1] <> 'r')::integer);
-  perform @extschema@.outbox_note_pending(to_destination, -(verdict[1] <> 'r')::integer);
+  perform @extschema@.outbox_note_ended(published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
+  perform @extschema@.outbox_note_pending(to_destination, -(verdict[1] <> 'r')::integer::bigint);
   if published then
     perform @extschema@.outbox_note_took(array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
   end if;
@@ -3061,14 +3063,14 @@ comment on function @extschema@.outbox_end_claim(bigint, bigint, text, text, boo
 
 create function @extschema@.outbox_mark_published(seq bigint, claim_token bigint, destination text default 'default')
 returns boolean language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select @extschema@.outbox_end_claim($1, $2, $3, null, true);
+  select @extschema@.outbox_end_claim($1, $2, $3, null::text, true, false);
 $$;
 comment on function @extschema@.outbox_mark_published(bigint, bigint, text) is
   'For a relay of one''s own: the message was taken; it goes to the history. False if the claim is lost: it ran out, or the message ended by another hand.';
 
 create function @extschema@.outbox_mark_failed(seq bigint, claim_token bigint, error text, destination text default 'default')
 returns boolean language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select @extschema@.outbox_end_claim($1, $2, $4, $3, false);
+  select @extschema@.outbox_end_claim($1, $2, $4, $3, false, false);
 $$;
 comment on function @extschema@.outbox_mark_failed(bigint, bigint, text, text) is
   'For a relay of one''s own: the message was not taken; it is tried again after a growing delay, and out of attempts it is a dead letter, by the rules of the destination. False if the claim is lost.';
@@ -3131,7 +3133,7 @@ begin
   -- It cannot have ended before there was its event.
   select e.created_at - interval '1 minute' into since from @extschema@.outbox_events e
   where e.seq = outbox_wait.seq and not exists (select from @extschema@.outbox_source);
-  seen := @extschema@.outbox_await_end(null, 0);
+  seen := @extschema@.outbox_await_end(null::bigint, 0);
   loop
     select s.partitions into partitions from @extschema@.outbox_settings s;
     outcome := (select @extschema@.outbox_outcome(seq, to_destination, coalesce(since, '-infinity'), partitions));
@@ -3186,11 +3188,12 @@ comment on function @extschema@.outbox_registry() is
 
 create function @extschema@.outbox_open_transactions(
   out pid integer, out xid xid, out prepared boolean, out age interval, out low bigint
-) returns setof record language sql volatile set search_path = pg_catalog, pg_temp as $$
+) returns setof record language sql volatile set search_path = pg_catalog, pg_temp
+begin atomic
   select nullif(r.entries[i], 0)::integer, nullif(r.entries[i + 1], 0)::text::xid, r.entries[i] = 0,
          greatest(clock_timestamp() - to_timestamp(r.entries[i + 2] / 1e6), interval '0'), r.entries[i + 3]
   from (select @extschema@.outbox_registry() as entries) r, generate_series(1, cardinality(r.entries), 4) i;
-$$;
+end;
 comment on function @extschema@.outbox_open_transactions() is
   'Transactions of this database that have enqueued and are not over. Later messages of their keys wait for them.';
 
@@ -3223,7 +3226,7 @@ with m as (
 select m.seq, m.seq as global_sequence, m.status,
        case m.status when 'published' then 'PUBLISHED' when 'dead' then 'FAILED' when 'discarded' then 'FAILED'
                      else 'PENDING' end as reference_status,
-       m.destination, @extschema@.outbox_partition_label(m.partition) as partition_key, m.key,
+       m.destination, @extschema@.outbox_partition_label(m.partition::integer) as partition_key, m.key,
        m.attempts, m.available_at, m.enqueued_at, m.published_at, m.claim_token, m.last_error, m.replayed,
        e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
        e.actor, e.correlation_id, e.created_at,
@@ -3327,7 +3330,7 @@ comment on view @extschema@.outbox_destination_status is
   'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message has waited that could go there; totals and times from enqueue to confirm since stats_reset, how many messages wait (scheduled and in flight included) and may wait, NULL where no worker counts. missing = messages wait for a server that there is no more.';
 
 create view @extschema@.outbox_partition_status as
-select @extschema@.outbox_partition_label(p.partition) as partition_key,
+select @extschema@.outbox_partition_label(p.partition::integer) as partition_key,
        case when p.lease_until > pg_catalog.clock_timestamp() then p.lease_owner end as lease_owner,
        case when p.lease_until > pg_catalog.clock_timestamp()
             then pg_catalog.date_trunc('milliseconds', p.lease_until - pg_catalog.clock_timestamp()) end as lease_ttl,
@@ -3501,7 +3504,7 @@ select 'keys', b.keys = 0,
        case when b.keys > 0 then pg_catalog.format('%s key(s) stand still behind a dead letter, one of them: %s (seq %s)',
          case when b.keys = 10000 then '10000 or more' else b.keys::text end, b.key, b.seq) end,
        case when b.keys > 0 then 'outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one' end
-from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) x) as keys, case when y.whole then 'partition ' || @extschema@.outbox_partition_label(y.partition) else y.key end as key, y.seq
+from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) x) as keys, case when y.whole then 'partition ' || @extschema@.outbox_partition_label(y.partition::integer) else y.key end as key, y.seq
       from (select) one left join (
         select d.key, d.partition, d.seq, exists (
           select from @extschema@.outbox_destinations() x
@@ -3831,7 +3834,7 @@ returns jsonb language plpgsql volatile parallel unsafe security definer set sea
 declare
   tick jsonb;
 begin
-  perform @extschema@.outbox_check_asking('outbox_tick', timeout);
+  perform @extschema@.outbox_check_asking('outbox_tick'::text, timeout);
   select jsonb_build_object(
            'claimed', sum(a.claimed), 'published', sum(a.published), 'failed', sum(a.failed),
            'duration_ms', round(max(a.duration_us) / 1000.0, 2), 'backoff_ms', min(a.backoff_ms),
@@ -3840,7 +3843,7 @@ begin
            'owned_count', sum(a.owned_count), 'leased_count', sum(a.leased_count), 'released_count', sum(a.released_count),
            'ts', to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
     into tick
-  from @extschema@.outbox_ask_workers(0, clock_timestamp() + timeout) a having count(*) > 0;
+  from @extschema@.outbox_ask_workers(0::bigint, clock_timestamp() + timeout) a having count(*) > 0;
   if tick is null then
     raise exception 'no worker has begun within %', timeout
       using errcode = 'object_not_in_prerequisite_state',
@@ -3920,7 +3923,7 @@ declare
   left_before bigint;
   idle_rounds integer := 0;
 begin
-  perform @extschema@.outbox_check_asking('outbox_relay', timeout);
+  perform @extschema@.outbox_check_asking('outbox_relay'::text, timeout);
   if max_rows is null or max_rows not between 1 and 10000 then
     raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
       using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
@@ -4137,7 +4140,7 @@ begin
     return; -- dropped meanwhile
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  perform @extschema@.outbox_report(@extschema@.outbox_work_me(), destination, state, left(reason, 100), left(detail, 1000), null);
+  perform @extschema@.outbox_report(@extschema@.outbox_work_me(), destination, state, left(reason, 100), left(detail, 1000), null::timestamptz);
 end
 $$;
 comment on function @extschema@.outbox_work_report(text, text, text, text) is
@@ -4194,7 +4197,7 @@ begin
   perform set_config('synchronous_commit', 'off', true);
   return query select c.* from @extschema@.outbox_claim(
     @extschema@.outbox_work_me(), destination, partitions, epochs,
-    array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), marks, 33554432,
+    array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), marks, 33554432::bigint,
     coalesce(reach, 9223372036854775807)) c
   where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
 end
@@ -4209,7 +4212,7 @@ set search_path = pg_catalog, pg_temp set jit = off as $$
 begin
   perform set_config('synchronous_commit', 'off', true);
   return query select c.* from @extschema@.outbox_claim_waiting(
-    @extschema@.outbox_work_me(), destination, partition, key, epoch, reach, least(greatest(max_rows, 0), 10000), 33554432) c
+    @extschema@.outbox_work_me(), destination, partition, key, epoch, reach, least(greatest(max_rows, 0), 10000), 33554432::bigint) c
   where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
   if @extschema@.outbox_waits(destination, partition, key) then
     return query select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
@@ -4231,7 +4234,7 @@ begin
   perform set_config('synchronous_commit', 'off', true);
   return query select c.* from @extschema@.outbox_claim_unleased(
     destination, @extschema@.outbox_work_token(), extract(epoch from current_setting('outbox.claim_ttl')::interval)::integer,
-    least(greatest(max_rows, 0), 10000), 33554432) c
+    least(greatest(max_rows, 0), 10000), 33554432::bigint) c
   where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
 end
 $$;
@@ -4246,7 +4249,7 @@ begin
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin anew.';
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  return query select d.* from @extschema@.outbox_due(@extschema@.outbox_work_me(), partitions, epochs, 1000) d;
+  return query select d.* from @extschema@.outbox_due(@extschema@.outbox_work_me(), partitions, epochs, 1000, null::text) d;
 end
 $$;
 comment on function @extschema@.outbox_work_due(smallint[], bigint[]) is

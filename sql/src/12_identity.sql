@@ -78,8 +78,8 @@ begin
   set system_identifier = @extschema@.outbox_system_identifier(), database = here.database, identity = here.identity,
       restored = false, adopted_at = clock_timestamp()
   from @extschema@.outbox_here() here;
-  perform @extschema@.outbox_wake(0, '{}', '{}');
-  perform @extschema@.outbox_note('adopt', jsonb_build_object('why', why), null, reason);
+  perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform @extschema@.outbox_note('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
   return true;
 end
 $$;

@@ -132,10 +132,10 @@ begin
       hint = 'Name the column with the seq of the event: seq => ''global_sequence''.';
   end if;
   if when_sql is not null then
-    perform @extschema@.outbox_check_expression(relation, 'when_sql', when_sql, true);
+    perform @extschema@.outbox_check_expression(relation, 'when_sql'::text, when_sql, true);
   end if;
   if key is not null then
-    perform @extschema@.outbox_check_expression(relation, 'key', key, false);
+    perform @extschema@.outbox_check_expression(relation, 'key'::text, key, false);
   end if;
   settings := jsonb_strip_nulls(jsonb_build_object(
     'when', when_sql, 'key', key, 'seq', seq, 'destination', nullif(target, 'default')))::text;

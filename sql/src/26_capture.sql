@@ -42,7 +42,7 @@ begin
       hint = 'Names are as stored: in lower case, unless the table was created with quotes.';
   end if;
   if aggregate_id is not null then
-    perform @extschema@.outbox_check_expression(relation, 'aggregate_id', aggregate_id, false);
+    perform @extschema@.outbox_check_expression(relation, 'aggregate_id'::text, aggregate_id, false);
   elsif not exists (select from pg_index i where i.indrelid = relation and i.indisprimary) then
     raise exception 'table % has no primary key', relation using errcode = 'object_not_in_prerequisite_state',
       hint = 'Say what identifies a row: aggregate_id => ''code'', or any SQL expression over its columns.';

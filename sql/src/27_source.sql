@@ -39,8 +39,7 @@ begin
   end if;
   raise exception 'outbox_events takes no events: they are read from %', (select s.relation from @extschema@.outbox_source s)
     using errcode = 'object_not_in_prerequisite_state',
-          hint = format('Write the event there and call outbox_enqueue(seq), or attach the table by outbox_attach(). select %s.outbox_source_reset() goes back to outbox_events.',
-                        quote_ident('@extschema@'));
+          hint = 'Write the event there and call outbox_enqueue(seq), or attach the table by outbox_attach(). select @extschema@.outbox_source_reset() goes back to outbox_events.';
 end
 $$;
 comment on function @extschema@.outbox_events_closed() is
@@ -98,8 +97,8 @@ begin
     source.since := case when reads_the_same then old.since else clock_timestamp() end;
     insert into @extschema@.outbox_source select source.*;
   end if;
-  perform @extschema@.outbox_note('source', coalesce(to_jsonb(source) - 'singleton' - 'since' - 'relation_oid' - 'owner', '{}')
-    || jsonb_build_object('relation_before', old.relation), null, null);
+  perform @extschema@.outbox_note('source'::text, coalesce(to_jsonb(source) - 'singleton' - 'since' - 'relation_oid' - 'owner', '{}')
+    || jsonb_build_object('relation_before', old.relation), null::bigint, null::text);
   return true;
 end
 $$;
@@ -118,7 +117,7 @@ comment on function @extschema@.outbox_source_set(regclass, text, text, text, te
 create function @extschema@.outbox_source_reset()
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  return @extschema@.outbox_source_write(null, false);
+  return @extschema@.outbox_source_write(null::@extschema@.outbox_source, false);
 end
 $$;
 comment on function @extschema@.outbox_source_reset() is

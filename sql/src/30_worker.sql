@@ -10,9 +10,10 @@ comment on function @extschema@.outbox_server_workers() is
   'Worker protocol: the ids of the workers that run in the server for this database, from shared memory; NULL when not preloaded.';
 
 create function @extschema@.outbox_has_ended(worker text)
-returns boolean language sql volatile set search_path = pg_catalog, pg_temp as $$
+returns boolean language sql volatile set search_path = pg_catalog, pg_temp
+begin atomic
   select $1 like 'server-%' and not $1 = any (coalesce(@extschema@.outbox_server_workers(), '{}'));
-$$;
+end;
 comment on function @extschema@.outbox_has_ended(text) is
   'Worker protocol: whether a worker in the server is known to have ended, however it ended: nobody waits for its heartbeat or leases to run out. Its name begins with server-; of others nobody knows.';
 

@@ -97,8 +97,8 @@ comment on function @extschema@.outbox_expire(bigint, integer, integer) is
 create function @extschema@.outbox_expire_firsts(destination text, partitions smallint[], lane_rows bigint)
 returns void language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
-  select @extschema@.outbox_note_pending(b.destination, -b.buried), @extschema@.outbox_note_ended(0, 0, b.buried),
-         @extschema@.outbox_note_fault(b.destination, 'expired: it was not sent in time', true, null, b.buried)
+  select @extschema@.outbox_note_pending(b.destination, -b.buried), @extschema@.outbox_note_ended(0::bigint, 0::bigint, b.buried),
+         @extschema@.outbox_note_fault(b.destination, 'expired: it was not sent in time'::text, true, null::bigint, b.buried)
   from @extschema@.outbox_bury(
     array(select x.tid from unnest($2) p (n) cross join lateral (
             select o.ctid as tid, o.expires_at from @extschema@.outbox o
@@ -106,7 +106,7 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
           where x.expires_at <= clock_timestamp()),
     array(select w.ctid from @extschema@.outbox_waiting w
           where w.expires_at <= (select clock_timestamp()) and w.destination = $1 limit 1000),
-    null) b;
+    null::bigint[]) b;
 $$;
 comment on function @extschema@.outbox_expire_firsts(text, smallint[], bigint) is
   'Internal: makes dead letters of what a relay would stumble over: messages that have expired among the first rows of each lane, and that wait.';

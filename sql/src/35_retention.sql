@@ -136,7 +136,7 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
     from expired e returning 1
   )
   select c.n from (select count(*) as n from written) c
-  left join lateral (select @extschema@.outbox_wake(0, '{}', '{}') where c.n > 0) w on true; -- keys may go on
+  left join lateral (select @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]) where c.n > 0) w on true; -- keys may go on
 $$;
 comment on function @extschema@.outbox_expire_dead(integer, integer, timestamptz) is
   'Discards up to batch dead letters that are older than retention_s: they go to the history with a reason; returns how many.';

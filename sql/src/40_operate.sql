@@ -1,13 +1,14 @@
 -- What a person does by hand: bring a message back, or give it up.
 
 create function @extschema@.outbox_claim_is_live(claim_token bigint, partition smallint, claim_until timestamptz)
-returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
+returns boolean language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
   select case
     when claim_token is null then false
     when claim_token < 0 then claim_until > now()
     else exists (select from @extschema@.outbox_partitions p where p.partition = $2 and p.lease_epoch = $1 and p.lease_until > now())
   end;
-$$;
+end;
 comment on function @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz) is
   'Internal: whether a worker holds this message for delivery right now.';
 
@@ -27,8 +28,8 @@ begin
   update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
   where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
   if found then
-    perform @extschema@.outbox_wake(0, '{}', '{}');
-    perform @extschema@.outbox_note('retry', message, 1, outbox_retry.reason);
+    perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+    perform @extschema@.outbox_note('retry'::text, message, 1::bigint, outbox_retry.reason);
     return true;
   end if;
   select o.partition into ready from @extschema@.outbox o
@@ -36,22 +37,22 @@ begin
     and not @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
     and not @extschema@.outbox_is_taken(o.destination, o.partition, o.seq);
   if found then
-    perform @extschema@.outbox_wake(0, array[ready], array[outbox_retry.seq]);
+    perform @extschema@.outbox_wake(0::bigint, array[ready], array[outbox_retry.seq]);
     if risen.seq is not null then
-      perform @extschema@.outbox_note('retry', message, 1, outbox_retry.reason);
+      perform @extschema@.outbox_note('retry'::text, message, 1::bigint, outbox_retry.reason);
     end if;
     return true;
   end if;
   if risen.seq is null then
     return false;
   end if;
-  perform @extschema@.outbox_note('retry', message, 1, outbox_retry.reason);
+  perform @extschema@.outbox_note('retry'::text, message, 1::bigint, outbox_retry.reason);
   if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination and w.seq = outbox_retry.seq)
      and @extschema@.outbox_row(outbox_retry.seq, to_destination, partitions) is null then
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
-    perform @extschema@.outbox_wake(1, array[risen.partition], array[risen.seq]);
-    perform @extschema@.outbox_note_pending(to_destination, 1);
+    perform @extschema@.outbox_wake(1::bigint, array[risen.partition], array[risen.seq]);
+    perform @extschema@.outbox_note_pending(to_destination, 1::bigint);
   end if;
   return true;
 end
@@ -97,10 +98,10 @@ begin
     returning 1
   )
   select count(*), (select count(*) from ready) + (select count(*) from waiting) from written into ended, waited;
-  perform @extschema@.outbox_wake(-waited, '{}', '{}');
+  perform @extschema@.outbox_wake(-waited, '{}'::smallint[], '{}'::bigint[]);
   perform @extschema@.outbox_note_pending(to_destination, -waited);
   if ended > 0 then
-    perform @extschema@.outbox_note('discard', jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1,
+    perform @extschema@.outbox_note('discard'::text, jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1::bigint,
                                     outbox_discard.reason);
   end if;
   return ended > 0;
@@ -120,8 +121,8 @@ begin
   if not found then
     return false;
   end if;
-  perform @extschema@.outbox_wake(0, '{}', '{}');
-  perform @extschema@.outbox_note('pause', jsonb_build_object('destination', destination), null, reason);
+  perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform @extschema@.outbox_note('pause'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
 end
 $$;
@@ -148,8 +149,8 @@ begin
     end if;
   end if;
   delete from @extschema@.outbox_paused p where p.destination = outbox_resume.destination;
-  perform @extschema@.outbox_wake(0, '{}', '{}');
-  perform @extschema@.outbox_note('resume', jsonb_build_object('destination', destination), null, reason);
+  perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform @extschema@.outbox_note('resume'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
 end
 $$;
@@ -165,10 +166,10 @@ create function @extschema@.outbox_repartition(
   seq bigint, key text, partition smallint, old @extschema@.outbox_settings, new @extschema@.outbox_settings
 ) returns smallint language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
-  if partition <> coalesce(@extschema@.outbox_partition_by(old.partitioner, key, old.partition_count), seq % old.partition_count) then
+  if partition <> coalesce(@extschema@.outbox_partition_by(old.partitioner, key, old.partition_count::integer), seq % old.partition_count) then
     return partition % new.partition_count; -- it was given by name
   end if;
-  return coalesce(@extschema@.outbox_partition_by(new.partitioner, key, new.partition_count), seq % new.partition_count);
+  return coalesce(@extschema@.outbox_partition_by(new.partitioner, key, new.partition_count::integer), seq % new.partition_count);
 end
 $$;
 comment on function @extschema@.outbox_repartition(bigint, text, smallint, @extschema@.outbox_settings, @extschema@.outbox_settings) is
@@ -230,7 +231,7 @@ begin
   if partitioner = '' then
     new.partitioner := null;
   elsif partitioner is not null then
-    new.partitioner := @extschema@.outbox_check_partitioner(partitioner, new.partition_count);
+    new.partitioner := @extschema@.outbox_check_partitioner(partitioner, new.partition_count::integer);
   end if;
   if (new.partition_count, new.leasing) = (old.partition_count, old.leasing)
      and new.partitioner is not distinct from old.partitioner then
@@ -257,10 +258,10 @@ begin
   set partition = @extschema@.outbox_repartition(w.seq, w.key, w.partition, old, new);
   update @extschema@.outbox_dead d
   set partition = @extschema@.outbox_repartition(d.seq, d.key, d.partition, old, new);
-  perform @extschema@.outbox_note('configure', jsonb_build_object(
+  perform @extschema@.outbox_note('configure'::text, jsonb_build_object(
     'partition_count', new.partition_count, 'leasing', new.leasing, 'partitioner', new.partitioner,
     'partition_count_before', old.partition_count, 'leasing_before', old.leasing, 'partitioner_before', old.partitioner),
-    null, null);
+    null::bigint, null::text);
 end
 $$;
 comment on function @extschema@.outbox_configure(integer, boolean, text) is

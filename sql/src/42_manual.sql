@@ -75,7 +75,8 @@ begin
         and (f_key is null or d.key = f_key)
         and (f_error_like is null or d.reason like f_error_like)
         and (f_after is null or d.died_at >= f_after)
-        and (f_before is null or d.died_at < f_before)), f_type, f_aggregate_type, f_aggregate_id, null, null);
+        and (f_before is null or d.died_at < f_before)), f_type, f_aggregate_type, f_aggregate_id, null::timestamptz,
+      null::timestamptz);
     return query
     select d.ctid from @extschema@.outbox_dead d
     where d.seq = any (chosen)
@@ -155,7 +156,7 @@ begin
     into retried, ready, lows, came, told from lanes l;
   if retried > 0 then
     perform @extschema@.outbox_wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
-    perform @extschema@.outbox_note('retry', filter || jsonb_build_object('max_rows', max_rows), retried, outbox_retry_where.reason);
+    perform @extschema@.outbox_note('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried, outbox_retry_where.reason);
   end if;
   return retried;
 end
@@ -193,8 +194,8 @@ begin
   )
   select count(*) into discarded from written;
   if discarded > 0 then
-    perform @extschema@.outbox_wake(0, '{}', '{}'); -- keys may go on
-    perform @extschema@.outbox_note('discard', filter || jsonb_build_object('max_rows', max_rows), discarded, outbox_discard_where.reason);
+    perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may go on
+    perform @extschema@.outbox_note('discard'::text, filter || jsonb_build_object('max_rows', max_rows), discarded, outbox_discard_where.reason);
   end if;
   return discarded;
 end

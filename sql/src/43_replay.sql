@@ -133,7 +133,7 @@ begin
   end loop;
   replayed := least(replayed, wanted);
   if replayed > 0 and not coalesce(dry_run, true) then
-    perform @extschema@.outbox_note('replay',
+    perform @extschema@.outbox_note('replay'::text,
       filter || jsonb_build_object('destination', outbox_replay.destination, 'max_rows', max_rows), replayed, outbox_replay.reason);
   end if;
   return replayed;

@@ -44,8 +44,8 @@ begin
     and (outbox_inbox_forget.message_id is null or i.message_id = outbox_inbox_forget.message_id);
   get diagnostics forgotten = row_count;
   if forgotten > 0 then
-    perform @extschema@.outbox_note('forget',
-      jsonb_build_object('consumer', outbox_inbox_forget.consumer, 'message_id', outbox_inbox_forget.message_id), forgotten, null);
+    perform @extschema@.outbox_note('forget'::text,
+      jsonb_build_object('consumer', outbox_inbox_forget.consumer, 'message_id', outbox_inbox_forget.message_id), forgotten, null::text);
   end if;
   return forgotten;
 end

@@ -111,8 +111,8 @@ begin
       using errcode = 'object_in_use', hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
   if 0 < any (n) then
-    perform @extschema@.outbox_wake(-n[2] - n[3], '{}', '{}'); -- keys may go on
-    perform @extschema@.outbox_note('purge', jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
+    perform @extschema@.outbox_wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may go on
+    perform @extschema@.outbox_note('purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
   end if;
   return query
   select t.place, n[t.i] from unnest('{outbox_events,outbox,outbox_waiting,outbox_dead,outbox_history,outbox_attempts_log,outbox_audit}'::text[])

@@ -15,8 +15,8 @@ begin
     payload := to_jsonb(body); -- no JSON, or more of it than jsonb takes
   end;
   return @extschema@.outbox_publish(
-    type => coalesce(nullif(headers->>'type', ''), 'Message'), payload => payload, aggregate_id => key, headers => headers,
-    destination => destination, available_at => available_at, id => id, expires_at => expires_at);
+    coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb, headers,
+    null::text, null::text, destination, available_at, id, expires_at);
 end
 $$;
 comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz) is
@@ -128,11 +128,11 @@ begin
   perform @extschema@.outbox_commit_durably();
 
   if not settings.leasing then
-    perform @extschema@.outbox_due(null, null, null, 1000, to_destination);
+    perform @extschema@.outbox_due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
     perform @extschema@.outbox_expire_firsts(to_destination, settings.partitions, lane_rows);
     return query
     select c.seq, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s', c.replayed
-    from @extschema@.outbox_claim_unleased(to_destination, token, ttl_s::integer, max_rows, 33554432) c
+    from @extschema@.outbox_claim_unleased(to_destination, token, ttl_s::integer, max_rows, 33554432::bigint) c
     where c.remark is null;
     return;
   end if;
@@ -149,7 +149,7 @@ begin
       using errcode = 'object_not_in_prerequisite_state',
             hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.', to_destination);
   end if;
-  perform @extschema@.outbox_due(null, null, null, 1000, to_destination);
+  perform @extschema@.outbox_due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
   perform @extschema@.outbox_expire_firsts(to_destination, settings.partitions, lane_rows); -- there may be no worker to do it
   -- What waits behind one that has ended meanwhile: the first of each key. Where a partition is one order, all that waits
   -- by its key, from when that was the order.
@@ -278,7 +278,7 @@ begin
     from (select) one left join @extschema@.outbox_destinations() d on d.destination = to_destination;
   end if;
   if @extschema@.outbox_settle(
-       '', array[message.tid], array[outbox_end_claim.seq], array[to_destination], array[message.partition],
+       ''::text, array[message.tid], array[outbox_end_claim.seq], array[to_destination], array[message.partition],
        array[outbox_end_claim.claim_token], array[verdict[1]]::"char"[], array[verdict[2]]::bigint[], array[verdict[3]]) <> 1 then
     return false;
   end if;
@@ -286,8 +286,8 @@ begin
     update @extschema@.outbox_dead d set blocks = true
     where d.destination = to_destination and d.seq = outbox_end_claim.seq and (verdict[1] = 'B' or d.key is not null);
   end if;
-  perform @extschema@.outbox_note_ended(published::integer, (not published)::integer, (verdict[1] <> 'r')::integer);
-  perform @extschema@.outbox_note_pending(to_destination, -(verdict[1] <> 'r')::integer);
+  perform @extschema@.outbox_note_ended(published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
+  perform @extschema@.outbox_note_pending(to_destination, -(verdict[1] <> 'r')::integer::bigint);
   if published then
     perform @extschema@.outbox_note_took(array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
   end if;
@@ -299,14 +299,14 @@ comment on function @extschema@.outbox_end_claim(bigint, bigint, text, text, boo
 
 create function @extschema@.outbox_mark_published(seq bigint, claim_token bigint, destination text default 'default')
 returns boolean language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select @extschema@.outbox_end_claim($1, $2, $3, null, true);
+  select @extschema@.outbox_end_claim($1, $2, $3, null::text, true, false);
 $$;
 comment on function @extschema@.outbox_mark_published(bigint, bigint, text) is
   'For a relay of one''s own: the message was taken; it goes to the history. False if the claim is lost: it ran out, or the message ended by another hand.';
 
 create function @extschema@.outbox_mark_failed(seq bigint, claim_token bigint, error text, destination text default 'default')
 returns boolean language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select @extschema@.outbox_end_claim($1, $2, $4, $3, false);
+  select @extschema@.outbox_end_claim($1, $2, $4, $3, false, false);
 $$;
 comment on function @extschema@.outbox_mark_failed(bigint, bigint, text, text) is
   'For a relay of one''s own: the message was not taken; it is tried again after a growing delay, and out of attempts it is a dead letter, by the rules of the destination. False if the claim is lost.';
@@ -369,7 +369,7 @@ begin
   -- It cannot have ended before there was its event.
   select e.created_at - interval '1 minute' into since from @extschema@.outbox_events e
   where e.seq = outbox_wait.seq and not exists (select from @extschema@.outbox_source);
-  seen := @extschema@.outbox_await_end(null, 0);
+  seen := @extschema@.outbox_await_end(null::bigint, 0);
   loop
     select s.partitions into partitions from @extschema@.outbox_settings s;
     outcome := (select @extschema@.outbox_outcome(seq, to_destination, coalesce(since, '-infinity'), partitions));

@@ -32,11 +32,12 @@ comment on function @extschema@.outbox_registry() is
 
 create function @extschema@.outbox_open_transactions(
   out pid integer, out xid xid, out prepared boolean, out age interval, out low bigint
-) returns setof record language sql volatile set search_path = pg_catalog, pg_temp as $$
+) returns setof record language sql volatile set search_path = pg_catalog, pg_temp
+begin atomic
   select nullif(r.entries[i], 0)::integer, nullif(r.entries[i + 1], 0)::text::xid, r.entries[i] = 0,
          greatest(clock_timestamp() - to_timestamp(r.entries[i + 2] / 1e6), interval '0'), r.entries[i + 3]
   from (select @extschema@.outbox_registry() as entries) r, generate_series(1, cardinality(r.entries), 4) i;
-$$;
+end;
 comment on function @extschema@.outbox_open_transactions() is
   'Transactions of this database that have enqueued and are not over. Later messages of their keys wait for them.';
 
@@ -69,7 +70,7 @@ with m as (
 select m.seq, m.seq as global_sequence, m.status,
        case m.status when 'published' then 'PUBLISHED' when 'dead' then 'FAILED' when 'discarded' then 'FAILED'
                      else 'PENDING' end as reference_status,
-       m.destination, @extschema@.outbox_partition_label(m.partition) as partition_key, m.key,
+       m.destination, @extschema@.outbox_partition_label(m.partition::integer) as partition_key, m.key,
        m.attempts, m.available_at, m.enqueued_at, m.published_at, m.claim_token, m.last_error, m.replayed,
        e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
        e.actor, e.correlation_id, e.created_at,
@@ -173,7 +174,7 @@ comment on view @extschema@.outbox_destination_status is
   'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message has waited that could go there; totals and times from enqueue to confirm since stats_reset, how many messages wait (scheduled and in flight included) and may wait, NULL where no worker counts. missing = messages wait for a server that there is no more.';
 
 create view @extschema@.outbox_partition_status as
-select @extschema@.outbox_partition_label(p.partition) as partition_key,
+select @extschema@.outbox_partition_label(p.partition::integer) as partition_key,
        case when p.lease_until > pg_catalog.clock_timestamp() then p.lease_owner end as lease_owner,
        case when p.lease_until > pg_catalog.clock_timestamp()
             then pg_catalog.date_trunc('milliseconds', p.lease_until - pg_catalog.clock_timestamp()) end as lease_ttl,
@@ -347,7 +348,7 @@ select 'keys', b.keys = 0,
        case when b.keys > 0 then pg_catalog.format('%s key(s) stand still behind a dead letter, one of them: %s (seq %s)',
          case when b.keys = 10000 then '10000 or more' else b.keys::text end, b.key, b.seq) end,
        case when b.keys > 0 then 'outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one' end
-from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) x) as keys, case when y.whole then 'partition ' || @extschema@.outbox_partition_label(y.partition) else y.key end as key, y.seq
+from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) x) as keys, case when y.whole then 'partition ' || @extschema@.outbox_partition_label(y.partition::integer) else y.key end as key, y.seq
       from (select) one left join (
         select d.key, d.partition, d.seq, exists (
           select from @extschema@.outbox_destinations() x

@@ -92,7 +92,7 @@ returns jsonb language plpgsql volatile parallel unsafe security definer set sea
 declare
   tick jsonb;
 begin
-  perform @extschema@.outbox_check_asking('outbox_tick', timeout);
+  perform @extschema@.outbox_check_asking('outbox_tick'::text, timeout);
   select jsonb_build_object(
            'claimed', sum(a.claimed), 'published', sum(a.published), 'failed', sum(a.failed),
            'duration_ms', round(max(a.duration_us) / 1000.0, 2), 'backoff_ms', min(a.backoff_ms),
@@ -101,7 +101,7 @@ begin
            'owned_count', sum(a.owned_count), 'leased_count', sum(a.leased_count), 'released_count', sum(a.released_count),
            'ts', to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
     into tick
-  from @extschema@.outbox_ask_workers(0, clock_timestamp() + timeout) a having count(*) > 0;
+  from @extschema@.outbox_ask_workers(0::bigint, clock_timestamp() + timeout) a having count(*) > 0;
   if tick is null then
     raise exception 'no worker has begun within %', timeout
       using errcode = 'object_not_in_prerequisite_state',
@@ -181,7 +181,7 @@ declare
   left_before bigint;
   idle_rounds integer := 0;
 begin
-  perform @extschema@.outbox_check_asking('outbox_relay', timeout);
+  perform @extschema@.outbox_check_asking('outbox_relay'::text, timeout);
   if max_rows is null or max_rows not between 1 and 10000 then
     raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
       using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';

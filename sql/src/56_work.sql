@@ -176,7 +176,7 @@ begin
     return; -- dropped meanwhile
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  perform @extschema@.outbox_report(@extschema@.outbox_work_me(), destination, state, left(reason, 100), left(detail, 1000), null);
+  perform @extschema@.outbox_report(@extschema@.outbox_work_me(), destination, state, left(reason, 100), left(detail, 1000), null::timestamptz);
 end
 $$;
 comment on function @extschema@.outbox_work_report(text, text, text, text) is
@@ -233,7 +233,7 @@ begin
   perform set_config('synchronous_commit', 'off', true);
   return query select c.* from @extschema@.outbox_claim(
     @extschema@.outbox_work_me(), destination, partitions, epochs,
-    array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), marks, 33554432,
+    array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), marks, 33554432::bigint,
     coalesce(reach, 9223372036854775807)) c
   where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
 end
@@ -248,7 +248,7 @@ set search_path = pg_catalog, pg_temp set jit = off as $$
 begin
   perform set_config('synchronous_commit', 'off', true);
   return query select c.* from @extschema@.outbox_claim_waiting(
-    @extschema@.outbox_work_me(), destination, partition, key, epoch, reach, least(greatest(max_rows, 0), 10000), 33554432) c
+    @extschema@.outbox_work_me(), destination, partition, key, epoch, reach, least(greatest(max_rows, 0), 10000), 33554432::bigint) c
   where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
   if @extschema@.outbox_waits(destination, partition, key) then
     return query select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
@@ -270,7 +270,7 @@ begin
   perform set_config('synchronous_commit', 'off', true);
   return query select c.* from @extschema@.outbox_claim_unleased(
     destination, @extschema@.outbox_work_token(), extract(epoch from current_setting('outbox.claim_ttl')::interval)::integer,
-    least(greatest(max_rows, 0), 10000), 33554432) c
+    least(greatest(max_rows, 0), 10000), 33554432::bigint) c
   where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
 end
 $$;
@@ -285,7 +285,7 @@ begin
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin anew.';
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  return query select d.* from @extschema@.outbox_due(@extschema@.outbox_work_me(), partitions, epochs, 1000) d;
+  return query select d.* from @extschema@.outbox_due(@extschema@.outbox_work_me(), partitions, epochs, 1000, null::text) d;
 end
 $$;
 comment on function @extschema@.outbox_work_due(smallint[], bigint[]) is

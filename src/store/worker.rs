@@ -321,7 +321,7 @@ impl Store {
             PgBuiltInOids::INT8OID,
             PgBuiltInOids::INT8OID,
         ];
-        let body = || self.body("outbox_claim");
+        let body = || self.body("outbox_claim(text,text,smallint[],bigint[],integer[],bigint[],bigint,bigint)");
         self.claimed(whereto, &self.claim, &body, &types, &args, &release())
     }
 
@@ -341,7 +341,7 @@ impl Store {
             PgBuiltInOids::INT4OID,
             PgBuiltInOids::INT8OID,
         ];
-        let body = || self.body("outbox_claim_unleased");
+        let body = || self.body("outbox_claim_unleased(text,bigint,integer,integer,bigint)");
         self.claimed(whereto, &self.claim, &body, &types, &args, &release())
     }
 
@@ -400,7 +400,7 @@ impl Store {
     /// time of a claim of one message. The worker's session has the settings that the function's SET clauses name.
     fn body(&self, function: &str) -> SpiResult<String> {
         let sql = format!(
-            "select prosrc from pg_proc where oid = '{}.{function}'::regproc",
+            "select prosrc from pg_proc where oid = '{}.{function}'::regprocedure",
             self.schema
         );
         Ok(Spi::get_one(&sql)?.unwrap_or_default())
@@ -525,7 +525,7 @@ impl Store {
         let (partitions, epochs) = leases.map(columns).unzip();
         let moved = Spi::connect_mut(|client| {
             let sql = format!(
-                "select partition, destination, seq from {}.outbox_due($1, $2, $3, $4)",
+                "select partition, destination, seq from {}.outbox_due($1, $2, $3, $4, null::text)",
                 self.schema
             );
             let args = [
@@ -713,20 +713,23 @@ impl Store {
     }
 
     pub fn make_partitions(&self, retention_s: Option<i32>) -> SpiResult<i32> {
-        let sql = format!("select {}.outbox_make_partitions($1)", self.schema);
+        let sql = format!("select {}.outbox_make_partitions($1, clock_timestamp())", self.schema);
         Ok(Spi::get_one_with_args(&sql, &[retention_s.into()])?.unwrap_or_default())
     }
 
     /// Calls a function that removes what is older, `batch` at most, and returns how many.
     pub fn clear(&self, function: &str, retention_s: i32, batch: i32) -> SpiResult<i64> {
-        let sql = format!("select {}.{function}($1, $2)::bigint", self.schema);
+        let sql = format!("select {}.{function}($1, $2, clock_timestamp())::bigint", self.schema);
         Ok(Spi::get_one_with_args(&sql, &[retention_s.into(), batch.into()])?.unwrap_or_default())
     }
 
     /// Calls a function that removes what is older and over, looking at `batch` rows after a seq. Returns how far it got,
     /// and whether more may be old.
     pub fn clear_after(&self, function: &str, after: i64, retention_s: i32, batch: i32) -> SpiResult<(i64, bool)> {
-        let sql = format!("select reached, more from {}.{function}($1, $2, $3)", self.schema);
+        let sql = format!(
+            "select reached, more from {}.{function}($1, $2, $3, clock_timestamp())",
+            self.schema
+        );
         let args = [after.into(), retention_s.into(), batch.into()];
         let (reached, more) = Spi::get_two_with_args(&sql, &args)?;
         Ok((reached.unwrap_or(after), more.unwrap_or_default()))

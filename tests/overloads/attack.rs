@@ -1,0 +1,343 @@
+//! Everything is run while the overloads are there: by workers, by the superuser, by outboxctl.
+
+use common::unconnected_cluster;
+use support::{Receiver, Reply};
+
+use crate::*;
+
+/// A server whose destinations are a receiver that takes all, and one that takes nothing.
+fn cluster(receiver: &Receiver, conf: &[&str]) -> Cluster {
+    let lines = [
+        "outbox.http_allow = '127.0.0.1'",
+        "outbox.max_attempts = 1",
+        "track_functions = all",
+    ];
+    let cluster = unconnected_cluster("", "nowhere", &[&lines[..], conf].concat());
+    cluster.exec(
+        DB,
+        &format!(
+            "create server \"default\" foreign data wrapper outbox_http options (url '{}');
+             create server sour foreign data wrapper outbox_http options (url '{}', max_attempts '1')",
+            receiver.url("/sweet"),
+            receiver.url("/sour")
+        ),
+    );
+    cluster
+}
+
+fn receiver() -> Receiver {
+    Receiver::start(|request| Reply::status(if request.path.contains("sour") { 400 } else { 200 }))
+}
+
+fn publish(cluster: &Cluster, id: &str, more: &[(&str, &str)]) {
+    let id = format!("'{id}'");
+    let given = [
+        ("type", "'T'"),
+        ("payload", "'{}'"),
+        ("aggregate_type", "'a'"),
+        ("aggregate_id", &*id),
+    ];
+    call(cluster, "outbox_publish", &[&given[..], more].concat());
+}
+
+fn wait_for_ended(cluster: &Cluster) {
+    wait_unharmed(
+        cluster,
+        "all to be delivered",
+        "select not exists (select from outbox) and not exists (select from outbox_waiting where due_at < now() + interval '1 hour')",
+    );
+}
+
+#[test]
+fn no_overload_is_called_by_workers_or_by_what_a_person_does() {
+    let receiver = receiver();
+    let cluster = cluster(&receiver, &["outbox.workers = 1"]);
+    make_overloads(&cluster);
+    cluster.restart(); // workers begin, and do their upkeep first
+
+    everything(&cluster);
+    // Without leases other functions claim.
+    call(
+        &cluster,
+        "outbox_configure",
+        &[("leasing", "false"), ("partition_count", "4")],
+    );
+    everything(&cluster);
+    call(&cluster, "outbox_configure", &[("leasing", "true")]);
+    wait_for_ended(&cluster);
+    assert_unharmed(&cluster);
+}
+
+fn everything(cluster: &Cluster) {
+    let run = |name: &str, given: &[(&str, &str)]| call(cluster, name, given);
+    for n in 0..3 {
+        publish(cluster, &format!("k{n}"), &[]);
+        publish(cluster, "same", &[("headers", "'{\"h\": 1}'")]);
+        publish(cluster, "fails", &[("destination", "'sour'")]);
+    }
+    publish(cluster, "later", &[("available_at", "now() + interval '1 day'")]);
+    publish(
+        cluster,
+        "soon",
+        &[("available_at", "clock_timestamp() + interval '10 ms'")],
+    );
+    publish(cluster, "old", &[("expires_at", "clock_timestamp() + interval '1 ms'")]);
+    run(
+        "outbox_store",
+        &[("body", "'no json'"), ("headers", "'{\"type\": \"X\"}'")],
+    );
+    cluster.exec(
+        DB,
+        &format!(
+            "do $$ declare s bigint; begin
+               insert into outbox_events (id, type, payload, aggregate_id) values (gen_random_uuid(), 'T', '{{}}', 'x') returning seq into s;
+               perform 1 from ({}) q; end $$",
+            exact(cluster, "outbox_enqueue", &[("seq", "s")])
+        ),
+    );
+    wait_for_ended(cluster);
+    let seq: i64 = cluster.query_one(DB, "select min(seq) from outbox_history");
+    let seq = seq.to_string();
+    run("outbox_wait", &[("seq", &seq)]);
+    // What is dead comes back, and is given up.
+    wait_unharmed(cluster, "dead letters", "select count(*) >= 2 from outbox_dead");
+    let dead: i64 = cluster.query_one(DB, "select min(seq) from outbox_dead where destination = 'sour'");
+    let dead = dead.to_string();
+    run(
+        "outbox_retry",
+        &[("seq", &dead), ("destination", "'sour'"), ("reason", "'r'")],
+    );
+    wait_for_ended(cluster);
+    run(
+        "outbox_retry_where",
+        &[("destination", "'sour'"), ("type", "'T'"), ("dry_run", "false")],
+    );
+    wait_for_ended(cluster);
+    run("outbox_discard", &[("seq", &dead), ("destination", "'sour'")]);
+    run("outbox_discard_where", &[("seq_from", "1"), ("dry_run", "true")]);
+    run("outbox_discard_where", &[("seq_from", "1"), ("dry_run", "false")]);
+    run(
+        "outbox_replay",
+        &[("destination", "null"), ("key", "'a:k1'"), ("dry_run", "false")],
+    );
+    run(
+        "outbox_replay",
+        &[
+            ("source_destination", "'default'"),
+            ("type", "'T'"),
+            ("dry_run", "false"),
+        ],
+    );
+    wait_for_ended(cluster);
+    // By hand and by relays.
+    run("outbox_pause", &[("destination", "'default'"), ("reason", "'r'")]);
+    publish(cluster, "by relay", &[]);
+    publish(cluster, "by relay too", &[]);
+    for (mark, more) in [
+        ("outbox_mark_published", None),
+        ("outbox_mark_failed", Some(("error", "'e'"))),
+    ] {
+        let fetched = cluster
+            .connect(DB)
+            .query_one(&exact(cluster, "outbox_fetch_unpublished", &[("max_rows", "1")]), &[]);
+        let fetched = match fetched {
+            Ok(row) => row,
+            // Without leases the workers may have claimed it just before they heard of the pause.
+            Err(_) => continue,
+        };
+        let (seq, token): (i64, i64) = (fetched.get("seq"), fetched.get("claim_token"));
+        let (seq, token) = (seq.to_string(), token.to_string());
+        let mut given = vec![("seq", &*seq), ("claim_token", &*token)];
+        given.extend(more);
+        run(mark, &given);
+    }
+    run("outbox_resume", &[("destination", "'default'")]);
+    wait_for_ended(cluster);
+    run("outbox_tick", &[]);
+    publish(cluster, "by hand", &[]);
+    run("outbox_relay", &[("timeout", "'10 s'")]);
+    run("outbox_drain", &[]);
+    run("outbox_check", &[("destination", "'default'")]);
+    run(
+        "outbox_purge",
+        &[("aggregate_type", "'a'"), ("aggregate_id", "'k0'"), ("dry_run", "true")],
+    );
+    run(
+        "outbox_purge",
+        &[
+            ("aggregate_type", "'a'"),
+            ("aggregate_id", "'k0'"),
+            ("dry_run", "false"),
+        ],
+    );
+    cluster.exec(DB, "update outbox_identity set restored = true");
+    run("outbox_adopt", &[]);
+    run("outbox_inbox_receive", &[("consumer", "'c'"), ("message_id", "'m'")]);
+    run("outbox_inbox_forget", &[("consumer", "'c'")]);
+    run("outbox_partition_of", &[("key", "'k'")]);
+    // Upkeep: a worker runs these once a minute.
+    for trim in [
+        "outbox_trim",
+        "outbox_trim_audit",
+        "outbox_trim_inbox",
+        "outbox_expire_dead",
+        "outbox_drop_partitions",
+    ] {
+        run(trim, &[("retention_s", "0"), ("batch", "10")]);
+    }
+    for trim in ["outbox_trim_events", "outbox_trim_attempts"] {
+        run(trim, &[("after", "0"), ("retention_s", "0"), ("batch", "1000")]);
+    }
+    run("outbox_make_partitions", &[("retention_s", "86400")]);
+    run(
+        "outbox_expire",
+        &[("first_block", "0"), ("blocks", "100"), ("batch", "100")],
+    );
+    capture(cluster);
+    source(cluster);
+    partitioner(cluster);
+    read(cluster);
+}
+
+/// Triggers on tables.
+fn capture(cluster: &Cluster) {
+    cluster.exec(
+        DB,
+        "create table orders (id integer primary key, seq bigint default 7, note text)",
+    );
+    call(
+        cluster,
+        "outbox_capture",
+        &[("relation", "'orders'"), ("aggregate_id", "'id'")],
+    );
+    cluster.exec(
+        DB,
+        "insert into orders values (1), (2); update orders set note = 'x'; delete from orders",
+    );
+    call(cluster, "outbox_uncapture", &[("relation", "'orders'")]);
+    call(
+        cluster,
+        "outbox_attach",
+        &[
+            ("relation", "'orders'"),
+            ("when_sql", "'note is not null'"),
+            ("key", "'note'"),
+        ],
+    );
+    cluster.exec(DB, "insert into orders values (3, 1000000, 'k')");
+    call(cluster, "outbox_detach", &[("relation", "'orders'")]);
+    call(cluster, "outbox_attach", &[("relation", "'outbox_events'")]);
+    cluster.exec(
+        DB,
+        "insert into outbox_events (id, type, payload) values (gen_random_uuid(), 'T', '{}')",
+    );
+    call(cluster, "outbox_detach", &[("relation", "'outbox_events'")]);
+    cluster.exec(DB, "drop table orders");
+    wait_for_ended(cluster);
+}
+
+/// Events in a table of the user's own.
+fn source(cluster: &Cluster) {
+    call(
+        cluster,
+        "outbox_retry_where",
+        &[("seq_from", "1"), ("dry_run", "false")],
+    );
+    cluster.exec(DB, "delete from outbox_waiting"); // what is scheduled for tomorrow would be in the way
+    wait_for_ended(cluster);
+    call(
+        cluster,
+        "outbox_discard_where",
+        &[("seq_from", "1"), ("dry_run", "false")],
+    );
+    cluster.exec(
+        DB,
+        "create role keeper; create table journal (seq bigint primary key, kind text, at timestamptz default now());
+         alter table journal owner to keeper; insert into journal values (2000001, 'K'), (2000002, 'K'), (2000003, 'K')",
+    );
+    call(
+        cluster,
+        "outbox_source_set",
+        &[
+            ("relation", "'journal'"),
+            ("seq", "'seq'"),
+            ("type", "'kind'"),
+            ("created_at", "'at'"),
+        ],
+    );
+    call(cluster, "outbox_enqueue_many", &[("seqs", "'{2000001,2000002}'")]);
+    call(
+        cluster,
+        "outbox_enqueue",
+        &[("seq", "2000003"), ("destination", "'sour'")],
+    );
+    wait_for_ended(cluster);
+    wait_unharmed(
+        cluster,
+        "a dead letter",
+        "select exists (select from outbox_dead where seq = 2000003)",
+    );
+    call(
+        cluster,
+        "outbox_discard_where",
+        &[("type", "'K'"), ("dry_run", "false")],
+    );
+    call(cluster, "outbox_replay", &[("type", "'K'"), ("dry_run", "false")]);
+    wait_for_ended(cluster);
+    call(cluster, "outbox_pause", &[]);
+    call(
+        cluster,
+        "outbox_replay",
+        &[("seq_from", "2000001"), ("dry_run", "false")],
+    );
+    call(cluster, "outbox_fetch_unpublished", &[("claim_ttl", "'1 s'")]);
+    wait_unharmed(
+        cluster,
+        "the claims to run out",
+        "select not exists (select from outbox where claim_until > now())",
+    );
+    call(cluster, "outbox_resume", &[]);
+    wait_for_ended(cluster);
+    call(
+        cluster,
+        "outbox_discard_where",
+        &[("seq_from", "1"), ("dry_run", "false")],
+    );
+    call(cluster, "outbox_source_reset", &[]);
+    cluster.exec(DB, "drop table journal; drop role keeper");
+}
+
+fn partitioner(cluster: &Cluster) {
+    cluster.exec(
+        DB,
+        "create role author; create schema shop; create function shop.first(key text, partition_count integer) returns integer
+           language sql immutable return 0;
+         alter function shop.first(text, integer) owner to author; grant usage on schema shop to author",
+    );
+    call(cluster, "outbox_configure", &[("partitioner", "'shop.first'")]);
+    publish(cluster, "of the first", &[]);
+    call(
+        cluster,
+        "outbox_replay",
+        &[("key", "'a:of the first'"), ("dry_run", "false")],
+    );
+    call(cluster, "outbox_partition_of", &[("key", "'k'")]);
+    call(cluster, "outbox_configure", &[("partitioner", "''")]);
+    wait_for_ended(cluster);
+    cluster.exec(DB, "drop schema shop cascade; drop role author");
+}
+
+/// All views, as the superuser.
+fn read(cluster: &Cluster) {
+    let views: Vec<String> = cluster.query_one(
+        DB,
+        "select array_agg(c.oid::regclass::text) from pg_class c
+         join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'e'
+         join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox' where c.relkind = 'v'",
+    );
+    assert!(views.len() > 10, "{views:?}");
+    for view in views {
+        cluster.exec(DB, &format!("select * from {view}"));
+    }
+    assert_unharmed(cluster);
+}
