@@ -368,7 +368,7 @@ select pg_catalog.pg_extension_config_dump('@extschema@.outbox_identity', '');
 -- ---- sql/src/20_enqueue.sql
 
 -- What an application calls inside its own transaction.
--- The C functions ask what the caller may (USAGE on a destination) and then run as their owner, the worker role, so that
+-- The C functions ask what the caller may (USAGE on a destination) and then run as the owner of the tables, the worker role, so that
 -- EXECUTE is all a caller needs. They carry no SET clause (it would cost each call); every name and operator of their
 -- statements is qualified instead.
 
@@ -3155,6 +3155,8 @@ comment on function @extschema@.outbox_wait(bigint, interval, text) is
 -- ---- sql/src/50_views.sql
 
 -- What a person reads. None of it is used by the delivery.
+-- A superuser reads these views, so they belong to no role that calls by name what somebody else may have overloaded (see
+-- 90_privileges.sql), and an SQL function that they call has a body of its own (BEGIN ATOMIC), bound when it is created.
 
 create function @extschema@.outbox_is_preloaded()
 returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_is_preloaded_wrapper';
@@ -4338,8 +4340,10 @@ comment on function @extschema@.outbox_work_settle(text, text[], bigint[], small
 
 -- ---- sql/src/90_privileges.sql
 
--- Who owns and who may. Everything belongs to the worker role, so that neither the workers nor the definer functions
--- need a superuser; nothing is open to PUBLIC but what is harmless. Last, when every object stands.
+-- Who owns and who may. Tables and definer functions belong to the worker role, so that neither the workers nor the definer
+-- functions need a superuser. Views and all other functions stay with the superuser who created the extension: they run with
+-- the rights of who reads or calls them, superusers too, so whoever may replace them has those rights. The owner of a view needs
+-- not even CREATE on the schema for that. Nothing is open to PUBLIC but what is harmless. Last, when every object stands.
 
 do $owner$
 declare
@@ -4347,18 +4351,25 @@ declare
   thing record;
 begin
   for thing in
-    select d.classid, d.objid, i.type, i.identity
+    select i.type, i.identity, p.prosecdef as is_definer
     from pg_catalog.pg_depend d
     cross join lateral pg_catalog.pg_identify_object(d.classid, d.objid, d.objsubid) i
+    left join pg_catalog.pg_proc p on d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass and p.oid = d.objid
     where d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass and d.deptype = 'e'
       and d.refobjid = (select x.oid from pg_catalog.pg_extension x where x.extname = 'outbox')
-      and i.type in ('table', 'view', 'function', 'composite type')
+      and i.type in ('table', 'view', 'function')
   loop
-    execute pg_catalog.format('alter %s %s owner to %I',
-      case thing.type when 'composite type' then 'type' else thing.type end, thing.identity, worker_role);
     if thing.type = 'function' then
       execute pg_catalog.format('revoke all on function %s from public', thing.identity);
     end if;
+    case
+      when thing.type = 'table' or thing.is_definer then
+        execute pg_catalog.format('alter %s %s owner to %I', thing.type, thing.identity, worker_role);
+      when thing.type = 'view' then
+        execute pg_catalog.format('grant select on %s to %I', thing.identity, worker_role);
+      else
+        execute pg_catalog.format('grant execute on function %s to %I', thing.identity, worker_role);
+    end case;
   end loop;
 end
 $owner$;

@@ -335,7 +335,8 @@ fn reader(fired: &Fired) -> Result<Option<u32>, UserError> {
 }
 
 fn owner(fired: &Fired) -> u32 {
-    catalog::owner_of_function(catalog::called_function(fired.call()))
+    let function = catalog::called_function(fired.call());
+    catalog::owner_of_table(catalog::table_beside(function, c"outbox_settings"))
 }
 
 fn as_owner<T>(fired: &Fired, body: impl FnOnce() -> T) -> T {

@@ -6,6 +6,8 @@ mod common;
 
 #[path = "overloads/attack.rs"]
 mod attack;
+#[path = "overloads/owners.rs"]
+mod owners;
 
 use common::{DB, LONG};
 use support::{Cluster, wait_until};

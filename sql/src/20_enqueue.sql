@@ -1,5 +1,5 @@
 -- What an application calls inside its own transaction.
--- The C functions ask what the caller may (USAGE on a destination) and then run as their owner, the worker role, so that
+-- The C functions ask what the caller may (USAGE on a destination) and then run as the owner of the tables, the worker role, so that
 -- EXECUTE is all a caller needs. They carry no SET clause (it would cost each call); every name and operator of their
 -- statements is qualified instead.
 

@@ -1,4 +1,6 @@
 -- What a person reads. None of it is used by the delivery.
+-- A superuser reads these views, so they belong to no role that calls by name what somebody else may have overloaded (see
+-- 90_privileges.sql), and an SQL function that they call has a body of its own (BEGIN ATOMIC), bound when it is created.
 
 create function @extschema@.outbox_is_preloaded()
 returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_is_preloaded_wrapper';

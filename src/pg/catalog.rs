@@ -277,18 +277,18 @@ pub fn schema_of_function(function: u32) -> String {
     }
 }
 
-/// The owner of a function.
-pub fn owner_of_function(function: u32) -> u32 {
+/// The owner of a table, 0 if there is none.
+pub fn owner_of_table(table: u32) -> u32 {
     // SAFETY: a syscache look-up; the tuple is released.
     unsafe {
         let tuple = pg_sys::SearchSysCache1(
-            pg_sys::SysCacheIdentifier::PROCOID as i32,
-            pg_sys::Oid::from(function).into(),
+            pg_sys::SysCacheIdentifier::RELOID as i32,
+            pg_sys::Oid::from(table).into(),
         );
         if tuple.is_null() {
             return 0;
         }
-        let owner = (*(pg_sys::GETSTRUCT(tuple) as *mut pg_sys::FormData_pg_proc)).proowner;
+        let owner = (*(pg_sys::GETSTRUCT(tuple) as *mut pg_sys::FormData_pg_class)).relowner;
         pg_sys::ReleaseSysCache(tuple);
         owner.to_u32()
     }

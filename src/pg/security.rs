@@ -1,5 +1,5 @@
 //! Whose rights a function of ours runs with. Functions that users call are SECURITY INVOKER in SQL, so that they can ask
-//! what the caller may; then they switch to the owner of the tables by themselves.
+//! what the caller may; then they switch to the owner of the tables by themselves, who is not the owner of the functions.
 
 use super::foreign;
 use pgrx::pg_sys;

@@ -72,7 +72,7 @@ pub(super) struct Statements {
     /// Held next, before any other table: outbox_configure() locks it first, too.
     pub(super) settings: u32,
     pub(super) schema: String,
-    /// The owner of the function and of the tables.
+    /// The owner of the tables. The function belongs to another role: see 90_privileges.sql.
     pub(super) owner: u32,
     pub(super) event_table: u32,
     pub(super) outbox_table: u32,
@@ -105,11 +105,12 @@ pub(super) fn statements(fcinfo: pg_sys::FunctionCallInfo) -> &'static Statement
     STATEMENTS.with_borrow_mut(|known| {
         let make = || {
             let schema = quote_identifier(catalog::schema_of_function(function));
+            let settings = catalog::table_beside(function, c"outbox_settings");
             &*Box::leak(Box::new(Statements {
                 extension: catalog::extension(c"outbox"),
-                settings: catalog::table_beside(function, c"outbox_settings"),
+                settings,
                 schema,
-                owner: catalog::owner_of_function(function),
+                owner: catalog::owner_of_table(settings),
                 event_table: catalog::table_beside(function, c"outbox_events"),
                 outbox_table: catalog::table_beside(function, c"outbox"),
                 insert: Default::default(),
