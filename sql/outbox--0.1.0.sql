@@ -7,6 +7,36 @@
 -- Roles belong to the whole server, so another database may have made them already, or be making them right now:
 -- both are fine, and DROP EXTENSION leaves them.
 
+-- What a view, a default or the body of a function (BEGIN ATOMIC) names is looked up once, now, and stays: here and nowhere else.
+select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+
+-- In the schema of the extension others may have created before. What is called by its name there must be ours.
+do $foreign$
+declare
+  foreign_object record;
+begin
+  select o.* into foreign_object
+  from (select 'function' as kind, p.oid::pg_catalog.regprocedure::text as name, p.proname as plain, p.proowner as owner
+        from pg_catalog.pg_proc p where p.pronamespace = pg_catalog.to_regnamespace('@extschema@')
+        union all
+        select case c.relkind when 'v' then 'view' when 'S' then 'sequence' when 'i' then 'index' when 'c' then 'type' else 'table' end,
+               c.oid::pg_catalog.regclass::text, c.relname, c.relowner
+        from pg_catalog.pg_class c where c.relnamespace = pg_catalog.to_regnamespace('@extschema@')
+        union all
+        select 'type', t.oid::pg_catalog.regtype::text, t.typname, t.typowner
+        from pg_catalog.pg_type t where t.typnamespace = pg_catalog.to_regnamespace('@extschema@') and t.typrelid = 0
+        ) o
+  where o.plain ~ '^outbox(_|$)' order by o.kind, o.name limit 1;
+  if found then
+    raise exception 'schema % holds % %, which is not of the extension', '@extschema@', foreign_object.kind, foreign_object.name
+      using errcode = 'duplicate_object',
+            detail = pg_catalog.format('It belongs to role %I. What begins with outbox_ there could be taken for an object of the extension.',
+                                       pg_catalog.pg_get_userbyid(foreign_object.owner)),
+            hint = pg_catalog.format('CREATE SCHEMA outbox; CREATE EXTENSION outbox SCHEMA outbox; or drop or rename the %s.', foreign_object.kind);
+  end if;
+end
+$foreign$;
+
 do $roles$
 declare
   worker_role constant name := coalesce(nullif(pg_catalog.current_setting('outbox.worker_role', true), ''), 'outbox_worker');
@@ -3344,6 +3374,50 @@ left join (select x.partition, pg_catalog.min(x.seq) as seq from @extschema@.out
 comment on view @extschema@.outbox_partition_status is
   'One row a partition: who owns it, how long still, and the first message that waits in it.';
 
+create function @extschema@.outbox_schema_problem(out problem text, out remedy text)
+returns setof record language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  with place as (
+    select n.oid, n.nspname, n.nspowner, n.nspacl, x.extowner from pg_extension x join pg_namespace n on n.oid = x.extnamespace
+    where x.extname = 'outbox'
+  ), harmless as ( -- a superuser needs no overload, and the workers may create partitions of the history
+    select r.oid, r.rolname, coalesce((select d.datdba from pg_database d
+             where r.rolname = 'pg_database_owner' and d.datname = current_database()), r.oid) as really
+    from pg_roles r
+    where exists (select from pg_roles s where s.rolsuper and s.oid = coalesce((
+                    select d.datdba from pg_database d
+                    where r.rolname = 'pg_database_owner' and d.datname = current_database()), r.oid))
+       or r.oid = (select c.relowner from pg_class c where c.oid = '@extschema@.outbox'::regclass)
+  )
+  select f.problem, f.remedy
+  from (
+    select 1 as rank, format('function %s of role %I is not of the extension, and could be called in place of one that is',
+                             p.oid::regprocedure, pg_get_userbyid(p.proowner)) as problem,
+           format('drop %s %s', case p.prokind when 'p' then 'procedure' when 'a' then 'aggregate' else 'function' end,
+                  p.oid::regprocedure) as remedy
+    from pg_proc p join place on p.pronamespace = place.oid
+    where p.proname >= 'outbox' and p.proname < 'outboy' and (p.proname = 'outbox' or p.proname like 'outbox\_%')
+      and not exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
+                      where d.classid = 'pg_proc'::regclass and d.objid = p.oid and d.refclassid = 'pg_extension'::regclass
+                        and d.deptype = 'e')
+    union all
+    select 2, format('schema %I belongs to a role that is no superuser and may create functions in it, which could be called in place of those of the extension',
+                     place.nspname),
+           format('alter schema %I owner to %I', place.nspname, pg_get_userbyid(place.extowner))
+    from place where place.nspowner not in (select h.oid from harmless h)
+    union all
+    select 3, format('%s may create functions in schema %I, which could be called in place of those of the extension',
+                     case g.grantee when 0 then 'everybody' else format('role %I', pg_get_userbyid(g.grantee)) end, place.nspname),
+           format('revoke create on schema %I from %s', place.nspname,
+                  case g.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(g.grantee)) end)
+    from place cross join lateral aclexplode(place.nspacl) g
+    where g.privilege_type = 'CREATE' and g.grantee <> place.nspowner and g.grantee not in (select h.oid from harmless h)
+  ) f
+  order by f.rank, f.problem;
+end;
+comment on function @extschema@.outbox_schema_problem() is
+  'Internal: functions in the schema of the extension that are not of it and are named like those that are, and who may create such; outbox_health shows the first.';
+
 create view @extschema@.outbox_health as
 with worker as (
   select w.worker_id from @extschema@.outbox_workers w
@@ -3384,6 +3458,9 @@ cross join lateral (select
        when r.rolsuper then pg_catalog.format('role %I is a superuser: the workers do not start as it', s.worker_role) end as problem,
   case when r.rolname is null then pg_catalog.format('DROP EXTENSION and CREATE EXTENSION outbox, or CREATE ROLE %I and make it owner of the outbox tables', s.worker_role)
        when r.rolsuper then pg_catalog.format('ALTER ROLE %I NOSUPERUSER', s.worker_role) end as remedy) p
+union all
+select 'schema', p.problem is null, p.problem, p.remedy
+from (select) one left join (select x.problem, x.remedy from @extschema@.outbox_schema_problem() x limit 1) p on true
 union all
 select 'workers', p.problem is null, p.problem, p.remedy
 from server s cross join lateral (select
@@ -4410,7 +4487,7 @@ grant execute on function
   @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted(),
   @extschema@.outbox_destination_figures(text), @extschema@.outbox_ask_for_a_look(text), @extschema@.outbox_check(text),
   @extschema@.outbox_tick(interval), @extschema@.outbox_source_problem(), @extschema@.outbox_closed_lanes(),
-  @extschema@.outbox_minutes(), @extschema@.outbox_faults(), @extschema@.outbox_recent_ticks(), @extschema@.outbox_body_problem(text)
+  @extschema@.outbox_schema_problem(), @extschema@.outbox_minutes(), @extschema@.outbox_faults(), @extschema@.outbox_recent_ticks(), @extschema@.outbox_body_problem(text)
   to outbox_monitor;
 
 grant execute on function
@@ -4466,6 +4543,21 @@ values (pg_catalog.current_setting('outbox.partition_count')::smallint, pg_catal
 
 insert into @extschema@.outbox_identity (database, identity)
 select here.database, here.identity from @extschema@.outbox_here() here;
+
+-- Again: somebody may have created a function meanwhile. What could be created later is not refused, but said.
+do $schema$
+declare
+  risk record;
+begin
+  for risk in select p.problem, p.remedy from @extschema@.outbox_schema_problem() p loop
+    if risk.remedy like 'drop %' then
+      raise exception '%', risk.problem using errcode = 'duplicate_object', hint = risk.remedy || ';';
+    end if;
+    raise warning '%', risk.problem
+      using hint = risk.remedy || '; or create the extension in a schema of its own: CREATE SCHEMA outbox; CREATE EXTENSION outbox SCHEMA outbox;';
+  end loop;
+end
+$schema$;
 
 -- The launcher looks for new databases when this commits.
 create function @extschema@.outbox_installed()

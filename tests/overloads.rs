@@ -8,6 +8,8 @@ mod common;
 mod attack;
 #[path = "overloads/owners.rs"]
 mod owners;
+#[path = "overloads/refusal.rs"]
+mod refusal;
 
 use common::{DB, LONG};
 use support::{Cluster, wait_until};

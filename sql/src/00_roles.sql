@@ -2,6 +2,36 @@
 -- Roles belong to the whole server, so another database may have made them already, or be making them right now:
 -- both are fine, and DROP EXTENSION leaves them.
 
+-- What a view, a default or the body of a function (BEGIN ATOMIC) names is looked up once, now, and stays: here and nowhere else.
+select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+
+-- In the schema of the extension others may have created before. What is called by its name there must be ours.
+do $foreign$
+declare
+  foreign_object record;
+begin
+  select o.* into foreign_object
+  from (select 'function' as kind, p.oid::pg_catalog.regprocedure::text as name, p.proname as plain, p.proowner as owner
+        from pg_catalog.pg_proc p where p.pronamespace = pg_catalog.to_regnamespace('@extschema@')
+        union all
+        select case c.relkind when 'v' then 'view' when 'S' then 'sequence' when 'i' then 'index' when 'c' then 'type' else 'table' end,
+               c.oid::pg_catalog.regclass::text, c.relname, c.relowner
+        from pg_catalog.pg_class c where c.relnamespace = pg_catalog.to_regnamespace('@extschema@')
+        union all
+        select 'type', t.oid::pg_catalog.regtype::text, t.typname, t.typowner
+        from pg_catalog.pg_type t where t.typnamespace = pg_catalog.to_regnamespace('@extschema@') and t.typrelid = 0
+        ) o
+  where o.plain ~ '^outbox(_|$)' order by o.kind, o.name limit 1;
+  if found then
+    raise exception 'schema % holds % %, which is not of the extension', '@extschema@', foreign_object.kind, foreign_object.name
+      using errcode = 'duplicate_object',
+            detail = pg_catalog.format('It belongs to role %I. What begins with outbox_ there could be taken for an object of the extension.',
+                                       pg_catalog.pg_get_userbyid(foreign_object.owner)),
+            hint = pg_catalog.format('CREATE SCHEMA outbox; CREATE EXTENSION outbox SCHEMA outbox; or drop or rename the %s.', foreign_object.kind);
+  end if;
+end
+$foreign$;
+
 do $roles$
 declare
   worker_role constant name := coalesce(nullif(pg_catalog.current_setting('outbox.worker_role', true), ''), 'outbox_worker');

@@ -188,6 +188,50 @@ left join (select x.partition, pg_catalog.min(x.seq) as seq from @extschema@.out
 comment on view @extschema@.outbox_partition_status is
   'One row a partition: who owns it, how long still, and the first message that waits in it.';
 
+create function @extschema@.outbox_schema_problem(out problem text, out remedy text)
+returns setof record language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+  with place as (
+    select n.oid, n.nspname, n.nspowner, n.nspacl, x.extowner from pg_extension x join pg_namespace n on n.oid = x.extnamespace
+    where x.extname = 'outbox'
+  ), harmless as ( -- a superuser needs no overload, and the workers may create partitions of the history
+    select r.oid, r.rolname, coalesce((select d.datdba from pg_database d
+             where r.rolname = 'pg_database_owner' and d.datname = current_database()), r.oid) as really
+    from pg_roles r
+    where exists (select from pg_roles s where s.rolsuper and s.oid = coalesce((
+                    select d.datdba from pg_database d
+                    where r.rolname = 'pg_database_owner' and d.datname = current_database()), r.oid))
+       or r.oid = (select c.relowner from pg_class c where c.oid = '@extschema@.outbox'::regclass)
+  )
+  select f.problem, f.remedy
+  from (
+    select 1 as rank, format('function %s of role %I is not of the extension, and could be called in place of one that is',
+                             p.oid::regprocedure, pg_get_userbyid(p.proowner)) as problem,
+           format('drop %s %s', case p.prokind when 'p' then 'procedure' when 'a' then 'aggregate' else 'function' end,
+                  p.oid::regprocedure) as remedy
+    from pg_proc p join place on p.pronamespace = place.oid
+    where p.proname >= 'outbox' and p.proname < 'outboy' and (p.proname = 'outbox' or p.proname like 'outbox\_%')
+      and not exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
+                      where d.classid = 'pg_proc'::regclass and d.objid = p.oid and d.refclassid = 'pg_extension'::regclass
+                        and d.deptype = 'e')
+    union all
+    select 2, format('schema %I belongs to a role that is no superuser and may create functions in it, which could be called in place of those of the extension',
+                     place.nspname),
+           format('alter schema %I owner to %I', place.nspname, pg_get_userbyid(place.extowner))
+    from place where place.nspowner not in (select h.oid from harmless h)
+    union all
+    select 3, format('%s may create functions in schema %I, which could be called in place of those of the extension',
+                     case g.grantee when 0 then 'everybody' else format('role %I', pg_get_userbyid(g.grantee)) end, place.nspname),
+           format('revoke create on schema %I from %s', place.nspname,
+                  case g.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(g.grantee)) end)
+    from place cross join lateral aclexplode(place.nspacl) g
+    where g.privilege_type = 'CREATE' and g.grantee <> place.nspowner and g.grantee not in (select h.oid from harmless h)
+  ) f
+  order by f.rank, f.problem;
+end;
+comment on function @extschema@.outbox_schema_problem() is
+  'Internal: functions in the schema of the extension that are not of it and are named like those that are, and who may create such; outbox_health shows the first.';
+
 create view @extschema@.outbox_health as
 with worker as (
   select w.worker_id from @extschema@.outbox_workers w
@@ -228,6 +272,9 @@ cross join lateral (select
        when r.rolsuper then pg_catalog.format('role %I is a superuser: the workers do not start as it', s.worker_role) end as problem,
   case when r.rolname is null then pg_catalog.format('DROP EXTENSION and CREATE EXTENSION outbox, or CREATE ROLE %I and make it owner of the outbox tables', s.worker_role)
        when r.rolsuper then pg_catalog.format('ALTER ROLE %I NOSUPERUSER', s.worker_role) end as remedy) p
+union all
+select 'schema', p.problem is null, p.problem, p.remedy
+from (select) one left join (select x.problem, x.remedy from @extschema@.outbox_schema_problem() x limit 1) p on true
 union all
 select 'workers', p.problem is null, p.problem, p.remedy
 from server s cross join lateral (select

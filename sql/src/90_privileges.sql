@@ -68,7 +68,7 @@ grant execute on function
   @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted(),
   @extschema@.outbox_destination_figures(text), @extschema@.outbox_ask_for_a_look(text), @extschema@.outbox_check(text),
   @extschema@.outbox_tick(interval), @extschema@.outbox_source_problem(), @extschema@.outbox_closed_lanes(),
-  @extschema@.outbox_minutes(), @extschema@.outbox_faults(), @extschema@.outbox_recent_ticks(), @extschema@.outbox_body_problem(text)
+  @extschema@.outbox_schema_problem(), @extschema@.outbox_minutes(), @extschema@.outbox_faults(), @extschema@.outbox_recent_ticks(), @extschema@.outbox_body_problem(text)
   to outbox_monitor;
 
 grant execute on function
@@ -124,6 +124,21 @@ values (pg_catalog.current_setting('outbox.partition_count')::smallint, pg_catal
 
 insert into @extschema@.outbox_identity (database, identity)
 select here.database, here.identity from @extschema@.outbox_here() here;
+
+-- Again: somebody may have created a function meanwhile. What could be created later is not refused, but said.
+do $schema$
+declare
+  risk record;
+begin
+  for risk in select p.problem, p.remedy from @extschema@.outbox_schema_problem() p loop
+    if risk.remedy like 'drop %' then
+      raise exception '%', risk.problem using errcode = 'duplicate_object', hint = risk.remedy || ';';
+    end if;
+    raise warning '%', risk.problem
+      using hint = risk.remedy || '; or create the extension in a schema of its own: CREATE SCHEMA outbox; CREATE EXTENSION outbox SCHEMA outbox;';
+  end loop;
+end
+$schema$;
 
 -- The launcher looks for new databases when this commits.
 create function @extschema@.outbox_installed()

@@ -1,0 +1,174 @@
+//! Does CREATE EXTENSION take notice of what others have put into its schema or may put there, and does outbox_health
+//! later?
+
+use crate::common::{health, refused, wait_healthy};
+use crate::*;
+use postgres::error::SqlState;
+
+fn bare_cluster() -> Cluster {
+    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
+    cluster.exec(DB, MALLORY);
+    cluster
+}
+
+#[test]
+fn create_extension_refuses_a_schema_that_holds_what_could_be_taken_for_its_own() {
+    let cluster = bare_cluster();
+    for (make, drop, kind) in [
+        (
+            "create function public.outbox_wake(integer, text, text) returns void language sql as 'select'",
+            "drop function public.outbox_wake(integer, text, text)",
+            "function public.outbox_wake(integer,text,text)",
+        ),
+        (
+            "create procedure public.outbox_own() language sql as 'select'",
+            "drop procedure public.outbox_own()",
+            "function public.outbox_own()",
+        ),
+        (
+            "create table public.outbox_history_p20300101 (n integer)",
+            "drop table public.outbox_history_p20300101",
+            "table public.outbox_history_p20300101",
+        ),
+        (
+            "create type public.outbox_kind as enum ('a')",
+            "drop type public.outbox_kind",
+            "type public.outbox_kind",
+        ),
+    ] {
+        cluster.exec(DB, &format!("set role mallory; {make}"));
+        let said = refused(&cluster, "create extension outbox");
+        assert_eq!(said.code(), &SqlState::DUPLICATE_OBJECT, "{said:?}");
+        assert!(said.message().contains(kind), "{said:?}");
+        assert!(
+            said.detail().is_some_and(|detail| detail.contains("mallory")),
+            "{said:?}"
+        );
+        assert!(
+            said.hint().is_some_and(|hint| hint.contains("SCHEMA outbox")),
+            "{said:?}"
+        );
+        cluster.exec(DB, &format!("set role mallory; {drop}"));
+    }
+    // In another schema it is in nobody's way; nor is there what only looks alike.
+    cluster.exec(
+        DB,
+        "set role mallory; create function public.outbox_wake(integer, text, text) returns void language sql as 'select';
+         create table public.outboxes (n integer); reset role;
+         create schema outbox; create extension outbox schema outbox",
+    );
+    assert_eq!(
+        cluster.query_one::<i64>(
+            DB,
+            r#"select count(*) from outbox.outbox_health where "check" = 'schema' and ok"#
+        ),
+        1
+    );
+    cluster.exec(
+        DB,
+        "drop extension outbox; drop function public.outbox_wake(integer, text, text)",
+    );
+    cluster.exec(DB, "create extension outbox");
+}
+
+#[test]
+fn what_was_in_the_schema_before_is_called_by_no_view() {
+    let cluster = bare_cluster();
+    cluster.exec(
+        DB,
+        "set role mallory;
+         create function public.trap(bigint, numeric) returns numeric language plpgsql as
+           $$ begin raise log 'an overload ran as %', current_user; return 1; end $$;
+         create operator public./ (function = public.trap, leftarg = bigint, rightarg = numeric);
+         create function public.trap(bigint, double precision) returns double precision language plpgsql as
+           $$ begin raise log 'an overload ran as %', current_user; return 1; end $$;
+         create operator public./ (function = public.trap, leftarg = bigint, rightarg = double precision);
+         reset role; create extension outbox; select * from outbox_status; select * from outbox_health",
+    );
+    assert_unharmed(&cluster);
+    // It does run where nothing keeps it away.
+    cluster.exec(DB, "select 7::bigint / 60.0");
+    assert!(cluster.log().contains(SPRUNG), "the trap does not spring");
+}
+
+/// The warnings of CREATE EXTENSION.
+fn warnings(cluster: &Cluster) -> Vec<String> {
+    let from = cluster.log_offset();
+    cluster.exec(DB, "create extension outbox");
+    let log = cluster.log();
+    let recent = log.get(from..).unwrap_or_default();
+    let warnings = recent
+        .lines()
+        .filter(|line| line.contains("WARNING"))
+        .map(str::to_owned);
+    warnings.collect()
+}
+
+#[test]
+fn create_extension_warns_of_a_role_that_may_create_in_its_schema_and_health_tells_of_one_later() {
+    let cluster = bare_cluster();
+    let said = warnings(&cluster);
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(
+        said[0].contains("role mallory may create functions in schema public"),
+        "{said:?}"
+    );
+    let (ok, problem) = health(&cluster, "schema");
+    assert!(!ok && problem.contains("mallory"), "{problem}");
+    // What health says is a command.
+    for _ in 0..2 {
+        let remedy: Option<String> =
+            cluster.query_one(DB, r#"select remedy from outbox_health where "check" = 'schema'"#);
+        assert_eq!(remedy.as_deref(), Some("revoke create on schema public from mallory"));
+        cluster.exec(DB, &remedy.unwrap_or_default());
+        wait_healthy(&cluster, "schema");
+        cluster.exec(DB, "grant create on schema public to mallory");
+    }
+    cluster.exec(DB, "revoke create on schema public from mallory; drop extension outbox");
+    assert_eq!(warnings(&cluster), [""; 0]);
+
+    // As in a database that comes from PostgreSQL 14, and where the owner of the database is no superuser.
+    for (grant, problem, remedy) in [
+        (
+            "grant create on schema public to public",
+            "everybody",
+            "revoke create on schema public from public",
+        ),
+        (
+            "alter database postgres owner to mallory",
+            "belongs to a role that is no superuser",
+            "alter schema public owner to postgres",
+        ),
+    ] {
+        cluster.exec(DB, grant);
+        let (ok, told) = health(&cluster, "schema");
+        assert!(!ok && told.contains(problem), "{told}");
+        let told: String = cluster.query_one(DB, r#"select remedy from outbox_health where "check" = 'schema'"#);
+        assert_eq!(told, remedy);
+        cluster.exec(DB, remedy);
+        wait_healthy(&cluster, "schema");
+    }
+}
+
+/// A name that any number of arguments may follow is ambiguous: whoever may create in the schema can stop calls, not take
+/// them over.
+#[test]
+fn an_overload_with_further_defaults_stops_calls_but_never_runs_and_health_names_it() {
+    let cluster = bare_cluster();
+    cluster.exec(
+        DB,
+        "create extension outbox; set role mallory;
+         create function public.outbox_wake(bigint, smallint[], bigint[], text default '') returns void language plpgsql as
+           $$ begin raise log 'an overload ran as %', current_user; end $$",
+    );
+    let said = refused(&cluster, "select public.outbox_pause('default'::text, null::text)");
+    assert_eq!(said.code(), &SqlState::AMBIGUOUS_FUNCTION, "{said:?}");
+    let told: String = cluster.query_one(DB, r#"select remedy from outbox_health where "check" = 'schema'"#);
+    assert_eq!(
+        told,
+        "drop function public.outbox_wake(bigint,smallint[],bigint[],text)"
+    );
+    cluster.exec(DB, &told);
+    cluster.exec(DB, "select public.outbox_pause('default'::text, null::text)");
+    assert!(!cluster.log().contains(SPRUNG));
+}
