@@ -226,14 +226,27 @@ fn outbox_crc32(key: &str) -> i64 {
 #[pg_extern(sql = false)]
 fn outbox_partition_by(
     partitioner: Option<&str>,
+    owner: Option<&str>,
     key: Option<&str>,
     partition_count: Option<i32>,
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> Option<i32> {
     let count = i16::try_from(partition_count?).ok().filter(|count| *count > 0)?;
-    match store::partition_by(fcinfo, partitioner, key?, count) {
+    match store::partition_by(fcinfo, partitioner.zip(owner), key?, count) {
         Ok(partition) => Some(i32::from(partition)),
         Err(error) => error.raise(),
+    }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_configure(
+    partition_count: Option<i32>,
+    leasing: Option<bool>,
+    partitioner: Option<&str>,
+    fcinfo: pg_sys::FunctionCallInfo,
+) {
+    if let Err(error) = store::configure(fcinfo, partition_count, leasing, partitioner) {
+        error.raise();
     }
 }
 

@@ -12,8 +12,8 @@ mod worker;
 pub mod written;
 
 pub use enqueue::{
-    AGGREGATE_KEY, Enqueue, Keys, Publish, Times, aggregate_key, check_body, enqueue, hold_extension, new_id,
-    partition_by, publish,
+    AGGREGATE_KEY, Enqueue, Keys, Publish, Times, aggregate_key, check_body, configure, enqueue, hold_extension,
+    new_id, partition_by, publish,
 };
 pub use worker::{ClaimedBatch, Described, Expired, Settlement, Store, Whereto};
 

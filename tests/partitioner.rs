@@ -9,8 +9,10 @@ use common::{DB, all_of, exchange_and_queue, outbox_cluster_with, refused, uncon
 use postgres::error::SqlState;
 use support::{Broker, Cluster};
 
-const BY_TENANT: &str = "create schema shop; create function shop.by_tenant(key text, partition_count integer)
-  returns integer language sql immutable as $$ select length(split_part(key, ':', 2)) % partition_count $$";
+const BY_TENANT: &str = "create role planner; create schema shop; grant usage, create on schema shop to public;
+  create function shop.by_tenant(key text, partition_count integer)
+  returns integer language sql immutable as $$ select length(split_part(key, ':', 2)) % partition_count $$;
+  alter function shop.by_tenant(text, integer) owner to planner";
 
 fn quiet_cluster() -> Cluster {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
@@ -85,7 +87,8 @@ fn what_cannot_be_a_partitioner_is_refused_when_it_is_set() {
          create function too_wide(text, integer) returns bigint language sql immutable as 'select 0::bigint';
          create function too_far(text, integer) returns integer language sql immutable as 'select $2';
          create function nothing(text, integer) returns integer language sql immutable as 'select null::integer';
-         create function other_way(integer, text) returns integer language sql immutable as 'select 0'",
+         create function other_way(integer, text) returns integer language sql immutable as 'select 0';
+         alter function volatile_one owner to planner; alter function too_far owner to planner; alter function nothing owner to planner",
     );
     let refusal = |name: &str| refused(&cluster, &format!("select outbox_configure(partitioner => '{name}')"));
     for (name, sqlstate) in [
@@ -170,7 +173,7 @@ fn another_partitioner_under_load_loses_doubles_and_reorders_nothing() {
     cluster.exec(
         DB,
         "create function public.by_length(key text, partition_count integer) returns integer language sql immutable
-         as 'select length(key) % partition_count'",
+         as 'select length(key) % partition_count'; create role planner; alter function public.by_length owner to planner",
     );
     let load = Load::start(&cluster, &Plan::default());
     for partitioner in ["public.by_length", "", "public.by_length"] {
@@ -185,4 +188,112 @@ fn another_partitioner_under_load_loses_doubles_and_reorders_nothing() {
     let right = "select bool_and(partition = length(key) % 16) from outbox_history
                  where enqueued_at > (select max(enqueued_at) - interval '100 ms' from outbox_history)";
     assert!(cluster.query_one::<bool>(DB, right));
+}
+
+/// A partitioner that says who it runs as, of this owner.
+fn telling(owner: &str) -> String {
+    format!(
+        "create or replace function shop.telling(key text, partition_count integer) returns integer language plpgsql immutable as
+           $$ begin raise log 'the partitioner ran as %', current_user; return 1; end $$;
+         alter function shop.telling(text, integer) owner to {owner}"
+    )
+}
+
+#[test]
+fn who_names_a_partitioner_has_the_rights_of_its_owner_who_is_no_superuser() {
+    let cluster = quiet_cluster();
+    cluster.exec(
+        DB,
+        &format!(
+            "create role boss in role outbox_admin; create role stranger; {}",
+            telling("postgres")
+        ),
+    );
+    let name = "select outbox_configure(partitioner => 'shop.telling')";
+    let as_boss = format!("set role boss; {name}");
+    // Not as the superuser, whoever names it, ...
+    for sql in [&as_boss[..], name] {
+        let said = refused(&cluster, sql);
+        assert_eq!(said.code(), &SqlState::INSUFFICIENT_PRIVILEGE, "{sql}: {said:?}");
+        assert!(said.message().contains("superuser"), "{said:?}");
+        assert!(said.hint().is_some_and(|hint| hint.contains("OWNER TO")), "{said:?}");
+    }
+    // ... nor as another role whose rights the caller lacks, ...
+    cluster.exec(DB, &telling("stranger"));
+    let said = refused(&cluster, &as_boss);
+    assert_eq!(said.code(), &SqlState::INSUFFICIENT_PRIVILEGE, "{said:?}");
+    assert_eq!(
+        said.message(),
+        "boss may not act as stranger, who owns function shop.telling"
+    );
+    assert!(
+        said.hint().is_some_and(|hint| hint.contains("GRANT stranger TO boss")),
+        "{said:?}"
+    );
+    // ... also if a definer function of a third role calls for a superuser.
+    cluster.exec(
+        DB,
+        "create schema trap authorization boss; set role boss;
+         create function trap.spring() returns void language sql security definer as
+           $$ select public.outbox_configure(partitioner => 'shop.telling') $$",
+    );
+    let said = refused(&cluster, "select trap.spring()");
+    assert_eq!(said.code(), &SqlState::INSUFFICIENT_PRIVILEGE, "{said:?}");
+    assert!(!cluster.log().contains("the partitioner ran"), "{}", cluster.log());
+    // It ran nowhere so far, and nobody reaches it.
+    cluster.exec(DB, "select outbox_partition_of('k')");
+    assert!(!cluster.log().contains("the partitioner ran"));
+
+    for allow in [
+        "grant stranger to boss",
+        "alter function shop.telling(text, integer) owner to boss",
+    ] {
+        cluster.exec(DB, allow);
+        cluster.exec(DB, &as_boss);
+        assert_eq!(
+            cluster.query_one::<String>(DB, "select outbox_partition_of('k')"),
+            "p01"
+        );
+        cluster.exec(DB, "set role boss; select outbox_configure(partitioner => '')");
+    }
+    assert!(cluster.log().contains("the partitioner ran as stranger"));
+    assert!(cluster.log().contains("the partitioner ran as boss"));
+    assert!(!cluster.log().contains("the partitioner ran as postgres"));
+}
+
+#[test]
+fn a_partitioner_runs_as_nobody_but_the_owner_it_had_when_it_was_named() {
+    let cluster = quiet_cluster();
+    cluster.exec(DB, &format!("create role stranger; {}", telling("planner")));
+    cluster.exec(DB, "select outbox_configure(partitioner => 'shop.telling')");
+    let mut session = cluster.connect(DB);
+    let publish = "select outbox_publish('T', '{}', 'a', 'b')";
+    session.batch_execute(publish).expect("publish");
+    for owner in ["stranger", "postgres"] {
+        cluster.exec(DB, &telling(owner));
+        for sql in [publish, "select outbox_partition_of('k')"] {
+            let error = session.batch_execute(sql).expect_err(sql);
+            let said = error.as_db_error().unwrap_or_else(|| panic!("{error:?}"));
+            assert_eq!(said.code(), &SqlState::INSUFFICIENT_PRIVILEGE, "{owner}: {said:?}");
+            assert!(
+                said.hint().is_some_and(|hint| hint.contains("outbox_configure")),
+                "{said:?}"
+            );
+        }
+        assert!(!cluster.log().contains(&format!("the partitioner ran as {owner}")));
+    }
+    // Named again it runs as the new owner, in sessions that knew the old one, too.
+    cluster.exec(DB, &telling("stranger"));
+    cluster.exec(DB, "select outbox_configure(partitioner => 'shop.telling')");
+    session.batch_execute(publish).expect("publish");
+    assert!(cluster.log().contains("the partitioner ran as stranger"));
+    assert_eq!(waiting(&cluster), [1, 1]);
+    // One that is gone can be given up while its messages wait; they are placed as the next ones will be.
+    cluster.exec(
+        DB,
+        "drop function shop.telling(text, integer); select outbox_configure(partitioner => '')",
+    );
+    session.batch_execute(publish).expect("publish");
+    let by_crc: bool = cluster.query_one(DB, "select bool_and(partition = outbox_crc32(key) % 16) from outbox");
+    assert!(by_crc);
 }

@@ -7,7 +7,9 @@ create table @extschema@.outbox_settings (
   partition_count smallint not null check (partition_count between 1 and 1024),
   leasing         boolean  not null,
   partitioner     text, -- schema and name of the function that gives the partition of a key; NULL = CRC-32
-  partitions      smallint[] not null -- 0 .. partition_count - 1, kept here so that enqueue need not build it
+  partitioner_owner text, -- who owned it when it was named: it runs as nobody else
+  partitions      smallint[] not null, -- 0 .. partition_count - 1, kept here so that enqueue need not build it
+  check ((partitioner is null) = (partitioner_owner is null))
 );
 comment on table @extschema@.outbox_settings is
   'One row: what must be the same for every session of this database. Written at CREATE EXTENSION from the settings of the same name, changed by outbox_configure().';

@@ -39,22 +39,23 @@ return 'p' || pg_catalog.lpad(partition::text, greatest(2, pg_catalog.length(par
 comment on function @extschema@.outbox_partition_label(integer) is
   'The label of a partition: p and at least two digits, as in p07.';
 
-create function @extschema@.outbox_partition_by(partitioner text, key text, partition_count integer)
+create function @extschema@.outbox_partition_by(partitioner text, owner text, key text, partition_count integer)
 returns integer language c stable as 'MODULE_PATHNAME', 'outbox_partition_by_wrapper';
-comment on function @extschema@.outbox_partition_by(text, text, integer) is
-  'Internal: what a partitioner (NULL = CRC-32) says of a key. It runs as its owner, restricted.';
+comment on function @extschema@.outbox_partition_by(text, text, text, integer) is
+  'Internal: what a partitioner (NULL = CRC-32) says of a key. It runs as its owner, restricted, and as nobody else than this one.';
 
 create function @extschema@.outbox_partition_of(key text, partition_count integer default null)
 returns text language plpgsql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   divisor constant integer := coalesce(partition_count, (select s.partition_count from @extschema@.outbox_settings s));
   partitioner constant text := (select s.partitioner from @extschema@.outbox_settings s);
+  owner constant text := (select s.partitioner_owner from @extschema@.outbox_settings s);
 begin
   if divisor not between 1 and 1024 then
     raise exception 'partition_count % is out of range', divisor
       using errcode = 'numeric_value_out_of_range', hint = 'Use a count from 1 to 1024.';
   end if;
-  return @extschema@.outbox_partition_label(@extschema@.outbox_partition_by(partitioner, key, divisor));
+  return @extschema@.outbox_partition_label(@extschema@.outbox_partition_by(partitioner, owner, key, divisor));
 end
 $$;
 comment on function @extschema@.outbox_partition_of(text, integer) is

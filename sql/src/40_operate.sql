@@ -166,10 +166,10 @@ create function @extschema@.outbox_repartition(
   seq bigint, key text, partition smallint, old @extschema@.outbox_settings, new @extschema@.outbox_settings
 ) returns smallint language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
-  if partition <> coalesce(@extschema@.outbox_partition_by(old.partitioner, key, old.partition_count::integer), seq % old.partition_count) then
+  if old.partitioner is distinct from '' and partition <> coalesce(@extschema@.outbox_partition_by(old.partitioner, old.partitioner_owner, key, old.partition_count::integer), seq % old.partition_count) then
     return partition % new.partition_count; -- it was given by name
   end if;
-  return coalesce(@extschema@.outbox_partition_by(new.partitioner, key, new.partition_count::integer), seq % new.partition_count);
+  return coalesce(@extschema@.outbox_partition_by(new.partitioner, new.partitioner_owner, key, new.partition_count::integer), seq % new.partition_count);
 end
 $$;
 comment on function @extschema@.outbox_repartition(bigint, text, smallint, @extschema@.outbox_settings, @extschema@.outbox_settings) is
@@ -185,11 +185,10 @@ $$;
 comment on function @extschema@.outbox_partitioner(text) is
   'Internal: the function (text, integer) of this name with its schema.';
 
-create function @extschema@.outbox_check_partitioner(partitioner text, partition_count integer)
-returns text language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function @extschema@.outbox_check_partitioner(partitioner text, partition_count integer, named_by oid, out name text, out owner text)
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   found pg_proc;
-  name text;
 begin
   select * into found from @extschema@.outbox_partitioner(partitioner);
   if found.oid is null or found.prokind <> 'f' or found.prorettype <> 'integer'::regtype or found.proretset then
@@ -202,21 +201,38 @@ begin
       using errcode = 'invalid_parameter_value',
             hint = 'A key must always be in the same partition: ALTER FUNCTION … IMMUTABLE, if that is so.';
   end if;
-  perform @extschema@.outbox_partition_by(name, k, partition_count) from unnest('{a,order:42,"",ü}'::text[]) k;
-  return name;
+  -- It runs as its owner, whoever enqueues. So it is asked nothing before it is known that this may be.
+  owner := pg_get_userbyid(found.proowner);
+  if exists (select from pg_roles r where r.oid = found.proowner and r.rolsuper) then
+    raise exception 'function % belongs to a superuser', name
+      using errcode = 'insufficient_privilege',
+            hint = format('It runs as its owner: ALTER FUNCTION %s(text, integer) OWNER TO a role that may do no more than it needs.', name);
+  end if;
+  if not pg_has_role(named_by, found.proowner, 'usage') then
+    raise exception '% may not act as %, who owns function %', quote_ident(pg_get_userbyid(named_by)), quote_ident(owner), name
+      using errcode = 'insufficient_privilege',
+            hint = format('It runs as its owner: GRANT %I TO %I, or name a function of your own.', owner, pg_get_userbyid(named_by));
+  end if;
+  perform @extschema@.outbox_partition_by(name, owner, k, partition_count) from unnest('{a,order:42,"",ü}'::text[]) k;
 end
 $$;
-comment on function @extschema@.outbox_check_partitioner(text, integer) is
-  'Internal: refuses what cannot give the partition of a key; returns the name of the function with its schema.';
+comment on function @extschema@.outbox_check_partitioner(text, integer, oid) is
+  'Internal: refuses what cannot give the partition of a key, or may not be named by this role; returns the name of the function with its schema, and its owner.';
 
 create function @extschema@.outbox_configure(
   partition_count integer default null, leasing boolean default null, partitioner text default null
 )
-returns void language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_configure_wrapper';
+comment on function @extschema@.outbox_configure(integer, boolean, text) is
+  'Changes how messages are shared among workers: the number of partitions, whether workers lease them (order per key) or claim rows (no order), and the function that gives the partition of a key (empty = CRC-32), which belongs to the caller or a role whose rights the caller has. NULL = as it is. Waits for open transactions that have enqueued; moves what waits. Nothing is lost, sent twice or reordered.';
+
+create function @extschema@.outbox_configure_for(named_by oid, partition_count integer, leasing boolean, partitioner text)
+returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
   old @extschema@.outbox_settings;
   new @extschema@.outbox_settings;
+  before text;
 begin
   if partition_count not between 1 and 1024 then
     raise exception 'partition_count % is out of range', partition_count
@@ -225,17 +241,26 @@ begin
   -- Waits for every transaction that has enqueued, prepared ones too, and holds up those that come.
   lock table @extschema@.outbox_settings in access exclusive mode;
   select * into strict old from @extschema@.outbox_settings;
+  before := old.partitioner;
   new := old;
   new.partition_count := coalesce(partition_count, old.partition_count);
   new.leasing := coalesce(leasing, old.leasing);
   if partitioner = '' then
     new.partitioner := null;
+    new.partitioner_owner := null;
   elsif partitioner is not null then
-    new.partitioner := @extschema@.outbox_check_partitioner(partitioner, new.partition_count::integer);
+    select c.name, c.owner into new.partitioner, new.partitioner_owner
+    from @extschema@.outbox_check_partitioner(partitioner, new.partition_count::integer, named_by) c;
   end if;
   if (new.partition_count, new.leasing) = (old.partition_count, old.leasing)
-     and new.partitioner is not distinct from old.partitioner then
+     and (new.partitioner, new.partitioner_owner) is not distinct from (old.partitioner, old.partitioner_owner) then
     return;
+  end if;
+  -- One that cannot be asked any more does not say what was given a partition by name: all keys are placed again.
+  if old.partitioner is not null and not exists (
+       select from @extschema@.outbox_partitioner(old.partitioner) p join pg_roles r on r.oid = p.proowner
+       where r.rolname = old.partitioner_owner and not r.rolsuper) then
+    old.partitioner := '';
   end if;
   if not @extschema@.outbox_send_workers_away() then
     raise exception 'the workers of this database did not end in time'
@@ -245,8 +270,8 @@ begin
     in access exclusive mode;
   -- Emptied, not updated: a transaction with an older snapshot then finds no row, and fails instead of using the old count.
   truncate @extschema@.outbox_settings;
-  insert into @extschema@.outbox_settings (partition_count, leasing, partitioner)
-  values (new.partition_count, new.leasing, new.partitioner);
+  insert into @extschema@.outbox_settings (partition_count, leasing, partitioner, partitioner_owner)
+  values (new.partition_count, new.leasing, new.partitioner, new.partitioner_owner);
   -- Whoever held a lease holds it no more.
   update @extschema@.outbox_partitions p
   set lease_owner = null, lease_until = null, lease_epoch = p.lease_epoch + 1, updated_at = clock_timestamp();
@@ -260,9 +285,9 @@ begin
   set partition = @extschema@.outbox_repartition(d.seq, d.key, d.partition, old, new);
   perform @extschema@.outbox_note('configure'::text, jsonb_build_object(
     'partition_count', new.partition_count, 'leasing', new.leasing, 'partitioner', new.partitioner,
-    'partition_count_before', old.partition_count, 'leasing_before', old.leasing, 'partitioner_before', old.partitioner),
+    'partition_count_before', old.partition_count, 'leasing_before', old.leasing, 'partitioner_before', before),
     null::bigint, null::text);
 end
 $$;
-comment on function @extschema@.outbox_configure(integer, boolean, text) is
-  'Changes how messages are shared among workers: the number of partitions, whether workers lease them (order per key) or claim rows (no order), and the function that gives the partition of a key (empty = CRC-32). NULL = as it is. Waits for open transactions that have enqueued; moves what waits. Nothing is lost, sent twice or reordered.';
+comment on function @extschema@.outbox_configure_for(oid, integer, boolean, text) is
+  'Internal: what outbox_configure() does, as the owner of the tables, for the role that called it.';

@@ -44,6 +44,7 @@ declare
   piece constant integer := 10000;
   partition_count constant bigint := (select s.partition_count from @extschema@.outbox_settings s);
   partitioner constant text := (select s.partitioner from @extschema@.outbox_settings s);
+  owner constant text := (select s.partitioner_owner from @extschema@.outbox_settings s);
   source constant text := (select s.relation from @extschema@.outbox_source s);
   asks_events constant boolean := num_nonnulls(
     created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) > 0;
@@ -114,7 +115,7 @@ begin
           order by r.seq, r.destination limit wanted - replayed) own
       ), back as (
         insert into @extschema@.outbox as o (destination, partition, seq, key, replayed)
-        select p.destination, coalesce(@extschema@.outbox_partition_by(partitioner, p.key_of, partition_count::integer), p.seq % partition_count)::smallint, p.seq, p.key_of, true
+        select p.destination, coalesce(@extschema@.outbox_partition_by(partitioner, owner, p.key_of, partition_count::integer), p.seq % partition_count)::smallint, p.seq, p.key_of, true
         from picked p
         on conflict do nothing
         returning o.destination, o.partition, o.seq

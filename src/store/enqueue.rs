@@ -420,39 +420,68 @@ fn partitions(
     keys.iter()
         .map(|key| {
             let key = key.as_deref();
-            key.map(|key| ask_partitioner(client, schema, partitioner, key))
+            key.map(|key| ask_partitioner(client, schema, partitioner, None, key))
                 .transpose()
         })
         .collect()
 }
 
-/// What a partitioner says of a key; None = CRC-32.
+/// Changes the settings of this database: as the owner of the tables, for the caller, who names a partitioner with his own rights.
+pub fn configure(
+    fcinfo: pg_sys::FunctionCallInfo,
+    partition_count: Option<i32>,
+    leasing: Option<bool>,
+    partitioner: Option<&str>,
+) -> Result<(), UserError> {
+    let statements = statements(fcinfo);
+    let sql = format!(
+        "select {}.outbox_configure_for($1::pg_catalog.oid, $2, $3, $4)",
+        statements.schema
+    );
+    let args = [
+        i64::from(security::current_user()).into(),
+        partition_count.into(),
+        leasing.into(),
+        partitioner.into(),
+    ];
+    security::run_as(statements.owner, || Spi::run_with_args(&sql, &args)).map_err(internal)
+}
+
+/// What a partitioner, given by name and owner, says of a key; None = CRC-32.
 pub fn partition_by(
     fcinfo: pg_sys::FunctionCallInfo,
-    name: Option<&str>,
+    partitioner: Option<(&str, &str)>,
     key: &str,
     count: i16,
 ) -> Result<i16, UserError> {
-    match name {
+    match partitioner {
         None => Ok((i64::from(crc32(key)) % i64::from(count)) as i16),
-        Some(name) => {
+        Some((name, owner)) => {
             let name = name.to_owned();
             let statements = statements(fcinfo);
-            Spi::connect_mut(|client| ask_partitioner(client, &statements.schema, &Partitioner { name, count }, key))
+            let partitioner = Partitioner { name, count };
+            Spi::connect_mut(|client| ask_partitioner(client, &statements.schema, &partitioner, Some(owner), key))
         }
     }
 }
 
-/// Runs as the owner of the function, restricted, whoever enqueues.
+/// Runs as the owner of the function, restricted, whoever enqueues: as the role that owned it when it was named, by somebody who
+/// had the rights of that role, and never as a superuser. It is another function if its owner is another. `named_owner`: None =
+/// as the settings have it, for they may have changed since this session read them.
 fn ask_partitioner(
     client: &mut SpiClient,
     schema: &str,
     partitioner: &Partitioner,
+    named_owner: Option<&str>,
     key: &str,
 ) -> Result<i16, UserError> {
     let Partitioner { name, count } = partitioner;
-    let sql = format!("select p.proowner::pg_catalog.int8 from {schema}.outbox_partitioner($1) p");
-    let found = (client.select(sql.as_str(), Some(1), &[name.as_str().into()])).map_err(internal)?;
+    let sql = format!(
+        "select p.proowner::pg_catalog.int8, coalesce($2, s.partitioner_owner)
+         from {schema}.outbox_partitioner($1) p left join {schema}.outbox_settings s on s.partitioner operator(pg_catalog.=) $1"
+    );
+    let found =
+        (client.select(sql.as_str(), Some(1), &[name.as_str().into(), named_owner.into()])).map_err(internal)?;
     if found.is_empty() {
         return Err(UserError::new(
             PgSqlErrorCode::ERRCODE_UNDEFINED_FUNCTION,
@@ -460,11 +489,24 @@ fn ask_partitioner(
             "Make it again, or outbox_configure(partitioner => '') for the built-in one.",
         ));
     }
-    let owner: Option<i64> = found.first().get_one().map_err(internal)?;
-    let owner = owner.unwrap_or_default();
+    let (owner, named): (Option<i64>, Option<String>) = found.first().get_two().map_err(internal)?;
+    let owner = owner.unwrap_or_default() as u32;
+    let owner_name = catalog::role_name(owner);
+    if catalog::is_superuser(owner) || named.as_deref() != Some(&owner_name) {
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+            format!(
+                "the partitioner {name} belongs to {} now, who did not own it when it was named",
+                quote_identifier(owner_name)
+            ),
+            format!(
+                "It runs as its owner. Give it an owner who is no superuser, and call outbox_configure(partitioner => '{name}') again."
+            ),
+        ));
+    }
     let call = format!("select {name}($1, $2)");
     let answer: Option<i32> = guc::with(&[(c"search_path", c"pg_catalog, pg_temp")], || {
-        security::run_restricted_as(owner as u32, || {
+        security::run_restricted_as(owner, || {
             let args = [key.into(), i32::from(*count).into()];
             client.update(call.as_str(), Some(1), &args)?.first().get_one()
         })
