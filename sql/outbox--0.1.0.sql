@@ -3640,6 +3640,24 @@ from (select pg_catalog.string_agg(case when t.prepared
             where x.age > case when x.prepared then interval '1 minute' else interval '30 seconds' end
             order by x.age desc limit 3) t) p
 union all
+select 'locks', h.pid is null,
+       case when h.pid is not null
+            then pg_catalog.format('process %s%s has had rows of outbox_partitions locked since %s: no other worker can take over %s partition(s)',
+                                   h.pid, ' (' || h.kind || ')', pg_catalog.date_trunc('seconds', h.since), h.partitions) end,
+       case when h.pid is not null
+            then pg_catalog.format('if it is stopped, kill -CONT %s at the shell of the server; else pg_terminate_backend(%s)', h.pid, h.pid) end
+from (select) one left join (
+  -- The lease has run out, so its worker has not renewed it, and a transaction under way has the row: of that worker, if it
+  -- hangs while it settles. In this order, for pg_locks is dear, and there is seldom such a row.
+  select l.pid, pg_catalog.min(a.backend_type) as kind, coalesce(pg_catalog.min(a.xact_start), pg_catalog.min(p.lease_until)) as since,
+         pg_catalog.count(*) as partitions
+  from (select q.xmax, q.lease_until from @extschema@.outbox_partitions q
+        where q.lease_owner is not null and q.lease_until <= pg_catalog.clock_timestamp() offset 0) p
+  cross join lateral (
+    select k.pid from pg_catalog.pg_locks k where k.locktype = 'transactionid' and k.transactionid = p.xmax and k.granted offset 0) l
+  left join pg_catalog.pg_stat_activity a on a.pid = l.pid
+  group by l.pid order by partitions desc limit 1) h on true
+union all
 select 'lag', coalesce(s.oldest_pending_age < interval '1 minute', true),
        case when s.oldest_pending_age >= interval '1 minute'
             then pg_catalog.format('the oldest message that could go has waited for %s', pg_catalog.date_trunc('seconds', s.oldest_pending_age)) end,

@@ -147,6 +147,7 @@ fn of_check(level: &'static str, check: &Check) -> Banner {
         "dead letters" => "Dead letters",
         "room" => "A destination is nearly full",
         "transactions" => "A transaction stays open",
+        "locks" => "Leases are locked",
         "lag" => "Messages wait long",
         other => other,
     };
