@@ -13,7 +13,7 @@ use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, signals};
 use crate::ports::{Shared, held_transaction, in_transaction, remember_table};
 use crate::shmem::NoPlace;
-use crate::store::{Described, Store};
+use crate::store::{Described, Store, now_us};
 use crate::upkeep::Upkeep;
 use crate::{figures, launcher, registry, shmem};
 use outbox_core::engine::{Errand, Held, Listen, Sharing};
@@ -39,6 +39,8 @@ const LAST_WORDS_TO_BROKER: Duration = Duration::from_millis(200);
 const LAST_MS: i32 = 1_700;
 /// A worker that gives its slot to another database: a third of this for answers to what is on its way, then it goes.
 const LEAVE: Duration = Duration::from_secs(15);
+/// The clock of the server was set, if between two passes it went by so much more or less than time did.
+const CLOCK_WAS_SET_US: i64 = 1_000_000;
 /// How long the connection of a destination that is gone may take to close; the others wait for it.
 const STOP_GONE: Duration = Duration::from_millis(200);
 
@@ -115,6 +117,8 @@ struct Worker {
     /// As of the last look at who is there; 0 = none yet.
     worker_changes: u32,
     leases_due: Instant,
+    /// What the clock of the server showed when this worker began, as of the last pass.
+    clock_began_us: i64,
     config_check_due: Instant,
     upkeep: Upkeep,
     expiry: Expiry,
@@ -200,6 +204,7 @@ impl Worker {
             first: false,
             worker_changes: 0,
             leases_due: now,
+            clock_began_us: now_us(),
             config_check_due: now,
             upkeep: Upkeep::new(now),
             expiry: Expiry::new(now),
@@ -235,6 +240,7 @@ impl Worker {
                 self.config_check_due = now; // what was changed just now counts
             }
         }
+        self.look_at_clock(now);
         // Whatever fails below: settings that were changed may be the cause, and their change the end of it.
         let looked = self.look_at_settings(now);
         // The first heartbeat makes the row that the reports belong to.
@@ -485,6 +491,16 @@ impl Worker {
     }
 
     // ---- leases -----------------------------------------------------------------------------------------------------
+
+    /// Leases go by the clock of the server: where it was set they may have run out, and are not due for long.
+    fn look_at_clock(&mut self, now: Instant) {
+        let began_us = now_us() - self.common.began.elapsed().as_micros() as i64;
+        if (began_us - self.clock_began_us).abs() > CLOCK_WAS_SET_US {
+            pgrx::log!("outbox {}: the clock was set; looks at its leases", self.common.id);
+            self.leases_due = now;
+        }
+        self.clock_began_us = began_us;
+    }
 
     /// Heartbeat; renews, takes and gives back leases as the plan says.
     fn tend_leases(&mut self, now: Instant) -> Result<(), Failure> {

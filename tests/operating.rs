@@ -12,6 +12,8 @@ mod dump;
 mod extension;
 #[path = "operating/health.rs"]
 mod health;
+#[path = "operating/hung.rs"]
+mod hung;
 #[path = "operating/running.rs"]
 mod running;
 #[path = "operating/session.rs"]

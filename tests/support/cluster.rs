@@ -50,6 +50,7 @@ pub struct ClusterBuilder {
     settings: Vec<String>,
     preload: bool,
     fsync: bool,
+    variables: Vec<(String, PathBuf)>,
 }
 
 impl ClusterBuilder {
@@ -71,11 +72,18 @@ impl ClusterBuilder {
         self
     }
 
+    /// Adds a variable of the server's environment.
+    pub fn variable(mut self, name: &str, value: &Path) -> Self {
+        self.variables.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
     pub fn start(self) -> Cluster {
         let cluster = Cluster {
             installation: Installation::from_env(),
             dir: ServerDir::create("cluster"),
             port: free_port(),
+            variables: self.variables.clone(),
             server: Mutex::new(None),
         };
         template::create_data_dir(&cluster.installation, &cluster.data_dir());
@@ -109,6 +117,7 @@ pub struct Cluster {
     installation: Installation,
     dir: ServerDir,
     port: u16,
+    variables: Vec<(String, PathBuf)>,
     server: Mutex<Option<Child>>,
 }
 
@@ -118,6 +127,7 @@ impl Cluster {
             settings: Vec::new(),
             preload: true,
             fsync: true,
+            variables: Vec::new(),
         }
     }
 
@@ -128,6 +138,7 @@ impl Cluster {
             installation: Installation::from_env(),
             dir: ServerDir::create("copy"),
             port: free_port(),
+            variables: self.variables.clone(),
             server: Mutex::new(None),
         };
         template::copy_server(
@@ -214,6 +225,7 @@ impl Cluster {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PG")) {
             postgres.env_remove(name);
         }
+        postgres.envs(self.variables.iter().map(|(name, value)| (name, value)));
         process::run_as(&mut postgres, process::postgres_account());
         // When we die it must go even if a worker of ours does not react to the polite signals.
         let child = process::spawn_bound(postgres, StopMode::Immediate.signal());

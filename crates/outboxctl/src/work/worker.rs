@@ -22,6 +22,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
+/// The clock of the server was set, if between two looks it went by so much more or less than time did.
+const CLOCK_WAS_SET_US: i64 = 1_000_000;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const PURGE_EVERY: Duration = Duration::from_secs(60);
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(500);
@@ -578,7 +580,12 @@ impl<'a> Worker<'a> {
     /// What changed. False: a new session is needed.
     fn look(&mut self, now: Instant) -> Result<bool, Trouble> {
         self.look_due = now + LOOK_EVERY;
+        let expected_us = self.common.session.now_us();
         let look = self.common.session.look()?;
+        // Leases go by the clock of the server: where it was set they may have run out.
+        if (self.common.session.now_us() - expected_us).abs() > CLOCK_WAS_SET_US {
+            self.leases_due = now;
+        }
         match sharing(&look) {
             Ok(sharing) if sharing != self.sharing => return Ok(false),
             Err(trouble) if trouble.kind != TroubleKind::NotNow => return Err(trouble),

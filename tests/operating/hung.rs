@@ -1,0 +1,132 @@
+//! A worker that is stopped in the middle of a transaction, and a clock that is set: what becomes of the leases?
+
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+
+use support::{Broker, Cluster, Consumer, process, wait_until};
+
+use crate::common::*;
+use crate::{payload, publish};
+
+/// The workers that wait for a lock.
+const WAITS: &str =
+    "select max(pid) from pg_stat_activity where backend_type = 'outbox worker' and wait_event_type = 'Lock'";
+
+#[test]
+fn health_names_the_process_that_keeps_leases_locked_and_the_partitions_come_back_with_it() {
+    let broker = Broker::start();
+    let (exchange, _) = exchange_and_queue(&broker);
+    let conf = [
+        "outbox.workers = 2",
+        "outbox.lease_ttl = '2s'",
+        "outbox.lease_renew = '1s'",
+        "outbox.heartbeat_ttl = '2s'",
+    ];
+    let cluster = outbox_cluster_with(&broker, &exchange, &conf);
+    assert!(health(&cluster, "locks").0);
+    // A settle that waits for a row has locked the leases before.
+    broker.suspend();
+    publish(&cluster, DB, 1);
+    wait_true(
+        &cluster,
+        "the message to be in flight",
+        "select in_flight > 0 from outbox_status",
+    );
+    let mut holder = cluster.connect(DB);
+    holder
+        .batch_execute("begin; select from outbox for update")
+        .expect("lock");
+    broker.resume();
+    let mut stopped = 0;
+    wait_until("a worker that is stopped while it settles", LONG, || {
+        let Some(pid) = cluster.query_one::<Option<i32>>(DB, WAITS) else {
+            return false;
+        };
+        process::suspend(pid as u32);
+        stopped = pid;
+        let still = cluster.query_one::<Option<i32>>(DB, WAITS) == Some(pid);
+        if !still {
+            process::signal(pid as u32, libc::SIGCONT);
+        }
+        still
+    });
+    holder.batch_execute("commit").expect("commit");
+    let problem = wait_for_problem(&cluster, "locks");
+    assert!(
+        problem.starts_with(&format!("process {stopped} (outbox worker) has had rows")),
+        "{problem}"
+    );
+    let remedy: String = cluster.query_one(DB, r#"select remedy from outbox_health where "check" = 'locks'"#);
+    assert!(remedy.contains(&format!("kill -CONT {stopped}")), "{remedy}");
+    process::signal(stopped as u32, libc::SIGCONT);
+    wait_healthy(&cluster, "locks");
+    wait_drained(&cluster);
+}
+
+/// Seconds that the server's clock shows too much.
+struct Clock(std::fs::File);
+
+impl Clock {
+    fn set(&self, seconds: i64) {
+        self.0.write_all_at(&seconds.to_ne_bytes(), 0).expect("write the shift");
+    }
+}
+
+/// A server whose clock the test sets.
+fn cluster_with_clock(broker: &Broker, exchange: &str, conf: &[&str]) -> (Cluster, Clock) {
+    let dir = std::env::temp_dir().join(format!("outbox-clock-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    let (library, shift) = (dir.join("clock.so"), dir.join("shift"));
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/support/clock.c");
+    let made = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-o"])
+        .arg(&library)
+        .arg(source)
+        .status();
+    assert!(made.expect("cc").success(), "{source}");
+    let clock = Clock(std::fs::File::create(&shift).expect("a file"));
+    clock.set(0);
+    let lines = [
+        format!("outbox.url = '{}'", broker.url()),
+        format!("outbox.exchange = '{exchange}'"),
+    ];
+    let builder = Cluster::builder()
+        .variable("LD_PRELOAD", &library)
+        .variable("CLOCK_SHIFT", &shift);
+    let builder = lines
+        .iter()
+        .map(String::as_str)
+        .chain(conf.iter().copied())
+        .fold(builder, |builder, line| builder.conf(line));
+    let cluster = builder.start();
+    cluster.exec(DB, "create extension outbox");
+    wait_connected(&cluster);
+    (cluster, clock)
+}
+
+/// Leases last for so long that nothing else renews them within the patience of a test.
+#[test]
+fn a_clock_that_is_set_an_hour_forward_and_back_stalls_no_delivery() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let conf = [
+        "outbox.lease_ttl = '20min'",
+        "outbox.lease_renew = '10min'",
+        "outbox.express = off",
+    ];
+    let (cluster, clock) = cluster_with_clock(broker, &exchange, &conf);
+    let consumer = Consumer::new(broker, &queue);
+    let now = "select extract(epoch from clock_timestamp())::bigint";
+    let began: i64 = cluster.query_one(DB, now);
+    for (n, shift) in [(1, 0), (2, 3600), (3, 0), (4, 7200), (5, -3600), (6, 0)] {
+        clock.set(shift);
+        let shown = cluster.query_one::<i64>(DB, now) - began;
+        assert!(
+            (shift..shift + 1800).contains(&shown),
+            "the clock shows {shown} s, not {shift}"
+        );
+        publish(&cluster, DB, n);
+        assert_eq!(payload(&consumer), n, "with the clock {shift} s off");
+        wait_published(&cluster, n as usize);
+    }
+}
