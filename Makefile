@@ -28,7 +28,7 @@ datarootdir ?= $(PREFIX)/share
 mandir      ?= $(datarootdir)/man
 CTL          = target/release/outboxctl
 
-.PHONY: help demo test bench build install install-ctl sql lint fmt clean tools ctl-tools servers test-tools private
+.PHONY: help demo test chaos bench build install install-ctl sql lint fmt clean tools ctl-tools servers test-tools private
 
 help: ## this text
 	@echo "outbox $(VERSION): a transactional outbox for Postgres with its relay inside the server"
@@ -46,6 +46,10 @@ test: test-tools private ## every test, on private servers under target/
 	$(CARGO) test --locked -p outbox-core -p outbox-bench -p outboxctl
 	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-transport
 	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-tests -- --test-threads=2
+
+chaos: test-tools private ## tests by chance, for longer than `make test` runs them: OUTBOX_DIRECT_ROUNDS (10000), OUTBOX_DIRECT_SEED
+	OUTBOX_DIRECT_ROUNDS=$${OUTBOX_DIRECT_ROUNDS:-10000} \
+	  $(RUN) $(CARGO) test --locked -p outbox-tests --test differential -- --nocapture
 
 bench: private ## measure speed beside what it is compared with; ROWS=drain,latency picks rows, FLAGS="--pairs 2" sizes
 	$(CARGO) build --locked --release -p outbox-bench

@@ -85,18 +85,135 @@ fn the_usual_publish_runs_no_statement_and_another_does() {
             "select outbox_attach('outbox_events', $$ type = 'X' $$)",
             "select outbox_detach('outbox_events')",
         ),
-        ("alter table outbox_events add column tenant text default 'x'", ""),
+        (
+            "alter table outbox_events add column tenant text default 'x'",
+            "alter table outbox_events drop column tenant",
+        ),
+        (
+            "alter table outbox add column tenant text",
+            "alter table outbox drop column tenant",
+        ),
+        (
+            "alter table outbox_events alter aggregate_id set not null",
+            "alter table outbox_events alter aggregate_id drop not null",
+        ),
+        (
+            "alter table outbox alter key set not null",
+            "alter table outbox alter key drop not null",
+        ),
+        (
+            "alter table outbox_events rename actor to a; alter table outbox_events rename correlation_id to actor;
+             alter table outbox_events rename a to correlation_id",
+            "alter table outbox_events rename actor to a; alter table outbox_events rename correlation_id to actor;
+             alter table outbox_events rename a to correlation_id",
+        ),
+        // As ALTER TYPE does where no view stands on the column.
+        (
+            "update pg_attribute set atttypmod = 0 where attrelid = 'outbox_events'::regclass and attname = 'created_at'",
+            "update pg_attribute set atttypmod = -1 where attrelid = 'outbox_events'::regclass and attname = 'created_at'",
+        ),
+        (
+            "create rule r as on insert to outbox_events do also notify n",
+            "drop rule r on outbox_events",
+        ),
     ] {
         cluster.exec(DB, change);
-        assert_eq!(statements_of_publish(&mut client, &heard).len(), 2, "{change}");
-        if !undo.is_empty() {
-            cluster.exec(DB, undo);
-            assert_eq!(
-                statements_of_publish(&mut client, &heard),
-                Vec::<String>::new(),
-                "{undo}"
-            );
-        }
+        let statements = statements_of_publish(&mut client, &heard);
+        assert_eq!(statements.len(), 2, "{change}: {statements:?}");
+        cluster.exec(DB, undo);
+        let statements = statements_of_publish(&mut client, &heard);
+        assert_eq!(statements, Vec::<String>::new(), "{undo}");
+    }
+    // Nor are rights to the sequence of an identity column, as with a statement.
+    cluster.exec(DB, "revoke all on sequence outbox_events_seq_seq from outbox_worker");
+    assert_eq!(statements_of_publish(&mut client, &heard), Vec::<String>::new());
+}
+
+/// What somebody has added or taken away refuses every publish, in sessions that have published before, in the words of a
+/// statement.
+#[test]
+fn what_refuses_a_statement_refuses_every_publish_and_says_which_constraint() {
+    let cluster = cluster();
+    let mut client = cluster.connect(DB);
+    publish(&mut client);
+    let without_aggregate = "select outbox_publish('T', '{}')";
+    let set_not_null = "alter table outbox_events alter aggregate_id set not null";
+    let (not_null, check, unique) = (
+        SqlState::NOT_NULL_VIOLATION,
+        SqlState::CHECK_VIOLATION,
+        SqlState::UNIQUE_VIOLATION,
+    );
+    for (change, sql, code, named) in [
+        (
+            set_not_null,
+            without_aggregate,
+            &not_null,
+            "public.outbox_events aggregate_id",
+        ),
+        (
+            "alter table outbox alter key set not null",
+            without_aggregate,
+            &not_null,
+            "public.outbox key",
+        ),
+        (
+            "alter table outbox_events add constraint no_t check (type <> 'T')",
+            PUBLISH,
+            &check,
+            "public.outbox_events no_t",
+        ),
+        (
+            "create unique index one_type on outbox_events (type)",
+            PUBLISH,
+            &unique,
+            "public.outbox_events one_type",
+        ),
+        (
+            "create unique index one_key on outbox (key)",
+            PUBLISH,
+            &unique,
+            "public.outbox one_key",
+        ),
+    ] {
+        let mut one = client.transaction().expect("begin");
+        one.batch_execute("delete from outbox; delete from outbox_events")
+            .expect("a fresh start");
+        one.batch_execute(change).expect(change);
+        one.batch_execute("savepoint s").expect("savepoint");
+        let first = one.batch_execute(sql);
+        let refused = match first {
+            Err(refused) => refused,
+            Ok(()) => one.batch_execute(sql).expect_err(change),
+        };
+        let refused = refused.as_db_error().expect("an error of the server").clone();
+        assert_eq!(refused.code(), code, "{change}: {refused:?}");
+        let what = refused.constraint().or(refused.column()).unwrap_or_default();
+        let schema_and_table = (
+            refused.schema().unwrap_or_default(),
+            refused.table().unwrap_or_default(),
+        );
+        assert_eq!(
+            format!("{}.{} {what}", schema_and_table.0, schema_and_table.1),
+            named,
+            "{change}"
+        );
+        one.rollback().expect("rollback");
+    }
+    for right in [
+        "insert on outbox_events",
+        "insert on outbox",
+        "select on outbox_events",
+        "select on outbox_settings",
+    ] {
+        cluster.exec(DB, &format!("revoke {right} from outbox_worker"));
+        let refused = client.batch_execute(PUBLISH).expect_err(right);
+        assert_eq!(
+            refused.code(),
+            Some(&SqlState::INSUFFICIENT_PRIVILEGE),
+            "{right}: {refused}"
+        );
+        cluster.exec(DB, &format!("grant {right} to outbox_worker"));
+        publish(&mut client);
     }
 }
 

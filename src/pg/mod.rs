@@ -9,6 +9,7 @@ pub mod catalog;
 pub mod foreign;
 pub mod guc;
 pub mod latch;
+mod names;
 pub mod security;
 pub mod seen;
 pub mod shmem;

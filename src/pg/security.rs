@@ -2,6 +2,7 @@
 //! what the caller may; then they switch to the owner of the tables by themselves, who is not the owner of the functions.
 
 use super::foreign;
+use super::names;
 use pgrx::pg_sys;
 
 /// Runs `body` as `role`, which may not change roles or leave anything behind in the session: for code of other people.
@@ -28,7 +29,7 @@ fn switch<T>(role: u32, more: u32, body: impl FnOnce() -> T) -> T {
         pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
         let added = (pg_sys::SECURITY_LOCAL_USERID_CHANGE | more) as i32;
         pg_sys::SetUserIdAndSecContext(role.into(), context | added);
-        let value = body();
+        let value = names::kept(body);
         pg_sys::SetUserIdAndSecContext(user, context);
         value
     }

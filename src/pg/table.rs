@@ -1,7 +1,8 @@
 //! Rows written and read without a statement, for tables whose every column and constraint the caller knows. An executor
 //! is started and ended for each statement, and reads all constraints and defaults of the table from text: for one row
-//! that costs more than the row. What the executor would do for strangers (triggers, rules, policies, constraints and
-//! defaults that somebody has added) is not done here: [`Table::is`] says whether there is anything of the kind.
+//! that costs more than the row. What the executor would do for strangers (rights, triggers, rules, policies, constraints and
+//! defaults that somebody has added) is not done here: [`Table::is`] says whether there is anything of the kind, and
+//! what is not provably plain goes by the statement.
 
 use crate::pg::args::Jsonb;
 use crate::pg::tid::Tid;
@@ -13,10 +14,82 @@ use std::ffi::CStr;
 
 /// What a table must look like.
 pub struct Layout {
-    /// In their order: the type, and what a row gets that says nothing of it.
-    pub columns: &'static [(Kind, Option<&'static str>)],
+    /// In their order. Columns that were dropped are left out.
+    pub columns: &'static [Column],
     /// Conditions that its rows meet, sorted.
     pub checks: &'static [&'static str],
+}
+
+pub struct Column {
+    name: &'static CStr,
+    kind: Kind,
+    not_null: bool,
+    filled: Filled,
+}
+
+/// What a row gets that says nothing of a column.
+#[derive(Clone, Copy, PartialEq)]
+enum Filled {
+    Null,
+    Default(&'static str),
+    Generated(&'static str),
+    Identity,
+}
+
+impl Column {
+    pub const fn of(name: &'static CStr, kind: Kind) -> Self {
+        Self {
+            name,
+            kind,
+            not_null: false,
+            filled: Filled::Null,
+        }
+    }
+
+    pub const fn not_null(self) -> Self {
+        Self { not_null: true, ..self }
+    }
+
+    pub const fn default(self, text: &'static str) -> Self {
+        let filled = Filled::Default(text);
+        Self { filled, ..self }
+    }
+
+    pub const fn generated(self, text: &'static str) -> Self {
+        let filled = Filled::Generated(text);
+        Self { filled, ..self }
+    }
+
+    pub const fn identity(self) -> Self {
+        let filled = Filled::Identity;
+        Self { filled, ..self }
+    }
+
+    /// # Safety
+    /// A column of an open table.
+    unsafe fn is(&self, attribute: &pg_sys::FormData_pg_attribute) -> bool {
+        // SAFETY: a name ends with NUL.
+        let name = unsafe { CStr::from_ptr(attribute.attname.data.as_ptr()) };
+        let generated = if matches!(self.filled, Filled::Generated(_)) {
+            b's'
+        } else {
+            0
+        };
+        let identity = if self.filled == Filled::Identity { b'd' } else { 0 };
+        name == self.name
+            && attribute.atttypid == self.kind.oid()
+            && attribute.atttypmod == -1
+            && attribute.attnotnull == self.not_null
+            && attribute.attgenerated as u8 == generated
+            && attribute.attidentity as u8 == identity
+    }
+
+    fn expression(&self) -> Option<&'static str> {
+        match self.filled {
+            Filled::Default(text) | Filled::Generated(text) => Some(text),
+            Filled::Null | Filled::Identity => None,
+        }
+    }
 }
 
 /// An open table. Locked for writing until the transaction ends. It has no Drop: an ERROR may come while core has another
@@ -24,6 +97,8 @@ pub struct Layout {
 pub struct Table(pg_sys::Relation);
 
 struct Known {
+    /// The number of each column of the layout. What was dropped lies between them.
+    numbers: Vec<i16>,
     /// Column and OID, of those that find a row by one column.
     unique: Vec<(i16, u32)>,
     /// The sequence of the first column; 0 if it is no identity column.
@@ -109,16 +184,27 @@ impl Table {
         if let Some(known) = KNOWN.with_borrow(|known| known.get(&oid).map(Option::is_some)) {
             return known;
         }
-        let is = self.has_columns(layout.columns) && self.has_checks(layout.checks) && self.is_left_alone();
-        let unique = is.then(|| self.simple_indexes()).flatten();
-        let is = unique.is_some();
-        let known = unique.map(|unique| Known {
+        let is = self.has_checks(layout.checks) && self.is_left_alone();
+        let numbers = is.then(|| self.numbers(layout.columns)).flatten();
+        let known = numbers.zip(self.simple_indexes()).map(|(numbers, unique)| Known {
+            // SAFETY: the relation is open; its first column is one of its own.
+            sequence: unsafe { pg_sys::getIdentitySequence(oid.into(), numbers[0], true).to_u32() },
+            numbers,
             unique,
-            // SAFETY: the relation is open.
-            sequence: unsafe { pg_sys::getIdentitySequence(oid.into(), 1, true).to_u32() },
         });
+        let is = known.is_some();
         KNOWN.with_borrow_mut(|all| all.insert(oid, known));
         is
+    }
+
+    /// Whether the current role may write rows and read what it has written. Asked at each call: roles change without a word.
+    pub fn may_be_written(&self) -> bool {
+        // SAFETY: inside a transaction; the hook is a static of the server.
+        unsafe {
+            // With a hook somebody else wants to hear of each table that a statement uses: to refuse it, or for a log.
+            let hook = pg_sys::ExecutorCheckPerms_hook;
+            hook.is_none() && may(self.0, pg_sys::ACL_INSERT | pg_sys::ACL_SELECT)
+        }
     }
 
     /// An ordinary table at whose INSERT nobody else's code runs.
@@ -172,28 +258,29 @@ impl Table {
         }
     }
 
-    fn has_columns(&self, columns: &[(Kind, Option<&str>)]) -> bool {
+    /// Where the columns are. None: there is another one, or one of them is not as it should be.
+    fn numbers(&self, columns: &[Column]) -> Option<Vec<i16>> {
         // SAFETY: the relation is open; the descriptor has as many columns and defaults as it says.
         unsafe {
             let descriptor = &*(*self.0).rd_att;
-            if descriptor.natts as usize != columns.len() {
-                return false;
-            }
-            let attributes = descriptor.attrs.as_slice(columns.len());
-            let is_like = |(attribute, (kind, _)): (&pg_sys::FormData_pg_attribute, &(Kind, _))| {
-                !attribute.attisdropped && attribute.atttypid == kind.oid()
-            };
-            if !attributes.iter().zip(columns).all(is_like) {
-                return false;
+            let attributes = descriptor.attrs.as_slice(descriptor.natts as usize);
+            let live: Vec<_> = attributes.iter().filter(|attribute| !attribute.attisdropped).collect();
+            let pairs = || columns.iter().zip(&live);
+            if live.len() != columns.len() || !pairs().all(|(column, attribute)| column.is(attribute)) {
+                return None;
             }
             let constraints = descriptor.constr.as_ref();
             let defaults = constraints.map_or(&[][..], |all| slice(all.defval, all.num_defval.into()));
-            let as_expected = |default: &pg_sys::AttrDefault| {
-                let column = columns.get((default.adnum as usize).wrapping_sub(1));
-                column.is_some_and(|(_, expected)| *expected == Some(&*self.in_words(default.adbin)))
+            let expression_of = |number: i16| {
+                let default = defaults.iter().find(|default| default.adnum == number);
+                default.map(|default| self.in_words(default.adbin))
             };
-            let expected = columns.iter().filter(|(_, default)| default.is_some());
-            defaults.len() == expected.count() && defaults.iter().all(as_expected)
+            let as_expected = |(column, attribute): (&Column, &&pg_sys::FormData_pg_attribute)| {
+                expression_of(attribute.attnum).as_deref() == column.expression()
+            };
+            pairs()
+                .all(as_expected)
+                .then(|| live.iter().map(|attribute| attribute.attnum).collect())
         }
     }
 
@@ -227,12 +314,20 @@ impl Table {
     /// Writes a row, with its index entries. Only into a table that [`is`](Self::is) as the caller thinks; the caller
     /// has made sure that the row meets its conditions. Later commands of the transaction see it.
     pub fn insert<const N: usize>(&self, row: [Value; N]) -> Tid {
-        let mut nulls = row.map(|value| matches!(value, Value::Null));
-        let mut values = row.map(Value::datum);
         // SAFETY: as many values as columns, of their types: see `is`. The function is core's for its own catalogs; of
         // what it leaves out compared with the executor there is nothing in this table.
         unsafe {
-            debug_assert_eq!((*(*self.0).rd_att).natts as usize, N);
+            let columns = (*(*self.0).rd_att).natts as usize;
+            let (mut values, mut nulls) = (vec![pg_sys::Datum::null(); columns], vec![true; columns]);
+            self.known(|known| {
+                debug_assert_eq!(known.numbers.len(), N);
+                for (number, value) in known.numbers.iter().zip(row) {
+                    let index = *number as usize - 1;
+                    nulls[index] = matches!(value, Value::Null);
+                    values[index] = value.datum();
+                }
+                Some(())
+            });
             let tuple = pg_sys::heap_form_tuple((*self.0).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
             pg_sys::CatalogTupleInsert(self.0, tuple);
             let place = Tid::of((*tuple).t_self);
@@ -242,26 +337,26 @@ impl Table {
         }
     }
 
-    /// The next value of the first column; None: nothing numbers it.
+    /// The next value of the first column; None: nothing numbers it. As with a statement, who may write the table needs no
+    /// right to the sequence of its identity column.
     pub fn next_value(&self) -> Option<i64> {
         let sequence = self.known(|known| (known.sequence != 0).then_some(known.sequence))?;
-        // SAFETY: inside a transaction; raises if this role has no right to it.
-        unsafe {
-            let (function, sequence) = (pg_sys::Oid::from(pg_sys::F_NEXTVAL), pg_sys::Oid::from(sequence));
-            Some(pg_sys::OidFunctionCall1Coll(function, pg_sys::InvalidOid, sequence.into()).value() as i64)
-        }
+        // SAFETY: inside a transaction; nothing here has a destructor when it raises.
+        Some(unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| nextval_internal(sequence.into(), false)) })
     }
 
     fn known<T>(&self, read: impl FnOnce(&Known) -> Option<T>) -> Option<T> {
         KNOWN.with_borrow(|known| read(known.get(&self.oid())?.as_ref()?))
     }
 
-    /// Whether a new statement of this transaction would see a row with this id, in a column that has an index.
-    pub fn has(&self, column: i16, id: Uuid) -> bool {
-        let index = self.known(|known| {
+    /// Whether a new statement of this transaction would see a row with this id, in the column of the layout with this index.
+    pub fn has(&self, column: usize, id: Uuid) -> bool {
+        let found = self.known(|known| {
+            let column = *known.numbers.get(column)?;
             let mut of_column = known.unique.iter().filter(|(of, _)| *of == column);
-            of_column.next().map(|(_, index)| *index)
+            Some((column, of_column.next().map(|(_, index)| *index)))
         });
+        let Some((column, index)) = found else { return false };
         let (mut key, equal) = (pg_sys::ScanKeyData::default(), pg_sys::Oid::from(pg_sys::F_UUID_EQ));
         // SAFETY: the function compares what is in the column, and the index, if there is one, is of this table.
         unsafe {
@@ -325,11 +420,40 @@ impl Row<'_> {
     }
 }
 
-/// Reads the one row of a table, as a new statement of this transaction sees it. None: there is none.
+// From commands/sequence.h, which the bindings leave out.
+unsafe extern "C-unwind" {
+    fn nextval_internal(sequence: pg_sys::Oid, check_permissions: bool) -> i64;
+}
+
+/// Whether the current role has all these rights to a table and may use its schema.
+///
+/// # Safety
+/// The relation is open.
+unsafe fn may(relation: pg_sys::Relation, rights: u32) -> bool {
+    // SAFETY: as promised by the caller; look-ups in the server's caches.
+    unsafe {
+        let (role, schema) = (pg_sys::GetUserId(), (*(*relation).rd_rel).relnamespace);
+        let rights = rights as pg_sys::AclMode;
+        let has = pg_sys::pg_class_aclmask((*relation).rd_id, role, rights, pg_sys::AclMaskHow::ACLMASK_ALL);
+        let usage = pg_sys::ACL_USAGE as pg_sys::AclMode;
+        #[cfg(feature = "pg15")]
+        let may_use = pg_sys::pg_namespace_aclcheck(schema, role, usage);
+        #[cfg(not(feature = "pg15"))]
+        let may_use = pg_sys::object_aclcheck(pg_sys::NamespaceRelationId, schema, role, usage);
+        has == rights && may_use == pg_sys::AclResult::ACLCHECK_OK
+    }
+}
+
+/// Reads the one row of a table, as a new statement of this transaction sees it. None: there is none, or a statement would
+/// not see it for want of rights or by a policy.
 pub fn only_row<T>(table: u32, read: impl FnOnce(Row) -> T) -> Option<T> {
     // SAFETY: inside a transaction, on the main thread; the tuple is read while the scan holds it.
     unsafe {
         let relation = pg_sys::table_open(table.into(), pg_sys::AccessShareLock as i32);
+        if (*(*relation).rd_rel).relrowsecurity || !may(relation, pg_sys::ACL_SELECT) {
+            pg_sys::table_close(relation, pg_sys::NoLock as i32);
+            return None;
+        }
         let descriptor = (*relation).rd_att;
         let row = first_row(relation, 0, &mut [], |tuple| {
             let columns = (*descriptor).natts as usize;

@@ -7,7 +7,7 @@ use super::express::{Inserted, Stored};
 use super::since_1970;
 use crate::error::UserError;
 use crate::pg::args::Jsonb;
-use crate::pg::table::{self, Kind, Layout, Row, Table, Value};
+use crate::pg::table::{self, Column, Kind, Layout, Row, Table, Value};
 use crate::shmem::Class;
 use crate::{registry, wake};
 use outbox_core::envelope::SHORT_STRING_MAX;
@@ -18,25 +18,22 @@ use outbox_core::partition::{Partition, crc32};
 /// As sql/src/10_tables.sql makes them.
 const EVENTS: Layout = Layout {
     columns: &[
-        (Kind::Int8, None),
-        (Kind::Uuid, None),
-        (Kind::Text, None),
-        (Kind::Text, None),
-        (Kind::Text, None),
-        (Kind::Text, None),
-        (Kind::Jsonb, None),
-        (Kind::Jsonb, None),
-        (Kind::Jsonb, None),
-        (Kind::Jsonb, None),
-        (Kind::Text, None),
-        (Kind::Text, None),
-        (Kind::Time, Some("now()")),
-        (
-            Kind::Int4,
-            Some(
-                "(((octet_length((payload)::text) + COALESCE(octet_length((previous_payload)::text), 0)) + \
-                 COALESCE(octet_length((metadata)::text), 0)) + COALESCE(octet_length((headers)::text), 0))",
-            ),
+        Column::of(c"seq", Kind::Int8).not_null().identity(),
+        Column::of(c"id", Kind::Uuid).not_null(),
+        Column::of(c"type", Kind::Text).not_null(),
+        Column::of(c"aggregate_type", Kind::Text),
+        Column::of(c"aggregate_id", Kind::Text),
+        Column::of(c"operation", Kind::Text),
+        Column::of(c"payload", Kind::Jsonb).not_null(),
+        Column::of(c"previous_payload", Kind::Jsonb),
+        Column::of(c"metadata", Kind::Jsonb),
+        Column::of(c"headers", Kind::Jsonb),
+        Column::of(c"actor", Kind::Text),
+        Column::of(c"correlation_id", Kind::Text),
+        Column::of(c"created_at", Kind::Time).not_null().default("now()"),
+        Column::of(c"body_bytes", Kind::Int4).not_null().generated(
+            "(((octet_length((payload)::text) + COALESCE(octet_length((previous_payload)::text), 0)) + \
+             COALESCE(octet_length((metadata)::text), 0)) + COALESCE(octet_length((headers)::text), 0))",
         ),
     ],
     checks: &[
@@ -51,22 +48,25 @@ const EVENTS: Layout = Layout {
 };
 const OUTBOX: Layout = Layout {
     columns: &[
-        (Kind::Int8, None),
-        (Kind::Time, Some("now()")),
-        (Kind::Int8, None),
-        (Kind::Time, None),
-        (Kind::Int4, Some("0")),
-        (Kind::Int2, None),
-        (Kind::Int2, Some("0")),
-        (Kind::Bool, Some("false")),
-        (Kind::Text, Some("'default'::text")),
-        (Kind::Text, None),
-        (Kind::Text, None),
-        (Kind::Time, None),
+        Column::of(c"seq", Kind::Int8).not_null(),
+        Column::of(c"enqueued_at", Kind::Time).not_null().default("now()"),
+        Column::of(c"claim_token", Kind::Int8),
+        Column::of(c"claim_until", Kind::Time),
+        Column::of(c"attempts", Kind::Int4).not_null().default("0"),
+        Column::of(c"partition", Kind::Int2).not_null(),
+        Column::of(c"crashes", Kind::Int2).not_null().default("0"),
+        Column::of(c"replayed", Kind::Bool).not_null().default("false"),
+        Column::of(c"destination", Kind::Text)
+            .not_null()
+            .default("'default'::text"),
+        Column::of(c"key", Kind::Text),
+        Column::of(c"last_error", Kind::Text),
+        Column::of(c"expires_at", Kind::Time),
     ],
     checks: &["(octet_length(key) <= 255)"],
 };
-const ID: i16 = 2;
+/// The column `id` of [`EVENTS`].
+const ID: usize = 1;
 /// A larger event is not copied for express: see `express::EVENT`.
 const SMALL_BYTES: usize = 4000;
 
@@ -93,7 +93,7 @@ fn publish_into(
     request: &Publish,
     by_express: bool,
 ) -> Result<Option<i64>, UserError> {
-    if !events.is(&EVENTS) || !outbox.is(&OUTBOX) {
+    if !events.is(&EVENTS) || !outbox.is(&OUTBOX) || !events.may_be_written() || !outbox.may_be_written() {
         return Ok(None);
     }
     let texts = Texts {

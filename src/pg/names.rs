@@ -1,0 +1,92 @@
+//! Which table, column or constraint an error of the server is about. pgrx carries an ERROR through Rust as a panic, and
+//! leaves these names behind; here they are kept beside it, and put back when it is reported to the caller.
+
+use pgrx::pg_sys;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int};
+
+/// As postgres_ext.h numbers them: schema, table, column, type, constraint.
+const FIELDS: [u8; 5] = [b's', b't', b'c', b'd', b'n'];
+
+struct Kept {
+    code: c_int,
+    message: CString,
+    names: [Option<CString>; 5],
+}
+
+thread_local! {
+    static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
+}
+
+/// Runs `body`. The violation of a constraint that it raises still says which one when it leaves this function of ours.
+pub fn kept<T>(body: impl FnOnce() -> T) -> T {
+    // SAFETY: main thread. The struct lies in the memory of the call, which outlives its error; whoever catches that sets
+    // error_context_stack back, as does the code below if there is none.
+    unsafe {
+        let callback: *mut pg_sys::ErrorContextCallback =
+            pg_sys::palloc(size_of::<pg_sys::ErrorContextCallback>()).cast();
+        callback.write(pg_sys::ErrorContextCallback {
+            previous: pg_sys::error_context_stack,
+            callback: Some(raised),
+            arg: std::ptr::null_mut(),
+        });
+        pg_sys::error_context_stack = callback;
+        let value = body();
+        pg_sys::error_context_stack = (*callback).previous;
+        pg_sys::pfree(callback.cast());
+        value
+    }
+}
+
+/// Called by core for each message that it is about to raise or report: first where it arises, with its names; then where
+/// pgrx reports it again, without.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn raised(_argument: *mut std::ffi::c_void) {
+    const CATEGORY: c_int = 0xfff; // the first two characters of a SQLSTATE, six bits each
+    const INTEGRITY_CONSTRAINT_VIOLATION: c_int = 2 | 3 << 6;
+    // SAFETY: there is an error, for core calls this for one; its copy is freed.
+    unsafe {
+        let code = pg_sys::geterrcode();
+        if code & CATEGORY != INTEGRITY_CONSTRAINT_VIOLATION {
+            return;
+        }
+        let before = pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext);
+        let data = pg_sys::CopyErrorData();
+        if (*data).elevel == pg_sys::PGERROR as c_int {
+            let of = &*data;
+            let names = [
+                of.schema_name,
+                of.table_name,
+                of.column_name,
+                of.datatype_name,
+                of.constraint_name,
+            ];
+            keep_or_put_back(code, text(of.message).unwrap_or_default(), names.map(|name| text(name)));
+        }
+        pg_sys::FreeErrorData(data);
+        pg_sys::MemoryContextSwitchTo(before);
+    }
+}
+
+fn keep_or_put_back(code: c_int, message: CString, names: [Option<CString>; 5]) {
+    if names.iter().any(Option::is_some) {
+        KEPT.set(Some(Kept { code, message, names }));
+        return;
+    }
+    let Some(kept) = KEPT.take().filter(|kept| kept.code == code && kept.message == message) else {
+        return;
+    };
+    for (field, name) in FIELDS.iter().zip(&kept.names) {
+        if let Some(name) = name {
+            // SAFETY: inside the report of an error; the name is copied.
+            unsafe { pg_sys::err_generic_string(c_int::from(*field), name.as_ptr()) };
+        }
+    }
+}
+
+/// # Safety
+/// A C string, or null.
+unsafe fn text(text: *const c_char) -> Option<CString> {
+    // SAFETY: as promised by the caller.
+    unsafe { (!text.is_null()).then(|| CStr::from_ptr(text).to_owned()) }
+}

@@ -1,0 +1,307 @@
+//! Whether the usual publish writes the row that the statements write, or is refused as they are: random changes of the two
+//! tables × random events. OUTBOX_DIRECT_ROUNDS says how many, OUTBOX_DIRECT_SEED plays a run again. On a real Postgres.
+
+mod common;
+
+use common::{DB, unconnected_cluster};
+use postgres::{Client, NoTls, Transaction};
+use serde_json::Value;
+use std::sync::mpsc;
+use std::time::UNIX_EPOCH;
+
+/// Changes that a transaction makes and undoes. Some of them refuse some events, or do not work after others.
+const CHANGES: &[&str] = &[
+    "alter table {t} add column extra text default 'x'",
+    "alter table {t} add column extra float8 default random(); update {t} set extra = 1; alter table {t} drop column extra",
+    "alter table {t} add column extra int not null default 7",
+    "alter table {t} add column extra text; alter table {t} drop column extra",
+    "alter table {t} add column extra text not null",
+    "alter table outbox_events alter aggregate_id set not null",
+    "alter table outbox_events alter actor set not null",
+    "alter table outbox_events alter metadata set not null",
+    "alter table outbox_events alter id drop not null",
+    "alter table outbox alter key set not null",
+    "alter table outbox alter expires_at set not null",
+    "alter table outbox_events alter actor set default 'somebody'",
+    "alter table outbox_events alter created_at set default '2001-01-01Z'",
+    "alter table outbox_events alter created_at drop default",
+    "alter table outbox alter attempts set default 3",
+    "alter table outbox alter last_error set default 'none yet'",
+    "alter table outbox alter destination set default 'elsewhere'",
+    "alter table outbox_events add constraint c check (aggregate_id <> 'b') not valid",
+    "alter table outbox_events add constraint c check (body_bytes < 100) not valid",
+    "alter table outbox add constraint c check (key is not null) not valid",
+    "alter table outbox add constraint c check (partition < 8) not valid",
+    "alter table outbox_events drop constraint outbox_events_type_check",
+    "alter table outbox_events alter body_bytes drop expression; alter table outbox_events alter body_bytes set default 5",
+    "alter table outbox_events enable row level security",
+    "alter table outbox_events enable row level security; alter table outbox_events force row level security",
+    "alter table outbox enable row level security; alter table outbox force row level security;
+     create policy p on outbox using (true) with check (key is null)",
+    "alter table outbox_settings enable row level security; alter table outbox_settings force row level security",
+    "create rule r as on insert to outbox do also notify n",
+    "create rule r as on insert to outbox_events do instead nothing",
+    "create trigger g before insert on {t} for each row execute function stamp()",
+    "create trigger g before insert on {t} for each row execute function nothing()",
+    "create trigger g after insert on {t} for each row execute function nothing()",
+    "create trigger g after insert on {t} for each statement execute function nothing()",
+    "create trigger g before insert on {t} for each row execute function stamp(); alter table {t} disable trigger g",
+    "create unique index u on outbox_events (aggregate_id)",
+    "create unique index u on outbox (key)",
+    "create unique index u on outbox (key) where attempts = 0",
+    "create index u on outbox_events ((payload ->> 'a'))",
+    "create index u on outbox_events (octet_length(actor)) where type = 'T'",
+    "alter table outbox_events add constraint u exclude using btree (type with =)",
+    "alter table outbox_events add constraint u unique (type) deferrable initially immediate",
+    "revoke insert on {t} from outbox_worker",
+    "revoke select on {t} from outbox_worker",
+    "revoke insert (type) on outbox_events from outbox_worker",
+    "revoke insert on outbox_events from outbox_worker; grant insert (id, type, aggregate_type, aggregate_id, operation,
+     payload, previous_payload, metadata, headers, actor, correlation_id) on outbox_events to outbox_worker",
+    "revoke select on outbox_settings from outbox_worker",
+    "revoke all on sequence outbox_events_seq_seq from outbox_worker",
+    "revoke all on schema public from public",
+    "create table child () inherits (outbox_events)",
+    "alter table {t} set unlogged",
+    "alter table {t} replica identity nothing",
+    "alter table {t} replica identity full",
+    "create publication p for table outbox_events, outbox",
+    "alter table outbox_events rename actor to a; alter table outbox_events rename correlation_id to actor;
+     alter table outbox_events rename a to correlation_id",
+    "alter table outbox_events alter seq drop identity",
+    "alter table outbox_events alter seq set generated always",
+    "alter table outbox_events alter payload set compression pglz; alter table outbox_events alter payload set storage external",
+    "alter table {t} set (fillfactor = 20)",
+    "cluster outbox_events using outbox_events_pkey",
+    "insert into outbox_settings (partition_count, leasing) values (5, true)",
+    "delete from outbox_settings",
+];
+
+/// So that the next publish goes by statements, and is what it would be without.
+const BY_STATEMENT: &str =
+    "create trigger z_by_statement before insert on outbox_events for each statement execute function nothing();
+     create trigger z_by_statement before insert on outbox for each statement execute function nothing()";
+
+const SETUP: &str = "
+    create function nothing() returns trigger language plpgsql as $$ begin return new; end $$;
+    create function stamp() returns trigger language plpgsql as $$ begin
+      return jsonb_populate_record(new, case tg_table_name when 'outbox' then '{\"last_error\": \"stamped\"}'
+                                        else '{\"operation\": \"stamped\"}' end::jsonb); end $$;
+    create extension amcheck";
+
+struct Random(u64);
+
+impl Random {
+    fn new() -> Self {
+        let given = std::env::var("OUTBOX_DIRECT_SEED").ok();
+        let seed = match given {
+            Some(seed) => seed.parse().expect("OUTBOX_DIRECT_SEED is a number"),
+            None => UNIX_EPOCH.elapsed().expect("a time").as_micros() as u64,
+        };
+        println!("OUTBOX_DIRECT_SEED={seed}");
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// xorshift64.
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as usize % n
+    }
+
+    fn one<'a>(&mut self, of: &[&'a str]) -> &'a str {
+        of[self.below(of.len())]
+    }
+
+    /// Seldom one of those that are refused.
+    fn mostly<'a>(&mut self, good: &[&'a str], bad: &[&'a str]) -> &'a str {
+        match self.below(30) {
+            0 => self.one(bad),
+            _ => self.one(good),
+        }
+    }
+
+    fn publish(&mut self) -> String {
+        let kind = self.mostly(
+            &["'T'", "'Other'", "repeat('t', 255)"],
+            &["''", "null", "repeat('t', 256)"],
+        );
+        let json = [
+            "'null'",
+            "'{}'",
+            "'{\"a\": 1, \"b\": [1.50, null, \"ä\"]}'",
+            "'[]'",
+            "to_jsonb(repeat('xy', 3000))",
+            "to_jsonb(repeat(md5('a'), 400))",
+        ];
+        let mut text = || {
+            let good = ["null", "'a'", "'b'", "'ä b'", "repeat('k', 100)"];
+            self.mostly(&good, &["repeat('k', 256)", "repeat('ä', 128)"]).to_owned()
+        };
+        let (aggregate_type, aggregate_id, operation) = (text(), text(), text());
+        let (actor, correlation_id) = (text(), text());
+        let payload = self.mostly(&json, &["null"]);
+        let (previous_payload, metadata) = (
+            self.mostly(&json, &["null"]),
+            self.mostly(&["null", json[2]], &["'[]'"]),
+        );
+        let headers = self.mostly(&["null", "'{\"h\": 1}'"], &["'[]'", "'null'"]);
+        let expires_at = self.one(&["null", "null", "'2999-01-01Z'"]);
+        format!(
+            "select outbox_publish({kind}, {payload}, {aggregate_type}, {aggregate_id}, {operation}, {previous_payload},
+               {metadata}, {headers}, {actor}, {correlation_id}, expires_at => {expires_at})"
+        )
+    }
+}
+
+/// A refusal in all that a program can act on, or the rows without their id.
+type Outcome = Result<Vec<Value>, [String; 5]>;
+
+const ROWS: &str = "select to_jsonb(e) - 'id' from outbox_events e where e.seq > $1
+                    union all select to_jsonb(o) from outbox o where o.seq > $1";
+
+/// Of a publish with the seq behind `last`.
+fn outcome(round: &mut Transaction, publish: &str, last: i64) -> Outcome {
+    let set = "select setval(s, $1) from to_regclass('outbox_events_seq_seq') s where s is not null";
+    round.query(set, &[&last]).expect("set the sequence");
+    let mut one = round.savepoint("one").expect("savepoint");
+    let outcome = match one.query_one(publish, &[]) {
+        Ok(_) => {
+            let rows = one.query(ROWS, &[&last]).expect("rows");
+            Ok(rows.iter().map(|row| row.get(0)).collect())
+        }
+        Err(error) => {
+            let error = error.as_db_error().unwrap_or_else(|| panic!("{publish}: {error}"));
+            let or_none = |name: Option<&str>| name.unwrap_or_default().to_owned();
+            Err([
+                format!("{} {}", error.code().code(), error.message()),
+                or_none(error.schema()),
+                or_none(error.table()),
+                or_none(error.column()),
+                or_none(error.constraint()),
+            ])
+        }
+    };
+    one.rollback().expect("rollback");
+    outcome
+}
+
+fn rounds() -> usize {
+    let given = std::env::var("OUTBOX_DIRECT_ROUNDS").ok();
+    given.map_or(150, |rounds| rounds.parse().expect("OUTBOX_DIRECT_ROUNDS is a number"))
+}
+
+fn session(conn: &str, told: mpsc::Sender<String>) -> Client {
+    let mut config: postgres::Config = conn.parse().expect("a connection string");
+    config.notice_callback(move |notice| {
+        let _ = told.send(notice.message().to_owned());
+    });
+    let mut client = config.connect(NoTls).expect("connect");
+    let listen =
+        "load 'auto_explain'; set auto_explain.log_min_duration = 0; set auto_explain.log_nested_statements = on";
+    client.batch_execute(listen).expect("listen");
+    client
+}
+
+#[test]
+fn whatever_was_changed_both_ways_write_the_same_row_or_are_refused_alike() {
+    let conf = ["outbox.enabled = off", "wal_level = logical", "autovacuum = off"];
+    let cluster = unconnected_cluster("amqp://127.0.0.1:1", "nowhere", &conf);
+    cluster.exec(DB, SETUP);
+    cluster.exec(DB, "select pg_create_logical_replication_slot('s', 'test_decoding')");
+    let (told, heard) = mpsc::channel();
+    let mut client = session(&cluster.conn_string(DB), told);
+    let mut random = Random::new();
+    let (mut direct, mut refused, rounds) = (0, 0, rounds());
+    for number in 0..rounds {
+        let mut round = client.transaction().expect("begin");
+        let mut changes = Vec::new();
+        for _ in 0..random.below(3) {
+            let table = random.one(&["outbox", "outbox_events"]);
+            let change = random.one(CHANGES).replace("{t}", table);
+            let mut one = round.savepoint("change").expect("savepoint");
+            if one.batch_execute(&change).is_ok() {
+                one.commit().expect("release");
+                changes.push(change);
+            }
+        }
+        let publish = random.publish();
+        heard.try_iter().for_each(drop);
+        round
+            .batch_execute("set local client_min_messages = log")
+            .expect("listen");
+        let first = outcome(&mut round, &publish, 1_000 * (number as i64 + 1));
+        round
+            .batch_execute("set local client_min_messages = warning")
+            .expect("stop");
+        let inserts = heard
+            .try_iter()
+            .filter(|said| said.to_lowercase().contains("insert into"));
+        direct += usize::from(inserts.count() == 0 && first.is_ok());
+        refused += usize::from(first.is_err());
+        round.batch_execute(BY_STATEMENT).expect("statements");
+        let second = outcome(&mut round, &publish, 1_000 * (number as i64 + 1));
+        assert_eq!(first, second, "round {number}: {changes:?}, then {publish}");
+        round.rollback().expect("rollback");
+    }
+    println!("{rounds} rounds: {direct} without a statement, {refused} refused");
+    assert!(
+        direct > rounds / 10 && refused > rounds / 20,
+        "{direct} without a statement, {refused} refused"
+    );
+    what_is_committed_is_sound(&mut client, &mut random, rounds / 10 + 10);
+}
+
+/// Tables, indexes and the stream of logical decoding, of rows that were written one way and the other in turn.
+fn what_is_committed_is_sound(client: &mut Client, random: &mut Random, count: usize) {
+    let drop = BY_STATEMENT
+        .replace("create", "drop")
+        .replace("before insert", "")
+        .replace("for each statement execute function nothing()", "");
+    client
+        .batch_execute("create index on outbox_events (type)")
+        .expect("an index");
+    let changes = "select data from pg_logical_slot_get_changes('s', null, null) where data like 'table %: INSERT:%'";
+    client.query(changes, &[]).expect("what was before");
+    for _ in 0..count {
+        let publish = random.publish();
+        let mut streams = Vec::new();
+        for by_statement in [false, true] {
+            if by_statement {
+                client.batch_execute(BY_STATEMENT).expect("statements");
+            }
+            let done = client.batch_execute(&format!("begin; set local timezone = 'UTC'; {publish}; commit"));
+            if done.is_err() {
+                client.batch_execute("rollback").expect("rollback");
+            }
+            if by_statement {
+                client.batch_execute(&drop).expect("drop the triggers");
+            }
+            let stream = client.query(changes, &[]).expect("decode");
+            streams.push(stream.iter().map(|row| without_own(row.get(0))).collect::<Vec<_>>());
+        }
+        assert_eq!(streams[0], streams[1], "{publish}");
+    }
+    let check = "select bt_index_check(indexrelid, heapallindexed => true) from pg_index
+                 where indrelid in ('outbox_events'::regclass, 'outbox'::regclass)";
+    assert_eq!(client.query(check, &[]).expect("indexes are sound").len(), 4);
+    let heaps = "select h.msg from unnest(array['outbox_events', 'outbox']) t, verify_heapam(t, check_toast => true) h";
+    assert_eq!(client.query(heaps, &[]).expect("heaps").len(), 0, "tables are sound");
+}
+
+/// A row in the stream, without what is its own: seq, id, times, and the partition of one without a key.
+fn without_own(data: &str) -> String {
+    let own = [
+        "seq[bigint]:",
+        "id[uuid]:",
+        "created_at[",
+        "enqueued_at[",
+        "partition[smallint]:",
+    ];
+    let words = data
+        .split(' ')
+        .filter(|word| !own.iter().any(|own| word.starts_with(own)));
+    let words = words.filter(|word| !(word.ends_with("+00'") && word.contains(':'))); // of a time, behind its date
+    words.collect::<Vec<_>>().join(" ")
+}
