@@ -371,6 +371,12 @@ pub fn installed() {
     places_here().for_each(Place::forget_pending);
 }
 
+/// Whether a destination of this database was counted, and none of its messages waits.
+pub fn has_none(destination: &str) -> bool {
+    let place = table().and_then(|table| table.find(catalog::my_database(), number_of(destination)));
+    place.is_some_and(|place| place.counted.load(SeqCst) == 1 && place.pending.load(SeqCst) <= 0)
+}
+
 /// [in flight, published, failed, dead, released, published in the last 60 s, reset at in µs, percentiles 50, 95, 99 in ms,
 /// pending, how many may be] of a destination of this database; None if nobody counts.
 pub fn of(destination: &str) -> Option<Vec<Option<f64>>> {

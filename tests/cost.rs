@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{DB, exchange_and_queue, unconnected_cluster, wait_connected, wait_true};
+use common::{DB, exchange_and_queue, unconnected_cluster, wait_connected, wait_drained, wait_true};
 use postgres::Client;
 use serde_json::Value;
 use support::{Broker, Cluster, Mode, Proxy};
@@ -162,4 +162,79 @@ fn a_worker_has_at_most_2000_messages_of_a_destination_in_flight_wherever_they_c
     proxy.reset_all();
     let seen = format!("select ({claimed}) <= 2000 and count(*) = 8000 from outbox_history");
     wait_true(&cluster, "all to be published", &seen);
+}
+
+// ---- views ----------------------------------------------------------------------------------------------------------
+
+/// What `outboxctl top`, its page and a dashboard ask for again and again.
+const POLLED: [&str; 5] = [
+    "select * from outbox_status",
+    "select * from outbox_destination_status",
+    "select * from outbox_partition_status",
+    "select * from outbox_worker_status",
+    "select * from outbox_health",
+];
+
+#[test]
+fn the_views_cost_the_same_after_messages_that_a_held_snapshot_keeps() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = unconnected_cluster(&broker.url(), &exchange, &["outbox.workers = 1", "autovacuum = off"]);
+    wait_connected(&cluster);
+    let wait_counted = || wait_true(&cluster, "the workers to have counted", "select outbox_nothing_waits()");
+    wait_counted();
+    let mut client = cluster.connect(DB);
+    let mut costs = || {
+        POLLED.map(|sql| {
+            blocks(&mut client, sql); // what is read once in a session
+            blocks(&mut client, sql)
+        })
+    };
+    let before = costs();
+    let mut holder = cluster.connect(DB);
+    let mut held = holder
+        .build_transaction()
+        .isolation_level(postgres::IsolationLevel::RepeatableRead)
+        .start()
+        .expect("begin");
+    held.query_one("select count(*) from outbox", &[]).expect("a snapshot");
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', 'o', n::text) from generate_series(1, 6000) n",
+    );
+    wait_drained(&cluster);
+    wait_counted();
+    let after = costs();
+    let walk = blocks(&mut cluster.connect(DB), "select * from outbox_first_pending");
+    assert!(walk > 1000, "the snapshot keeps what ended: {walk} blocks");
+    held.rollback().expect("rollback");
+    for ((sql, before), after) in POLLED.iter().zip(before).zip(after) {
+        // The catalogs and the rows of workers are updated meanwhile.
+        assert!(
+            after <= before * 3 / 2 + 40,
+            "{sql}: {before} blocks before, {after} after"
+        );
+    }
+}
+
+#[test]
+fn the_health_looks_at_each_lane_once() {
+    let cluster = quiet_cluster();
+    let mut client = cluster.connect(DB);
+    client
+        .batch_execute("select outbox_enqueue(n, n::text) from generate_series(1, 1000) n")
+        .expect("enqueue");
+    let mut scans = |sql: &str| -> i64 {
+        let of_outbox = "select pg_stat_force_next_flush(), coalesce(idx_scan, 0) from pg_stat_user_tables where relname = 'outbox'";
+        let count = |client: &mut Client| -> i64 {
+            client.query_one(of_outbox, &[]).expect("the statistics"); // the next one sees what was flushed
+            client.query_one(of_outbox, &[]).expect("the statistics").get(1)
+        };
+        let before = count(&mut client);
+        client.query(sql, &[]).expect(sql);
+        count(&mut client) - before
+    };
+    let one = scans("select * from outbox_first_pending");
+    assert_eq!(one, 17, "16 lanes and the end");
+    assert_eq!(scans("select * from outbox_health"), one);
 }

@@ -106,13 +106,26 @@ where not exists (select from @extschema@.outbox_closed_lanes() l
 comment on view @extschema@.outbox_first_that_could_go is
   'Internal: the same without lanes that stand still behind a message that failed.';
 
+create function @extschema@.outbox_nothing_waits()
+returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_nothing_waits_wrapper';
+comment on function @extschema@.outbox_nothing_waits() is
+  'Internal: whether the counters of this database say that no message waits, and were counted.';
+
+-- The look at a lane walks all that a held snapshot keeps of ended messages. Where nothing waits it is not made.
+create view @extschema@.outbox_first_shown as
+select f.*, not exists (select from @extschema@.outbox_closed_lanes() l
+                        where l.destination = f.destination and l.partition = f.partition and l.head < f.seq) as could_go
+from @extschema@.outbox_first_pending f where not (select @extschema@.outbox_nothing_waits());
+comment on view @extschema@.outbox_first_shown is
+  'Internal: outbox_first_pending for views that are asked again and again: empty at once where the counters say that nothing waits. could_go = the lane does not wait behind a message that failed.';
+
 create view @extschema@.outbox_status as
 select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- NULL = not preloaded: nobody counts
        c.counters[2] as in_flight,
        (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) d) as dead,
        -- A volatile function here would be asked for even by who selects other columns, and the look walks what a held snapshot
        -- keeps of ended messages.
-       (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_first_that_could_go o) as oldest_pending_age,
+       (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_first_shown o where o.could_go) as oldest_pending_age,
        c.counters[3] as published_total,
        c.counters[4] as failed_total,
        pg_catalog.round(c.counters[5] / 60.0, 1) as published_per_s,
@@ -120,7 +133,7 @@ select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- 
        pg_catalog.to_timestamp(c.counters[7] / 1e6) as stats_reset
 from (select @extschema@.outbox_counters() as counters) c;
 comment on view @extschema@.outbox_status is
-  'One row, at constant cost whatever the backlog: what waits (scheduled included), what is in flight, dead letters (counted to 10000), totals since stats_reset and rates of the last minute.';
+  'One row, at the same cost however long the queue is: what waits (scheduled included), what is in flight, dead letters (counted to 10000), totals since stats_reset and rates of the last minute.';
 
 create view @extschema@.outbox_worker_status as
 select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason, c.detail,
@@ -142,7 +155,7 @@ with live as (
   select c.* from @extschema@.outbox_connections c join @extschema@.outbox_workers w on w.worker_id = c.worker_id
   where w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)
 ), pending as (
-  select p.destination, pg_catalog.min(p.enqueued_at) as oldest from @extschema@.outbox_first_that_could_go p group by 1
+  select p.destination, pg_catalog.min(p.enqueued_at) as oldest from @extschema@.outbox_first_shown p where p.could_go group by 1
 )
 select coalesce(d.destination, p.destination) as destination,
        case when d.destination is null then null when d.wrapper is null then 'settings' else d.wrapper end as described_by,
@@ -183,7 +196,7 @@ select @extschema@.outbox_partition_label(p.partition::integer) as partition_key
        p.lease_epoch, p.updated_at,
        f.seq as first_waiting_seq
 from @extschema@.outbox_partitions p
-left join (select x.partition, pg_catalog.min(x.seq) as seq from @extschema@.outbox_first_pending x group by 1) f
+left join (select x.partition, pg_catalog.min(x.seq) as seq from @extschema@.outbox_first_shown x group by 1) f
   on f.partition = p.partition;
 comment on view @extschema@.outbox_partition_status is
   'One row a partition: who owns it, how long still, and the first message that waits in it.';
@@ -244,6 +257,8 @@ with worker as (
   select @extschema@.outbox_is_preloaded() as preloaded, @extschema@.outbox_server_state() as obstacle,
          pg_catalog.current_setting('outbox.worker_role') as worker_role,
          pg_catalog.current_setting('outbox.workers')::integer as workers
+), waiting as materialized ( -- looked at once for all checks
+  select f.destination, f.enqueued_at, f.could_go from @extschema@.outbox_first_shown f
 ), sick as (
   select c.named, c.destination, c.reason, c.detail,
          case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer
@@ -310,7 +325,7 @@ from (select u.named || u.detail as problem,
       from connection u where u.state = 'unconfigured'
         and (u.destination <> 'default' or pg_catalog.current_setting('outbox.url') <> ''
              or (select pg_catalog.count(*) from @extschema@.outbox_destinations()) = 1
-             or exists (select from @extschema@.outbox_first_pending f where f.destination = 'default'))
+             or exists (select from waiting f where f.destination = 'default'))
       union all
       select 'outbox.url is empty: there is no broker to deliver to', 'set outbox.url, for example amqp://localhost'
       where not exists (select from worker) and pg_catalog.current_setting('outbox.url') = ''
@@ -318,7 +333,8 @@ from (select u.named || u.detail as problem,
       union all
       select pg_catalog.format('messages wait for destination %I, which does not exist', m.destination),
              pg_catalog.format('CREATE SERVER %I FOREIGN DATA WRAPPER …, or give the messages up with outbox_discard()', m.destination)
-      from @extschema@.outbox_destination_status m where m.state = 'missing'
+      from (select distinct f.destination from waiting f where f.could_go
+            except select d.destination from @extschema@.outbox_destinations() d) m
       union all
       select null, null order by 1 nulls last limit 1) p
 union all
@@ -447,6 +463,6 @@ select 'lag', coalesce(s.oldest_pending_age < interval '1 minute', true),
        case when s.oldest_pending_age >= interval '1 minute'
             then pg_catalog.format('the oldest message that could go has waited for %s', pg_catalog.date_trunc('seconds', s.oldest_pending_age)) end,
        case when s.oldest_pending_age >= interval '1 minute' then 'see the other checks; if all are well, raise outbox.batch_size' end
-from @extschema@.outbox_status s;
+from (select pg_catalog.statement_timestamp() - pg_catalog.min(f.enqueued_at) as oldest_pending_age from waiting f where f.could_go) s;
 comment on view @extschema@.outbox_health is
   'One row a check: ok or not, what is wrong, what to do.';

@@ -272,7 +272,7 @@ fn of_lanes(per_lane: usize, tab: Tab, search: &Search, after: &[String], reads_
                   or outbox_is_taken(o.destination, o.partition, o.seq))";
     let mut candidates = Sql::new(
         "looked as materialized (
-  select o.* from outbox_first_pending l join outbox_partitions p on p.partition = l.partition
+  select o.* from outbox_first_shown l join outbox_partitions p on p.partition = l.partition
   cross join lateral (
     select o.seq, o.destination, o.partition, o.key, o.attempts, o.enqueued_at as at, o.enqueued_at, o.last_error as error,
            o.replayed, false as blocks, ",
