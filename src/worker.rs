@@ -492,7 +492,8 @@ impl Worker {
 
     // ---- leases -----------------------------------------------------------------------------------------------------
 
-    /// Leases go by the clock of the server: where it was set they may have run out, and are not due for long.
+    /// Leases go by the clock of the server, and the publisher's deadline by one that goes on while the machine is suspended. No
+    /// timer of this process does: after either has jumped, the leases are over and would not be looked at for long.
     fn look_at_clock(&mut self, now: Instant) {
         let began_us = now_us() - self.common.began.elapsed().as_micros() as i64;
         if (began_us - self.clock_began_us).abs() > CLOCK_WAS_SET_US {

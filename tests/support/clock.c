@@ -1,5 +1,5 @@
-/* A clock that a test sets. Preloaded into a server of a test: the wall clock shows as many seconds more as the file says
-   that CLOCK_SHIFT names, a long. All other clocks are left alone. */
+/* Clocks that a test sets. Preloaded into a server of a test: the wall clock, and the one that goes on while the machine is
+   suspended, show as many seconds more as the file says that CLOCK_SHIFT names, two longs. CLOCK_MONOTONIC is left alone. */
 
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -10,19 +10,20 @@
 #include <time.h>
 #include <unistd.h>
 
-static long shift(void) {
+static long shift(int which) {
   static volatile long *at;
   if (at == NULL) {
     int fd = open(getenv("CLOCK_SHIFT"), O_RDONLY);
-    at = mmap(NULL, sizeof(long), PROT_READ, MAP_SHARED, fd, 0);
+    at = mmap(NULL, 2 * sizeof(long), PROT_READ, MAP_SHARED, fd, 0);
     close(fd);
   }
-  return *at;
+  return at[which];
 }
 
 int clock_gettime(clockid_t id, struct timespec *now) {
   int failed = (int)syscall(SYS_clock_gettime, id, now);
-  if (failed == 0 && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) now->tv_sec += shift();
+  if (failed == 0 && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) now->tv_sec += shift(0);
+  if (failed == 0 && id == CLOCK_BOOTTIME) now->tv_sec += shift(1);
   return failed;
 }
 
