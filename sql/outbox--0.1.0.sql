@@ -1600,7 +1600,8 @@ comment on function @extschema@.outbox_locate(bigint[], text[], smallint[]) is
 
 -- Messages that nobody wants any more: past expires_at they become dead letters, unsent, and hold up nothing. One that is
 -- claimed ends in the worker that holds it, before it is handed over; all others end here.
--- A worker looks through outbox a piece at a time, for an index would make each enqueue and claim dearer. Lock order as ever:
+-- The upkeep looks through outbox a piece at a time, when the first of them expires: an index would make each enqueue and
+-- claim dearer. Lock order as ever:
 -- outbox_partitions, outbox, the rest.
 
 create index on @extschema@.outbox_waiting (expires_at) where expires_at is not null;
@@ -1649,7 +1650,7 @@ comment on function @extschema@.outbox_bury(tid[], tid[], bigint[]) is
 
 create function @extschema@.outbox_expire(
   first_block bigint, blocks integer, batch integer,
-  out destinations text[], out counts bigint[], out heads boolean, out next_block bigint, out more boolean, out expiring boolean
+  out destinations text[], out counts bigint[], out heads boolean, out next_block bigint, out more boolean, out next_expiry timestamptz
 ) language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
@@ -1686,13 +1687,13 @@ begin
   more := cardinality(seen) = batch or cardinality(late) = batch;
   next_block := case when cardinality(seen) = batch then first_block
                      when first_block + blocks < all_blocks then first_block + blocks else 0 end;
-  expiring := cardinality(seen) + cardinality(late) > 0
-    or exists (select from @extschema@.outbox_waiting w where w.expires_at is not null)
-    or exists (select from @extschema@.outbox o where o.ctid >= from_tid and o.ctid < to_tid and o.expires_at is not null);
+  next_expiry := least(
+    (select w.expires_at from @extschema@.outbox_waiting w where w.expires_at is not null order by w.expires_at limit 1),
+    (select min(o.expires_at) from @extschema@.outbox o where o.ctid >= from_tid and o.ctid < to_tid));
 end
 $$;
 comment on function @extschema@.outbox_expire(bigint, integer, integer) is
-  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from first_block on and in outbox_waiting; returns how many of which destination, whether others may have waited behind one, where to go on (0 = all was looked through), whether more are there already, and whether any message here expires at all.';
+  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from first_block on and in outbox_waiting; returns how many of which destination, whether others may have waited behind one, where to go on (0 = all was looked through), whether more are there already, and when the first of those that are left here expires.';
 
 create function @extschema@.outbox_expire_firsts(destination text, partitions smallint[], lane_rows bigint)
 returns void language sql volatile
@@ -1713,7 +1714,7 @@ comment on function @extschema@.outbox_expire_firsts(text, smallint[], bigint) i
 
 -- ---- sql/src/35_retention.sql
 
--- What ends is kept for a time and then goes: history by whole partitions, dead letters and events in batches. A worker
+-- What ends is kept for a time and then goes: history by whole partitions, dead letters and events in batches. The upkeep
 -- calls these functions once a minute. Each takes the time as an argument, so that a test can pretend another one.
 --
 -- A partition of the history is made at run time and is no member of the extension: pg_dump dumps it like any table and
@@ -1727,9 +1728,9 @@ create table @extschema@.outbox_history_default partition of @extschema@.outbox_
 -- No key tells one row from another. Without an identity Postgres would refuse each delete while there is a publication
 -- FOR ALL TABLES; so it is with the other partitions, and with the audit.
 alter table @extschema@.outbox_history_default replica identity full;
--- Rows come in nearly in order of both columns: BRIN costs next to nothing a row and finds a seq or a day.
-create index on @extschema@.outbox_history_default using brin (published_at, seq)
-  with (pages_per_range = 16, autosummarize = on);
+-- Rows come in nearly in order of both columns: BRIN costs next to nothing a row and finds a seq or a day. The upkeep
+-- summarises it: autosummarize asks autovacuum, whose queue is full soon, and then writes a line into the log each 16 blocks.
+create index on @extschema@.outbox_history_default using brin (published_at, seq) with (pages_per_range = 16);
 comment on table @extschema@.outbox_history_default is
   'History that no partition was made for: of the first minutes, or written while the clock was wrong. A settle never fails for want of a partition.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_history_default', '');
@@ -1795,6 +1796,38 @@ end
 $$;
 comment on function @extschema@.outbox_make_partitions(integer, timestamptz) is
   'Makes partitions of the history ahead: one an hour, a day or a month, as retention_s (NULL = forever) asks for; returns how many. None while the history is empty.';
+
+create function @extschema@.outbox_summarize_history(moment timestamptz default pg_catalog.clock_timestamp())
+returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
+declare
+  index record;
+  summarised integer := 0;
+begin
+  for index in
+    select i.indexrelid::regclass as name, c.reloptions::text like '%autosummarize=%' as asks,
+           -- Rows come into these; those of the past were summarised when they were the present.
+           p.partition is null or (p.starts_at <= moment and p.ends_at > moment - interval '1 day') as grows
+    from pg_inherits h join pg_index i on i.indrelid = h.inhrelid join pg_class c on c.oid = i.indexrelid
+    join pg_am a on a.oid = c.relam and a.amname = 'brin'
+    left join @extschema@.outbox_history_partitions() p on p.partition = h.inhrelid
+    where h.inhparent = '@extschema@.outbox_history'::regclass
+  loop
+    begin
+      if index.asks then -- it was made by an earlier version, or came with a dump
+        execute format('alter index %s reset (autosummarize)', index.name);
+      end if;
+      if index.grows or index.asks then
+        summarised := summarised + brin_summarize_new_values(index.name);
+      end if;
+    exception when lock_not_available or insufficient_privilege then
+      null; -- a vacuum has it, or a stranger owns it; the next run tries again
+    end;
+  end loop;
+  return summarised;
+end
+$$;
+comment on function @extschema@.outbox_summarize_history(timestamptz) is
+  'Summarises new ranges of the BRIN indexes of the history, and ends their requests to autovacuum; returns how many ranges.';
 
 -- DROP locks the whole history against everyone: it waits for its readers, and every settle waits behind it.
 create function @extschema@.outbox_drop_partitions(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())

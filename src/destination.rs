@@ -213,12 +213,6 @@ impl Destination {
         self.outstanding() == 0 && (looks || may_not)
     }
 
-    /// So many messages that nobody had claimed are dead letters.
-    pub fn note_expired(&self, common: &Common, count: i64) {
-        self.figures.expired(count);
-        log_expired(common, &self.name, count);
-    }
-
     /// Gives up the connection; what it has not answered by then goes back.
     pub fn stop(&mut self, common: &Common, limit: Duration, reason: &str) {
         leave_in_table(&common.shared.of(&self.name));

@@ -4,7 +4,7 @@
 //! Main thread of the session's backend.
 
 use crate::error::UserError;
-use crate::figures::Figures;
+use crate::figures::{self, Figures};
 use crate::pg::{bgworker, catalog, latch, signals, txn};
 use crate::registry;
 use crate::shmem::{self, Class};
@@ -279,6 +279,9 @@ fn figures_of<'a>(me: &'a mut Me, destination: &str) -> &'a Figures {
     let known = me.served.iter().position(|(name, _)| name == destination);
     let index = known.unwrap_or_else(|| {
         me.served.push((destination.to_owned(), Figures::of(destination)));
+        if let Some(database) = shmem::my_database().filter(|_| figures::is_any_uncounted()) {
+            database.ask_for_upkeep();
+        }
         me.served.len() - 1
     });
     &me.served[index].1

@@ -228,16 +228,6 @@ impl Figures {
     }
 }
 
-impl Figures {
-    /// So many messages have expired that nobody had claimed.
-    pub fn expired(&self, count: i64) {
-        if let Some(place) = self.place {
-            place.dead.fetch_add(count as u64, Relaxed);
-            place.pending.fetch_sub(count, SeqCst);
-        }
-    }
-}
-
 impl Drop for Figures {
     fn drop(&mut self) {
         if let Some(place) = self.place {
@@ -335,6 +325,14 @@ pub fn forget_databases_but(alive: &[u32]) {
             }
         }
     });
+}
+
+/// So many messages of a destination of this database have expired that no worker had claimed. By the upkeep.
+pub fn expired(destination: &str, count: i64) {
+    if let Some(place) = place_of(number_of(destination)) {
+        place.dead.fetch_add(count as u64, Relaxed);
+        place.pending.fetch_sub(count, SeqCst);
+    }
 }
 
 // ---- a session ------------------------------------------------------------------------------------------------------

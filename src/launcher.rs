@@ -3,16 +3,17 @@
 //! one that finds no extension says so in shared memory and ends. A database that a statement needs for itself is left
 //! alone until there is news (`hooks`). Workers outlive the launcher that started them: the next one finds them by their
 //! places in shared memory. Where worker slots are fewer than databases they are served in turn: the plan is
-//! made in crates/core (`turns`), what it is made from and how it is done is here.
+//! made in crates/core (`turns`), what it is made from and how it is done is here. The upkeep of a database is a process
+//! that is started when it is due (`upkeep`), in a slot that is free or in its turn.
 
 use crate::config::ServerSettings;
 use crate::pg::bgworker::{self, Handle, Spec};
 use crate::pg::catalog::{self, Role};
 use crate::pg::txn::{self, Durability};
 use crate::pg::{latch, signals};
-use crate::shmem::{self, MAX_WORKERS, Obstacle};
+use crate::shmem::{self, MAX_UPKEEP, MAX_WORKERS, Obstacle, UPKEEP};
 use crate::store::now_us;
-use crate::{faults, figures};
+use crate::{faults, figures, worker};
 use outbox_core::turns::{self, Plan};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -33,6 +34,9 @@ const LEAVE_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a database without a worker is taken to be idle: no commit tells of `COMMIT PREPARED`, of rows written by hand,
 /// or of what is old.
 const VISIT_EVERY_MS: u64 = 60_000;
+
+/// Upkeep that found no slot for so long has its turn like a database with messages.
+const UPKEEP_PATIENCE_MS: u64 = 60_000;
 
 const RESTART_OF_LAUNCHER_S: i32 = 1;
 
@@ -99,6 +103,10 @@ struct Launcher {
 struct Served {
     name: String,
     workers: Vec<Place>,
+    upkeep: Place,
+    /// Since when the upkeep is due, or how many runs there had been when the one that runs began.
+    upkeep_due_ms: Option<u64>,
+    upkeep_runs: u32,
     /// Dropped, or closed to connections.
     gone: bool,
     /// How many workers it is to have now.
@@ -127,6 +135,17 @@ struct Running {
     leaves: Option<Instant>,
 }
 
+impl Place {
+    /// When another process may take it.
+    fn note_end(&mut self, has_failed: bool, now: Instant) {
+        self.failures = if has_failed { self.failures + 1 } else { 0 };
+        let wait = RESTART_SHORTEST
+            .saturating_mul(1 << self.failures.min(9))
+            .min(RESTART_LONGEST);
+        self.not_before = Some(now + wait);
+    }
+}
+
 /// How the launcher knows a worker.
 enum Process {
     Started(Handle),
@@ -135,17 +154,17 @@ enum Process {
 }
 
 impl Running {
-    fn is_alive(&self, database: u32, number: usize) -> bool {
+    fn is_alive(&self, database: u32, number: u32) -> bool {
         match &self.process {
             Process::Started(handle) => handle.is_alive(),
-            Process::Found(pid) => shmem::is_in_place(database, number as u32, *pid),
+            Process::Found(pid) => shmem::is_in_place(database, number, *pid),
         }
     }
 
-    fn terminate(&self, database: u32, number: usize) {
+    fn terminate(&self, database: u32, number: u32) {
         match &self.process {
             Process::Started(handle) => handle.terminate(),
-            Process::Found(_) => shmem::terminate(database, |its| its as usize == number),
+            Process::Found(_) => shmem::terminate(database, |its| its == number),
         }
     }
 }
@@ -181,7 +200,9 @@ impl Launcher {
         }
         let now_ms = self.now_ms(now);
         for (oid, served) in &mut self.databases {
-            next = next.min(served.tend(*oid, &settings, role.is_some(), self.news, now, now_ms));
+            let of_workers = served.tend(*oid, &settings, role.is_some(), self.news, now, now_ms);
+            let of_upkeep = served.tend_upkeep(*oid, &settings, role.is_some(), now, now_ms);
+            next = next.min(of_workers).min(of_upkeep);
         }
         let plan = self.serve(&settings, now, now_ms);
         self.say_who_waits(&plan, now);
@@ -193,23 +214,37 @@ impl Launcher {
     /// Starts workers, and asks others to make room. Returns what is left to be done.
     fn serve(&mut self, settings: &ServerSettings, now: Instant, now_ms: u64) -> Plan {
         loop {
-            let seen: Vec<turns::Database> = (self.databases.iter_mut())
+            let count = self.databases.len();
+            let mut seen: Vec<turns::Database> = (self.databases.iter_mut())
                 .map(|(oid, served)| served.as_seen(*oid, now, now_ms))
                 .collect();
-            let room = shmem::room_in_server();
+            let mut upkeeps = self.upkeeps();
+            let may_start = upkeeps < MAX_UPKEEP;
+            // Behind the databases, in the same order, the upkeep of each.
+            seen.extend(self.databases.values().map(|served| served.upkeep_as_seen(may_start)));
+            let room = shmem::room_in_server() + upkeeps as u32;
             let plan = turns::plan(&seen, self.slots.min(room), now_ms, settings.turn_ms);
             let mut found_none = false;
             for index in &plan.start {
-                let Some((oid, served)) = self.databases.iter_mut().nth(*index) else {
+                let Some((oid, served)) = self.databases.iter_mut().nth(*index % count) else {
                     continue;
                 };
-                if !served.start(*oid, self.news, now, now_ms) {
+                let has_started = match *index < count {
+                    true => served.start(*oid, self.news, now, now_ms),
+                    false if upkeeps == MAX_UPKEEP => true, // those have the places; its turn comes
+                    false => {
+                        upkeeps += 1;
+                        served.start_upkeep(*oid, self.news, now)
+                    }
+                };
+                if !has_started {
                     found_none = true;
                     break;
                 }
             }
             if found_none {
-                self.slots = self.databases.values().map(Served::running).sum();
+                let workers: u32 = self.databases.values().map(Served::running).sum();
+                self.slots = workers + self.upkeeps() as u32;
                 self.tried = Some(now);
                 continue; // with what there is
             }
@@ -218,12 +253,20 @@ impl Launcher {
                 continue;
             }
             for index in &plan.leave {
-                if let Some((oid, served)) = self.databases.iter_mut().nth(*index) {
-                    served.ask_to_leave(*oid, now);
+                match self.databases.iter_mut().nth(*index % count) {
+                    Some((oid, served)) if *index < count => served.ask_to_leave(*oid, now),
+                    Some((oid, served)) => served.ask_upkeep_to_leave(*oid, now),
+                    None => {}
                 }
             }
             return plan;
         }
+    }
+
+    /// How many processes of the upkeep run.
+    fn upkeeps(&self) -> usize {
+        let runs = |served: &&Served| served.upkeep.running.is_some();
+        self.databases.values().filter(runs).count()
     }
 
     fn say_who_waits(&mut self, plan: &Plan, now: Instant) {
@@ -268,29 +311,35 @@ impl Launcher {
     /// Takes over workers that it did not start.
     fn find_workers(&mut self, now: Instant) {
         let (news, now_ms) = (self.news, self.now_ms(now));
-        for found in shmem::workers_in_server() {
+        for found in shmem::processes_in_server() {
             let unlisted = || Served {
                 gone: true, // it is closed to connections, and its workers are to end
                 ..Served::default()
             };
             let served = self.databases.entry(found.database).or_insert_with(unlisted);
-            let number = found.number as usize;
-            while served.workers.len() <= number {
-                served.workers.push(Place::default());
-            }
-            if served.workers[number].running.is_some() {
+            let place = match found.number {
+                UPKEEP => &mut served.upkeep,
+                number => {
+                    if served.running() == 0 {
+                        served.since_ms = now_ms;
+                    }
+                    let number = number as usize;
+                    while served.workers.len() <= number {
+                        served.workers.push(Place::default());
+                    }
+                    &mut served.workers[number]
+                }
+            };
+            if place.running.is_some() {
                 continue;
             }
             pgrx::log!(
-                "outbox launcher: found worker {} of database {} running, process {}",
-                number + 1,
+                "outbox launcher: found {} of database {} running, process {}",
+                worker::id_of(found.number),
                 found.database,
                 found.pid
             );
-            if served.running() == 0 {
-                served.since_ms = now_ms;
-            }
-            served.workers[number].running = Some(Running {
+            place.running = Some(Running {
                 process: Process::Found(found.pid),
                 since: now,
                 news,
@@ -313,7 +362,7 @@ impl Launcher {
         let oids: Vec<u32> = found.iter().map(|database| database.oid).collect();
         self.databases.retain(|oid, served| {
             served.gone = !oids.contains(oid);
-            !served.gone || served.workers.iter().any(|place| place.running.is_some())
+            !served.gone || served.upkeep.running.is_some() || served.running() > 0
         });
         shmem::forget_databases_but(&oids);
         figures::forget_databases_but(&oids);
@@ -362,13 +411,13 @@ impl Served {
         for (number, worker) in self.workers.iter_mut().enumerate().skip(self.wanted as usize) {
             if let Some(running) = &mut worker.running {
                 running.leaves.get_or_insert(now);
-                running.terminate(oid, number);
+                running.terminate(oid, number as u32);
             }
         }
         for (number, worker) in self.workers.iter().enumerate() {
             let Some(running) = &worker.running else { continue };
             match running.leaves {
-                Some(asked) if now >= asked + LEAVE_PATIENCE => running.terminate(oid, number),
+                Some(asked) if now >= asked + LEAVE_PATIENCE => running.terminate(oid, number as u32),
                 Some(_) => {}
                 None => continue,
             }
@@ -379,11 +428,107 @@ impl Served {
         resting.fold(next, |next, not_before| next.min(not_before - now))
     }
 
+    /// Notices that the upkeep has ended, ends one that must not run, and says since when the next is due. Returns when to
+    /// look again.
+    fn tend_upkeep(
+        &mut self,
+        oid: u32,
+        settings: &ServerSettings,
+        has_role: bool,
+        now: Instant,
+        now_ms: u64,
+    ) -> Duration {
+        let place = shmem::database(oid).filter(|_| !self.gone && !shmem::is_vacated(oid));
+        if let Some(ended) = self.upkeep.running.take_if(|running| !running.is_alive(oid, UPKEEP)) {
+            let has_failed = ended.leaves.is_none()
+                && place.is_some_and(|place| place.has_extension() && place.kept().runs() == self.upkeep_runs);
+            self.look_again &= !place.is_some_and(shmem::Database::lacks_extension);
+            self.upkeep.note_end(has_failed, now);
+        }
+        let may_run = settings.serves(&self.name) && has_role;
+        let Some(place) = place.filter(|_| may_run) else {
+            self.upkeep_due_ms = None;
+            if let Some(running) = &mut self.upkeep.running {
+                running.leaves.get_or_insert(now);
+                running.terminate(oid, UPKEEP);
+            }
+            return RESCAN;
+        };
+        // A worker looks for the extension where there are workers.
+        let looks = settings.workers == 0 && (!place.lacks_extension() || self.look_again);
+        let left_us = place.kept().next_us().saturating_sub(now_us());
+        let rests = self.upkeep.not_before.filter(|not_before| *not_before > now);
+        if let Some(running) = &self.upkeep.running {
+            match running.leaves {
+                Some(asked) if now >= asked + LEAVE_PATIENCE => running.terminate(oid, UPKEEP),
+                _ => {}
+            }
+            return RESCAN;
+        }
+        let is_due = left_us <= 0 && rests.is_none() && (place.has_extension() || looks);
+        self.upkeep_due_ms = is_due.then(|| self.upkeep_due_ms.unwrap_or(now_ms));
+        match (rests, u64::try_from(left_us)) {
+            (Some(not_before), _) => not_before - now,
+            (None, Ok(left_us @ 1..)) => Duration::from_micros(left_us).min(RESCAN),
+            _ => RESCAN,
+        }
+    }
+
+    /// As the plan needs it: like a database that is known to have nothing, until it has waited for long.
+    fn upkeep_as_seen(&self, may_start: bool) -> turns::Database {
+        let (runs, is_due) = (self.upkeep.running.as_ref(), self.upkeep_due_ms.is_some());
+        let since_ms = self.upkeep_due_ms.unwrap_or(0);
+        turns::Database {
+            wanted: u32::from(is_due || runs.is_some()),
+            startable: u32::from(is_due && runs.is_none() && may_start),
+            running: u32::from(runs.is_some()),
+            leaving: u32::from(runs.is_some_and(|running| running.leaves.is_some())),
+            since_ms,
+            idle_until_ms: match runs {
+                Some(_) => u64::MAX,
+                None => since_ms + UPKEEP_PATIENCE_MS,
+            },
+            spare: false,
+            upkeep: true,
+        }
+    }
+
+    /// Starts the upkeep; false if no slot is free.
+    fn start_upkeep(&mut self, oid: u32, news: u32, now: Instant) -> bool {
+        let name = format!("outbox upkeep of {}", self.name);
+        let spec = Spec {
+            name: &name,
+            kind: "outbox upkeep",
+            function: "outbox_worker_main",
+            argument: pack(oid, UPKEEP),
+        };
+        let Some(handle) = bgworker::start(&spec) else {
+            return false;
+        };
+        self.upkeep_runs = shmem::database(oid).map_or(0, |place| place.kept().runs());
+        self.upkeep.running = Some(Running {
+            process: Process::Started(handle),
+            since: now,
+            news,
+            leaves: None,
+        });
+        true
+    }
+
+    fn ask_upkeep_to_leave(&mut self, oid: u32, now: Instant) {
+        if let Some(running) = &mut self.upkeep.running {
+            running.leaves.get_or_insert(now);
+            if !shmem::ask_to_leave(oid, UPKEEP) {
+                running.terminate(oid, UPKEEP); // it has not come far
+            }
+        }
+    }
+
     /// Notices workers that have ended.
     fn reap(&mut self, oid: u32, database: Option<&shmem::Database>, news: u32, now: Instant, now_ms: u64) {
         let before = self.running();
         for (number, place) in self.workers.iter_mut().enumerate() {
-            let Some(ended) = place.running.take_if(|running| !running.is_alive(oid, number)) else {
+            let Some(ended) = place.running.take_if(|running| !running.is_alive(oid, number as u32)) else {
                 continue;
             };
             // There was news since it started, so it may have ended for that, or have looked for the extension too soon.
@@ -395,11 +540,7 @@ impl Served {
             self.look_again &= without_extension.is_none();
             let was_asked = is_outdated || ended.leaves.is_some();
             let has_failed = !was_asked && without_extension.is_none() && now < ended.since + SETTLED_DOWN;
-            place.failures = if has_failed { place.failures + 1 } else { 0 };
-            let wait = RESTART_SHORTEST
-                .saturating_mul(1 << place.failures.min(9))
-                .min(RESTART_LONGEST);
-            place.not_before = Some(now + wait);
+            place.note_end(has_failed, now);
         }
         if before > 0 && self.running() == 0 {
             self.since_ms = now_ms;
@@ -439,6 +580,7 @@ impl Served {
             since_ms: self.since_ms,
             idle_until_ms: self.idle.map_or(0, |(_, seen_ms)| due_ms.min(seen_ms + VISIT_EVERY_MS)),
             spare: place.is_some_and(shmem::Database::lacks_extension),
+            upkeep: false,
         }
     }
 
@@ -480,7 +622,7 @@ impl Served {
             if let Some(running) = place.running.as_mut().filter(|running| running.leaves.is_none()) {
                 running.leaves = Some(now);
                 if !shmem::ask_to_leave(oid, number as u32) {
-                    running.terminate(oid, number); // it has not come far
+                    running.terminate(oid, number as u32); // it has not come far
                 }
                 return;
             }

@@ -8,7 +8,6 @@ mod capture;
 mod config;
 mod destination;
 mod error;
-mod expiry;
 mod express;
 mod external;
 mod faults;
@@ -60,5 +59,8 @@ pub extern "C-unwind" fn outbox_launcher_main(_argument: pg_sys::Datum) {
 pub extern "C-unwind" fn outbox_worker_main(argument: pg_sys::Datum) {
     // SAFETY: a background worker has one thread until it starts a publisher.
     unsafe { outbox_transport::prepare_process() };
-    worker::main(argument.value() as u64)
+    match launcher::unpack(argument.value() as u64) {
+        (database, shmem::UPKEEP) => upkeep::main(database),
+        (database, number) => worker::main(database, number),
+    }
 }

@@ -1,8 +1,10 @@
 //! What lies in shared memory: who to wake for which database, and the counters that the status view shows. Every field
 //! says who writes it. Nothing here is an authority: the tables are; a lost value costs a poll or a wrong digit.
 
+mod kept;
 mod places;
 
+pub use kept::Kept;
 pub use places::*;
 
 use crate::asks::Ask;
@@ -55,7 +57,7 @@ pub struct State {
     databases: [Database; MAX_DATABASES],
     /// Of who takes or frees a place among the workers.
     places_turn: Turn,
-    workers: [Worker; MAX_WORKERS],
+    workers: [Worker; MAX_WORKERS + MAX_UPKEEP],
     /// Of each database, for each class of destinations, its partitions.
     lanes: [[[Reopen; MAX_PARTITIONS]; CLASSES]; MAX_DATABASES],
     /// Of each database. Written by workers, and by sessions at COMMIT.
@@ -83,8 +85,6 @@ pub struct Database {
     waiting_changes: AtomicU32,
     /// Grows when a person changed something, a pause for example. Written at COMMIT.
     changes_by_hand: AtomicU32,
-    /// Grows when messages that expire were enqueued. Written at COMMIT.
-    expiring: AtomicU32,
     /// Grows when a worker of this database starts, ends or gives partitions back. Written by it.
     worker_changes: AtomicU32,
     /// 1 = the transactions that were prepared when the memory was made are in the registry. Written by a worker.
@@ -93,13 +93,14 @@ pub struct Database {
     ends: AtomicU32,
     /// What a session wants of the workers.
     ask: Ask,
+    kept: Kept,
     /// Grows when the workers are woken: there may be something to do. Written at the end of a transaction.
     calls: AtomicU32,
     /// 1 = no worker is there to be woken; the next call wakes the launcher. Written by it, taken away by who calls.
     wakes_launcher: AtomicU32,
     /// When the next message that waits for a time is due, in µs since 1970; `i64::MAX` = none does. Written by workers.
     next_due_us: AtomicI64,
-    /// Messages that wait. Producers add at commit, workers subtract at settle and set it right when they count.
+    /// Messages that wait. Producers add at commit, workers subtract at settle, and the upkeep sets it right when it counts.
     pending: AtomicI64,
     /// Totals since `reset_at_us`. Written by workers.
     published: AtomicU64,
@@ -190,7 +191,7 @@ pub fn wake_workers() {
 
 fn wake_workers_of(state: &State, database: u32) {
     for worker in &state.workers {
-        if worker.database.load(Relaxed) == database {
+        if worker.database.load(Relaxed) == database && !worker.is_upkeep() {
             latch::set(worker.proc_number.load(Relaxed) - 1);
         }
     }
@@ -334,6 +335,7 @@ pub fn add_database(oid: u32, now_us: i64) -> Option<&'static Database> {
     free.extension.store(0, Relaxed);
     free.waiting_changes.store(0, Relaxed);
     free.adopted.store(0, Relaxed);
+    free.kept.forget();
     free.next_due_us.store(i64::MAX, Relaxed);
     free.lanes(state).iter().flatten().for_each(Reopen::forget);
     if let Some(minutes) = free.minutes(state) {
@@ -450,7 +452,7 @@ impl Database {
     pub fn reader_in_server(&self, class: Class, partition: Partition) -> Option<u32> {
         let place = (self.lane(class, partition)?.0.load(SeqCst) >> SEQ_BITS) as u32;
         let worker = static_state()?.workers.get((place as usize).checked_sub(1)?)?;
-        let is_here = worker.database.load(SeqCst) == self.oid.load(Relaxed) && !worker.is_outside();
+        let is_here = worker.database.load(SeqCst) == self.oid.load(Relaxed) && worker.is_in_server();
         is_here.then_some(place)
     }
 
@@ -497,7 +499,7 @@ impl Database {
     pub fn idle_at(&self) -> Option<u32> {
         let (calls, oid) = (self.calls(), self.oid.load(Relaxed));
         let workers = static_state()?.workers.iter();
-        let in_server = |worker: &&Worker| worker.database.load(SeqCst) == oid && !worker.is_outside();
+        let in_server = |worker: &&Worker| worker.database.load(SeqCst) == oid && worker.is_in_server();
         let mut here = workers.filter(in_server).peekable();
         let some = here.peek().is_some();
         (some && here.all(|worker| worker.idle_at.load(SeqCst) == u64::from(calls))).then_some(calls)
@@ -516,15 +518,6 @@ impl Database {
 
     pub fn set_next_due_us(&self, due_us: Option<i64>) {
         self.next_due_us.store(due_us.unwrap_or(i64::MAX), SeqCst);
-    }
-
-    /// Grows when messages that expire were enqueued.
-    pub fn expiring(&self) -> u32 {
-        self.expiring.load(Relaxed)
-    }
-
-    pub fn some_expire(&self) {
-        self.expiring.fetch_add(1, Relaxed);
     }
 
     pub fn waiting_changed(&self) {
@@ -577,7 +570,7 @@ impl Database {
         self.pending.load(Relaxed)
     }
 
-    /// A worker counted the messages that wait and found the counter off by so many.
+    /// The upkeep counted the messages that wait and found the counter off by so many.
     pub fn correct_pending(&self, difference: i64) {
         self.pending.fetch_add(difference, Relaxed);
     }

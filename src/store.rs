@@ -8,6 +8,7 @@ mod enqueue;
 mod express;
 mod held;
 pub mod source;
+mod upkeep;
 mod worker;
 pub mod written;
 
@@ -15,7 +16,8 @@ pub use enqueue::{
     AGGREGATE_KEY, Enqueue, Keys, Publish, Times, aggregate_key, check_body, configure, enqueue, hold_extension,
     new_id, partition_by, publish,
 };
-pub use worker::{ClaimedBatch, Described, Expired, Settlement, Store, Whereto};
+pub use upkeep::Expired;
+pub use worker::{ClaimedBatch, Described, Settlement, Store, Whereto};
 
 /// The time, in µs since 1970.
 pub fn now_us() -> i64 {

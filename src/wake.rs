@@ -40,7 +40,8 @@ thread_local! {
     static WAKE: Cell<bool> = const { Cell::new(false) };
     static WAITING_CHANGED: Cell<bool> = const { Cell::new(false) };
     static BY_HAND: Cell<bool> = const { Cell::new(false) };
-    static SOME_EXPIRE: Cell<bool> = const { Cell::new(false) };
+    /// When the first message expires that was enqueued in this transaction, in µs since 1970.
+    static EXPIRES_US: Cell<i64> = const { Cell::new(i64::MAX) };
     static INSTALLED: Cell<bool> = const { Cell::new(false) };
     static DATABASES: Cell<bool> = const { Cell::new(false) };
 }
@@ -212,9 +213,17 @@ pub fn changed_by_hand() {
     BY_HAND.set(true);
 }
 
-/// This transaction enqueued messages that expire.
-pub fn some_expire() {
-    SOME_EXPIRE.set(true);
+/// This transaction enqueued a message that expires then, in µs since 1970.
+pub fn expires_at(us: i64) {
+    EXPIRES_US.set(EXPIRES_US.get().min(us));
+}
+
+/// The upkeep looks for it at its time. Also at PREPARE, for COMMIT PREPARED tells nothing.
+fn tell_expiry() {
+    let first = Some(EXPIRES_US.get()).filter(|us| *us < i64::MAX);
+    if let (Some(us), Some(database)) = (first, shmem::my_database()) {
+        database.expires_at(us);
+    }
 }
 
 /// This transaction installed the extension: tell the launcher when it commits.
@@ -251,9 +260,7 @@ fn ended(end: End) {
                         }
                     });
                     database.enqueued(ENQUEUED.with_borrow(|entries| entries.iter().sum()));
-                    if SOME_EXPIRE.get() {
-                        database.some_expire();
-                    }
+                    tell_expiry();
                     if BY_HAND.get() {
                         database.changed_by_hand();
                     }
@@ -280,7 +287,11 @@ fn ended(end: End) {
                 pgrx::error!("outbox has no room for another prepared transaction");
             }
         }
-        End::Aborted | End::Prepared => leave(),
+        End::Prepared => {
+            tell_expiry();
+            leave();
+        }
+        End::Aborted => leave(),
         End::SavepointReleased { id, into } => {
             ENQUEUED.with_borrow_mut(|notes| notes.release(id, into, add_count));
             PENDING.with_borrow_mut(|notes| notes.release(id, into, add_pending));
@@ -335,7 +346,7 @@ fn leave() {
     }
     WAITING_CHANGED.set(false);
     BY_HAND.set(false);
-    SOME_EXPIRE.set(false);
+    EXPIRES_US.set(i64::MAX);
     INSTALLED.set(false);
     if DATABASES.take() {
         shmem::let_back();

@@ -6,16 +6,14 @@ use crate::asks::Report;
 use crate::broker::DEADLINE;
 use crate::config::Settings;
 use crate::destination::{Common, Destination, changes_by_hand};
-use crate::expiry::Expiry;
 use crate::pg::bgworker;
 use crate::pg::latch::WaitSet;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, signals};
 use crate::ports::{Shared, held_transaction, in_transaction, remember_table};
-use crate::shmem::NoPlace;
+use crate::shmem::{NoPlace, UPKEEP};
 use crate::store::{Described, Store, now_us};
-use crate::upkeep::Upkeep;
-use crate::{figures, launcher, registry, shmem};
+use crate::{figures, registry, shmem};
 use outbox_core::engine::{Errand, Held, Listen, Sharing};
 use outbox_core::lease;
 use outbox_core::partition::{Partition, PartitionCount};
@@ -45,33 +43,9 @@ const CLOCK_WAS_SET_US: i64 = 1_000_000;
 const STOP_GONE: Duration = Duration::from_millis(200);
 
 const CONFIG_CHECK_EVERY: Duration = Duration::from_secs(1);
-const COUNT_EVERY: Duration = Duration::from_secs(10);
-const COUNT_ROWS_MAX: i64 = 10_000;
-const LARGE_COUNT_ROWS_MAX: i64 = 1_000_000;
-/// One in so many counts may be a large one: one in five minutes.
-const LARGE_COUNT_EVERY: u32 = 30;
 
-pub fn main(argument: u64) -> ! {
-    let (database, number) = launcher::unpack(argument);
-    signals::install();
-    let slot = match shmem::worker_starts(database, number) {
-        Ok(slot) => slot,
-        Err(NoPlace::Taken(pid)) => {
-            pgrx::log!(
-                "outbox {}: process {pid} is this worker already; this one ends",
-                id_of(number)
-            );
-            signals::exit(0)
-        }
-        Err(NoPlace::Full) => signals::exit(0), // the launcher says so
-    };
-    if shmem::is_vacated(database) {
-        signals::exit(0);
-    }
-    bgworker::connect(database.into(), shmem::worker_role().into());
-    for (name, value) in session::SETTINGS.iter().chain(session::IN_THE_SERVER) {
-        txn::set_for_session(name, value);
-    }
+pub fn main(database: u32, number: u32) -> ! {
+    let slot = enter(database, number);
     ask_for_short_slices();
     let mut worker = Worker::start(number, slot);
     bgworker::on_exit(stop_publishing);
@@ -96,9 +70,36 @@ pub fn main(argument: u64) -> ! {
     }
 }
 
+/// The first steps of a process that serves a database: its place, then its connection. Ends where there is no place.
+pub fn enter(database: u32, number: u32) -> &'static shmem::Worker {
+    signals::install();
+    let slot = match shmem::worker_starts(database, number) {
+        Ok(slot) => slot,
+        Err(NoPlace::Taken(pid)) => {
+            pgrx::log!(
+                "outbox {}: process {pid} is this worker already; this one ends",
+                id_of(number)
+            );
+            signals::exit(0)
+        }
+        Err(NoPlace::Full) => signals::exit(0), // the launcher says so
+    };
+    if shmem::is_vacated(database) {
+        signals::exit(0);
+    }
+    bgworker::connect(database.into(), shmem::worker_role().into());
+    for (name, value) in session::SETTINGS.iter().chain(session::IN_THE_SERVER) {
+        txn::set_for_session(name, value);
+    }
+    slot
+}
+
 /// The name of a worker in the server, in outbox_workers and as the owner of leases.
 pub fn id_of(number: u32) -> String {
-    format!("server-{}", number + 1)
+    match number {
+        UPKEEP => "upkeep".to_owned(),
+        _ => format!("server-{}", number + 1),
+    }
 }
 
 struct Worker {
@@ -120,10 +121,6 @@ struct Worker {
     /// What the clock of the server showed when this worker began, as of the last pass.
     clock_began_us: i64,
     config_check_due: Instant,
-    upkeep: Upkeep,
-    expiry: Expiry,
-    count_due: Instant,
-    counts: u32,
     /// The most recent ask of a session that this one heard of; 0 = none.
     heard: u32,
     /// What it is about, while it is not done.
@@ -173,10 +170,6 @@ impl Worker {
                 signals::exit(1)
             }
         };
-        if let Some(database) = shmem::my_database() {
-            database.set_extension(true);
-            shmem::wake_launcher(); // it may start the other workers
-        }
         let now = Instant::now();
         pgrx::log!("outbox {id}: started");
         let common = Common {
@@ -206,16 +199,17 @@ impl Worker {
             leases_due: now,
             clock_began_us: now_us(),
             config_check_due: now,
-            upkeep: Upkeep::new(now),
-            expiry: Expiry::new(now),
-            count_due: now,
-            counts: 0,
             heard: 0,
             task: None,
             tick: Report::default(),
             last_failure: RefCell::default(),
         };
         worker.describe(described);
+        // It may start the other workers, and the upkeep, which counts what waits for the destinations that there are.
+        if let Some(database) = shmem::my_database() {
+            database.set_extension(true);
+            shmem::wake_launcher();
+        }
         worker
     }
 
@@ -244,9 +238,7 @@ impl Worker {
         // Whatever fails below: settings that were changed may be the cause, and their change the end of it.
         let looked = self.look_at_settings(now);
         // The first heartbeat makes the row that the reports belong to.
-        let tended = (self.tend_leases(now))
-            .and_then(|()| self.look_around(now))
-            .and_then(|()| self.purge());
+        let tended = self.tend_leases(now).and_then(|()| self.purge());
         if let Err(failure) = looked.and(tended) {
             self.common.shared.set_idle(None);
             return self.failed(&failure);
@@ -316,7 +308,8 @@ impl Worker {
 
     /// Whether there is nothing to do: then another database may have the slot at once.
     fn is_at_rest(&self) -> bool {
-        let nothing_waits = self.counts > 0 && shmem::my_database().is_some_and(|database| database.pending() == 0);
+        let has_counted = |database: &&shmem::Database| database.kept().has_counted() && database.pending() == 0;
+        let nothing_waits = shmem::my_database().filter(has_counted).is_some();
         self.destinations.iter().all(|destination| {
             destination.is_at_rest(&self.common) || (nothing_waits && destination.outstanding() == 0)
         })
@@ -390,7 +383,6 @@ impl Worker {
                         new.begin_errand(task.errand);
                     }
                     self.destinations.push(new);
-                    self.count_due = Instant::now(); // nobody knows what waits for it
                 }
             }
         }
@@ -412,6 +404,9 @@ impl Worker {
                 pgrx::warning!("outbox {}: {}", self.common.id, failure.message);
             }
             destination.let_go(&self.common);
+        }
+        if figures::is_any_uncounted() {
+            ask_for_upkeep();
         }
         let names: Vec<&str> = described.iter().map(|described| described.name.as_str()).collect();
         figures::forget_but(&names);
@@ -601,7 +596,10 @@ impl Worker {
     // ---- everything else --------------------------------------------------------------------------------------------
 
     fn take_settings(&mut self) {
-        self.common.settings = Settings::snapshot();
+        let before = std::mem::replace(&mut self.common.settings, Settings::snapshot());
+        if before.retention != self.common.settings.retention {
+            ask_for_upkeep();
+        }
         let described = std::mem::take(&mut self.described);
         self.describe(described);
         self.leases_due = Instant::now();
@@ -626,6 +624,7 @@ impl Worker {
                     "outbox {}: settings of the database or role changed, starts anew",
                     self.common.id
                 );
+                ask_for_upkeep();
                 self.finish();
                 signals::exit(0);
             }
@@ -633,64 +632,6 @@ impl Worker {
                 self.describe(described);
             }
             self.common.changes_seen = changes;
-        }
-        Ok(())
-    }
-
-    /// What needs no haste: the count of what waits, what is old.
-    fn look_around(&mut self, now: Instant) -> Result<(), Failure> {
-        if now >= self.count_due && self.first && (self.idle || self.must_count()) {
-            self.count_due = now + COUNT_EVERY;
-            self.count_pending()?;
-            self.counts += 1;
-        }
-        if self.first && self.common.not_adopted.is_none() {
-            let common = &self.common;
-            for (name, count) in self.expiry.tend(now, &common.id, &common.store) {
-                let destination = self.destinations.iter().find(|known| known.name == name);
-                if let Some(destination) = destination {
-                    destination.note_expired(common, count);
-                }
-            }
-        }
-        if self.first {
-            let common = &self.common;
-            self.tick.purged_stale += (self.upkeep).tend(now, &common.id, &common.store, &common.settings.retention);
-        }
-        Ok(())
-    }
-
-    /// Nobody knows yet what waits.
-    fn must_count(&self) -> bool {
-        self.counts == 0 || figures::is_any_uncounted()
-    }
-
-    /// Sets the counters right. Exact while little waits; a large backlog is counted at start, and seldom while it stands
-    /// still. One that is too large for that counts, of each destination, as what was seen of it, so no limit is applied
-    /// too early.
-    fn count_pending(&self) -> Result<(), Failure> {
-        let Some(database) = shmem::my_database() else {
-            return Ok(());
-        };
-        let store = &self.common.store;
-        let (before, each) = (database.pending(), figures::Count::begin());
-        let must = self.must_count();
-        let limit = match must || self.counts.is_multiple_of(LARGE_COUNT_EVERY) {
-            true => LARGE_COUNT_ROWS_MAX,
-            false => COUNT_ROWS_MAX,
-        };
-        let counted = in_transaction(c"outbox: count", Durability::Relaxed, || {
-            let counted = store.count_pending(limit)?;
-            let sum: i64 = counted.iter().map(|(_, count)| count).sum();
-            match sum < limit {
-                true => Ok(Some((counted, sum))),
-                false if must => Ok(Some((counted, store.estimate_pending()?.max(sum)))),
-                false => Ok(None),
-            }
-        })?;
-        if let Some((counted, sum)) = counted {
-            database.correct_pending(sum - before);
-            each.end(&counted);
         }
         Ok(())
     }
@@ -740,6 +681,13 @@ impl Worker {
             Ok(()) => pgrx::log!("outbox {id}: ended"),
             Err(failure) => pgrx::log!("outbox {id}: ended; its leases run out: {}", failure.message),
         }
+    }
+}
+
+/// Its settings changed, or nobody knows yet what waits for a destination.
+fn ask_for_upkeep() {
+    if let Some(database) = shmem::my_database() {
+        database.ask_for_upkeep();
     }
 }
 

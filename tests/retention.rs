@@ -12,9 +12,9 @@ use support::{Broker, Cluster, wait_until};
 const DAY_S: i32 = 86_400;
 const MONTH_S: i32 = 30 * DAY_S;
 
-/// A server with the extension and no worker.
+/// A server with the extension, no worker and no upkeep.
 fn quiet_cluster() -> Cluster {
-    unconnected_cluster("", "x", &["outbox.workers = 0"])
+    unconnected_cluster("", "x", &["outbox.databases = 'another'"])
 }
 
 /// Writes history that ended at these times.
@@ -415,7 +415,7 @@ fn a_reader_of_the_history_delays_its_upkeep_and_no_delivery() {
     let offset = cluster.log_offset();
     upkeep(&cluster, &[("outbox.batch_size", 10)]);
     for step in ["make", "drop"] {
-        let given_up = format!("outbox: {step} partitions (server-1): canceling statement due to lock timeout");
+        let given_up = format!("outbox: {step} partitions: canceling statement due to lock timeout");
         cluster.wait_for_log(&given_up, offset);
     }
     wait_connected(&cluster);
@@ -440,4 +440,66 @@ fn a_reader_of_the_history_delays_its_upkeep_and_no_delivery() {
         let partitions = partitions(&cluster);
         partitions.len() == 5 && !partitions[0].starts_with("p2002")
     });
+}
+
+/// Rows of some 5,000 blocks: more ranges of a BRIN index than autovacuum keeps requests for.
+const MUCH_HISTORY: i64 = 500_000;
+
+#[test]
+fn much_history_is_summarised_by_the_upkeep_and_asks_autovacuum_for_nothing() {
+    let cluster = unconnected_cluster("", "x", &[]);
+    wait_true(
+        &cluster,
+        "the worker",
+        "select exists (select from outbox_worker_status where alive)",
+    );
+    history(&cluster, &["now"]);
+    make(&cluster, None, "now");
+    // As an earlier version, or a dump of one, left it.
+    let partition = "select partition::text from outbox_history_partitions() order by starts_at desc limit 1";
+    let partition: String = cluster.query_one(DB, partition);
+    let index: String = cluster.query_one(
+        DB,
+        &format!("select indexrelid::regclass::text from pg_index where indrelid = '{partition}'::regclass"),
+    );
+    cluster.exec(DB, &format!("alter index {index} set (autosummarize = on)"));
+    upkeep(&cluster, &[("outbox.batch_size", 10)]);
+    let left = "select count(*) from pg_class c join pg_index i on i.indexrelid = c.oid
+                where i.indrelid in (select inhrelid from pg_inherits where inhparent = 'outbox_history'::regclass)
+                  and c.reloptions::text like '%autosummarize%'";
+    wait_until("no index to ask autovacuum", LONG, || {
+        cluster.query_one::<i64>(DB, left) == 0
+    });
+
+    let offset = cluster.log_offset();
+    cluster.exec(
+        DB,
+        &format!(
+            "insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination)
+             select n, now(), now(), 1, 0, 'default' from generate_series(1, {MUCH_HISTORY}) n"
+        ),
+    );
+    let log = cluster.log().split_off(offset);
+    assert!(
+        !log.contains("request for BRIN range summarization"),
+        "the log is flooded"
+    );
+
+    // It summarises before it removes what is old.
+    history(&cluster, &["2001-01-01Z"]);
+    upkeep(&cluster, &[("outbox.batch_size", 11)]);
+    wait_true(
+        &cluster,
+        "old history to go",
+        "select not exists (select from outbox_history where published_at < '2002-01-01')",
+    );
+    let left = "select coalesce(sum(brin_summarize_new_values(i.indexrelid)), 0)::bigint
+                from pg_index i join pg_class c on c.oid = i.indexrelid
+                where i.indrelid in (select inhrelid from pg_inherits where inhparent = 'outbox_history'::regclass)
+                  and c.relam = (select oid from pg_am where amname = 'brin')";
+    assert_eq!(
+        cluster.query_one::<i64>(DB, left),
+        0,
+        "ranges that nobody has summarised"
+    );
 }

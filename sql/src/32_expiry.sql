@@ -1,6 +1,7 @@
 -- Messages that nobody wants any more: past expires_at they become dead letters, unsent, and hold up nothing. One that is
 -- claimed ends in the worker that holds it, before it is handed over; all others end here.
--- A worker looks through outbox a piece at a time, for an index would make each enqueue and claim dearer. Lock order as ever:
+-- The upkeep looks through outbox a piece at a time, when the first of them expires: an index would make each enqueue and
+-- claim dearer. Lock order as ever:
 -- outbox_partitions, outbox, the rest.
 
 create index on @extschema@.outbox_waiting (expires_at) where expires_at is not null;
@@ -49,7 +50,7 @@ comment on function @extschema@.outbox_bury(tid[], tid[], bigint[]) is
 
 create function @extschema@.outbox_expire(
   first_block bigint, blocks integer, batch integer,
-  out destinations text[], out counts bigint[], out heads boolean, out next_block bigint, out more boolean, out expiring boolean
+  out destinations text[], out counts bigint[], out heads boolean, out next_block bigint, out more boolean, out next_expiry timestamptz
 ) language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
@@ -86,13 +87,13 @@ begin
   more := cardinality(seen) = batch or cardinality(late) = batch;
   next_block := case when cardinality(seen) = batch then first_block
                      when first_block + blocks < all_blocks then first_block + blocks else 0 end;
-  expiring := cardinality(seen) + cardinality(late) > 0
-    or exists (select from @extschema@.outbox_waiting w where w.expires_at is not null)
-    or exists (select from @extschema@.outbox o where o.ctid >= from_tid and o.ctid < to_tid and o.expires_at is not null);
+  next_expiry := least(
+    (select w.expires_at from @extschema@.outbox_waiting w where w.expires_at is not null order by w.expires_at limit 1),
+    (select min(o.expires_at) from @extschema@.outbox o where o.ctid >= from_tid and o.ctid < to_tid));
 end
 $$;
 comment on function @extschema@.outbox_expire(bigint, integer, integer) is
-  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from first_block on and in outbox_waiting; returns how many of which destination, whether others may have waited behind one, where to go on (0 = all was looked through), whether more are there already, and whether any message here expires at all.';
+  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from first_block on and in outbox_waiting; returns how many of which destination, whether others may have waited behind one, where to go on (0 = all was looked through), whether more are there already, and when the first of those that are left here expires.';
 
 create function @extschema@.outbox_expire_firsts(destination text, partitions smallint[], lane_rows bigint)
 returns void language sql volatile

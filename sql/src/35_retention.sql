@@ -1,4 +1,4 @@
--- What ends is kept for a time and then goes: history by whole partitions, dead letters and events in batches. A worker
+-- What ends is kept for a time and then goes: history by whole partitions, dead letters and events in batches. The upkeep
 -- calls these functions once a minute. Each takes the time as an argument, so that a test can pretend another one.
 --
 -- A partition of the history is made at run time and is no member of the extension: pg_dump dumps it like any table and
@@ -12,9 +12,9 @@ create table @extschema@.outbox_history_default partition of @extschema@.outbox_
 -- No key tells one row from another. Without an identity Postgres would refuse each delete while there is a publication
 -- FOR ALL TABLES; so it is with the other partitions, and with the audit.
 alter table @extschema@.outbox_history_default replica identity full;
--- Rows come in nearly in order of both columns: BRIN costs next to nothing a row and finds a seq or a day.
-create index on @extschema@.outbox_history_default using brin (published_at, seq)
-  with (pages_per_range = 16, autosummarize = on);
+-- Rows come in nearly in order of both columns: BRIN costs next to nothing a row and finds a seq or a day. The upkeep
+-- summarises it: autosummarize asks autovacuum, whose queue is full soon, and then writes a line into the log each 16 blocks.
+create index on @extschema@.outbox_history_default using brin (published_at, seq) with (pages_per_range = 16);
 comment on table @extschema@.outbox_history_default is
   'History that no partition was made for: of the first minutes, or written while the clock was wrong. A settle never fails for want of a partition.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_history_default', '');
@@ -80,6 +80,38 @@ end
 $$;
 comment on function @extschema@.outbox_make_partitions(integer, timestamptz) is
   'Makes partitions of the history ahead: one an hour, a day or a month, as retention_s (NULL = forever) asks for; returns how many. None while the history is empty.';
+
+create function @extschema@.outbox_summarize_history(moment timestamptz default pg_catalog.clock_timestamp())
+returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
+declare
+  index record;
+  summarised integer := 0;
+begin
+  for index in
+    select i.indexrelid::regclass as name, c.reloptions::text like '%autosummarize=%' as asks,
+           -- Rows come into these; those of the past were summarised when they were the present.
+           p.partition is null or (p.starts_at <= moment and p.ends_at > moment - interval '1 day') as grows
+    from pg_inherits h join pg_index i on i.indrelid = h.inhrelid join pg_class c on c.oid = i.indexrelid
+    join pg_am a on a.oid = c.relam and a.amname = 'brin'
+    left join @extschema@.outbox_history_partitions() p on p.partition = h.inhrelid
+    where h.inhparent = '@extschema@.outbox_history'::regclass
+  loop
+    begin
+      if index.asks then -- it was made by an earlier version, or came with a dump
+        execute format('alter index %s reset (autosummarize)', index.name);
+      end if;
+      if index.grows or index.asks then
+        summarised := summarised + brin_summarize_new_values(index.name);
+      end if;
+    exception when lock_not_available or insufficient_privilege then
+      null; -- a vacuum has it, or a stranger owns it; the next run tries again
+    end;
+  end loop;
+  return summarised;
+end
+$$;
+comment on function @extschema@.outbox_summarize_history(timestamptz) is
+  'Summarises new ranges of the BRIN indexes of the history, and ends their requests to autovacuum; returns how many ranges.';
 
 -- DROP locks the whole history against everyone: it waits for its readers, and every settle waits behind it.
 create function @extschema@.outbox_drop_partitions(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())

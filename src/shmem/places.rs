@@ -15,6 +15,8 @@ use std::sync::atomic::{
 pub const MAX_WORKERS: usize = 128;
 /// The most of them that workers outside the server may take: the others are for those inside.
 pub const MAX_OUTSIDE: usize = MAX_WORKERS / 2;
+/// Processes of the upkeep that may run at a time, in places beyond those of workers.
+pub const MAX_UPKEEP: usize = 8;
 
 /// One running worker. Written by the worker, but for `leave`.
 #[repr(C)]
@@ -24,7 +26,7 @@ pub struct Worker {
     pub(super) proc_number: AtomicI32,
     pid: AtomicI32,
     pub(super) in_flight: AtomicU32,
-    /// server-N is its name; OUTSIDE = it is the session of a worker outside the server.
+    /// server-N is its name; OUTSIDE = it is the session of a worker outside the server; UPKEEP.
     number: AtomicU32,
     answer: Answer,
     /// Of the `calls` of its database, how many there were when it last began to look and found nothing to do; BUSY = there
@@ -37,10 +39,13 @@ pub struct Worker {
 const BUSY: u64 = u64::MAX;
 /// The number of all workers outside the server: the launcher did not start them, and sessions ask nothing of them.
 const OUTSIDE: u32 = u32::MAX;
+/// The number of the process that does the upkeep of a database. It delivers nothing.
+pub const UPKEEP: u32 = u32::MAX - 1;
+
 const STAY: u32 = 0;
 /// It shall leave in order.
 const LEAVE: u32 = 1;
-/// SIGTERM was sent to it. A second one could cancel its last settle.
+/// SIGTERM was sent to it; one is enough.
 const END: u32 = 2;
 
 /// Why a process got no place.
@@ -51,7 +56,7 @@ pub enum NoPlace {
     Full,
 }
 
-/// A worker in the server, as its place tells.
+/// A worker in the server, or an upkeep process, as its place tells.
 pub struct Found {
     pub database: u32,
     pub number: u32,
@@ -103,7 +108,9 @@ fn take_place(database: u32, number: u32) -> Result<&'static Worker, NoPlace> {
             return Err(NoPlace::Taken(other.pid.load(Relaxed)));
         }
         let is_free = |worker: &&Worker| worker.proc_number.load(SeqCst) == 0;
-        let place = state.workers.iter().find(is_free).ok_or(NoPlace::Full)?;
+        let (of_workers, of_upkeep) = state.workers.split_at(MAX_WORKERS);
+        let places = if number == UPKEEP { of_upkeep } else { of_workers };
+        let place = places.iter().find(is_free).ok_or(NoPlace::Full)?;
         place.pid.store(bgworker::my_pid(), Relaxed);
         place.in_flight.store(0, Relaxed);
         place.answer.forget();
@@ -167,6 +174,15 @@ impl Worker {
         self.number.load(Relaxed) == OUTSIDE
     }
 
+    pub(super) fn is_upkeep(&self) -> bool {
+        self.number.load(Relaxed) == UPKEEP
+    }
+
+    /// It delivers, and the launcher started it.
+    pub(super) fn is_in_server(&self) -> bool {
+        !self.is_outside() && !self.is_upkeep()
+    }
+
     /// Its place + 1.
     pub fn place(&self) -> u32 {
         let index = static_state().and_then(|state| state.workers.iter().position(|worker| std::ptr::eq(worker, self)));
@@ -205,8 +221,8 @@ impl Worker {
 
 // ---- the launcher and sessions --------------------------------------------------------------------------------------
 
-/// The workers that run in the server, of all databases.
-pub fn workers_in_server() -> Vec<Found> {
+/// The workers and upkeep processes that run in the server, of all databases.
+pub fn processes_in_server() -> Vec<Found> {
     let workers = static_state().into_iter().flat_map(|state| &state.workers);
     let found = workers.map(|worker| Found {
         database: worker.database.load(SeqCst),
@@ -222,7 +238,7 @@ pub fn workers_in_server() -> Vec<Found> {
 /// Whether this process still has its place.
 pub fn is_in_place(database: u32, number: u32, pid: i32) -> bool {
     let is_it = |found: Found| (found.database, found.number, found.pid) == (database, number, pid);
-    workers_in_server().into_iter().any(is_it)
+    processes_in_server().into_iter().any(is_it)
 }
 
 /// How many workers in the server there may be now, of all databases together.
@@ -275,7 +291,7 @@ pub fn has_workers(database: u32) -> bool {
 pub fn workers_here() -> Option<Vec<u32>> {
     let database = catalog::my_database();
     let workers = static_state()?.workers.iter();
-    let here = workers.filter(|worker| worker.is_of(database) && !worker.is_outside());
+    let here = workers.filter(|worker| worker.is_of(database) && worker.is_in_server());
     Some(here.map(|worker| worker.number.load(Relaxed)).collect())
 }
 
@@ -287,6 +303,6 @@ pub fn answers_here() -> impl Iterator<Item = (u32, &'static Answer)> {
     );
     let here = workers
         .iter()
-        .filter(move |worker| worker.is_of(database) && !worker.is_outside());
+        .filter(move |worker| worker.is_of(database) && worker.is_in_server());
     here.map(|worker| (worker.number.load(Relaxed), &worker.answer))
 }

@@ -4,7 +4,7 @@
 
 use super::enqueue::{Publish, Statements, check_body, duplicate, new_id, unexpected};
 use super::express::{Inserted, Stored};
-use super::since_1970;
+use super::{since_1970, us_since_1970};
 use crate::error::UserError;
 use crate::pg::args::Jsonb;
 use crate::pg::table::{self, Column, Kind, Layout, Row, Table, Value};
@@ -171,8 +171,8 @@ fn publish_into(
         Some(parcel) => wake::ready_by_express(parcel),
         None => wake::ready(Class::of(request.destination), partition, seq),
     }
-    if request.times.expires_at.is_some() {
-        wake::some_expire();
+    if let Some(time) = request.times.expires_at {
+        wake::expires_at(us_since_1970(time));
     }
     registry::placed(1);
     Ok(Some(seq))

@@ -3,6 +3,7 @@
 use super::direct;
 use super::express::{self, Inserted, Stored};
 use super::source;
+use super::us_since_1970;
 use crate::error::{UserError, invalid};
 use crate::pg::args::Jsonb;
 use crate::pg::{catalog, guc, security};
@@ -362,8 +363,8 @@ fn insert_pointers(
             if due_at.is_some() {
                 wake::waiting_changed();
             }
-            if request.times.expires_at.is_some() {
-                wake::some_expire();
+            if let Some(time) = request.times.expires_at {
+                wake::expires_at(us_since_1970(time));
             }
             if count > 0 || !check_settings(client, statements, request.partition)? {
                 registry::placed(announced);

@@ -5,8 +5,8 @@ use super::body::Bodies;
 use super::held::Kept;
 use super::source::Source;
 use super::us_since_1970;
+use crate::pg::catalog;
 use crate::pg::tid::Tid;
-use crate::pg::{catalog, guc};
 use outbox_core::engine::{self, Batch, Claimed, Held, Lane, Sharing};
 use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::lease::Lease;
@@ -24,7 +24,7 @@ use std::rc::Rc;
 /// The functions of one database's outbox, called as the worker role. Each call is one statement in the transaction of
 /// the caller.
 pub struct Store {
-    schema: String,
+    pub(super) schema: String,
     worker: String,
     claim: OnceCell<Kept>,
     claim_waiting: OnceCell<Kept>,
@@ -65,20 +65,6 @@ pub type Settlement = engine::Settlement<Tid>;
 pub struct ClaimedBatch {
     pub batch: Batch<Tid>,
     pub wal_position: u64,
-}
-
-/// What a look for expired messages found.
-pub struct Expired {
-    /// How many it buried, of each destination that had any.
-    pub counts: Vec<(String, i64)>,
-    /// Others of its key may wait behind one of them.
-    pub heads: bool,
-    /// Where to go on; 0 = all was looked through.
-    pub next_block: i64,
-    /// It stopped at its limit.
-    pub more: bool,
-    /// Messages that expire are there.
-    pub expiring: bool,
 }
 
 /// Bodies that one claim may bring, in bytes: bounds the memory of a worker. One message is always taken.
@@ -661,83 +647,6 @@ impl Store {
             let changed: Option<i32> = client.update(&**statement, None, &args)?.first().get_one()?;
             Ok(changed.unwrap_or_default() as usize)
         })
-    }
-
-    /// How many messages of each destination wait, counted up to `limit` in all.
-    pub fn count_pending(&self, limit: i64) -> SpiResult<Vec<(String, i64)>> {
-        Spi::connect(|client| {
-            let sql = format!(
-                "select o.destination, count(*)
-                 from (select destination from {s}.outbox union all select destination from {s}.outbox_waiting limit $1) o
-                 group by 1",
-                s = self.schema
-            );
-            let count = || client.select(sql.as_str(), None, &[limit.into()]);
-            guc::with(&[(c"enable_seqscan", c"on")], count)?
-                .map(|row| Ok((row.get(1)?.unwrap_or_default(), row.get(2)?.unwrap_or_default())))
-                .collect()
-        })
-    }
-
-    /// How many messages wait, as the last vacuum or analyze estimated.
-    pub fn estimate_pending(&self) -> SpiResult<i64> {
-        let sql = format!(
-            "select sum(greatest(reltuples, 0))::bigint from pg_class
-             where oid in ('{s}.outbox'::regclass, '{s}.outbox_waiting'::regclass)",
-            s = self.schema
-        );
-        Ok(Spi::get_one(&sql)?.unwrap_or_default())
-    }
-
-    /// Makes dead letters of messages that have expired, in so many blocks of the table from this one on.
-    pub fn expire(&self, first_block: i64, blocks: i32, batch: i32) -> SpiResult<Expired> {
-        Spi::connect_mut(|client| {
-            let sql = format!(
-                "select destinations, counts, heads, next_block, more, expiring from {}.outbox_expire($1, $2, $3)",
-                self.schema
-            );
-            let args = [first_block.into(), blocks.into(), batch.into()];
-            let row = client.update(sql.as_str(), Some(1), &args)?.first();
-            let destinations: Option<Vec<String>> = row.get(1)?;
-            let counts: Option<Vec<i64>> = row.get(2)?;
-            Ok(Expired {
-                counts: (destinations.unwrap_or_default().into_iter())
-                    .zip(counts.unwrap_or_default())
-                    .collect(),
-                heads: row.get(3)?.unwrap_or_default(),
-                next_block: row.get(4)?.unwrap_or_default(),
-                more: row.get(5)?.unwrap_or_default(),
-                expiring: row.get(6)?.unwrap_or_default(),
-            })
-        })
-    }
-
-    pub fn make_partitions(&self, retention_s: Option<i32>) -> SpiResult<i32> {
-        let sql = format!("select {}.outbox_make_partitions($1, clock_timestamp())", self.schema);
-        Ok(Spi::get_one_with_args(&sql, &[retention_s.into()])?.unwrap_or_default())
-    }
-
-    /// Calls a function that removes what is older, `batch` at most, and returns how many.
-    pub fn clear(&self, function: &str, retention_s: i32, batch: i32) -> SpiResult<i64> {
-        let sql = format!("select {}.{function}($1, $2, clock_timestamp())::bigint", self.schema);
-        Ok(Spi::get_one_with_args(&sql, &[retention_s.into(), batch.into()])?.unwrap_or_default())
-    }
-
-    /// Calls a function that removes what is older and over, looking at `batch` rows after a seq. Returns how far it got,
-    /// and whether more may be old.
-    pub fn clear_after(&self, function: &str, after: i64, retention_s: i32, batch: i32) -> SpiResult<(i64, bool)> {
-        let sql = format!(
-            "select reached, more from {}.{function}($1, $2, $3, clock_timestamp())",
-            self.schema
-        );
-        let args = [after.into(), retention_s.into(), batch.into()];
-        let (reached, more) = Spi::get_two_with_args(&sql, &args)?;
-        Ok((reached.unwrap_or(after), more.unwrap_or_default()))
-    }
-
-    pub fn purge_workers(&self) -> SpiResult<i64> {
-        let purged: Option<i64> = Spi::get_one(&format!("select {}.outbox_purge_workers()", self.schema))?;
-        Ok(purged.unwrap_or_default())
     }
 }
 

@@ -29,6 +29,9 @@ pub struct Database {
     pub idle_until_ms: u64,
     /// It is thought to lack the extension: a worker only looks again, in a slot that nobody else wants.
     pub spare: bool,
+    /// It is no database, but the upkeep of one: a process that is soon done. It comes after databases that have messages,
+    /// and before further workers of a database. Nobody has to set a slot aside for it, so none is missing.
+    pub upkeep: bool,
 }
 
 impl Database {
@@ -68,7 +71,7 @@ pub fn plan(databases: &[Database], slots: u32, now_ms: u64, turn_ms: u64) -> Pl
     let demand = || {
         databases
             .iter()
-            .filter(|database| !database.spare && database.wanted > 0)
+            .filter(|database| !database.spare && !database.upkeep && database.wanted > 0)
     };
     plan.missing = (demand().map(|database| database.wanted).sum::<u32>()).saturating_sub(slots);
     plan.in_turn = slots > 0 && demand().count() > slots as usize;
@@ -290,6 +293,45 @@ mod tests {
         assert_eq!(at(&[all[0].clone(), idle(served(0))], 1, 100_000), (vec![], vec![]));
     }
 
+    /// Of a database whose upkeep is due since then, and overdue a minute later.
+    fn due(since_ms: u64) -> Database {
+        Database {
+            upkeep: true,
+            idle_until_ms: since_ms + 60_000,
+            ..waits(since_ms)
+        }
+    }
+
+    #[test]
+    fn upkeep_comes_after_databases_that_wait_and_before_second_workers_and_misses_no_slot() {
+        let two = Database {
+            wanted: 2,
+            startable: 1,
+            ..served(0)
+        };
+        let all = [due(50), two, waits(90)];
+        assert_eq!(at(&all, 4, 100), (vec![2, 0, 1], vec![]));
+        assert_eq!(at(&all, 3, 100), (vec![2, 0], vec![]));
+        assert_eq!(at(&all, 2, 100), (vec![2], vec![]));
+        let plan = plan(&[served(0), due(50)], 1, 100, TURN_MS);
+        assert_eq!((plan.missing, plan.in_turn, plan.waiting), (0, false, 0));
+        assert_eq!((plan.kept_out, plan.look_in_ms), (1, Some(59_950)));
+    }
+
+    #[test]
+    fn upkeep_that_is_overdue_has_its_turn_and_one_that_runs_makes_room_soon() {
+        let all = [due(50), idle(served(0)), served(10)];
+        assert_eq!(at(&all, 2, 60_049), (vec![], vec![]));
+        assert_eq!(at(&all, 2, 60_050), (vec![], vec![1]));
+        let runs = Database {
+            upkeep: true,
+            ..idle(served(2_000))
+        };
+        assert_eq!(at(&[waits(900), runs.clone()], 1, 2_999), (vec![], vec![]));
+        assert_eq!(at(&[waits(900), runs.clone()], 1, 3_000), (vec![], vec![1]));
+        assert_eq!(at(&[idle(waits(900)), runs], 1, 30_000), (vec![], vec![]));
+    }
+
     #[test]
     fn without_any_slot_all_are_missing_and_none_is_served_in_turn() {
         let plan = plan(&[waits(0), waits(0)], 0, 100, TURN_MS);
@@ -330,6 +372,7 @@ mod tests {
                 since_ms: self.since_ms,
                 idle_until_ms: if self.known_idle { self.idle_until_ms } else { 0 },
                 spare: false,
+                upkeep: false,
             }
         }
 
