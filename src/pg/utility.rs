@@ -1,5 +1,5 @@
-//! Statements that are no queries: a word before those that change which databases there are. Every session of the
-//! server comes through the hook, so what is not about databases passes it untouched.
+//! Statements that are no queries: a word before those that change which databases there are, and CREATE EXTENSION outbox by
+//! one session at a time. Every session of the server comes through the hook, so what is about neither passes it untouched.
 
 use pgrx::pg_sys::NodeTag;
 use pgrx::{PgList, pg_guard, pg_sys};
@@ -68,8 +68,10 @@ unsafe extern "C-unwind" fn on_utility(
 ) {
     // SAFETY: core's arguments, handed on as they came.
     unsafe {
-        if is_about_databases((*(*planned).utilityStmt).type_) {
-            tell((*planned).utilityStmt, context);
+        match (*(*planned).utilityStmt).type_ {
+            tag if is_about_databases(tag) => tell((*planned).utilityStmt, context),
+            NodeTag::T_CreateExtensionStmt => wait_for_another_create((*planned).utilityStmt),
+            _ => {}
         }
         let next = NEXT.unwrap_or(standard_ProcessUtility);
         next(
@@ -90,6 +92,22 @@ fn is_about_databases(tag: NodeTag) -> bool {
         tag,
         NodeTag::T_DropdbStmt | NodeTag::T_RenameStmt | NodeTag::T_AlterDatabaseStmt | NodeTag::T_CreatedbStmt
     )
+}
+
+/// Sessions that create the extension at the same moment wait for the first. Core looks whether it is there, and meets the row
+/// of another only as it adds its own: a unique violation, also with IF NOT EXISTS. The lock lasts until the transaction ends.
+/// Where the extension is there already nobody waits, and who may not create it holds the lock until core says so.
+#[pg_guard]
+unsafe extern "C-unwind" fn wait_for_another_create(node: *mut pg_sys::Node) {
+    // SAFETY: the node is what its tag says.
+    unsafe {
+        let name = (*node.cast::<pg_sys::CreateExtensionStmt>()).extname.cast_const();
+        let is_ours = CStr::from_ptr(name) == c"outbox" && !pg_sys::RecoveryInProgress();
+        if is_ours && pg_sys::get_extension_oid(name, true) == pg_sys::InvalidOid {
+            let mode = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
+            pg_sys::LockDatabaseObject(pg_sys::ExtensionRelationId, pg_sys::InvalidOid, 0, mode);
+        }
+    }
 }
 
 #[pg_guard]
