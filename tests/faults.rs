@@ -127,12 +127,7 @@ fn what_a_queue_does_not_confirm_is_told_of_and_goes_again_over_the_same_connect
             "select outbox_publish('{kind}', jsonb_build_object('label', '{key}' || g), 'a', '{key}') from generate_series(1, {count}) g"
         ));
     };
-    let call = |what: &str| {
-        broker.ctl(&["eval", &format!(
-            "{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, <<\"{queue}\">>)), ok = sys:{what}(amqqueue:get_pid(Q))."
-        )])
-    };
-    call("suspend");
+    broker.stop_confirming(&queue);
     let offset = cluster.log_offset();
     publish("stuck", "s", 5);
     publish("well", "w", 3);
@@ -154,7 +149,7 @@ fn what_a_queue_does_not_confirm_is_told_of_and_goes_again_over_the_same_connect
     publish("well", "w", 3);
     wait_published(&cluster, 6);
     assert_eq!(cluster.query_one::<i64>(DB, connection), 0);
-    call("resume");
+    broker.confirm_again(&queue);
     wait_published(&cluster, 11);
     wait_healthy(&cluster, "broker");
     assert_nothing_was_charged(&cluster);

@@ -266,16 +266,26 @@ fn a_claim_that_its_worker_left_behind_counts_as_a_crash() {
     let broker = Broker::start();
     let (exchange, queue) = exchange_and_queue(&broker);
     let cluster = outbox_cluster(&broker, &exchange);
-    broker.suspend();
+    // It takes the message and confirms nothing, so the message is in flight for as long as the test wants.
+    broker.stop_confirming(&queue);
     cluster.exec(DB, "select outbox_publish('T', '{}', 'a', 'b', 'x')");
-    wait_true(
-        &cluster,
-        "a claim",
-        "select exists (select from outbox where claim_token is not null)",
+    for crashes in 0..2 {
+        wait_true(
+            &cluster,
+            &format!("a claim after {crashes} crashes"),
+            &format!("select count(*) = 1 from outbox where claim_token is not null and crashes = {crashes}"),
+        );
+        cluster.exec(DB, "checkpoint"); // a claim is not flushed: a crash may undo it, and then nobody has crashed with it
+        cluster.kill_postmaster();
+        cluster.start_again();
+    }
+    wait_true(&cluster, "the second crash", "select crashes = 2 from outbox");
+    assert_eq!(
+        cluster.query_one::<i32>(DB, "select attempts from outbox"),
+        0,
+        "it is charged as a crash, not as an attempt"
     );
-    cluster.kill_postmaster();
-    broker.resume();
-    cluster.start_again();
+    broker.confirm_again(&queue);
     wait_published(&cluster, 1);
     assert!(!all_of(&broker, &queue).is_empty());
     drop(cluster);
@@ -650,12 +660,12 @@ fn leasing_can_be_switched_off_and_on() {
 // ---- what a claim reads ---------------------------------------------------------------------------------------------
 
 /// Blocks that a claim past `mark` touches.
-fn blocks_of_a_claim(client: &mut Client, mark: i64) -> i64 {
+fn blocks_of_a_claim(client: &mut Client, mark: i64, limit: i32) -> i64 {
     client.batch_execute("begin").expect("begin");
     let sql = format!(
         "explain (analyze, buffers, costs off, timing off, summary off, format json)
          select * from outbox_claim('tester', 'default', '{{0}}', (select array[lease_epoch] from outbox_partitions where partition = 0),
-                                    '{{100}}', '{{{mark}}}', 1000000)"
+                                    '{{{limit}}}', '{{{mark}}}', 1000000)"
     );
     let plan: serde_json::Value = client.query_one(&sql, &[]).expect("explain").get(0);
     client.batch_execute("rollback").expect("rollback");
@@ -775,13 +785,36 @@ fn a_claim_never_walks_what_was_settled_before_however_old_a_snapshot_is_held() 
              select outbox_enqueue(n, 'k') from generate_series(5001, 5010) n",
         )
         .expect("a settled backlog");
-    let from_the_mark = blocks_of_a_claim(&mut client, 5000);
-    let from_the_start = blocks_of_a_claim(&mut client, 0);
+    let from_the_mark = blocks_of_a_claim(&mut client, 5000, 100);
+    let from_the_start = blocks_of_a_claim(&mut client, 0, 100);
     assert!(
         from_the_mark * 5 < from_the_start,
         "{from_the_mark} blocks from the mark, {from_the_start} from the start"
     );
     assert!(from_the_mark < 200, "{from_the_mark} blocks for ten rows");
+}
+
+#[test]
+fn a_claim_costs_the_same_before_ten_messages_and_before_forty_thousand() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "outbox.partition_count = 1"]);
+    let mut client = cluster.connect(DB);
+    client
+        .batch_execute(
+            "select outbox_lease_take('tester', '{0}', 3600);
+             select outbox_enqueue(n, 'k') from generate_series(1, 10) n",
+        )
+        .expect("ten");
+    let before_few = blocks_of_a_claim(&mut client, 0, 10);
+    client
+        .batch_execute(
+            "select outbox_enqueue_many(array(select g from generate_series(11, 40000) g), 'k'); analyze outbox",
+        )
+        .expect("a backlog");
+    let before_many = blocks_of_a_claim(&mut client, 0, 10);
+    assert!(
+        before_many <= before_few + 20,
+        "{before_few} blocks before ten messages, {before_many} before 40,000"
+    );
 }
 
 #[test]

@@ -4,14 +4,13 @@
 mod common;
 
 use common::{
-    DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, pause, refused, unconnected_cluster,
+    DB, LONG, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, pause, refused, unconnected_cluster,
     wait_connected, wait_drained, wait_published, wait_true,
 };
 use postgres::error::SqlState;
 use serde_json::Value;
 use std::thread;
-use std::time::Instant;
-use support::{Broker, Cluster, Mode, Proxy, fresh_names};
+use support::{Broker, Cluster, Mode, Proxy, fresh_names, wait_until};
 
 /// The keys of the JSON line that other workers print.
 const KEYS: [&str; 13] = [
@@ -209,11 +208,19 @@ fn a_tick_counts_what_failed() {
     assert!(cluster.query_one::<bool>(DB, sql));
     let ended = "select (select count(*) from outbox_history) = 3 and (select count(*) from outbox_waiting where state = 'b') = 2";
     wait_true(&cluster, "three published, two failed", ended);
-    cluster.exec(DB, "update outbox_waiting set due_at = now()"); // nobody is told of it
-    let failed = tick(&cluster);
-    let again = cluster.query_one::<i64>(DB, "select sum(attempts) from outbox_waiting");
-    assert_eq!(again, 4);
-    assert!([[2, 0, 2], [0, 0, 0]].contains(&counts(&failed)), "{failed}"); // the latter if due just before
+    // The worker looks each second for what is due: in a round in which it was faster the tick finds nothing. Whoever
+    // tries them, each round charges both once, and a tick that found them counts both.
+    let mut attempts = 2;
+    wait_until("a tick that finds the two", LONG, || {
+        cluster.exec(DB, "update outbox_waiting set due_at = now()"); // nobody is told of it
+        let failed = counts(&tick(&cluster));
+        attempts += 2;
+        let charged =
+            format!("select count(*) = 2 and sum(attempts) = {attempts} from outbox_waiting where state = 'b'");
+        wait_true(&cluster, "both to be charged", &charged);
+        assert!([[2, 0, 2], [0, 0, 0]].contains(&failed), "{failed:?}");
+        failed == [2, 0, 2]
+    });
 }
 
 #[test]
@@ -229,9 +236,7 @@ fn a_tick_connects_anew_where_the_broker_was_down() {
         "a few attempts to have failed",
         "select coalesce(bool_and(state = 'down' and clock_timestamp() > since + interval '3 s'), false) from outbox_connections",
     );
-    let began = Instant::now();
-    assert_eq!(counts(&tick(&cluster)), [0, 0, 0]);
-    assert!(began.elapsed().as_secs() < 20, "it waited for a broker that is down");
+    assert_eq!(counts(&tick(&cluster)), [0, 0, 0]); // and is not given up by its timeout
     proxy.mode(Mode::Pass);
     let done = tick(&cluster);
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_history"), 5);
@@ -452,9 +457,8 @@ fn a_relay_leaves_out_a_paused_destination_and_one_that_is_down() {
         let sql = format!("select outbox_publish('T', '1', destination => '{name}') from generate_series(1, 3)");
         cluster.exec(DB, &sql);
     }
-    let began = Instant::now();
-    assert_eq!(relay(&cluster, "100, '60 s'"), ([6, 3, 0, 0, 3], false));
-    assert!(began.elapsed().as_secs() < 30, "it waited for a broker that is down");
+    // Of the two that are down it knows that they are: it waits for neither until its time is over.
+    assert_eq!(relay(&cluster, "100, '10 min'"), ([6, 3, 0, 0, 3], false));
     assert_eq!(broker.queue_len(&queue), 3);
     let left = "select string_agg(destination, ' ' order by seq) from outbox where claim_token is null";
     assert_eq!(cluster.query_one::<String>(DB, left), "held held held lost lost lost");

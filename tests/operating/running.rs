@@ -137,14 +137,24 @@ fn history_goes_when_its_retention_is_over() {
 fn the_row_of_a_worker_that_ended_long_ago_goes_and_that_of_a_live_one_stays() {
     let cluster = unconnected_cluster("", "x", &[]);
     wait_healthy(&cluster, "workers");
-    // Nobody knows this one, so its heartbeat decides.
+    // Of those outside the server the heartbeat decides.
     cluster.exec(
         DB,
         "insert into outbox_workers (worker_id, heartbeat_until) values
-           ('long-ago', now() - interval '61 s'), ('just-now', now() - interval '1 s')",
+           ('long-ago', now() - interval '61 s'), ('work-alive', now() + interval '1 hour')",
     );
     let names = "select string_agg(worker_id, ' ' order by worker_id) from outbox_workers";
-    assert_eq!(cluster.query_one::<String>(DB, names), "just-now long-ago server-1");
-    cluster.exec(DB, "select outbox_purge_workers()");
-    assert_eq!(cluster.query_one::<String>(DB, names), "just-now server-1");
+    assert_eq!(cluster.query_one::<String>(DB, names), "long-ago server-1 work-alive");
+    // A worker removes it by itself: as it starts, and then each minute.
+    cluster.exec(
+        DB,
+        "select pg_terminate_backend(pid) from outbox_worker_status where worker_id = 'server-1'",
+    );
+    wait_true(
+        &cluster,
+        "the worker to remove the row",
+        "select not exists (select from outbox_workers where worker_id = 'long-ago')",
+    );
+    wait_healthy(&cluster, "workers");
+    assert_eq!(cluster.query_one::<String>(DB, names), "server-1 work-alive");
 }

@@ -6,9 +6,11 @@ use std::sync::OnceLock;
 
 use super::monitor::{Monitor, encoded};
 use super::{MARKUP, quiet_cluster, stage};
-use crate::common::{DB, LONG, unconnected_cluster, wait_true};
+use crate::common::{
+    DB, LONG, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_published, wait_true,
+};
 use crate::obstacles::obstacles;
-use support::{Cluster, StopMode, wait_until};
+use support::{Broker, Cluster, StopMode, wait_until};
 
 const PACKAGES: [&str; 2] = ["playwright==1.56.0", "axe-playwright-python==0.1.8"];
 
@@ -66,6 +68,70 @@ fn a_person_sees_what_stands_and_mends_it() {
         play(&cluster, "pictures");
     }
     play(&stage(MARKUP), "scenes");
+}
+
+/// What the monitor of Pillar had: workers with their heartbeats, who leases which partition until when, and the throughput.
+#[test]
+fn the_pages_show_the_workers_their_leases_and_what_the_last_minutes_brought() {
+    const MESSAGES: usize = 30;
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.workers = 2"]);
+    wait_true(
+        &cluster,
+        "two workers to share the partitions",
+        "select count(*) = 2 and bool_and(partitions = 8 and state = 'connected') from outbox_worker_status where alive",
+    );
+    cluster.exec(
+        DB,
+        &format!("select outbox_publish('T', '{{}}', 'a', n::text, 'x') from generate_series(1, {MESSAGES}) n"),
+    );
+    wait_published(&cluster, MESSAGES);
+    let monitor = Monitor::start(&cluster, &[]);
+    let mut client = cluster.connect(DB);
+    let workers = client
+        .query("select worker_id, pid from outbox_worker_status", &[])
+        .expect("workers");
+    assert_eq!(workers.len(), 2);
+    for row in &workers {
+        let (id, pid): (String, i32) = (row.get(0), row.get(1));
+        wait_until("the page to show the worker as it is", LONG, || {
+            let page = monitor.page("/workers");
+            let tile = page
+                .split("<section")
+                .find(|tile| tile.contains(&id))
+                .unwrap_or_default();
+            [
+                &format!("<dd>{pid}</dd>"),
+                "<dd>8</dd>",
+                "Heartbeat ",
+                "ago, good for ",
+                "connected",
+            ]
+            .iter()
+            .all(|part| tile.contains(*part))
+        });
+    }
+    let leases = "select partition_key, lease_owner, lease_epoch from outbox_partition_status";
+    let leases = client.query(leases, &[]).expect("leases");
+    assert_eq!(leases.len(), 16);
+    for row in &leases {
+        let (label, owner, epoch): (String, String, i64) = (row.get(0), row.get(1), row.get(2));
+        wait_until("the page to show the lease as it is", LONG, || {
+            let page = monitor.page("/partitions");
+            let line = page
+                .split("<tr>")
+                .find(|line| line.contains(&format!("<b>{label}</b>")));
+            line.is_some_and(|line| {
+                line.contains(&owner) && line.contains(&format!(">{epoch}<")) && line.contains("of the lease are left")
+            })
+        });
+    }
+    wait_until("the page to show what was published", LONG, || {
+        monitor
+            .page("/")
+            .contains(&format!("In the last hour {MESSAGES} published, 0 retried, 0 failed"))
+    });
 }
 
 #[test]
@@ -300,6 +366,54 @@ fn a_standby_says_that_it_is_one_and_delivers_nothing() {
         "that none is alive is no trouble of a standby"
     );
     assert!(!Monitor::start(&primary, &[]).page("/").contains("standby"));
+}
+
+/// As nginx does with `proxy_pass http://127.0.0.1:8080;`, which hands the path on, and with a slash behind it, which does not.
+#[test]
+fn under_a_path_of_a_proxy_every_link_leads_to_below_it() {
+    use std::io::{BufRead, BufReader, Write};
+    const BASE: &str = "/ops/outbox";
+    let cluster = quiet_cluster();
+    cluster.exec(DB, "select outbox_publish('T', '{}', 'order', '1')");
+    let monitor = Monitor::start(&cluster, &["--allow-actions", "--base-path", BASE]);
+    let mut seen = 0;
+    for page in [
+        "/",
+        "/messages",
+        "/message/1",
+        "/destinations",
+        "/partitions",
+        "/workers",
+        "/audit",
+    ] {
+        for path in [page.to_owned(), format!("{BASE}{page}")] {
+            let shown = monitor.page(&path);
+            for part in [" href=\"", " src=\"", " action=\""] {
+                for link in shown.split(part).skip(1).filter(|link| link.starts_with('/')) {
+                    let link = link.split('"').next().expect("an end");
+                    assert!(link.starts_with(&format!("{BASE}/")), "{path}: {link}");
+                    if part != " action=\"" {
+                        assert_eq!(monitor.get(&link.replace("&amp;", "&")).status, 200, "{path}: {link}");
+                    }
+                    seen += 1;
+                }
+            }
+        }
+    }
+    assert!(seen > 100, "{seen} links");
+    assert_eq!(monitor.get(BASE).status, 200);
+    let led = monitor.get(&format!("{BASE}/messages?q=1"));
+    assert_eq!(led.header("location"), Some(format!("{BASE}/message/1").as_str()));
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", monitor.port)).expect("connect");
+    let ask = format!("GET {BASE}/events?page=overview HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    stream.write_all(ask.as_bytes()).expect("ask for the stream");
+    let mut lines = BufReader::new(stream).lines();
+    let data = lines.find_map(|line| line.expect("the stream").strip_prefix("data: ").map(str::to_owned));
+    let data = data.expect("parts");
+    assert!(
+        data.contains(&format!("href=\\\"{BASE}/")) && !data.contains("href=\\\"/messages"),
+        "{data}"
+    );
 }
 
 #[test]

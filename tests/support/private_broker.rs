@@ -221,6 +221,26 @@ impl PrivateBroker {
         };
     }
 
+    /// From now on this classic queue takes messages and confirms none, as one that has lost its quorum; the broker and its
+    /// other queues are well.
+    pub fn stop_confirming(&self, queue: &str) {
+        self.tell_queue(queue, "suspend");
+    }
+
+    pub fn confirm_again(&self, queue: &str) {
+        self.tell_queue(queue, "resume");
+    }
+
+    fn tell_queue(&self, queue: &str, what: &str) {
+        self.ctl(&[
+            "eval",
+            &format!(
+                "{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, <<\"{queue}\">>)),
+                 ok = sys:{what}(amqqueue:get_pid(Q))."
+            ),
+        ]);
+    }
+
     /// Runs rabbitmqctl (about 0.3 s) and returns what it printed.
     pub fn ctl(&self, args: &[&str]) -> String {
         let output = self
