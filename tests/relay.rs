@@ -418,7 +418,7 @@ fn waiting_ends_with_the_settle_and_not_at_the_next_look() {
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
     let mut client = cluster.connect(DB);
-    let mut waited = Duration::ZERO;
+    let mut waited = Vec::new();
     for round in 0..ROUNDS {
         let seq = store(&cluster, &format!("round {round}"), Some("k"));
         let began = Instant::now();
@@ -426,17 +426,17 @@ fn waiting_ends_with_the_settle_and_not_at_the_next_look() {
             .query_one("select outbox_wait($1, '2 min')", &[&seq])
             .expect("wait");
         assert_eq!(row.get::<_, String>(0), "published");
-        waited += began.elapsed();
+        waited.push(began.elapsed());
     }
-    // A look each second would take about a second each time.
-    assert!(waited < Duration::from_secs(10), "{waited:?} in all");
+    // By the look of each second it would end at the same point of a second each time.
+    assert!(most_were_told(&mut waited), "{waited:?}");
 }
 
 #[test]
 fn a_session_that_waits_is_woken_by_a_mark_a_death_and_a_discard() {
     let cluster = relay_cluster(&["outbox.max_attempts = 1"]);
     let mut relay = cluster.connect(DB);
-    let mut waited = Duration::ZERO;
+    let mut waited = Vec::new();
     for outcome in ["published", "dead", "discarded"].repeat(4) {
         let seq = store(&cluster, outcome, None);
         let mut waiter = cluster.connect(DB);
@@ -455,7 +455,7 @@ fn a_session_that_waits_is_woken_by_a_mark_a_death_and_a_discard() {
                 _ => assert!(fetch(&mut relay, 1).iter().all(|held| published(&mut relay, held))),
             }
             let found = waiting.join().expect("no panic");
-            waited += began.elapsed();
+            waited.push(began.elapsed());
             found
         });
         assert_eq!(found, outcome);
@@ -466,7 +466,13 @@ fn a_session_that_waits_is_woken_by_a_mark_a_death_and_a_discard() {
         );
     }
     // Each had just looked: the next look would have been a second later.
-    assert!(waited < Duration::from_secs(6), "{waited:?} in all");
+    assert!(most_were_told(&mut waited), "{waited:?}");
+}
+
+/// Whether most of these waits ended without the next look, which comes after a second. Some may, on a busy machine.
+fn most_were_told(waited: &mut [Duration]) -> bool {
+    waited.sort_unstable();
+    waited[waited.len() / 2] < Duration::from_millis(800)
 }
 
 fn wait_until_somebody_waits(cluster: &Cluster) {

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::*;
 use postgres::error::SqlState;
@@ -424,7 +424,6 @@ fn a_reader_of_the_history_delays_its_upkeep_and_no_delivery() {
     wait_true(&cluster, "the delivery", published);
 
     // Who waits for the reader stands before every settle: not for long.
-    let started = Instant::now();
     let refused = cluster
         .connect(DB)
         .batch_execute("select outbox_drop_partitions(0, 10)");
@@ -432,7 +431,6 @@ fn a_reader_of_the_history_delays_its_upkeep_and_no_delivery() {
         refused.expect_err("a reader").code(),
         Some(&SqlState::LOCK_NOT_AVAILABLE)
     );
-    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
 
     reader.batch_execute("commit").expect("commit");
     upkeep(&cluster, &[("outbox.batch_size", 11)]);

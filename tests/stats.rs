@@ -357,12 +357,8 @@ fn a_check_tells_a_closed_port_from_a_missing_exchange_and_sees_it_mended_at_onc
         "select bool_and(clock_timestamp() > since + interval '3 s') from outbox_connections where state = 'down'",
     );
     broker.declare_exchange(&missing, "topic", true);
-    let began = Instant::now();
+    // Without an answer it would say after its 5 s that nothing is known.
     assert_eq!(check(&cluster, "bare"), []);
-    assert!(
-        began.elapsed().as_millis() < 5000,
-        "it waited for an answer and got none"
-    );
     assert_eq!(names(&check(&cluster, "closed")), ["connection", "?exchange"]);
 }
 

@@ -161,6 +161,3 @@ fn wait_for_file(path: &Path, what: &str, mut is_enough: impl FnMut(&str) -> boo
     });
     text
 }
-
-/// Of one that runs for long, and is asked to end.
-const SOON: Duration = Duration::from_secs(10);

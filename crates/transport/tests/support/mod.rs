@@ -149,7 +149,7 @@ impl Desk {
 pub fn config(port: u16) -> AmqpConfig {
     let address = outbox_transport::parse_url(&format!("amqp://guest@127.0.0.1:{port}")).unwrap();
     AmqpConfig {
-        connect_timeout: Duration::from_secs(3),
+        connect_timeout: DEADLINE,
         backoff_min: Duration::from_millis(20),
         ..AmqpConfig::new(address, Secret::new("guest"))
     }
