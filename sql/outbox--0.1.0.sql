@@ -2302,6 +2302,7 @@ declare
   f_error_like constant text := filter->>'error_like';
   f_after constant timestamptz := filter->>'died_after';
   f_before constant timestamptz := filter->>'died_before';
+  f_attempts constant integer := coalesce(filter->>'attempts_below', '2147483647');
   f_from constant bigint := coalesce(filter->>'seq_from', '-9223372036854775808');
   f_to constant bigint := coalesce(filter->>'seq_to', '9223372036854775807');
   chosen bigint[];
@@ -2314,8 +2315,8 @@ begin
         and (f_key is null or d.key = f_key)
         and (f_error_like is null or d.reason like f_error_like)
         and (f_after is null or d.died_at >= f_after)
-        and (f_before is null or d.died_at < f_before)), f_type, f_aggregate_type, f_aggregate_id, null::timestamptz,
-      null::timestamptz);
+        and (f_before is null or d.died_at < f_before) and d.attempts < f_attempts), f_type, f_aggregate_type, f_aggregate_id,
+      null::timestamptz, null::timestamptz);
     return query
     select d.ctid from @extschema@.outbox_dead d
     where d.seq = any (chosen)
@@ -2323,7 +2324,7 @@ begin
       and (f_key is null or d.key = f_key)
       and (f_error_like is null or d.reason like f_error_like)
       and (f_after is null or d.died_at >= f_after)
-      and (f_before is null or d.died_at < f_before)
+      and (f_before is null or d.died_at < f_before) and d.attempts < f_attempts
     order by d.seq limit max_rows;
     return;
   end if;
@@ -2334,7 +2335,7 @@ begin
     and (f_key is null or d.key = f_key)
     and (f_error_like is null or d.reason like f_error_like)
     and (f_after is null or d.died_at >= f_after)
-    and (f_before is null or d.died_at < f_before)
+    and (f_before is null or d.died_at < f_before) and d.attempts < f_attempts
     and (f_type is null or e.type = f_type)
     and (f_aggregate_type is null or e.aggregate_type = f_aggregate_type)
     and (f_aggregate_id is null or e.aggregate_id = f_aggregate_id)
@@ -2348,7 +2349,7 @@ create function @extschema@.outbox_retry_where(
   destination text default null, type text default null, aggregate_type text default null, aggregate_id text default null,
   key text default null, error_like text default null, died_after timestamptz default null,
   died_before timestamptz default null, seq_from bigint default null, seq_to bigint default null,
-  max_rows integer default 10000, reason text default null, dry_run boolean default true
+  max_rows integer default 10000, reason text default null, dry_run boolean default true, attempts_below integer default null
 ) returns bigint language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 #variable_conflict use_column
@@ -2357,7 +2358,7 @@ declare
   filter constant jsonb := @extschema@.outbox_criteria(
     jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id,
       'key', key, 'error_like', error_like, 'died_after', died_after, 'died_before', died_before, 'seq_from', seq_from,
-      'seq_to', seq_to), max_rows);
+      'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
   retried bigint;
   ready smallint[];
   lows bigint[];
@@ -2400,14 +2401,14 @@ begin
   return retried;
 end
 $$;
-comment on function @extschema@.outbox_retry_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean) is
+comment on function @extschema@.outbox_retry_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
   'Brings back the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only, unless dry_run is false.';
 
 create function @extschema@.outbox_discard_where(
   destination text default null, type text default null, aggregate_type text default null, aggregate_id text default null,
   key text default null, error_like text default null, died_after timestamptz default null,
   died_before timestamptz default null, seq_from bigint default null, seq_to bigint default null,
-  max_rows integer default 10000, reason text default null, dry_run boolean default true
+  max_rows integer default 10000, reason text default null, dry_run boolean default true, attempts_below integer default null
 ) returns bigint language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 #variable_conflict use_column
@@ -2415,7 +2416,7 @@ declare
   filter constant jsonb := @extschema@.outbox_criteria(
     jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id,
       'key', key, 'error_like', error_like, 'died_after', died_after, 'died_before', died_before, 'seq_from', seq_from,
-      'seq_to', seq_to), max_rows);
+      'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
   discarded bigint;
 begin
   if coalesce(dry_run, true) then
@@ -2439,7 +2440,7 @@ begin
   return discarded;
 end
 $$;
-comment on function @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean) is
+comment on function @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
   'Gives up the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only, unless dry_run is false.';
 
 create function @extschema@.outbox_trim_audit(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
@@ -3442,7 +3443,8 @@ select @extschema@.outbox_partition_label(p.partition::integer) as partition_key
        case when p.lease_until > pg_catalog.clock_timestamp()
             then pg_catalog.date_trunc('milliseconds', p.lease_until - pg_catalog.clock_timestamp()) end as lease_ttl,
        p.lease_epoch, p.updated_at,
-       f.seq as first_waiting_seq
+       f.seq as first_waiting_seq,
+       case when p.lease_until > pg_catalog.clock_timestamp() then p.lease_until end as lease_until
 from @extschema@.outbox_partitions p
 left join (select x.partition, pg_catalog.min(x.seq) as seq from @extschema@.outbox_first_shown x group by 1) f
   on f.partition = p.partition;
@@ -4588,8 +4590,8 @@ grant execute on function
 
 grant execute on function
   @extschema@.outbox_retry(bigint, text, text), @extschema@.outbox_discard(bigint, text, text),
-  @extschema@.outbox_retry_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean),
-  @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean),
+  @extschema@.outbox_retry_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer),
+  @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer),
   @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean),
   @extschema@.outbox_purge(text, text, text, boolean),
   @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text, text),

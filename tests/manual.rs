@@ -56,6 +56,10 @@ fn code(client: &mut Client, sql: &str) -> SqlState {
 fn each_criterion_picks_what_meets_it_and_a_trial_run_changes_nothing() {
     let cluster = quiet_cluster();
     dead_letters(&cluster);
+    cluster.exec(
+        DB,
+        "update outbox_dead set attempts = case when seq in (1, 2) then 5 else 1 end",
+    );
     for (criteria, wanted) in [
         ("type => 'A'", 3),
         ("aggregate_type => 'order'", 6),
@@ -63,6 +67,9 @@ fn each_criterion_picks_what_meets_it_and_a_trial_run_changes_nothing() {
         ("key => 'order:5'", 1),
         ("error_like => 'unroutable%'", 3),
         ("error_like => 'unroutable%', type => 'B'", 1),
+        ("attempts_below => 5", 4),
+        ("attempts_below => 5, error_like => 'unroutable%'", 1),
+        ("attempts_below => 0", 0),
         ("died_after => '2030-01-03Z'", 5),
         ("died_before => '2030-01-03Z'", 1),
         ("seq_from => 5", 2),

@@ -194,7 +194,8 @@ select @extschema@.outbox_partition_label(p.partition::integer) as partition_key
        case when p.lease_until > pg_catalog.clock_timestamp()
             then pg_catalog.date_trunc('milliseconds', p.lease_until - pg_catalog.clock_timestamp()) end as lease_ttl,
        p.lease_epoch, p.updated_at,
-       f.seq as first_waiting_seq
+       f.seq as first_waiting_seq,
+       case when p.lease_until > pg_catalog.clock_timestamp() then p.lease_until end as lease_until
 from @extschema@.outbox_partitions p
 left join (select x.partition, pg_catalog.min(x.seq) as seq from @extschema@.outbox_first_shown x group by 1) f
   on f.partition = p.partition;

@@ -73,8 +73,8 @@ grant execute on function
 
 grant execute on function
   @extschema@.outbox_retry(bigint, text, text), @extschema@.outbox_discard(bigint, text, text),
-  @extschema@.outbox_retry_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean),
-  @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean),
+  @extschema@.outbox_retry_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer),
+  @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer),
   @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean),
   @extschema@.outbox_purge(text, text, text, boolean),
   @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text, text),

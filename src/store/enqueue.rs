@@ -632,12 +632,20 @@ fn looked_up_keys(
         .map(i64::to_string)
         .collect();
     if !missing.is_empty() {
+        let hint = match place == "outbox_events" {
+            true => {
+                "Store the event first, in this transaction or an earlier one; or pass a key, and it is not looked up. Events in a table of your own are found once outbox_source_set() has named it."
+            }
+            false => {
+                "Store the event first, in this transaction or an earlier one; or pass a key, and it is not looked up. Where events are, outbox_source_set() says."
+            }
+        };
         return Err(UserError {
             detail: Some(format!("{place} has no row for {}.", missing.join(", "))),
             ..UserError::new(
                 PgSqlErrorCode::ERRCODE_NO_DATA_FOUND,
                 format!("there is no event with seq {}", missing[0]),
-                "Store the event first, in this transaction or an earlier one; or pass a key, and it is not looked up.",
+                hint,
             )
         });
     }
