@@ -297,7 +297,7 @@ fn relay_delivers_in_stored_order_and_ends_with_0_or_1() {
         DB,
         "select outbox_publish('good', '{}', 'order', n::text) from generate_series(1, 5) n",
     );
-    let first = Ctl::new(&cluster, &["relay", "--limit", "2"]).run().well();
+    let first = Ctl::new(&cluster, &["relay", "-l", "2"]).run().well();
     assert!(first.contains("2 of 2 messages published."), "{first}");
     wait_published(&cluster, 2);
     let rest = Ctl::new(&cluster, &["relay", "--json"]).run().json();

@@ -27,6 +27,9 @@ pub struct DeadArgs {
     /// With an error LIKE this
     #[arg(long, value_name = "PATTERN", conflicts_with = "seqs")]
     error_like: Option<String>,
+    /// With fewer attempts than this
+    #[arg(long, value_name = "N", conflicts_with = "seqs")]
+    attempts_below: Option<i32>,
     /// That died since then: a time, or how long ago (90s, 15m, 2h, 7d)
     #[arg(long, value_name = "WHEN", conflicts_with = "seqs")]
     since: Option<When>,
@@ -150,6 +153,13 @@ impl Call {
         }
     }
 
+    fn small_number(&mut self, name: &str, value: Option<i32>) {
+        if let Some(value) = value {
+            self.arguments
+                .push(format!("{name} => {}::integer", self.statement.bind(value)));
+        }
+    }
+
     fn time(&mut self, name: &str, value: &Option<When>) {
         if let Some(value) = value {
             self.arguments
@@ -210,6 +220,7 @@ async fn by_criteria(context: &Context, verb: Verb, args: &DeadArgs) -> Result<E
         args.criteria.arguments(&mut call);
         call.text("destination", &args.destination);
         call.text("error_like", &args.error_like);
+        call.small_number("attempts_below", args.attempts_below);
         call.time("died_after", &args.since);
         call.time("died_before", &args.until);
         call

@@ -31,7 +31,7 @@ pub struct ResumeArgs {
 #[derive(Args)]
 pub struct RelayArgs {
     /// At most so many messages
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(i32).range(1..=10_000))]
+    #[arg(short = 'l', long, default_value_t = 100, value_parser = clap::value_parser!(i32).range(1..=10_000))]
     limit: i32,
     /// How long to wait for them
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(i32).range(1..=3600))]

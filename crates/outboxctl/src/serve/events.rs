@@ -74,7 +74,7 @@ impl Stream {
             let is_turn = text.len() < LARGE_BYTES || self.looks.is_multiple_of(LARGE_EVERY);
             if is_turn && self.sent.get(id) != Some(text) {
                 self.sent.insert(id, text.clone());
-                changed.insert((*id).to_owned(), text.clone().into());
+                changed.insert((*id).to_owned(), self.app.base.in_markup(text).into());
             }
         }
         if self.change != view.live.change {

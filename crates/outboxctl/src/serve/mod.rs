@@ -3,6 +3,7 @@
 
 mod access;
 mod act;
+mod base;
 mod detail;
 mod events;
 mod format;
@@ -24,6 +25,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{Html, IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::{Router, middleware};
+use base::BasePath;
 use clap::Args;
 use listing::Tab;
 use maud::Markup;
@@ -58,6 +60,9 @@ pub struct ServeArgs {
     /// Name by which browsers reach this monitor, beside localhost and addresses; may be given again
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
+    /// Path under which a proxy shows this monitor
+    #[arg(long, value_name = "PATH", default_value = "", hide_default_value = true, value_parser = BasePath::parse)]
+    base_path: BasePath,
 }
 
 /// What all requests share.
@@ -65,6 +70,7 @@ pub struct App {
     access: Access,
     pool: Pool,
     database: String,
+    base: BasePath,
     /// Written by the poller alone.
     views: watch::Receiver<Arc<View>>,
     started: Instant,
@@ -124,6 +130,7 @@ pub async fn run(context: &Context, args: &ServeArgs) -> Result<ExitCode, Failur
         access,
         pool: Pool::new(connect.clone()),
         database: database.unwrap_or_default(),
+        base: args.base_path.clone(),
         views,
         started: Instant::now(),
         viewers: AtomicUsize::new(0),
@@ -131,7 +138,7 @@ pub async fn run(context: &Context, args: &ServeArgs) -> Result<ExitCode, Failur
         asked: Notify::new(),
     });
     let told_to_end = told_to_end(); // before anybody knows that there is something to end
-    let url = format!("http://{bound}/");
+    let url = format!("http://{bound}{}/", app.base.as_str());
     if context.json {
         let said = json!({ "url": url, "database": app.database, "actions": args.allow_actions });
         println!("{said}");
@@ -169,7 +176,7 @@ fn told_to_end() -> impl Future<Output = ()> {
 }
 
 fn router(app: Arc<App>) -> Router {
-    Router::new()
+    let pages = Router::new()
         .route("/", get(async |app, viewer| live(app, viewer, Page::Overview)))
         .route(
             "/destinations",
@@ -205,7 +212,8 @@ fn router(app: Arc<App>) -> Router {
             get(async || asset("image/svg+xml", include_str!("assets/icon.svg"))),
         )
         .layer(middleware::from_fn_with_state(Arc::clone(&app), guard))
-        .with_state(app)
+        .with_state(Arc::clone(&app));
+    app.base.around(pages, &app)
 }
 
 /// A file of the program itself. Asked for again with each page, for the next version may have another.

@@ -2,8 +2,8 @@
 //! what waits adds to it, and the thread that draws reads; each holds the lock for as long as it takes to copy, and none
 //! while it draws or asks the server. So a terminal that nobody reads cannot hold up a worker.
 
-use super::report::{Tick, timestamp};
-use super::screen::state::{Depth, DestinationLook, LogLine, Look, Phase, Sharing, Waiting, Who};
+use super::report::timestamp;
+use super::screen::state::{Depth, DestinationLook, LogLine, Look, Phase, Sharing, Ticks, Waiting, Who};
 use crate::queries::model::ErrorGroup;
 use outbox_core::engine::Held;
 use outbox_core::fault;
@@ -59,7 +59,8 @@ struct Inner {
     facts: Option<Facts>,
     lost: Option<(String, Instant)>,
     pending: Option<Result<BTreeMap<i16, Depth>, String>>,
-    last_tick: Option<Tick>,
+    ticks: Option<(Ticks, Instant)>,
+    heartbeat_at: Option<Instant>,
     log: VecDeque<LogLine>,
     /// The newest first.
     errors: VecDeque<Failed>,
@@ -106,8 +107,13 @@ impl Board {
         inner.lost = Some((why.to_owned(), since));
     }
 
-    pub fn tick(&self, tick: &Tick) {
-        self.inner().last_tick = Some(tick.clone());
+    /// A tick is over, and these were all of the window, or of the run.
+    pub fn tick(&self, ticks: Ticks) {
+        let (mut inner, now) = (self.inner(), Instant::now());
+        if ticks.last.renewed_heartbeat {
+            inner.heartbeat_at = Some(now);
+        }
+        inner.ticks = Some((ticks, now));
     }
 
     /// A line that would be printed if there were no screen.
@@ -227,7 +233,11 @@ impl Board {
             destinations: destinations.collect(),
             errors: errors.collect(),
             log: inner.log.iter().cloned().collect(),
-            last_tick: inner.last_tick.clone(),
+            heartbeat_age_s: inner.heartbeat_at.map(age_s),
+            ticks: inner.ticks.clone().map(|(ticks, at)| Ticks {
+                refresh_s: ticks.refresh_s.map(|left_s| (left_s - age_s(at)).max(0.0)),
+                ..ticks
+            }),
             phase: match &inner.lost {
                 Some((why, since)) => Phase::Lost {
                     why: why.clone(),

@@ -2,6 +2,7 @@
 //! is a screen, it is told both, and what is printed at its end is the sum.
 
 use super::board::Board;
+use super::screen::state::Ticks;
 use serde::Serialize;
 use std::cell::RefCell;
 use std::fmt::Arguments;
@@ -139,7 +140,13 @@ impl Printer {
         };
         if let Some((board, all)) = &mut self.screen {
             all.add(tick);
-            board.tick(tick);
+            let sum = if self.window.is_some() { &self.sum } else { &*all };
+            board.tick(Ticks {
+                last: tick.clone(),
+                sum: sum.tick.clone(),
+                count: sum.ticks,
+                refresh_s: (self.window).map(|window| window.saturating_sub(self.sum.since.elapsed()).as_secs_f64()),
+            });
             if is_due {
                 let sum = std::mem::replace(&mut self.sum, Sum::new());
                 if self.window.is_some() {

@@ -6,6 +6,8 @@
 (() => {
   const page = document.body.dataset.page;
   if (!page) return; // the login
+  // A proxy may show the monitor under a path: the script comes from there.
+  const root = new URL(".", document.currentScript.src).pathname;
 
   // ---- patching ----------------------------------------------------------------------------------------------------
 
@@ -60,7 +62,7 @@
     source?.close();
     // A browser has few connections for all pages of a site: one that nobody sees must not hold one.
     if (document.hidden) return;
-    source = new EventSource(`/events?page=${encodeURIComponent(page)}`);
+    source = new EventSource(`${root}events?page=${encodeURIComponent(page)}`);
     source.onopen = () => say(null);
     source.onmessage = (event) => {
       say(null);
@@ -167,7 +169,7 @@
     } else if (event.key === "/") {
       const search = document.getElementById("q");
       if (search) search.focus();
-      else location.href = "/messages";
+      else location.href = `${root}messages`;
     } else if (event.key === "j") {
       choose(1);
     } else if (event.key === "k") {

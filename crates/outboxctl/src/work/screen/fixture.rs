@@ -1,7 +1,7 @@
 //! A look made up for the tests, with something of everything: destinations of each state, errors and a log that carry escape
 //! sequences and wide characters, partitions counted and not.
 
-use super::state::{Depth, DestinationLook, LogLine, Look, Phase, Sharing, State, Waiting, Who};
+use super::state::{Depth, DestinationLook, LogLine, Look, Phase, Sharing, State, Ticks, Waiting, Who};
 use crate::queries::model::ErrorGroup;
 use crate::screen::theme::Theme;
 use crate::work::report::Tick;
@@ -42,10 +42,26 @@ pub fn look() -> Look {
             expired: 1,
             released: 0,
         },
-        last_tick: Some(Tick {
-            claimed: 212,
-            duration_ms: 14.21,
-            ..Tick::default()
+        heartbeat_age_s: Some(2.4),
+        ticks: Some(Ticks {
+            last: Tick {
+                claimed: 212,
+                duration_ms: 14.21,
+                leased_count: 1,
+                ..Tick::default()
+            },
+            sum: Tick {
+                claimed: 4_240,
+                published: 4_180,
+                failed: 3,
+                duration_ms: 250.0,
+                purged_stale: 1,
+                leased_count: 8,
+                released_count: 2,
+                ..Tick::default()
+            },
+            count: 20,
+            refresh_s: Some(6.2),
         }),
         errors: vec![
             error("default", "unroutable", "unroutable: # NO_ROUTE", 27, 4.0),

@@ -27,11 +27,24 @@ pub struct Look {
     pub destinations: Vec<DestinationLook>,
     pub claimed: u64,
     pub ended: Ended,
-    pub last_tick: Option<Tick>,
+    /// Since it last told that it lives.
+    pub heartbeat_age_s: Option<f64>,
+    pub ticks: Option<Ticks>,
     /// The newest first.
     pub errors: Vec<ErrorGroup>,
     /// The newest last.
     pub log: Vec<LogLine>,
+}
+
+/// What the ticks of this worker did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ticks {
+    pub last: Tick,
+    /// All of the window; without `--window` all since the start.
+    pub sum: Tick,
+    pub count: u64,
+    /// When the window ends and is counted from zero again.
+    pub refresh_s: Option<f64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]

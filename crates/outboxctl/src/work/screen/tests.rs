@@ -44,10 +44,32 @@ fn a_small_terminal_has_the_panel_that_has_the_keys() {
 }
 
 #[test]
-fn a_wide_terminal_has_two_columns() {
-    insta::assert_snapshot!("100_columns", frame(&state(), 100, 36));
-    insta::assert_snapshot!("150_columns", frame(&state(), 150, 40));
+fn a_wide_terminal_has_two_columns_and_a_very_wide_one_three() {
+    insta::assert_snapshot!("100_columns", frame(&state(), 100, 44));
+    insta::assert_snapshot!("150_columns", frame(&state(), 150, 44));
     insta::assert_snapshot!("200_columns", frame(&state(), 200, 50));
+}
+
+/// The figures of the reference's screen: in the window where there is one, else since the start.
+#[test]
+fn it_tells_of_heartbeat_ticks_leases_and_when_the_window_ends() {
+    let with_window = frame(&state(), 100, 44);
+    for part in [
+        "heartbeat     2.4 s ago",
+        "backoff",
+        "last lease    +1 -0",
+        "in this window, the next in 6.2 s",
+        "20 ticks of 12.5 ms each",
+        "4,240 claimed, 4,180 sent, 3 not",
+        "1 purged, 8 leased, 2 released",
+    ] {
+        let found = with_window.split_whitespace().collect::<Vec<_>>().join(" ");
+        let wanted = part.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(found.contains(&wanted), "{part}: {with_window}");
+    }
+    let mut state = state();
+    state.look.ticks.as_mut().expect("ticks").refresh_s = None;
+    assert!(frame(&state, 100, 44).contains("in all ticks since the start"));
 }
 
 fn plain(text: &mut String, instead: &str) {
@@ -73,7 +95,7 @@ fn the_docs_show_the_frame_as_it_is() {
     for line in &mut state.look.log {
         plain(&mut line.text, "destination einkauf-größe-ß: paused");
     }
-    let shown = frame(&state, 100, 36);
+    let shown = frame(&state, 100, 44);
     assert!(docs.contains(&shown), "docs/work.md is to show this frame:\n{shown}");
 }
 
@@ -149,7 +171,7 @@ fn without_leases_it_says_so() {
 fn where_nobody_can_count_the_partitions_stay() {
     let mut state = state();
     state.look.uncounted = Some("permission \u{1b}[1mdenied".into());
-    let shown = frame(&state, 100, 40);
+    let shown = frame(&state, 100, 44);
     assert!(shown.contains("pending is not readable: permission"), "{shown}");
     assert!(shown.contains("␛[1mdenied") && shown.contains("p14"), "{shown}");
 }

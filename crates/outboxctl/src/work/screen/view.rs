@@ -1,6 +1,6 @@
 //! A frame from the state. Pure: it reads no clock and asks nobody.
 
-use super::state::{Depth, DestinationLook, Look, Mode, Pane, Phase, Sharing, State, Waiting};
+use super::state::{Depth, DestinationLook, Look, Mode, Pane, Phase, Sharing, State, Ticks, Waiting};
 use crate::screen::panel::{Panel, draw_page, draw_stack};
 use crate::screen::parts;
 use crate::screen::table::{Cell, Column};
@@ -13,6 +13,9 @@ use ratatui::widgets::Paragraph;
 
 /// From here on there are two columns.
 const TWO_COLUMNS: u16 = 90;
+
+/// And from here on three.
+const THREE_COLUMNS: u16 = 180;
 
 /// Below that the bars are less high.
 const LOW: u16 = 30;
@@ -153,6 +156,17 @@ fn columns(state: &State, area: Rect) -> Vec<(Rect, Vec<Panel>)> {
             .chain(Pane::ALL.map(|which| pane(which, area.width)));
         return vec![(column(0, area.width), panels.collect())];
     }
+    if area.width >= THREE_COLUMNS {
+        let (left, middle) = (60, (area.width - 60) / 2);
+        let right = area.width - left - middle;
+        let figures = first(left).into_iter().chain([pane(Pane::Partitions, left)]);
+        let state = [Pane::Destinations, Pane::Errors].map(|which| pane(which, middle));
+        return vec![
+            (column(0, left), figures.collect()),
+            (column(left, middle), state.into()),
+            (column(left + middle, right), vec![pane(Pane::Log, right)]),
+        ];
+    }
     let left = (area.width * 2 / 5).clamp(40, 66);
     let right = area.width - left;
     let lists = [Pane::Destinations, Pane::Log, Pane::Errors].map(|which| pane(which, right));
@@ -183,7 +197,8 @@ fn worker(state: &State, width: usize) -> Panel {
         _ => format!("{} of {}", look.waiting.len(), look.desired),
     };
     let has_none = look.waiting.is_empty() && look.sharing != Sharing::RowClaims;
-    let tick = look.last_tick.as_ref();
+    let ticks = look.ticks.as_ref();
+    let of_ticks = |value: fn(&Ticks) -> String| text::known(ticks, value);
     let shown = [
         ("published", total(look.ended.published), plain),
         ("retried", total(look.ended.retried), alarm_if(look.ended.retried > 0)),
@@ -198,10 +213,22 @@ fn worker(state: &State, width: usize) -> Panel {
         ("partitions", partitions, alarm_if(has_none)),
         ("workers", count(i64::from(look.workers)), plain),
         (
+            "heartbeat",
+            text::known(look.heartbeat_age_s, |s| format!("{} ago", age(s))),
+            plain,
+        ),
+        (
             "tick",
-            text::known(tick, |tick| {
-                format!("{} for {}", ms(tick.duration_ms), total(tick.claimed))
+            of_ticks(|ticks| {
+                let claimed = parts::total(i64::try_from(ticks.last.claimed).unwrap_or(i64::MAX));
+                format!("{} for {claimed}", ms(ticks.last.duration_ms))
             }),
+            plain,
+        ),
+        ("backoff", of_ticks(|ticks| ms(f64::from(ticks.last.backoff_ms))), plain),
+        (
+            "last lease",
+            of_ticks(|ticks| format!("+{} -{}", ticks.last.leased_count, ticks.last.released_count)),
             plain,
         ),
     ];
@@ -216,12 +243,38 @@ fn worker(state: &State, width: usize) -> Panel {
         named("shares", sharing),
     ];
     head.extend(parts::facts(&shown, width, theme));
+    head.extend((ticks.into_iter().flat_map(sums)).map(|said| Line::styled(text::left(&said, width), theme.dim())));
     Panel {
         title: "Worker".into(),
         remark: text::harmless(&who.worker_id),
         head,
         ..Panel::default()
     }
+}
+
+/// What its ticks did, in the window or since the start.
+fn sums(ticks: &Ticks) -> [String; 4] {
+    let sum = &ticks.sum;
+    let figure = |n: u64| parts::total(i64::try_from(n).unwrap_or(i64::MAX));
+    let span = match ticks.refresh_s {
+        Some(left_s) => format!("in this window, the next in {}:", age(left_s)),
+        None => "in all ticks since the start:".to_owned(),
+    };
+    let mean_ms = sum.duration_ms / ticks.count.max(1) as f64;
+    [
+        span,
+        format!("  {} ticks of {} each", figure(ticks.count), ms(mean_ms)),
+        format!(
+            "  {} claimed, {} sent, {} not",
+            figure(sum.claimed),
+            figure(sum.published),
+            figure(sum.failed)
+        ),
+        format!(
+            "  {} purged, {} leased, {} released",
+            sum.purged_stale, sum.leased_count, sum.released_count
+        ),
+    ]
 }
 
 fn sum(look: &Look, of: fn(&DestinationLook) -> usize) -> usize {

@@ -1,0 +1,158 @@
+//! The path under which a proxy shows this monitor, such as `/ops/outbox`. The pages name their own paths from `/` on; what
+//! leads a browser somewhere gets the base path in front as the answer goes out.
+
+use super::{App, Page, Viewer, live};
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Extension, Request, State};
+use axum::http::{HeaderValue, header};
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use axum::routing::get;
+use std::sync::Arc;
+
+/// Attributes that lead somewhere. Quotes in text and in values are escaped, so nobody else's text looks like one.
+const LEADING: [&str; 3] = [" href=\"", " src=\"", " action=\""];
+/// First words of our own paths, which no base path may begin with.
+const OWN: [&str; 14] = [
+    "act",
+    "app.js",
+    "audit",
+    "destinations",
+    "events",
+    "icon.svg",
+    "login",
+    "logout",
+    "message",
+    "messages",
+    "metrics",
+    "partitions",
+    "style.css",
+    "workers",
+];
+
+/// Empty, or `/` and words between slashes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BasePath(String);
+
+impl BasePath {
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let path = text.trim_end_matches('/');
+        if path.is_empty() {
+            return Ok(Self::default());
+        }
+        let is_plain = |word: &str| {
+            !matches!(word, "" | "." | "..") && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~".contains(&b))
+        };
+        let Some(rest) = path.strip_prefix('/').filter(|rest| rest.split('/').all(is_plain)) else {
+            return Err("give a path such as /ops/outbox, of letters, digits and - . _ ~".to_owned());
+        };
+        match rest.split('/').next() {
+            Some(first) if OWN.contains(&first) => Err(format!("/{first} is a page of the monitor itself")),
+            _ => Ok(Self(path.to_owned())),
+        }
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Markup whose links lead to below the base path.
+    pub fn in_markup(&self, markup: &str) -> String {
+        LEADING.iter().fold(markup.to_owned(), |markup, leading| {
+            markup.replace(&format!("{leading}/"), &format!("{leading}{}/", self.0))
+        })
+    }
+
+    fn in_location(&self, to: &str) -> String {
+        let is_below = to.strip_prefix(&self.0).is_some_and(|rest| rest.starts_with('/'));
+        match to.starts_with('/') && !is_below {
+            true => format!("{}{to}", self.0),
+            false => to.to_owned(),
+        }
+    }
+
+    /// Serves `pages` below the base path, for a proxy that hands paths on as they are, and from `/` on, for one that takes
+    /// the base path away.
+    pub fn around(&self, pages: Router, app: &Arc<App>) -> Router {
+        if self.0.is_empty() {
+            return pages;
+        }
+        // What is nested has no path that ends in a slash.
+        let overview = async |app: State<Arc<App>>, viewer: Extension<Viewer>| live(app, viewer, Page::Overview);
+        let first = Router::new()
+            .route(&format!("{}/", self.0), get(overview))
+            .layer(middleware::from_fn_with_state(Arc::clone(app), super::guard))
+            .with_state(Arc::clone(app));
+        Router::new()
+            .nest(&self.0, pages.clone())
+            .merge(first)
+            .merge(pages)
+            .layer(middleware::from_fn_with_state(self.clone(), rebased))
+    }
+}
+
+async fn rebased(State(base): State<BasePath>, request: Request, next: Next) -> Response {
+    let (mut head, body) = next.run(request).await.into_parts();
+    let text = |value: &HeaderValue| value.to_str().map(str::to_owned).ok();
+    if let Some(to) = head.headers.get(header::LOCATION).and_then(text)
+        && let Ok(to) = HeaderValue::from_str(&base.in_location(&to))
+    {
+        head.headers.insert(header::LOCATION, to);
+    }
+    let is_page =
+        (head.headers.get(header::CONTENT_TYPE).and_then(text)).is_some_and(|kind| kind.starts_with("text/html"));
+    if !is_page {
+        return Response::from_parts(head, body); // of the event stream the parts are made with their links
+    }
+    head.headers.remove(header::CONTENT_LENGTH);
+    let markup = to_bytes(body, usize::MAX).await.unwrap_or_default();
+    let markup = base.in_markup(&String::from_utf8_lossy(&markup));
+    Response::from_parts(head, Body::from(markup))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn base() -> BasePath {
+        BasePath::parse("/ops/outbox/").unwrap()
+    }
+
+    #[test]
+    fn a_base_path_is_plain_and_none_of_our_own() {
+        assert_eq!(BasePath::parse(""), Ok(BasePath::default()));
+        assert_eq!(BasePath::parse("/"), Ok(BasePath::default()));
+        assert_eq!(base().as_str(), "/ops/outbox");
+        for text in [
+            "ops",
+            "//ops",
+            "/ops//x",
+            "/../x",
+            "/a b",
+            "/\"",
+            "/{x}",
+            "/login",
+            "/message/x",
+        ] {
+            assert!(BasePath::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_what_leads_somewhere_is_changed() {
+        let markup = r#"<a href="/messages?tab=dead" title="/x"><form action="/act/bulk"><input value="/to"><b> href=&quot;/</b><a href="//x">"#;
+        let changed = r#"<a href="/ops/outbox/messages?tab=dead" title="/x"><form action="/ops/outbox/act/bulk"><input value="/to"><b> href=&quot;/</b><a href="/ops/outbox//x">"#;
+        assert_eq!(base().in_markup(markup), changed);
+        assert_eq!(BasePath::default().in_markup(markup), markup);
+        for (to, wanted) in [
+            ("/", "/ops/outbox/"),
+            ("/login?to=%2F", "/ops/outbox/login?to=%2F"),
+            ("/ops/outbox/", "/ops/outbox/"),
+            ("/ops/outboxes", "/ops/outbox/ops/outboxes"),
+            ("https://elsewhere/", "https://elsewhere/"),
+        ] {
+            assert_eq!(base().in_location(to), wanted);
+        }
+    }
+}
