@@ -6,6 +6,8 @@ mod common;
 
 #[path = "overloads/attack.rs"]
 mod attack;
+#[path = "overloads/by_outboxctl.rs"]
+mod by_outboxctl;
 #[path = "overloads/owners.rs"]
 mod owners;
 #[path = "overloads/refusal.rs"]

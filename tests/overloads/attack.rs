@@ -56,6 +56,8 @@ fn no_overload_is_called_by_workers_or_by_what_a_person_does() {
     cluster.restart(); // workers begin, and do their upkeep first
 
     everything(&cluster);
+    by_outboxctl::commands(&cluster);
+    by_outboxctl::work(&cluster, &deliver);
     // Without leases other functions claim.
     call(
         &cluster,
@@ -63,9 +65,68 @@ fn no_overload_is_called_by_workers_or_by_what_a_person_does() {
         &[("leasing", "false"), ("partition_count", "4")],
     );
     everything(&cluster);
+    by_outboxctl::work(&cluster, &deliver);
+    // What waits is placed anew, and shown.
+    call(&cluster, "outbox_pause", &[]);
+    publish(&cluster, "paused", &[]);
+    read(&cluster);
     call(&cluster, "outbox_configure", &[("leasing", "true")]);
+    call(&cluster, "outbox_resume", &[]);
     wait_for_ended(&cluster);
     assert_unharmed(&cluster);
+    // What was not called proves nothing. These are called by the server itself, or their bodies are made part of another
+    // statement, or (locate) only after something moved rows.
+    let beside = "{outbox_amqp_validator,outbox_http_validator,outbox_attach_name,outbox_claim,outbox_claim_unleased,outbox_locate,
+                   outbox_partition_label,outbox_remarks,outbox_suspicion}";
+    call(
+        &cluster,
+        "outbox_locate",
+        &[
+            ("seqs", "'{1}'"),
+            ("destinations", "'{default}'"),
+            ("partitions", "'{1}'"),
+        ],
+    );
+    let uncalled = format!(
+        "select coalesce(string_agg(p.proname, ' ' order by p.proname), '') from pg_proc p
+         join pg_depend d on d.classid = 'pg_proc'::regclass and d.objid = p.oid and d.deptype = 'e'
+         join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
+         left join pg_stat_user_functions f on f.funcid = p.oid
+         where p.pronargs > 0 and coalesce(f.calls, 0) = 0 and p.proname <> all ('{beside}')"
+    );
+    cluster.stop(support::StopMode::Fast); // sessions tell what they called when they end
+    cluster.start_again();
+    assert_eq!(cluster.query_one::<String>(DB, &uncalled), "");
+}
+
+/// Messages of every fate, until none of them moves.
+fn deliver(cluster: &Cluster) {
+    for n in 0..3 {
+        publish(cluster, &format!("w{n}"), &[]);
+        publish(cluster, "fails outside", &[("destination", "'sour'")]);
+    }
+    publish(
+        cluster,
+        "soon",
+        &[("available_at", "clock_timestamp() + interval '10 ms'")],
+    );
+    wait_for_ended(cluster);
+    wait_unharmed(
+        cluster,
+        "a dead letter",
+        "select exists (select from outbox_dead where key = 'a:fails outside')",
+    );
+    call(
+        cluster,
+        "outbox_discard_where",
+        &[("key", "'a:fails outside'"), ("dry_run", "false")],
+    );
+    call(
+        cluster,
+        "outbox_discard_where",
+        &[("key", "'a:fails outside'"), ("dry_run", "false")],
+    );
+    wait_for_ended(cluster);
 }
 
 fn everything(cluster: &Cluster) {

@@ -12,7 +12,7 @@ pub mod version;
 use crate::connect::{self, ConnectArgs, Session};
 use crate::failure::Failure;
 use crate::output;
-use crate::queries::{Ask, Parameters};
+use crate::queries::{self, Ask, Parameters};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -66,6 +66,12 @@ impl Context {
 }
 
 impl Session {
+    /// A statement whose names of the extension have its schema.
+    pub fn qualified(&self, sql: &str) -> String {
+        let schema = self.extension.as_ref().map(|extension| &*extension.schema);
+        queries::qualified(sql, schema.unwrap_or_default())
+    }
+
     /// Waits for a statement. Ctrl-C cancels it in the server first; another one ends the program.
     pub async fn until_done<F: Future>(&self, statement: F) -> F::Output {
         tokio::pin!(statement);
@@ -82,7 +88,7 @@ impl Session {
 
     /// The rows of a statement, each as a JSON object, its columns in their order.
     pub async fn rows(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Value>, Failure> {
-        let sql = format!("select row_to_json(x) from ({sql}) x");
+        let sql = self.qualified(&format!("select row_to_json(x) from ({sql}) x"));
         let rows = self.until_done(self.client.query(&sql, parameters)).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }

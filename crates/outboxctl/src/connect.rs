@@ -82,13 +82,7 @@ impl Stop {
     }
 }
 
-/// Opens a session with a database that has the extension, in a version that this program knows. Names of the extension need no
-/// schema in it. What the server sends beside answers is dropped.
-pub async fn connect(args: &ConnectArgs) -> Result<Client, Failure> {
-    Ok(connect_session(args).await?.client)
-}
-
-/// The same with what is known of the session.
+/// Opens a session with a database that has the extension, in a version that this program knows. What the server sends beside answers is dropped.
 pub async fn connect_session(args: &ConnectArgs) -> Result<Session, Failure> {
     let session = connect_anywhere(args).await?;
     match &session.extension {
@@ -388,10 +382,9 @@ async fn begin(client: Client, stop: Stop, target: &Target, wanted: SessionWante
         .query_one(
             "select pg_catalog.current_setting('server_version'), pg_catalog.current_database()::text, x.extversion,
                     n.nspname::text,
-                    -- The schema of the extension, wherever it was created. Others may create there too, so calls name the types of
-                    -- their arguments: a function that fits better would be taken.
-                    case when n.oid is not null
-                         then pg_catalog.set_config('search_path', pg_catalog.format('pg_catalog, %I, pg_temp', n.nspname), false) end,
+                    -- Names of the extension get its schema by qualified(). Calls name the types of their arguments, for others may
+                    -- create in that schema, and a function that fits better would be taken.
+                    pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false),
                     case when $1::text is not null then pg_catalog.set_config('TimeZone', $1, false) end,
                     pg_catalog.current_setting('transaction_read_only')::boolean, pg_catalog.pg_is_in_recovery(),
                     -- With millions that wait the planner fears more rows than are read, and compiles for 0.7 s what runs for 0.01 s.

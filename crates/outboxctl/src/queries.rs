@@ -5,7 +5,10 @@
 pub mod figures;
 pub mod message;
 pub mod model;
+mod qualified;
 pub mod why;
+
+pub use qualified::qualified;
 
 use serde::de::DeserializeOwned;
 use std::future::Future;

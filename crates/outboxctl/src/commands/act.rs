@@ -445,7 +445,7 @@ async fn act(
         Verb::Discard => "select outbox_discard($1::bigint, $2::text, $3::text)",
     };
     let done = session
-        .until_done(client.query_one(sql, &[&seq, &destination, reason]))
+        .until_done(client.query_one(&session.qualified(sql), &[&seq, &destination, reason]))
         .await;
     match done {
         Ok(row) if row.get(0) => Ok(None),

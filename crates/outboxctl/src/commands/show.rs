@@ -107,7 +107,9 @@ async fn event(session: &Session, seq: i64) -> Result<Option<Box<RawValue>>, Fai
                  select e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
                         e.headers, e.actor, e.correlation_id, e.created_at
                  from outbox_events e where e.seq = $1) x";
-    let row = session.until_done(session.client.query_opt(sql, &[&seq])).await?;
+    let row = session
+        .until_done(session.client.query_opt(&session.qualified(sql), &[&seq]))
+        .await?;
     Ok(row.and_then(|row| RawValue::from_string(row.get(0)).ok()))
 }
 

@@ -3,7 +3,7 @@
 
 use crate::connect::{ConnectArgs, connect_session};
 use crate::failure::{Code, Failure};
-use crate::queries::{Ask, IN_ORDER, Parameters, as_json};
+use crate::queries::{Ask, IN_ORDER, Parameters, as_json, qualified};
 use serde::de::DeserializeOwned;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -58,6 +58,7 @@ impl From<serde_json::Error> for Trouble {
 
 pub struct Session {
     client: Client,
+    schema: String,
     /// Prepared once; the poller asks the same every second.
     statements: Mutex<HashMap<&'static str, Statement>>,
     /// Whether it may read events, and so payloads.
@@ -68,10 +69,7 @@ impl Session {
     /// Opens a session and binds it to its purpose.
     pub async fn open(args: &ConnectArgs, purpose: Purpose<'_>) -> Result<Self, Failure> {
         let session = connect_session(args).await?;
-        let schema = session
-            .extension
-            .as_ref()
-            .map(|extension| extension.schema.replace('"', "\"\""));
+        let schema = session.extension.as_ref().map(|extension| extension.schema.clone());
         let schema = schema.unwrap_or_default();
         let client = session.client;
         let (timeout_ms, read_only, application) = match purpose {
@@ -91,8 +89,7 @@ impl Session {
             .await?;
         client
             .batch_execute(&format!(
-                "set search_path = pg_catalog, \"{schema}\", pg_temp;
-                 set statement_timeout = '{timeout_ms}ms'; set lock_timeout = '1s';
+                "set statement_timeout = '{timeout_ms}ms'; set lock_timeout = '1s';
                  set idle_in_transaction_session_timeout = '10s'; set timezone = 'UTC'; set jit = off;
                  set default_transaction_read_only = {read_only}{plans}"
             ))
@@ -126,10 +123,14 @@ impl Session {
             }
         }
         let row = client
-            .query_one("select has_table_privilege('outbox_events', 'select')", &[])
+            .query_one(
+                &qualified("select has_table_privilege('outbox_events', 'select')", &schema),
+                &[],
+            )
             .await?;
         Ok(Self {
             client,
+            schema,
             statements: Mutex::default(),
             reads_events: row.get(0),
         })
@@ -145,7 +146,7 @@ impl Session {
         if let Some(statement) = known {
             return Ok(statement);
         }
-        let made = self.client.prepare(&as_json(sql)).await?;
+        let made = self.client.prepare(&qualified(&as_json(sql), &self.schema)).await?;
         let mut statements = self.statements.lock().unwrap_or_else(PoisonError::into_inner);
         statements.insert(sql, made.clone());
         Ok(made)
@@ -154,7 +155,11 @@ impl Session {
     /// The rows of a question that is asked once. Its parameters are texts.
     pub async fn ask_once<T: DeserializeOwned>(&self, sql: &str, params: &[String]) -> Result<Vec<T>, Trouble> {
         let params: Vec<&(dyn ToSql + Sync)> = params.iter().map(|param| param as _).collect();
-        read(self.client.query(&as_json(sql), &params).await?)
+        read(
+            self.client
+                .query(&qualified(&as_json(sql), &self.schema), &params)
+                .await?,
+        )
     }
 
     pub async fn execute(&self, sql: &str) -> Result<(), Trouble> {

@@ -3,11 +3,11 @@
 
 use super::state::{Action, Notice};
 use super::update::{Event, Request};
-use crate::connect::{ConnectArgs, connect};
+use crate::connect::{ConnectArgs, connect_session};
 use crate::failure::{Code, Failure};
 use crate::queries::message::{ATTEMPTS, DEAD, EVENT, OUTBOX, PLACES_OF_ONE, Place, StoredEvent, Table, WAITING};
 use crate::queries::model::{Check, Letter, Part, Snapshot};
-use crate::queries::{Ask, IN_ORDER, Parameters, as_json, figures, why};
+use crate::queries::{Ask, IN_ORDER, Parameters, as_json, figures, qualified, why};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -33,7 +33,7 @@ const SHOWN_MAX: i32 = 16_000;
 static MESSAGES: LazyLock<String> = LazyLock::new(|| {
     let rows = |table: &Table, due_s: &str, note: &str, from: &str| {
         format!(
-            "select {} as status, t.seq, t.destination, outbox_partition_label(t.partition) as partition, t.key, t.attempts,
+            "select {} as status, t.seq, t.destination, outbox_partition_label(t.partition::integer) as partition, t.key, t.attempts,
                     extract(epoch from clock_timestamp() - t.enqueued_at)::float8 as age_s, {due_s} as due_s, {note} as note
              from {from}",
             table.status
@@ -79,6 +79,7 @@ pub struct Session {
 
 struct Link {
     client: Client,
+    schema: String,
     /// Statements that the server refuses whenever they come, with its words: each would be a line in its log.
     refused: Mutex<HashMap<&'static str, (Instant, String)>>,
 }
@@ -234,8 +235,9 @@ pub async fn watch(mut session: Session, first: Duration, mut requests: Receiver
 
 impl Link {
     async fn open(args: &ConnectArgs, may_act: bool) -> Result<Self, Failure> {
-        let client = timeout(CONNECT_TIMEOUT, connect(args)).await;
-        let client = client.map_err(|_| unanswered()).and_then(|client| client)?;
+        let session = timeout(CONNECT_TIMEOUT, connect_session(args)).await;
+        let session = session.map_err(|_| unanswered()).and_then(|session| session)?;
+        let client = session.client;
         let read_only = if may_act { "off" } else { "on" };
         client
             .batch_execute(&format!(
@@ -245,6 +247,7 @@ impl Link {
             .await?;
         Ok(Self {
             client,
+            schema: session.extension.map(|extension| extension.schema).unwrap_or_default(),
             refused: Mutex::default(),
         })
     }
@@ -300,17 +303,23 @@ impl Link {
 
     async fn act(&self, action: &Action) -> Result<bool, Failure> {
         let (function, seq, destination) = match action {
-            Action::Retry { seq, destination } => ("outbox_retry($1, $2, null::text)", Some(seq), destination),
-            Action::Discard { seq, destination } => ("outbox_discard($1, $2, null::text)", Some(seq), destination),
-            Action::Pause { destination } => ("outbox_pause($1, null::text)", None, destination),
-            Action::Resume { destination } => ("outbox_resume($1, null::text)", None, destination),
+            Action::Retry { seq, destination } => {
+                ("outbox_retry($1::bigint, $2::text, null::text)", Some(seq), destination)
+            }
+            Action::Discard { seq, destination } => (
+                "outbox_discard($1::bigint, $2::text, null::text)",
+                Some(seq),
+                destination,
+            ),
+            Action::Pause { destination } => ("outbox_pause($1::text, null::text)", None, destination),
+            Action::Resume { destination } => ("outbox_resume($1::text, null::text)", None, destination),
         };
         let mut arguments: Vec<(&(dyn ToSql + Sync), Type)> = Vec::new();
         if let Some(seq) = seq {
             arguments.push((seq, Type::INT8));
         }
         arguments.push((destination, Type::TEXT));
-        let sql = format!("select {function}");
+        let sql = qualified(&format!("select {function}"), &self.schema);
         let row = self.client.query_typed_one(&sql, &arguments).await?;
         Ok(row.try_get::<_, Option<bool>>(0)?.unwrap_or(false))
     }
@@ -326,7 +335,7 @@ impl Ask for Link {
         {
             return Err(why.clone());
         }
-        let text = as_json(sql);
+        let text = qualified(&as_json(sql), &self.schema);
         // Without parameters there is nothing to prepare, which would take a round trip.
         let rows = match parameters {
             [] => self.client.query_typed(&text, &[]).await,

@@ -171,7 +171,7 @@ impl Session {
             statements: RefCell::default(),
             clock: Cell::new((0, Instant::now())),
         };
-        session.id = session.one("select @.outbox_work_begin($1)", &[&label])?.get(0);
+        session.id = session.one("select @.outbox_work_begin($1::text)", &[&label])?.get(0);
         let row = session.one(
             "select coalesce(host(inet_server_addr()), 'local socket') || ':' || current_setting('port'),
                     current_database()::text, current_user::text",
@@ -300,7 +300,7 @@ impl Session {
     ) -> Result<(Vec<Held>, Option<u64>), Trouble> {
         let ((renew, renew_epochs), (release, release_epochs)) = (columns(renew), columns(release));
         let rows = self.rows(
-            "select partition, lease_epoch, ttl_s from @.outbox_work_lease($1, $2, $3, $4, $5)",
+            "select partition, lease_epoch, ttl_s from @.outbox_work_lease($1::smallint[], $2::bigint[], $3::smallint[], $4::bigint[], $5::smallint[])",
             &[&renew, &renew_epochs, &release, &release_epochs, &indexes(take)],
         )?;
         let held: Result<Vec<Held>, Trouble> = rows
@@ -324,8 +324,11 @@ impl Session {
         detail: Option<&str>,
     ) -> Result<(), Trouble> {
         let params: [&(dyn ToSql + Sync); 4] = [&destination, &state, &reason, &detail];
-        self.rows("select @.outbox_work_report($1, $2, $3, $4)", &params)
-            .map(drop)
+        self.rows(
+            "select @.outbox_work_report($1::text, $2::text, $3::text, $4::text)",
+            &params,
+        )
+        .map(drop)
     }
 
     /// Gives back what it leases, then its place.
@@ -338,7 +341,7 @@ impl Session {
     pub fn wait(&self, seen: &Seen, limit: Duration, in_flight: usize, tell: bool) -> Result<Seen, Trouble> {
         let (limit_ms, in_flight) = (limit.as_millis() as i32, in_flight as i32);
         let row = self.one(
-            "select @.outbox_work_wait($1, $2, $3, $4)",
+            "select @.outbox_work_wait($1::bigint[], $2::integer, $3::integer, $4::boolean)",
             &[&seen.counters, &limit_ms, &in_flight, &tell],
         )?;
         let mut counters: Vec<i64> = row.get(0);
@@ -353,15 +356,18 @@ impl Session {
 
     pub fn holds(&self, destination: &str, in_flight: usize) -> Result<(), Trouble> {
         let in_flight = in_flight as i32;
-        self.rows("select @.outbox_work_holds($1, $2)", &[&destination, &in_flight])
-            .map(drop)
+        self.rows(
+            "select @.outbox_work_holds($1::text, $2::integer)",
+            &[&destination, &in_flight],
+        )
+        .map(drop)
     }
 
     // ---- messages ---------------------------------------------------------------------------------------------------
 
     /// From where partitions must be read again. Before a claim.
     pub fn reopened(&self, partitions: &[Partition]) -> Result<Vec<Reopened>, Trouble> {
-        let row = self.one("select @.outbox_work_reopened($1)", &[&indexes(partitions)])?;
+        let row = self.one("select @.outbox_work_reopened($1::smallint[])", &[&indexes(partitions)])?;
         Ok(reopened(partitions, row.get(0)))
     }
 
@@ -433,7 +439,7 @@ impl Session {
     pub fn claim_unleased(&self, destination: &str, limit: u32) -> Result<Batch<Place>, Trouble> {
         let limit = limit as i32;
         batch(&self.rows(
-            "select CLAIMED from @.outbox_work_claim_unleased($1, $2)",
+            "select CLAIMED from @.outbox_work_claim_unleased($1::text, $2::integer)",
             &[&destination, &limit],
         )?)
     }
@@ -448,7 +454,7 @@ impl Session {
     ) -> Result<(Batch<Place>, bool), Trouble> {
         let (index, limit) = (key.partition.as_i16(), limit as i32);
         let rows = self.rows(
-            "select CLAIMED from @.outbox_work_claim_waiting($1, $2, $3, $4, $5, $6)",
+            "select CLAIMED from @.outbox_work_claim_waiting($1::text, $2::smallint, $3::text, $4::bigint, $5::bigint, $6::integer)",
             &[&key.destination, &index, &key.key, &epoch, &reach, &limit],
         )?;
         let more = rows.iter().any(|row| remark(row) == Some("more"));
@@ -459,7 +465,7 @@ impl Session {
     pub fn bring_due(&self, leases: Option<&[Held]>) -> Result<Vec<(String, Partition, i64)>, Trouble> {
         let (partitions, epochs) = leases.map(columns).unzip();
         let rows = self.rows(
-            "select destination, partition, seq from @.outbox_work_due($1, $2)",
+            "select destination, partition, seq from @.outbox_work_due($1::smallint[], $2::bigint[])",
             &[&partitions, &epochs],
         )?;
         rows.iter()
@@ -474,7 +480,7 @@ impl Session {
 
     pub fn gates(&self, partitions: &[Partition]) -> Result<Vec<Found>, Trouble> {
         let rows = self.rows(
-            "select destination, partition, key, head, followers from @.outbox_work_gates($1)",
+            "select destination, partition, key, head, followers from @.outbox_work_gates($1::smallint[])",
             &[&indexes(partitions)],
         )?;
         rows.iter()
@@ -502,7 +508,7 @@ impl Session {
     ) -> Result<usize, Trouble> {
         let rows = Settled::of(batch, dead_action);
         let row = self.one(
-            "select @.outbox_work_settle($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+            "select @.outbox_work_settle($1::text, $2::text[], $3::bigint[], $4::smallint[], $5::bigint[], $6::text[], $7::bigint[], $8::text[], $9::bigint[])",
             &[
                 &destination,
                 &rows.tids,
@@ -519,8 +525,8 @@ impl Session {
     }
 }
 
-const CLAIM: &str = "select CLAIMED from @.outbox_work_claim($1, $2, $3, $4, $5, $6)";
-const GLANCE: &str = "select @.outbox_work_glance($1)";
+const CLAIM: &str = "select CLAIMED from @.outbox_work_claim($1::text, $2::smallint[], $3::bigint[], $4::integer[], $5::bigint[], $6::bigint)";
+const GLANCE: &str = "select @.outbox_work_glance($1::smallint[])";
 
 // ---- rows -----------------------------------------------------------------------------------------------------------
 

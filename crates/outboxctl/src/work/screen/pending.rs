@@ -42,7 +42,7 @@ async fn open(connect: &ConnectArgs) -> Result<(Client, String), Failure> {
     session.client.batch_execute(SETTINGS).await?;
     let schema = session.extension.map(|extension| extension.schema).unwrap_or_default();
     let sql = format!(
-        "select partition, pending, is_all from \"{}\".outbox_work_pending($1)",
+        "select partition, pending, is_all from \"{}\".outbox_work_pending($1::smallint[])",
         schema.replace('"', "\"\"")
     );
     Ok((session.client, sql))
