@@ -9,8 +9,8 @@ use support::{Broker, Consumer, Receiver, Reply, fresh_names, process};
 use crate::common::load::{Load, Plan};
 use crate::common::oracle::{Arrived, judge};
 use crate::common::{
-    DB, LONG, all_of, as_survived, exchange_and_queue, miss_standby, outbox_cluster_with, refused, wait_drained,
-    wait_healthy, wait_published, wait_true,
+    DB, LONG, all_of, as_survived, exchange_and_queue, extremes, miss_standby, outbox_cluster_with, refused,
+    wait_drained, wait_healthy, wait_published, wait_true,
 };
 use crate::{Outside, make_courier, run, wait_for_file, wait_for_shares, wait_for_total, without_workers, work};
 
@@ -209,6 +209,33 @@ fn what_is_sent_is_on_disk_though_its_commit_did_not_wait_for_that() {
     cluster.kill_postmaster();
     cluster.start_again();
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_events"), 1);
+}
+
+/// Those that the server takes for a role, though some of them only a superuser may set.
+#[test]
+fn it_delivers_whatever_is_set_for_its_role() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &[]);
+    let consumer = Consumer::new(broker, &queue);
+    let mut client = cluster.connect(DB);
+    for round in 0..extremes::ROUNDS {
+        let mut settings = extremes::of_round(&mut client, round);
+        // Roles may be meant so, and with a library that is not there core lets no session begin.
+        let is_not_its_own =
+            |name: &str| name.contains("role") || name.contains("authorization") || name.contains("preload");
+        settings.retain(|(name, _)| name == "session_replication_role" || !is_not_its_own(name));
+        let taken = extremes::set(&mut client, "role courier", &settings);
+        assert!(taken > 130, "{taken} settings were taken");
+        let outside = Outside::start(&cluster, &format!("odd{round}"));
+        client
+            .batch_execute("select outbox_publish('T', '1', 'thing', '1')")
+            .expect("publish");
+        consumer.recv(LONG).expect("a message");
+        wait_drained(&cluster);
+        assert_eq!(outside.stop(), Some(0), "round {round}");
+        client.batch_execute("alter role courier reset all").expect("reset");
+    }
 }
 
 #[test]
