@@ -103,6 +103,8 @@ fn cluster_with_clock(broker: &Broker, exchange: &str, conf: &[&str]) -> (Cluste
     let cluster = builder.start();
     cluster.exec(DB, "create extension outbox");
     wait_connected(&cluster);
+    // The postmaster has mapped both, and no process of the server is another program.
+    std::fs::remove_dir_all(&dir).expect("remove them");
     (cluster, clock)
 }
 
