@@ -121,7 +121,7 @@ fn the_pages_show_the_workers_their_leases_and_what_the_last_minutes_brought() {
             let page = monitor.page("/partitions");
             let line = page
                 .split("<tr>")
-                .find(|line| line.contains(&format!("<b>{label}</b>")));
+                .find(|line| line.contains(&format!("data-label=\"Partition\"><b>{label}</b>")));
             line.is_some_and(|line| {
                 line.contains(&owner) && line.contains(&format!(">{epoch}<")) && line.contains("of the lease are left")
             })
