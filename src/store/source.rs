@@ -442,7 +442,7 @@ pub(super) fn of(statements: &Statements) -> Result<Option<Source>, UserError> {
 /// The same, whoever asks.
 pub fn current(call: Call) -> Result<Option<Source>, UserError> {
     let statements = statements(call);
-    security::run_as(statements.owner, || of(&statements))
+    security::run_as(statements.owner, || of(statements))
 }
 
 /// Makes it the one that is set. `seq_is_lost`: what was set before cannot find its rows any more.
