@@ -114,12 +114,12 @@ impl engine::Store for Tables<'_> {
         // read only as far as one that failed.
         let mut all = Batch::default();
         for lane in lanes {
+            if all.is_large() {
+                all.cut = true; // the other lanes have their turn with the next claim
+                break;
+            }
             match self.claim_lanes(std::slice::from_ref(lane)) {
-                Ok(batch) => {
-                    all.rows.extend(batch.rows);
-                    all.cut |= batch.cut;
-                    all.missed |= batch.missed;
-                }
+                Ok(batch) => all.add(batch),
                 // Those before it are claimed and committed: whatever happened, they go on.
                 Err(failure) if failure.locked || !all.rows.is_empty() => {
                     self.lane_by_lane |= failure.locked;

@@ -195,7 +195,8 @@ select e.seq, e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.oper
        e.previous_payload::text as previous_payload, e.metadata::text as metadata, e.headers::text as headers, e.actor,
        e.correlation_id,
        pg_catalog.to_char(e.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as created_at,
-       pg_catalog.floor(extract(epoch from e.created_at))::bigint as created_at_s, e.body_bytes::bigint as body_bytes
+       pg_catalog.floor(extract(epoch from e.created_at))::bigint as created_at_s, e.body_bytes::bigint as body_bytes,
+       e.ctid as tid
 from @extschema@.outbox_events e;
 comment on view @extschema@.outbox_event_text is
   'Internal: events as a worker reads them.';
@@ -216,10 +217,8 @@ comment on type @extschema@.outbox_claimed is
 
 -- No SET clause: it is inlined into the claims.
 create function @extschema@.outbox_remarks(seen bigint, wanted bigint, claimed bigint)
-returns setof @extschema@.outbox_claimed language sql immutable as $$
-  select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
-         null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text,
-         null::text, null::text, null::text, null::bigint, null::bigint, null::boolean, null::timestamptz, r.remark, null::timestamptz
+returns setof text language sql immutable as $$
+  select r.remark
   from (values ('cut', $1 operator(pg_catalog.>) $2), ('missed', $2 operator(pg_catalog.>) $3)) as r (remark, applies)
   where r.applies;
 $$;
@@ -242,27 +241,31 @@ comment on function @extschema@.outbox_suspicion(integer, bigint) is
 -- One row expected, a bitmap or a sort of the whole lane looks as cheap as the index that brings the first rows in order,
 -- and costs a second a claim. So those are off here, and wherever the first rows of many are wanted.
 
--- A worker in the server plans the bodies of outbox_claim and outbox_claim_unleased itself, once: the call, with its SET clauses,
--- costs as much again as the claim of one message. So their parameters have numbers.
+-- A claim takes pointers, cut by body_bytes, and reads the events of those alone, at its very end: rows of a CTE, of a sort
+-- and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins what is sorted
+-- already, and its rows go to the worker as they are made. One snapshot serves all of it, so an event is found by its ctid
+-- the second time. OFFSET 0 keeps the planner from reading all events once instead, where its settings make a look dear.
+-- A worker in the server plans the bodies of outbox_claim, outbox_claim_waiting and outbox_claim_unleased itself, once: a call
+-- is a function in FROM, and with its SET clauses it costs as much again as the claim of one message. So their parameters
+-- have numbers. A worker outside calls them, and work_mem is what such a claim needs at most.
 
 create function @extschema@.outbox_claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[],
   bytes_max bigint, reach bigint default 9223372036854775807
 ) returns setof @extschema@.outbox_claimed language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
+set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off
+set work_mem = '128MB' as $$
   with pick as materialized (
     select due.*, l.epoch, sum(due.share) over (order by due.seq) - due.share as bytes_before
     from unnest($3, $4, $5, $6) as l (partition, epoch, n, mark)
     -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
     cross join lateral (
-      select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq, o.destination, o.partition,
-             o.key, o.attempts, o.replayed, o.enqueued_at, o.expires_at, o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
-             e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
-             e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s,
+      select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq,
+             o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
              coalesce(e.body_bytes, 0) + @extschema@.outbox_suspicion(
-               o.crashes + case when o.claim_token is null then 0 else 1 end, $7) as share
-      from @extschema@.outbox o left join @extschema@.outbox_event_text e on e.seq = o.seq
+               o.crashes + case when o.claim_token is null then 0 else 1 end, $7) as share, e.ctid as event_tid
+      from @extschema@.outbox o left join @extschema@.outbox_events e on e.seq = o.seq
       where o.destination = $2 and o.partition = l.partition and o.seq > l.mark and o.seq <= $8
         and o.claim_token is distinct from l.epoch
       order by o.destination, o.partition, o.seq limit l.n
@@ -277,70 +280,74 @@ set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_ge
   ), claimed as (
     update @extschema@.outbox o set claim_token = pick.epoch, crashes = pick.crashes
     from pick where o.ctid = pick.row_tid and pick.bytes_before < $7
-    returning o.ctid as tid, o.claim_token, pick.*
+    returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
+              pick.wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, pick.event_tid
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
-         c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
-         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, c.enqueued_at, null::text, c.expires_at
-  from claimed c
-  union all
-  select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < $7) as wanted,
-                          (select count(*) from claimed) as got from pick p) n
-  cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r
-  order by 2;
+         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
+         e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at, c.remark, c.expires_at
+  from (
+    select * from claimed
+    union all
+    select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
+    from (select count(*) as seen, count(*) filter (where p.bytes_before < $7) as wanted,
+                 (select count(*) from claimed) as got from pick p) n
+    cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r (remark)
+    order by 2
+  ) c left join lateral (select t.* from @extschema@.outbox_event_text t where t.tid = c.event_tid offset 0) e on true
+  order by c.seq;
 $$;
 comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
   'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a mark each, up to the seq reach, with their events; stops after bytes_max of bodies.';
 
 create function @extschema@.outbox_claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, reach bigint, n integer, bytes_max bigint
-) returns setof @extschema@.outbox_claimed language plpgsql volatile
+) returns setof @extschema@.outbox_claimed language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
-#variable_conflict use_column
-begin
-  -- Locked until this is committed: else the next owner could have read the lane before the rows are in it.
-  perform from @extschema@.outbox_partitions p
-  where p.partition = outbox_claim_waiting.partition and p.lease_owner = worker and p.lease_epoch = outbox_claim_waiting.epoch
-    and not exists (select from @extschema@.outbox_paused z where z.destination = outbox_claim_waiting.destination)
-  for key share;
-  if not found then
-    return;
-  end if;
-  return query
-  with pick as materialized (
-    select due.*, sum(due.body_bytes) over (order by due.wseq) - due.body_bytes as bytes_before
-    from (
-      select w.ctid as row_tid, @extschema@.outbox_commit_position(w.xmin) as wal_position, w.seq as wseq,
-             e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
-             e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s,
-             coalesce(e.body_bytes, 0) as body_bytes
-      from @extschema@.outbox_waiting w left join @extschema@.outbox_event_text e on e.seq = w.seq
-      where w.state = 'g' and w.destination = outbox_claim_waiting.destination
-        and w.partition = outbox_claim_waiting.partition and w.key = outbox_claim_waiting.key and w.seq <= reach
-      order by w.destination, w.partition, w.key, w.seq limit n
+set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off
+set work_mem = '128MB' as $$
+  with held as materialized (
+    -- Locked until this is committed: else the next owner could have read the lane before the rows are in it.
+    select p.partition from @extschema@.outbox_partitions p
+    where p.partition = $3 and p.lease_owner = $1 and p.lease_epoch = $5
+      and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
+    for key share
+  ), pick as materialized (
+    select due.*, sum(due.share) over (order by due.seq) - due.share as bytes_before
+    from held cross join lateral (
+      select w.ctid as row_tid, @extschema@.outbox_commit_position(w.xmin) as wal_position, w.seq,
+             coalesce(e.body_bytes, 0)::bigint as share, e.ctid as event_tid
+      from @extschema@.outbox_waiting w left join @extschema@.outbox_events e on e.seq = w.seq
+      where w.state = 'g' and w.destination = $2 and w.partition = held.partition and w.key = $4 and w.seq <= $6
+      order by w.destination, w.partition, w.key, w.seq limit $7
     ) due
   ), gone as (
     delete from @extschema@.outbox_waiting w using pick
-    where w.ctid = pick.row_tid and pick.bytes_before < bytes_max
+    where w.ctid = pick.row_tid and pick.bytes_before < $8
     returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
   ), claimed as (
     insert into @extschema@.outbox as o
       (seq, enqueued_at, claim_token, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-    select g.seq, g.enqueued_at, outbox_claim_waiting.epoch, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at
+    select g.seq, g.enqueued_at, $5, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at
     from gone g
-    returning o.ctid as row_tid, o.*
+    returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
+              o.replayed, o.enqueued_at, o.expires_at
   )
-  select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
-         p.id, p.type, p.aggregate_type, p.aggregate_id, p.operation, p.payload, p.previous_payload, p.metadata, p.headers,
-         p.actor, p.correlation_id, p.created_at, p.created_at_s, p.wal_position, c.replayed, c.enqueued_at, null::text, c.expires_at
-  from claimed c join pick p on p.wseq = c.seq
-  union all
-  select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < bytes_max) as wanted,
-                          (select count(*) from claimed) as got from pick p) n
-  cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r
-  order by 2;
-end
+  select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
+         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
+         e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at, c.remark, c.expires_at
+  from (
+    select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, p.wal_position, c.replayed,
+           c.enqueued_at, null::text as remark, c.expires_at, p.event_tid
+    from claimed c join pick p on p.seq = c.seq
+    union all
+    select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
+    from (select count(*) as seen, count(*) filter (where p.bytes_before < $8) as wanted,
+                 (select count(*) from claimed) as got from pick p) n
+    cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r (remark)
+    order by 2
+  ) c left join lateral (select t.* from @extschema@.outbox_event_text t where t.tid = c.event_tid offset 0) e on true
+  order by c.seq;
 $$;
 comment on function @extschema@.outbox_claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
   'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq reach; stops after bytes_max of bodies.';
@@ -357,7 +364,8 @@ create function @extschema@.outbox_claim_unleased(
   destination text, token bigint, claim_ttl_s integer, batch integer, bytes_max bigint
 ) returns setof @extschema@.outbox_claimed language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
+set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off
+set work_mem = '128MB' as $$
   with locked as materialized (
     select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq, o.claim_token, o.crashes
     from @extschema@.outbox o
@@ -367,10 +375,8 @@ set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_ge
     limit $4 for update skip locked
   ), pick as materialized (
     select l.row_tid, l.wal_position, l.seq, case when l.claim_token is null then 0 else 1 end as crashed,
-           e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
-           e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s,
-           sum(x.share) over (order by l.seq) - x.share as bytes_before
-    from locked l left join @extschema@.outbox_event_text e on e.seq = l.seq
+           sum(x.share) over (order by l.seq) - x.share as bytes_before, e.ctid as event_tid
+    from locked l left join @extschema@.outbox_events e on e.seq = l.seq
     cross join lateral (select coalesce(e.body_bytes, 0) + @extschema@.outbox_suspicion(
       l.crashes + case when l.claim_token is null then 0 else 1 end, $5) as share) x
   ), claimed as (
@@ -379,20 +385,22 @@ set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_ge
     set claim_token = $2, claim_until = now() + make_interval(secs => $3),
         crashes = o.crashes + pick.crashed
     from pick where o.ctid = pick.row_tid and pick.bytes_before < $5
-    returning o.ctid as row_tid, o.claim_token, o.destination, o.partition, o.key, o.attempts, o.crashes, o.replayed, o.enqueued_at, o.expires_at,
-      pick.seq, pick.id, pick.type, pick.aggregate_type, pick.aggregate_id, pick.operation, pick.payload,
-      pick.previous_payload, pick.metadata, pick.headers, pick.actor, pick.correlation_id, pick.created_at,
-      pick.created_at_s, pick.wal_position
+    returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
+              pick.wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, pick.event_tid
   )
-  select c.row_tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes::integer, c.claim_token,
-         c.id, c.type, c.aggregate_type, c.aggregate_id, c.operation, c.payload, c.previous_payload, c.metadata, c.headers,
-         c.actor, c.correlation_id, c.created_at, c.created_at_s, c.wal_position, c.replayed, c.enqueued_at, null::text, c.expires_at
-  from claimed c
-  union all
-  select r.* from (select count(*) as seen, count(*) filter (where p.bytes_before < $5) as wanted,
-                          (select count(*) from claimed) as got from pick p) n
-  cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r
-  order by 2;
+  select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
+         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
+         e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at, c.remark, c.expires_at
+  from (
+    select * from claimed
+    union all
+    select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
+    from (select count(*) as seen, count(*) filter (where p.bytes_before < $5) as wanted,
+                 (select count(*) from claimed) as got from pick p) n
+    cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r (remark)
+    order by 2
+  ) c left join lateral (select t.* from @extschema@.outbox_event_text t where t.tid = c.event_tid offset 0) e on true
+  order by c.seq;
 $$;
 comment on function @extschema@.outbox_claim_unleased(text, bigint, integer, integer, bigint) is
   'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max of bodies. No order is promised.';

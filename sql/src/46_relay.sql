@@ -206,7 +206,8 @@ create function @extschema@.outbox_fetch_unpublished(
   out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text, out created_at timestamptz,
   out replayed boolean, out message_id text
 ) returns setof record language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+set work_mem = '64MB' as $$ -- what is stored out of line stays there until it is sent; the rest of 10000 rows fits into it
 #variable_conflict use_column
 declare
   to_destination constant text := coalesce(outbox_fetch_unpublished.destination, 'default');

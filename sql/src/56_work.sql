@@ -227,7 +227,7 @@ comment on function @extschema@.outbox_work_pending(smallint[]) is
 create function @extschema@.outbox_work_claim(
   destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[], reach bigint
 ) returns setof @extschema@.outbox_claimed language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set jit = off as $$
+set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
   -- A claim that a crash undoes is made again. But what a crash could undo must not be sent: it waits for the disk.
   perform set_config('synchronous_commit', 'off', true);
@@ -244,7 +244,7 @@ comment on function @extschema@.outbox_work_claim(text, smallint[], bigint[], in
 create function @extschema@.outbox_work_claim_waiting(
   destination text, partition smallint, key text, epoch bigint, reach bigint, max_rows integer
 ) returns setof @extschema@.outbox_claimed language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set jit = off as $$
+set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
   perform set_config('synchronous_commit', 'off', true);
   return query select c.* from @extschema@.outbox_claim_waiting(
@@ -262,7 +262,7 @@ comment on function @extschema@.outbox_work_claim_waiting(text, smallint, text, 
 
 create function @extschema@.outbox_work_claim_unleased(destination text, max_rows integer)
 returns setof @extschema@.outbox_claimed language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set jit = off as $$
+set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
   if (select s.leasing from @extschema@.outbox_settings s) then
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin anew.';

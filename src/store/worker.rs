@@ -68,7 +68,7 @@ pub struct ClaimedBatch {
 }
 
 /// Bodies that one claim may bring, in bytes: bounds the memory of a worker. One message is always taken.
-const CLAIM_BYTES_MAX: i64 = 32 << 20;
+pub const CLAIM_BYTES_MAX: i64 = engine::CLAIM_BYTES_MAX as i64;
 
 impl Store {
     /// Finds the schema of the extension. Inside a transaction, the extension held.
@@ -360,17 +360,12 @@ impl Store {
             PgBuiltInOids::INT4OID,
             PgBuiltInOids::INT8OID,
         ];
-        let call = || {
-            Ok(format!(
-                "select * from {}.outbox_claim_waiting($1, $2, $3, $4, $5, $6, $7, $8)",
-                self.schema
-            ))
-        };
         let whereto = Whereto {
             destination: &key.destination,
             body,
         };
-        let batch = self.claimed(whereto, &self.claim_waiting, &call, &types, &args, &Disposition::Wait)?;
+        let body = || self.body("outbox_claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint)");
+        let batch = self.claimed(whereto, &self.claim_waiting, &body, &types, &args, &Disposition::Wait)?;
         let more: Option<bool> = Spi::get_one_with_args(
             &format!("select {}.outbox_waits($1, $2, $3)", self.schema),
             &[

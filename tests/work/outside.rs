@@ -31,6 +31,27 @@ fn arrived(broker: &Broker, queue: &str) -> Vec<Arrived> {
 }
 
 #[test]
+fn large_messages_are_brought_to_it_without_a_temporary_file() {
+    let broker = Broker::shared();
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, json!({"x-max-length": 1}));
+    broker.bind(&queue, &exchange, "#");
+    let cluster = without_workers(broker, &exchange, &["work_mem = '64kB'"]);
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', jsonb_build_object('text', repeat('x', 1000000)), 'o', i::text)
+         from generate_series(1, 60) i",
+    );
+    let outside = Outside::start(&cluster, "porter");
+    wait_drained(&cluster);
+    wait_published(&cluster, 60);
+    let temporary = "select temp_files from pg_stat_database where datname = current_database()";
+    assert_eq!(outside.stop(), Some(0));
+    assert_eq!(cluster.query_one::<i64>(DB, temporary), 0, "temporary files");
+}
+
+#[test]
 fn it_delivers_all_in_order_where_no_worker_runs_in_the_server() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);

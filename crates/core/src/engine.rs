@@ -9,9 +9,13 @@
 //! row is seen by the snapshot, or is open at (c) and holds the later rows of its keys, or shows at (d) and holds all
 //! later rows for one pass. A model of this is in tests/model_mark.rs.
 
+mod appetite;
+mod batch;
 mod bounds;
 mod lanes;
 
+pub use batch::Batch;
+use batch::WithPublisher;
 pub use bounds::Bounds;
 pub use in_hand::{Express, Place};
 
@@ -21,6 +25,7 @@ use crate::hold::{Holds, OpenTransaction};
 use crate::message::{Event, Outcome, Pointer, Publication};
 use crate::partition::Partition;
 use crate::settle::{Disposition, Ordering, Rules, decide};
+use appetite::Appetite;
 use asked::Asked;
 pub use asked::{Errand, Tally};
 use in_hand::InHand;
@@ -45,6 +50,8 @@ const END: i64 = i64::MAX;
 pub const CRASHES_ALONE: i32 = 3;
 /// And so many, it is a dead letter.
 pub const CRASHES_MAX: i32 = 5;
+/// Bodies that one claim brings, in bytes, before it stops; one message is always taken.
+pub const CLAIM_BYTES_MAX: usize = 32 << 20;
 
 /// A lease that is held: the partition and its epoch.
 pub type Held = (Partition, i64);
@@ -86,30 +93,6 @@ pub struct Lane {
 /// Whether all lanes are to be read up to the same seq.
 pub fn reach_the_same(lanes: &[Lane]) -> bool {
     lanes.windows(2).all(|two| two[0].reach == two[1].reach)
-}
-
-/// What a claim brought.
-#[derive(Debug)]
-pub struct Batch<P> {
-    /// In order of seq.
-    pub rows: Vec<Claimed<P>>,
-    /// It stopped at its limit of bytes: lanes may hold more rows than their limit says.
-    pub cut: bool,
-    /// Rows that it saw were changed by somebody else meanwhile, and are not among `rows`.
-    pub missed: bool,
-    /// Partitions of which rows are locked: nothing was read there.
-    pub locked: Vec<Partition>,
-}
-
-impl<P> Default for Batch<P> {
-    fn default() -> Self {
-        Self {
-            rows: Vec::new(),
-            cut: false,
-            missed: false,
-            locked: Vec::new(),
-        }
-    }
 }
 
 /// Where messages are now that were brought back, and in how many ms the next is due.
@@ -169,6 +152,8 @@ struct Message<P> {
     pointer: Pointer,
     /// What goes to the wire, or why nothing can; None once handed over.
     publication: Option<Result<Publication, Outcome>>,
+    /// Of what goes to the wire, also once it is handed over.
+    body_bytes: usize,
     /// The gates know it: others wait for it.
     ordered: bool,
 }
@@ -190,7 +175,7 @@ pub struct Engine<P> {
     messages: HashMap<Handle, Message<P>>,
     /// May go, in order; not handed over yet.
     ready: VecDeque<Handle>,
-    with_publisher: usize,
+    with_publisher: WithPublisher,
     /// The one that is with the publisher alone, because workers crashed with it.
     alone: Option<Handle>,
     unsettled: Vec<Settlement<P>>,
@@ -211,6 +196,7 @@ pub struct Engine<P> {
     asked: Asked,
     in_hand: InHand,
     answers: Answers,
+    appetite: Appetite,
 }
 
 impl<P: Clone> Engine<P> {
@@ -230,7 +216,8 @@ impl<P: Clone> Engine<P> {
             lanes: Lanes::default(),
             messages: HashMap::new(),
             ready: VecDeque::new(),
-            with_publisher: 0,
+            with_publisher: WithPublisher::default(),
+            appetite: Appetite::default(),
             alone: None,
             unsettled: Vec::new(),
             unsettled_since_ms: 0,
@@ -272,7 +259,12 @@ impl<P: Clone> Engine<P> {
 
     /// Whether messages are kept back, and none is with the publisher any more.
     pub fn only_keeps_back(&self) -> bool {
-        self.with_publisher == 0 && !self.messages.is_empty()
+        self.with_publisher.count == 0 && !self.messages.is_empty()
+    }
+
+    /// Whether the bodies that are with the publisher leave room for those of another claim.
+    pub fn has_room_in_bytes(&self) -> bool {
+        self.with_publisher.bytes < self.bounds.bytes
     }
 
     /// Messages that may go and wait for room with the publisher.
@@ -350,7 +342,7 @@ impl<P: Clone> Engine<P> {
         if !self.messages.contains_key(&handle) {
             return;
         }
-        self.with_publisher = self.with_publisher.saturating_sub(1);
+        self.with_publisher.less(self.messages.get(&handle));
         self.alone = self.alone.filter(|alone| *alone != handle);
         self.answers.over(handle);
         self.end(handle, outcome, rules, seed);
@@ -403,7 +395,7 @@ impl<P: Clone> Engine<P> {
     pub fn release_all(&mut self, reason: &str) {
         self.ready.clear();
         self.gates.forget_sent();
-        self.with_publisher = 0;
+        self.with_publisher = WithPublisher::default();
         self.alone = None;
         self.answers.all_over();
         let mut handles: Vec<Handle> = self.messages.keys().copied().collect();
@@ -463,8 +455,10 @@ impl<P: Clone> Engine<P> {
             return Ok(0);
         }
         self.bring_due(store, memory, now_ms, &leases)?;
+        let (room, limit) = (limit, self.appetite.of(limit));
         if self.sharing == Sharing::RowClaims {
             let batch = store.claim_unleased(limit)?;
+            self.appetite.note(&batch);
             self.full = batch.rows.len() as u32 >= limit || batch.cut;
             let count = batch.rows.len();
             for claimed in batch.rows {
@@ -509,9 +503,10 @@ impl<P: Clone> Engine<P> {
             [] => Batch::default(),
             lanes => store.claim(lanes)?, // (b)
         };
+        self.appetite.note(&batch);
         self.advance_marks(&lanes, &batch);
         batch.rows = self.recognise(batch.rows);
-        let left = limit.saturating_sub(batch.rows.len() as u32);
+        let left = room.saturating_sub(batch.rows.len() as u32);
         memory.revoke(&batch.rows.iter().map(Claimed::which).collect::<Vec<_>>());
         let holds = Holds {
             all: batch.missed,
@@ -530,7 +525,7 @@ impl<P: Clone> Engine<P> {
             .unpark(|key, seq| !holds.hold(key, seq) && marks.get(&key.partition).is_some_and(|mark| seq <= *mark));
         self.go(unparked, rules);
         self.drain(store, &leases, &holds, left, rules, &mut make)?;
-        while self.gates.parked() > self.bounds.parked {
+        while self.gates.parked() > self.bounds.parked || self.parks_too_much() {
             let shed = self.gates.shed();
             if shed.is_empty() {
                 break; // the first of each partition
@@ -542,6 +537,17 @@ impl<P: Clone> Engine<P> {
         }
         self.bound_lanes(rules);
         Ok(count)
+    }
+
+    /// Whether the bodies of messages that wait in memory for an open transaction take more than they may.
+    fn parks_too_much(&self) -> bool {
+        if self.gates.parked() == 0 {
+            return false;
+        }
+        let of = |message: &Message<P>| message.body_bytes;
+        let ready: usize = self.ready.iter().filter_map(|h| self.messages.get(h)).map(of).sum();
+        let all: usize = self.messages.values().map(of).sum();
+        all.saturating_sub(ready + self.with_publisher.bytes) > self.bounds.bytes
     }
 
     /// Whether messages are under way with which so many workers crashed: the next crash would charge what is claimed
@@ -702,12 +708,17 @@ impl<P: Clone> Engine<P> {
         let draining = self.gates.draining();
         self.drains = false;
         let first = (self.claims as usize).checked_rem(draining.len()).unwrap_or(0);
+        let mut bytes = 0;
         for key in draining
             .iter()
             .cycle()
             .skip(first)
             .take(draining.len().min(self.bounds.drains))
         {
+            if bytes >= CLAIM_BYTES_MAX {
+                self.drains = true; // the others have their turn with the next claim
+                break;
+            }
             let Some((_, epoch)) = leases.iter().find(|(partition, _)| *partition == key.partition) else {
                 continue;
             };
@@ -719,12 +730,14 @@ impl<P: Clone> Engine<P> {
                 true => END,
                 false => self.mark(key.partition).min(self.asked.reach),
             };
-            let rows = self.bounds.drain_rows.min(room);
+            let rows = self.appetite.of(self.bounds.drain_rows.min(room));
             if rows == 0 {
                 self.drains = true;
                 break;
             }
             let (batch, more) = store.claim_waiting(key, *epoch, reach, rows)?;
+            self.appetite.note(&batch);
+            bytes += batch.body_bytes();
             room = room.saturating_sub(batch.rows.len() as u32);
             let full = batch.cut || batch.rows.len() as u32 >= rows;
             let missed = batch.missed;
@@ -777,6 +790,7 @@ impl<P: Clone> Engine<P> {
         let message = Message {
             place,
             pointer,
+            body_bytes: publication.as_ref().map_or(0, |publication| publication.body.len()),
             publication: Some(publication),
             ordered: order.is_some() && self.sharing == Sharing::Leases,
         };

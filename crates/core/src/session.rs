@@ -72,6 +72,9 @@ pub const SETTINGS: &[(&str, &str)] = &[
     ("join_collapse_limit", "8"),
     ("geqo", "on"),
     ("geqo_threshold", "12"),
+    // The pointers of a claim and the arrays of a settle fit into it: no temporary files.
+    ("work_mem", "16MB"),
+    ("hash_mem_multiplier", "2"),
 ];
 
 /// Those that only a superuser may set, so only he can have set them for a role or database; and the role that a session

@@ -11,6 +11,8 @@ pub struct Bounds {
     /// Keys that are fetched from `outbox_waiting` in one pass, and rows of each, at most.
     pub drains: usize,
     pub drain_rows: u32,
+    /// Bodies that are with the publisher, at most, when more is claimed, and bodies that are parked.
+    pub bytes: usize,
 }
 
 impl Bounds {
@@ -19,5 +21,6 @@ impl Bounds {
         parked: 500,
         drains: 8,
         drain_rows: 500,
+        bytes: super::CLAIM_BYTES_MAX,
     };
 }

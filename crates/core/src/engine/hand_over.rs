@@ -16,11 +16,12 @@ impl<P: Clone> Engine<P> {
                 continue;
             };
             let lonely = message.pointer.crashes >= CRASHES_ALONE;
-            if lonely && self.with_publisher + batch.len() > 0 {
+            if lonely && self.with_publisher.count > 0 {
                 break;
             }
             self.ready.pop_front();
             if let Some(Ok(publication)) = message.publication.take() {
+                self.with_publisher.more(message);
                 batch.push(publication);
             }
             if lonely {
@@ -30,14 +31,13 @@ impl<P: Clone> Engine<P> {
         if batch.is_empty() {
             return;
         }
-        self.with_publisher += batch.len();
         self.answers.handed_over();
         let awaited = batch.iter().map(|publication| publication.handle);
         let awaited: Vec<Handle> = awaited.filter(|handle| self.is_awaited(*handle)).collect();
         self.answers.await_those(awaited);
         for refused in publish(batch).into_iter().rev() {
-            self.with_publisher -= 1;
             let handle = refused.handle;
+            self.with_publisher.less(self.messages.get(&handle));
             self.alone = self.alone.filter(|alone| *alone != handle);
             self.answers.over(handle);
             if let Some(message) = self.messages.get_mut(&handle) {

@@ -30,7 +30,7 @@ impl<P: Clone> Engine<P> {
             let sent = message.publication.is_none();
             let stays = kept.contains(&message.pointer.partition) || (sent && !message.ordered);
             if sent && !stays {
-                self.with_publisher = self.with_publisher.saturating_sub(1);
+                self.with_publisher.less(Some(message));
                 self.alone = self.alone.filter(|alone| alone != handle);
                 self.answers.over(*handle);
             }

@@ -68,16 +68,17 @@ impl<P: Clone> Engine<P> {
         if std::mem::take(&mut self.answers.moved) {
             self.answers.moved_ms = now_ms;
         }
+        let has_room = has_room && self.has_room_in_bytes();
         let awaited = !self.answers.awaited.is_empty()
             || !self.ready.is_empty() // for room with the publisher, or to go alone
             || !self.leaving.is_empty() // the partition is given back when nothing of it is in flight
             || !self.asked.is_unbounded()
-            || (!has_room && self.with_publisher <= MANY);
+            || (!has_room && self.with_publisher.count <= MANY);
         if awaited {
             return Listen::TO_EACH;
         }
         let comes_by_ms = self.answers.moved_ms + COMES_BY_AFTER_MS;
-        match self.with_publisher {
+        match self.with_publisher.count {
             0 => Listen {
                 confirms: MANY,
                 comes_by_in_ms: None,

@@ -74,6 +74,7 @@ impl Simulation {
                 parked: config.window / 2,
                 drains: 3,
                 drain_rows: 10,
+                bytes: 1_000,
             },
             depth: Cell::new(0),
         }
@@ -400,7 +401,7 @@ impl Simulation {
             owned_partitions: engine.claimable(),
             outstanding: engine.outstanding(),
             window,
-            queue_has_room: engine.is_ready_empty(),
+            queue_has_room: engine.is_ready_empty() && engine.has_room_in_bytes(),
             last_claim_was_full: engine.wants_more(),
             woken: false,
             idle_backoff_ms: 1_000,

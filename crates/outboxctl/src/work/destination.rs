@@ -431,7 +431,7 @@ impl Destination {
             owned_partitions: self.engine.claimable(),
             outstanding,
             window,
-            queue_has_room: self.engine.is_ready_empty(),
+            queue_has_room: self.engine.is_ready_empty() && self.engine.has_room_in_bytes(),
             last_claim_was_full: self.engine.wants_more(),
             woken: false,
             idle_backoff_ms: common.settings.idle_backoff_ms,

@@ -143,12 +143,12 @@ impl engine::Store for Tables<'_> {
         // Somebody holds a row of these lanes, and the other lanes go on; or some are read only as far as one that failed.
         let mut all = Batch::default();
         for lane in lanes {
+            if all.is_large() {
+                all.cut = true; // the other lanes have their turn with the next claim
+                break;
+            }
             match self.session.claim_lane(self.destination, lane) {
-                Ok(batch) => {
-                    all.rows.extend(batch.rows);
-                    all.cut |= batch.cut;
-                    all.missed |= batch.missed;
-                }
+                Ok(batch) => all.add(batch),
                 Err(trouble) if trouble.kind == TroubleKind::Locked => {
                     self.lane_by_lane = true;
                     all.locked.push(lane.partition);

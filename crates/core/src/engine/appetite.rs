@@ -1,0 +1,85 @@
+//! How many rows the next claim asks for, by what the last one brought. Called by the worker's main thread around each claim.
+//!
+//! A claim stops at a number of bytes, or when the function or source that makes its events has had its time. What it looked
+//! at beyond that was in vain: pointers that were read, or even claimed and given back. With large messages that would be
+//! most of a claim, each time. So the next claim asks for as many as the last one brought, and for more only while they are
+//! small.
+
+use super::{Batch, CLAIM_BYTES_MAX};
+
+pub(super) struct Appetite {
+    rows: u32,
+}
+
+impl Default for Appetite {
+    fn default() -> Self {
+        Self { rows: u32::MAX }
+    }
+}
+
+impl Appetite {
+    /// As many of these rows as it is worth to ask for.
+    pub fn of(&self, limit: u32) -> u32 {
+        limit.min(self.rows)
+    }
+
+    pub fn note<P>(&mut self, batch: &Batch<P>) {
+        let rows = u32::try_from(batch.rows.len()).unwrap_or(u32::MAX);
+        if batch.cut {
+            self.rows = rows.max(1);
+        } else if batch.body_bytes() < CLAIM_BYTES_MAX / 2 {
+            self.rows = self.rows.saturating_add(self.rows / 2 + 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Claimed;
+    use super::*;
+    use crate::message::{Event, Outcome, Pointer};
+    use crate::partition::Partition;
+
+    fn batch(rows: usize, bytes_each: usize, cut: bool) -> Batch<()> {
+        let row = |seq| Claimed {
+            place: (),
+            pointer: Pointer {
+                seq,
+                destination: String::new(),
+                partition: Partition::new(0).unwrap(),
+                key: None,
+                attempts: 0,
+                crashes: 0,
+                lease_epoch: 1,
+                replayed: false,
+                enqueued_at_us: 0,
+                expires_at_us: None,
+            },
+            event: Ok::<_, Outcome>(Event {
+                payload: "x".repeat(bytes_each),
+                ..Event::default()
+            }),
+        };
+        Batch {
+            rows: (0..rows as i64).map(row).collect(),
+            cut,
+            ..Batch::default()
+        }
+    }
+
+    #[test]
+    fn it_is_as_large_as_the_last_claim_that_was_cut_and_grows_while_messages_are_small() {
+        let mut appetite = Appetite::default();
+        assert_eq!(appetite.of(1000), 1000);
+        appetite.note(&batch(8, 4 << 20, true));
+        assert_eq!(appetite.of(1000), 8);
+        appetite.note(&batch(8, 4 << 20, false));
+        assert_eq!(appetite.of(1000), 8, "another would not have fitted");
+        for more in [13, 20, 31] {
+            appetite.note(&batch(3, 10, false));
+            assert_eq!(appetite.of(1000), more);
+        }
+        appetite.note(&batch(0, 0, true));
+        assert_eq!(appetite.of(1000), 1);
+    }
+}

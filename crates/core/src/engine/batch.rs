@@ -1,0 +1,72 @@
+//! What a claim brought, and what of it is with the publisher: rows and the bytes of their bodies. Used by the engine and by
+//! the tables that it claims from.
+
+use super::{CLAIM_BYTES_MAX, Claimed, Message};
+use crate::message::Event;
+use crate::partition::Partition;
+
+/// What a claim brought.
+#[derive(Debug)]
+pub struct Batch<P> {
+    /// In order of seq.
+    pub rows: Vec<Claimed<P>>,
+    /// It stopped at its limit of bytes: lanes may hold more rows than their limit says.
+    pub cut: bool,
+    /// Rows that it saw were changed by somebody else meanwhile, and are not among `rows`.
+    pub missed: bool,
+    /// Partitions of which rows are locked: nothing was read there.
+    pub locked: Vec<Partition>,
+}
+
+impl<P> Batch<P> {
+    /// What its events take, in bytes.
+    pub(super) fn body_bytes(&self) -> usize {
+        let events = self.rows.iter().filter_map(|row| row.event.as_ref().ok());
+        events.map(Event::body_bytes).sum()
+    }
+
+    /// It has as much as one claim may bring.
+    pub fn is_large(&self) -> bool {
+        self.body_bytes() >= CLAIM_BYTES_MAX
+    }
+
+    /// With what the claim of another lane brought.
+    pub fn add(&mut self, other: Self) {
+        self.rows.extend(other.rows);
+        self.cut |= other.cut;
+        self.missed |= other.missed;
+    }
+}
+
+impl<P> Default for Batch<P> {
+    fn default() -> Self {
+        Self {
+            rows: Vec::new(),
+            cut: false,
+            missed: false,
+            locked: Vec::new(),
+        }
+    }
+}
+
+/// What is with the publisher.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct WithPublisher {
+    pub count: usize,
+    /// Of the bodies.
+    pub bytes: usize,
+}
+
+impl WithPublisher {
+    pub fn more<P>(&mut self, message: &Message<P>) {
+        self.count += 1;
+        self.bytes += message.body_bytes;
+    }
+
+    pub fn less<P>(&mut self, message: Option<&Message<P>>) {
+        self.count = self.count.saturating_sub(1);
+        self.bytes = self
+            .bytes
+            .saturating_sub(message.map_or(0, |message| message.body_bytes));
+    }
+}

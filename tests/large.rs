@@ -1,0 +1,200 @@
+//! What large messages cost: each is read once, however many wait; nothing goes by a temporary file; the memory of a worker
+//! is bounded. Counted in blocks, rows and bytes, never in time. On a real Postgres and a real RabbitMQ.
+
+mod common;
+
+use common::{DB, outbox_cluster_with, pause, wait_drained, wait_published, wait_true};
+use serde_json::json;
+use support::{Broker, Cluster, fresh_names};
+
+/// What a body takes that is 1 MB as text. It compresses well, so the tables stay small and only copies of it are large.
+const BODY: &str = "jsonb_build_object('text', repeat('x', 1000000))";
+/// docs/operating.md names it.
+const MEMORY_MIB_MAX: u64 = 256;
+/// Nothing that spills fits into it.
+const LITTLE_MEMORY: &str = "work_mem = '64kB'";
+
+/// An exchange whose only queue keeps one message, so that the broker need not keep them all.
+fn exchange(broker: &Broker) -> String {
+    let (exchange, queue) = fresh_names();
+    broker.declare_exchange(&exchange, "topic", true);
+    broker.declare_queue(&queue, json!({"x-max-length": 1}));
+    broker.bind(&queue, &exchange, "#");
+    exchange
+}
+
+fn cluster(conf: &[&str]) -> Cluster {
+    let broker = Broker::shared();
+    let conf: Vec<&str> = [LITTLE_MEMORY].iter().chain(conf).copied().collect();
+    outbox_cluster_with(broker, &exchange(broker), &conf)
+}
+
+/// Publishes so many, each of a key of its own.
+fn publish(cluster: &Cluster, count: i32) {
+    let sql = format!("select count(outbox_publish('T', {BODY}, 'o', i::text)) from generate_series(1, {count}) i");
+    cluster.query_one::<i64>(DB, &sql);
+}
+
+/// What the statistics have counted so far.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    /// Blocks of the tables that a claim reads, with their indexes and what lies out of line.
+    blocks: i64,
+    /// Rows of outbox that were changed without an end: claimed, or given back.
+    changed: i64,
+    /// Messages that ended.
+    ended: i64,
+}
+
+fn work(cluster: &Cluster) -> Work {
+    let row = cluster
+        .connect(DB)
+        .query_one(
+            "select (select sum(coalesce(heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit, 0)
+                             + coalesce(toast_blks_read + toast_blks_hit + tidx_blks_read + tidx_blks_hit, 0))::bigint
+                     from pg_statio_user_tables where relname in ('outbox', 'outbox_events')),
+                    n_tup_upd, n_tup_del from pg_stat_user_tables where relname = 'outbox'",
+            &[],
+        )
+        .expect("statistics");
+    Work {
+        blocks: row.get(0),
+        changed: row.get(1),
+        ended: row.get(2),
+    }
+}
+
+/// What the worker does to deliver all that `make` stores. The worker holds still until then.
+fn work_of_a_drain(cluster: &Cluster, count: i32, make: impl Fn(i32)) -> Work {
+    pause(cluster);
+    make(count);
+    // What the session counted is with the statistics when it has ended.
+    let settled =
+        "select count(*) = 0 from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()";
+    wait_true(cluster, "the session to end", settled);
+    let before = work(cluster);
+    cluster.set_conf("outbox.enabled", "on");
+    wait_drained(cluster);
+    let all_told = format!(
+        "select n_tup_del >= {} from pg_stat_user_tables where relname = 'outbox'",
+        before.ended + i64::from(count)
+    );
+    wait_true(cluster, "the statistics of the worker", &all_told);
+    let after = work(cluster);
+    Work {
+        blocks: after.blocks - before.blocks,
+        changed: after.changed - before.changed,
+        ended: after.ended - before.ended,
+    }
+}
+
+fn assert_no_temporary_file(cluster: &Cluster) {
+    let temporary = "select temp_files from pg_stat_database where datname = current_database()";
+    assert_eq!(cluster.query_one::<i64>(DB, temporary), 0, "temporary files");
+}
+
+/// The most memory that the worker has had, in MiB.
+fn peak_mib(cluster: &Cluster) -> u64 {
+    let pid: i32 = cluster.query_one(DB, "select pid from outbox_worker_status where alive");
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the status of a process");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()).expect("VmHWM");
+    kib.parse::<u64>().expect("a number") / 1024
+}
+
+#[test]
+fn a_large_message_costs_the_same_however_many_wait() {
+    let cluster = cluster(&["shared_buffers = '16MB'", "autovacuum = off"]);
+    let few = work_of_a_drain(&cluster, 40, |count| publish(&cluster, count));
+    let many = work_of_a_drain(&cluster, 200, |count| publish(&cluster, count));
+    let [few_each, many_each] = [few, many].map(|work| work.blocks as f64 / work.ended as f64);
+    assert!(
+        many_each <= 2.0 * few_each,
+        "a message of 40 costs {few_each:.1} blocks, one of 200 {many_each:.1}"
+    );
+    assert_no_temporary_file(&cluster);
+    let peak = peak_mib(&cluster);
+    assert!(peak <= MEMORY_MIB_MAX, "the worker had {peak} MiB");
+}
+
+#[test]
+fn what_waits_behind_a_dead_letter_comes_back_without_a_temporary_file() {
+    let cluster = cluster(&[]);
+    cluster.exec(DB, "select outbox_enqueue(999999, key => 'o:1')"); // there is no such event
+    wait_true(
+        &cluster,
+        "the dead letter",
+        "select exists (select from outbox_dead where blocks)",
+    );
+    cluster.exec(
+        DB,
+        &format!("select outbox_publish('T', {BODY}, 'o', '1') from generate_series(1, 100)"),
+    );
+    wait_true(
+        &cluster,
+        "all to wait",
+        "select count(*) = 100 from outbox_waiting where state = 'g'",
+    );
+    cluster.exec(DB, "select outbox_discard(999999)");
+    wait_drained(&cluster);
+    wait_published(&cluster, 100);
+    assert_no_temporary_file(&cluster);
+}
+
+#[test]
+fn a_large_event_of_a_source_is_claimed_once_however_many_wait() {
+    let cluster = cluster(&[]);
+    cluster.exec(
+        DB,
+        "create table event (id bigint generated by default as identity primary key, kind text not null default 'T',
+                             at timestamptz not null default now(), body jsonb);
+         create role shop; alter table event owner to shop;
+         select outbox_source_set('event', seq => 'id', type => 'kind', created_at => 'at', payload => 'body')",
+    );
+    let drain = work_of_a_drain(&cluster, 240, |count| {
+        cluster.exec(
+            DB,
+            &format!(
+                "with new as (insert into event (body) select {BODY} from generate_series(1, {count}) returning id)
+                 select outbox_enqueue_many(array_agg(id)) from new"
+            ),
+        );
+    });
+    assert_claimed_once(drain);
+    assert_no_temporary_file(&cluster);
+}
+
+#[test]
+fn a_large_body_of_a_function_is_made_for_what_is_claimed_once_however_many_wait() {
+    let broker = Broker::shared();
+    let cluster = cluster(&[]);
+    cluster.exec(
+        DB,
+        &format!(
+            "create role shop; create schema shop authorization shop; set role shop;
+             create function shop.whole(event jsonb) returns jsonb language sql immutable as $$ select {BODY} $$;
+             reset role;
+             create server other foreign data wrapper outbox_amqp options (exchange '{}', body 'shop.whole')",
+            exchange(broker)
+        ),
+    );
+    let drain = work_of_a_drain(&cluster, 240, |count| {
+        cluster.exec(
+            DB,
+            &format!(
+                "select outbox_publish('T', '{{}}', 'o', i::text, destination => 'other') from generate_series(1, {count}) i"
+            ),
+        );
+    });
+    assert_claimed_once(drain);
+    assert_no_temporary_file(&cluster);
+}
+
+/// A claim that does not know how large its messages are gives some of them back, but not most.
+fn assert_claimed_once(drain: Work) {
+    let changes = drain.changed as f64 / drain.ended as f64;
+    assert!(
+        changes <= 4.0,
+        "a message is changed {changes:.1} times before it ends: {drain:?}"
+    );
+}
