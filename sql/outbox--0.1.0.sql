@@ -156,7 +156,7 @@ create table @extschema@.outbox_connections (
   since       timestamptz not null default pg_catalog.clock_timestamp(),
   state       text        not null
     check (state in ('starting', 'paused', 'pausing', 'not adopted', 'unconfigured', 'connecting', 'connected', 'blocked', 'down')),
-  reason      text, -- why it is down: unreachable, auth_refused, exchange_missing …; or connected and unconfirmed
+  reason      text, -- why it is down: unreachable, auth_refused, exchange_missing ...; or connected and unconfirmed
   detail      text,
   looked_at   timestamptz, -- when it last looked because a session asked: see outbox_check()
   primary key (worker_id, destination)
@@ -181,7 +181,8 @@ create table @extschema@.outbox_events (
   -- A claim stops at a number of bytes, so that large events do not fill the memory of a worker.
   body_bytes       integer     not null generated always as (
     pg_catalog.octet_length(payload::text) + coalesce(pg_catalog.octet_length(previous_payload::text), 0)
-    + coalesce(pg_catalog.octet_length(metadata::text), 0) + coalesce(pg_catalog.octet_length(headers::text), 0)) stored
+    + coalesce(pg_catalog.octet_length(metadata::text), 0) + coalesce(pg_catalog.octet_length(headers::text), 0)
+    + coalesce(pg_catalog.octet_length(actor), 0)) stored
 );
 comment on table @extschema@.outbox_events is
   'The built-in event store: one row an event, in order of seq. outbox_publish() writes it.';
@@ -2150,7 +2151,7 @@ begin
   if found.provolatile <> 'i' then
     raise exception 'function % is not immutable', name
       using errcode = 'invalid_parameter_value',
-            hint = 'A key must always be in the same partition: ALTER FUNCTION … IMMUTABLE, if that is so.';
+            hint = 'A key must always be in the same partition: ALTER FUNCTION ... IMMUTABLE, if that is so.';
   end if;
   -- It runs as its owner, whoever enqueues. So it is asked nothing before it is known that this may be.
   owner := pg_get_userbyid(found.proowner);
@@ -2164,7 +2165,7 @@ begin
       using errcode = 'insufficient_privilege',
             hint = format('It runs as its owner: GRANT %I TO %I, or name a function of your own.', owner, pg_get_userbyid(named_by));
   end if;
-  perform @extschema@.outbox_partition_by(name, owner, k, partition_count) from unnest('{a,order:42,"",ü}'::text[]) k;
+  perform @extschema@.outbox_partition_by(name, owner, k, partition_count) from unnest('{a,order:42,"",~}'::text[]) k;
 end
 $$;
 comment on function @extschema@.outbox_check_partitioner(text, integer, oid) is
@@ -2907,7 +2908,7 @@ comment on function @extschema@.outbox_note_ended(bigint, bigint, bigint) is
 create function @extschema@.outbox_note_took(took_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_took_wrapper';
 comment on function @extschema@.outbox_note_took(bigint[]) is
-  'Internal: at COMMIT, tells outbox_throughput in how many µs messages went from enqueue to confirm that a relay has published.';
+  'Internal: at COMMIT, tells outbox_throughput in how many microseconds messages went from enqueue to confirm that a relay has published.';
 
 create function @extschema@.outbox_by_partition(destination text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
@@ -3288,7 +3289,7 @@ comment on function @extschema@.outbox_server_state() is
 create function @extschema@.outbox_registry()
 returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_registry_wrapper';
 comment on function @extschema@.outbox_registry() is
-  'Internal: open transactions that have enqueued in this database, from shared memory: [pid or 0, xid or 0, since in µs, low seq] one after the other.';
+  'Internal: open transactions that have enqueued in this database, from shared memory: [pid or 0, xid or 0, since in microseconds, low seq] one after the other.';
 
 create function @extschema@.outbox_open_transactions(
   out pid integer, out xid xid, out prepared boolean, out age interval, out low bigint
@@ -3580,7 +3581,7 @@ from (select u.named || u.detail as problem,
                   when u.detail like '%outbox.tls\_%'
                   then 'mend the file or the setting; the files are in PEM, and the key''s is readable for the server''s user alone'
                   when u.destination = 'default' then 'set outbox.url, for example amqp://localhost'
-                  else pg_catalog.format('ALTER SERVER %I OPTIONS (…); see docs/destinations.md', u.destination) end as remedy
+                  else pg_catalog.format('ALTER SERVER %I OPTIONS (...); see docs/destinations.md', u.destination) end as remedy
       from connection u where u.state = 'unconfigured'
         and (u.destination <> 'default' or pg_catalog.current_setting('outbox.url') <> ''
              or (select pg_catalog.count(*) from @extschema@.outbox_destinations()) = 1
@@ -3591,7 +3592,7 @@ from (select u.named || u.detail as problem,
         and (select d.server from @extschema@.outbox_destinations() d where d.destination = 'default') is null
       union all
       select pg_catalog.format('messages wait for destination %I, which does not exist', m.destination),
-             pg_catalog.format('CREATE SERVER %I FOREIGN DATA WRAPPER …, or give the messages up with outbox_discard()', m.destination)
+             pg_catalog.format('CREATE SERVER %I FOREIGN DATA WRAPPER ..., or give the messages up with outbox_discard()', m.destination)
       from (select distinct f.destination from waiting f where f.could_go
             except select d.destination from @extschema@.outbox_destinations() d) m
       union all
@@ -4183,7 +4184,7 @@ comment on function @extschema@.outbox_work_own(smallint[]) is
 create function @extschema@.outbox_work_adopt(prepared bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_adopt_wrapper';
 comment on function @extschema@.outbox_work_adopt(bigint[]) is
-  'Internal: takes prepared transactions that are older than the shared memory into the registry: (xid, since in µs) one after the other. Once for each database.';
+  'Internal: takes prepared transactions that are older than the shared memory into the registry: (xid, since in microseconds) one after the other. Once for each database.';
 
 create function @extschema@.outbox_work_count(destination text, ended bigint[], took_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_count_wrapper';
@@ -4255,7 +4256,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_work_look() is
-  'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from here, the source of events that it cannot read, a text that changes with the settings that a new session would have, and the time in µs since 1970.';
+  'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from here, the source of events that it cannot read, a text that changes with the settings that a new session would have, and the time in microseconds since 1970.';
 
 create function @extschema@.outbox_work_destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean

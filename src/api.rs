@@ -4,7 +4,7 @@
 use crate::config::Settings;
 use crate::error::{self, UserError, invalid};
 use crate::faults::{self, Fault};
-use crate::pg::args::{Args, Jsonb};
+use crate::pg::args::{Args, Int2s, Int8s, Jsonb, Seqs, Text, Texts};
 use crate::pg::catalog::{self, Oid, OptionsOf};
 use crate::pg::{latch, security, signals, trigger, txn};
 use crate::shmem::Class;
@@ -24,14 +24,16 @@ use pgrx::prelude::*;
 
 /// The destination of who names none: a server of that name, else what the settings describe.
 pub const DEFAULT_DESTINATION: &str = "default";
+/// Messages that one statement inserts.
+const ENQUEUED_AT_ONCE: usize = 10_000;
 
 #[pg_extern(sql = false)]
 fn outbox_enqueue(
     seq: Option<i64>,
-    key: Option<&str>,
-    destination: Option<&str>,
+    key: Option<Text>,
+    destination: Option<Text>,
     available_at: Option<TimestampWithTimeZone>,
-    partition_key: Option<&str>,
+    partition_key: Option<Text>,
     expires_at: Option<TimestampWithTimeZone>,
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> bool {
@@ -40,26 +42,41 @@ fn outbox_enqueue(
         available_at,
         expires_at,
     };
-    enqueue(fcinfo, &[seq], key, destination, times, partition_key) == 1
+    enqueue(
+        fcinfo,
+        &[seq],
+        key.as_deref(),
+        destination.as_deref(),
+        times,
+        partition_key.as_deref(),
+    ) == 1
 }
 
 #[pg_extern(sql = false)]
 fn outbox_enqueue_many(
-    seqs: Option<Vec<Option<i64>>>,
-    key: Option<&str>,
-    destination: Option<&str>,
+    seqs: Option<Seqs>,
+    key: Option<Text>,
+    destination: Option<Text>,
     available_at: Option<TimestampWithTimeZone>,
-    partition_key: Option<&str>,
+    partition_key: Option<Text>,
     expires_at: Option<TimestampWithTimeZone>,
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> i64 {
-    let seqs: Option<Vec<i64>> = seqs.and_then(|seqs| seqs.into_iter().collect());
-    let Some(seqs) = seqs else { missing_seq().raise() };
+    let Some(Seqs(Some(seqs))) = seqs else {
+        missing_seq().raise()
+    };
     let times = Times {
         available_at,
         expires_at,
     };
-    enqueue(fcinfo, &seqs, key, destination, times, partition_key)
+    enqueue(
+        fcinfo,
+        &seqs,
+        key.as_deref(),
+        destination.as_deref(),
+        times,
+        partition_key.as_deref(),
+    )
 }
 
 fn enqueue(
@@ -77,31 +94,34 @@ fn enqueue(
         let destination = usable(destination)?;
         check_times(times)?;
         let partition = partition_key.map(partition_of_label).transpose()?;
-        let request = Enqueue {
-            seqs,
-            new: false,
-            keys: match key {
-                Some(key) => Keys::Given(vec![Some(key.to_owned()); seqs.len()]),
-                None => Keys::LookedUp,
-            },
-            destination,
-            times,
-            partition,
-        };
         limits::check_room(destination, seqs.len())?;
-        let count = store::enqueue(fcinfo, request)?;
-        if count > 0 {
-            wake::enqueued(destination, count);
-        }
-        Ok(count)
+        // In pieces: who calls chooses how many they are, and memory that is refused aborts the process.
+        seqs.chunks(ENQUEUED_AT_ONCE).try_fold(0, |before, seqs| {
+            let request = Enqueue {
+                seqs,
+                new: false,
+                keys: match key {
+                    Some(key) => Keys::Given(vec![Some(key.to_owned()); seqs.len()]),
+                    None => Keys::LookedUp,
+                },
+                destination,
+                times,
+                partition,
+            };
+            let count = store::enqueue(fcinfo, request)?;
+            if count > 0 {
+                wake::enqueued(destination, count);
+            }
+            Ok(before + count)
+        })
     });
     enqueued.unwrap_or_else(|error| error.raise())
 }
 
 /// For who sets up what will enqueue later.
 #[pg_extern(sql = false)]
-fn outbox_check_destination(destination: Option<&str>) {
-    if let Err(error) = usable(destination) {
+fn outbox_check_destination(destination: Option<Text>) {
+    if let Err(error) = usable(destination.as_deref()) {
         error.raise();
     }
 }
@@ -219,20 +239,21 @@ fn partition_of_label(label: &str) -> Result<Partition, UserError> {
 }
 
 #[pg_extern(sql = false, immutable, strict, parallel_safe)]
-fn outbox_crc32(key: &str) -> i64 {
-    i64::from(crc32(key))
+fn outbox_crc32(key: Text) -> i64 {
+    i64::from(crc32(&key))
 }
 
 #[pg_extern(sql = false)]
 fn outbox_partition_by(
-    partitioner: Option<&str>,
-    owner: Option<&str>,
-    key: Option<&str>,
+    partitioner: Option<Text>,
+    owner: Option<Text>,
+    key: Option<Text>,
     partition_count: Option<i32>,
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> Option<i32> {
     let count = i16::try_from(partition_count?).ok().filter(|count| *count > 0)?;
-    match store::partition_by(fcinfo, partitioner.zip(owner), key?, count) {
+    let named = partitioner.as_deref().zip(owner.as_deref());
+    match store::partition_by(fcinfo, named, &key?, count) {
         Ok(partition) => Some(i32::from(partition)),
         Err(error) => error.raise(),
     }
@@ -359,9 +380,9 @@ fn outbox_source_set(fcinfo: pg_sys::FunctionCallInfo) {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_source_problem(fcinfo: pg_sys::FunctionCallInfo) -> Option<String> {
+fn outbox_source_problem(fcinfo: pg_sys::FunctionCallInfo) -> Option<Text> {
     match store::source::current(fcinfo) {
-        Ok(source) => source?.problem(),
+        Ok(source) => source?.problem().map(Text::from),
         Err(error) => error.raise(),
     }
 }
@@ -373,28 +394,29 @@ fn ask_source<T>(fcinfo: pg_sys::FunctionCallInfo, ask: impl FnOnce(&Source) -> 
 }
 
 #[pg_extern(sql = false)]
-fn outbox_source_events(seqs: Vec<i64>, fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<String>> {
-    ask_source(fcinfo, |source| source.events(&seqs))
+fn outbox_source_events(seqs: Int8s, fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
+    let events = ask_source(fcinfo, |source| source.events(&seqs.0));
+    events.into_iter().map(|text| text.map(Text::from)).collect()
 }
 
 #[pg_extern(sql = false)]
 fn outbox_source_matching(
-    seqs: Vec<i64>,
-    kind: Option<String>,
-    aggregate_type: Option<String>,
-    aggregate_id: Option<String>,
+    seqs: Int8s,
+    kind: Option<Text>,
+    aggregate_type: Option<Text>,
+    aggregate_id: Option<Text>,
     created_from: Option<TimestampWithTimeZone>,
     created_to: Option<TimestampWithTimeZone>,
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> Vec<i64> {
     let criteria = Criteria {
-        kind,
-        aggregate_type,
-        aggregate_id,
+        kind: kind.map(Text::into_string),
+        aggregate_type: aggregate_type.map(Text::into_string),
+        aggregate_id: aggregate_id.map(Text::into_string),
         created_from,
         created_to,
     };
-    ask_source(fcinfo, |source| source.matching(&seqs, &criteria))
+    ask_source(fcinfo, |source| source.matching(&seqs.0, &criteria))
 }
 
 /// The trigger of outbox_attach.
@@ -425,10 +447,10 @@ fn outbox_is_replaying() -> bool {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_wake(more_waiting: i64, partitions: Vec<i16>, seqs: Vec<i64>) {
+fn outbox_wake(more_waiting: i64, partitions: Int2s, seqs: Int8s) {
     wake::more_wait(more_waiting);
     wake::changed_by_hand();
-    for (partition, seq) in partitions.into_iter().zip(seqs) {
+    for (partition, seq) in partitions.0.into_iter().zip(seqs.0) {
         if let Ok(partition) = Partition::new(i64::from(partition)) {
             Class::all().for_each(|class| wake::ready(class, partition, seq));
         }
@@ -436,13 +458,13 @@ fn outbox_wake(more_waiting: i64, partitions: Vec<i16>, seqs: Vec<i64>) {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_note_pending(destination: &str, more: i64) {
-    wake::pending_changed(destination, more);
+fn outbox_note_pending(destination: Text, more: i64) {
+    wake::pending_changed(&destination, more);
 }
 
 /// The arrays are as long as each other.
 #[pg_extern(sql = false)]
-fn outbox_held(by_partition: bool, seqs: Vec<i64>, keys: Vec<Option<String>>, partitions: Vec<i16>) -> Vec<i64> {
+fn outbox_held(by_partition: bool, seqs: Int8s, keys: Texts, partitions: Int2s) -> Vec<i64> {
     let open = registry::open_transactions();
     let is_held = |seq: i64, key: Option<&str>, partition: i16| match (by_partition, key) {
         (true, _) => Partition::new(i64::from(partition)).is_ok_and(|partition| {
@@ -452,7 +474,7 @@ fn outbox_held(by_partition: bool, seqs: Vec<i64>, keys: Vec<Option<String>>, pa
         (false, Some(key)) => open.iter().any(|transaction| transaction.holds(crc32(key), seq)),
         (false, None) => false,
     };
-    (seqs.into_iter().zip(keys).zip(partitions))
+    (seqs.0.into_iter().zip(keys.0).zip(partitions.0))
         .filter(|((seq, key), partition)| is_held(*seq, key.as_deref(), *partition))
         .map(|((seq, _), _)| seq)
         .collect()
@@ -460,31 +482,36 @@ fn outbox_held(by_partition: bool, seqs: Vec<i64>, keys: Vec<Option<String>>, pa
 
 #[pg_extern(sql = false)]
 fn outbox_judge(
-    wrapper: Option<&str>,
-    options: Option<Vec<String>>,
+    wrapper: Option<Text>,
+    options: Option<Texts>,
     seq: i64,
     attempts: i32,
-    error: &str,
+    error: Text,
     unsendable: bool,
-) -> Vec<String> {
+) -> Vec<Text> {
     let default = Settings::snapshot().target;
-    let kind = wrapper.and_then(Kind::of_wrapper).unwrap_or(Kind::Amqp);
+    let kind = wrapper.and_then(|name| Kind::of_wrapper(&name)).unwrap_or(Kind::Amqp);
     // What cannot be understood is judged by the settings, as a worker does.
-    let rules = target::described(kind, &default, &target::split(&options.unwrap_or_default()), &[])
-        .map_or(default.rules, |target| target.rules);
-    let reason = error.to_owned();
+    let rules =
+        target::described(kind, &default, &options_of(options), &[]).map_or(default.rules, |target| target.rules);
+    let reason = error.into_string();
     let outcome = match unsendable {
         false => Outcome::Failed { reason },
         true => Outcome::Unsendable { reason },
     };
     let attempts = u32::try_from(attempts).unwrap_or_default();
-    match settle::decide(&outcome, attempts, &rules.retry, seq as u64) {
-        Disposition::Retry { delay_ms, error } => vec!["r".to_owned(), delay_ms.to_string(), error],
-        Disposition::Dead { reason } => {
-            vec![rules.dead_action().to_owned(), "0".to_owned(), reason]
-        }
+    let judged = match settle::decide(&outcome, attempts, &rules.retry, seq as u64) {
+        Disposition::Retry { delay_ms, error } => ["r".to_owned(), delay_ms.to_string(), error],
+        Disposition::Dead { reason } => [rules.dead_action().to_owned(), "0".to_owned(), reason],
         other => unreachable!("a failure is charged, not {other:?}"),
-    }
+    };
+    judged.map(Text::from).into()
+}
+
+/// Options as catalogs have them, `name=value` each.
+fn options_of(options: Option<Texts>) -> Vec<(String, String)> {
+    let options = options.map_or_else(Vec::new, |texts| texts.0);
+    target::split(&options.into_iter().flatten().collect::<Vec<String>>())
 }
 
 #[pg_extern(sql = false)]
@@ -493,30 +520,30 @@ fn outbox_note_ended(published: i64, failed: i64, gone: i64) {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_note_took(took_us: Vec<i64>) {
-    wake::note_took(took_us);
+fn outbox_note_took(took_us: Int8s) {
+    wake::note_took(took_us.0);
 }
 
 /// seq NULL: nobody knows which messages they were.
 #[pg_extern(sql = false)]
 fn outbox_note_fault(
-    destination: Option<&str>,
-    error: Option<&str>,
+    destination: Option<Text>,
+    error: Option<Text>,
     is_dead: Option<bool>,
     seq: Option<i64>,
     count: Option<i64>,
 ) {
     if let (Some(destination), Some(count)) = (destination, count.and_then(|count| u64::try_from(count).ok())) {
-        let (error, is_dead) = (error.unwrap_or_default(), is_dead.unwrap_or_default());
-        let fault = Fault::of_messages(destination, error, is_dead, seq.unwrap_or_default(), count);
+        let (error, is_dead) = (error.as_deref().unwrap_or_default(), is_dead.unwrap_or_default());
+        let fault = Fault::of_messages(&destination, error, is_dead, seq.unwrap_or_default(), count);
         wake::note_fault(fault);
     }
 }
 
 #[pg_extern(sql = false)]
-fn outbox_is_in_hand(destination: &str, partition: i16, seq: i64) -> bool {
+fn outbox_is_in_hand(destination: Text, partition: i16, seq: i64) -> bool {
     let partition = Partition::new(i64::from(partition));
-    partition.is_ok_and(|partition| express::is_in_hand(destination, partition, seq))
+    partition.is_ok_and(|partition| express::is_in_hand(&destination, partition, seq))
 }
 
 #[pg_extern(sql = false)]
@@ -593,8 +620,8 @@ fn outbox_minutes() -> Option<Vec<Option<f64>>> {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_faults() -> Option<Vec<Option<String>>> {
-    faults::here()
+fn outbox_faults() -> Option<Vec<Option<Text>>> {
+    Some(faults::here()?.into_iter().map(|text| text.map(Text::from)).collect())
 }
 
 #[pg_extern(sql = false)]
@@ -603,13 +630,13 @@ fn outbox_recent_ticks() -> Option<Vec<i64>> {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_destination_figures(destination: &str) -> Option<Vec<Option<f64>>> {
-    figures::of(destination)
+fn outbox_destination_figures(destination: Text) -> Option<Vec<Option<f64>>> {
+    figures::of(&destination)
 }
 
 #[pg_extern(sql = false)]
-fn outbox_ask_for_a_look(destination: &str) -> bool {
-    figures::ask_for_a_look(destination)
+fn outbox_ask_for_a_look(destination: Text) -> bool {
+    figures::ask_for_a_look(&destination)
 }
 
 /// NULL: another session asks; 0: there is nobody to ask.
@@ -636,9 +663,9 @@ fn outbox_stop_asking() {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_server_workers() -> Option<Vec<String>> {
+fn outbox_server_workers() -> Option<Vec<Text>> {
     let numbers = shmem::workers_here()?;
-    Some(numbers.into_iter().map(worker::id_of).collect())
+    Some(numbers.into_iter().map(|number| worker::id_of(number).into()).collect())
 }
 
 #[pg_extern(sql = false)]
@@ -647,22 +674,23 @@ fn outbox_missing_slots() -> i32 {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_server_state() -> Option<&'static str> {
-    shmem::my_database().and_then(|database| database.obstacle())
+fn outbox_server_state() -> Option<Text> {
+    shmem::my_database().and_then(|database| database.obstacle().map(Text::from))
 }
 
 #[pg_extern(sql = false)]
-fn outbox_amqp_validator(options: Vec<String>, catalog: Oid) {
-    check_options(Kind::Amqp, &options, catalog);
+fn outbox_amqp_validator(options: Texts, catalog: Oid) {
+    check_options(Kind::Amqp, options, catalog);
 }
 
 #[pg_extern(sql = false)]
-fn outbox_http_validator(options: Vec<String>, catalog: Oid) {
-    check_options(Kind::Http, &options, catalog);
+fn outbox_http_validator(options: Texts, catalog: Oid) {
+    check_options(Kind::Http, options, catalog);
 }
 
 /// Options as CREATE SERVER and CREATE USER MAPPING give them, `name=value` each.
-fn check_options(kind: Kind, options: &[String], catalog: Oid) {
+fn check_options(kind: Kind, options: Texts, catalog: Oid) {
+    let options = options_of(Some(options));
     let level = match catalog::options_of(catalog) {
         OptionsOf::Server => Level::Server,
         OptionsOf::UserMapping => Level::UserMapping,
@@ -674,7 +702,6 @@ fn check_options(kind: Kind, options: &[String], catalog: Oid) {
         )
         .raise(),
     };
-    let options = target::split(options);
     if let Err(refused) = target::check(kind, level, &options) {
         let sqlstate = match refused.unknown {
             true => PgSqlErrorCode::ERRCODE_FDW_INVALID_OPTION_NAME,
@@ -699,9 +726,9 @@ fn body_of(kind: Kind, options: &target::Options) -> Option<BodyFunction> {
 
 /// What is wrong with the function of a destination, and what to do.
 #[pg_extern(sql = false)]
-fn outbox_body_problem(destination: &str) -> Option<Vec<String>> {
-    let server = catalog::foreign_server(destination)?;
+fn outbox_body_problem(destination: Text) -> Option<Vec<Text>> {
+    let server = catalog::foreign_server(&destination)?;
     let body = body_of(Kind::of_wrapper(&server.wrapper)?, &server.options)?;
-    let problem = store::body::problem(destination, &body)?;
-    Some(vec![problem.message, problem.hint])
+    let problem = store::body::problem(&destination, &body)?;
+    Some(vec![problem.message.into(), problem.hint.into()])
 }

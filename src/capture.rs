@@ -8,8 +8,9 @@
 use crate::api::{self, DEFAULT_DESTINATION};
 use crate::config::Context;
 use crate::error::{UserError, invalid};
+use crate::pg::spi::SpiHeapTupleData;
 use crate::pg::trigger::{self, Call, Fired, Operation};
-use crate::pg::{catalog, guc, security, xact};
+use crate::pg::{catalog, guc, security, text, xact};
 use crate::store::{self, Enqueue, Keys, Times, written};
 use crate::{limits, registry, wake};
 use outbox_core::change::{Change, Operations, Row, Rules, Update};
@@ -18,7 +19,7 @@ use outbox_core::message::Event;
 use outbox_core::partition::crc32;
 use outbox_core::trigger::{Attached, Captured};
 use pgrx::PgSqlErrorCode;
-use pgrx::spi::{SpiHeapTupleData, quote_identifier};
+use pgrx::spi::quote_identifier;
 use std::cell::RefCell;
 
 /// Has no rights at all: the conditions on outbox_events run as it where the extension itself inserts.
@@ -50,7 +51,10 @@ pub fn attached(call: Call) -> Result<(), UserError> {
         rows = quote_identifier(rows),
         condition = attached.when.map_or(String::new(), |when| format!(" where ({when}\n)")),
     );
-    let read = |row: &SpiHeapTupleData| Ok((row.get(1)?, row.get(2)?));
+    let read = |row: &SpiHeapTupleData| {
+        let (seq, key): (Option<i64>, Option<String>) = (row.get(1)?, row.get(2)?);
+        Ok(((seq, key), 0)) // a key is short, or refused
+    };
     written::read_rows(&fired, reader(&fired)?, &[sql], read, |batch| {
         let (seqs, keys): (Vec<Option<i64>>, Vec<Option<String>>) = batch.into_iter().flatten().unzip();
         let Some(seqs) = seqs.into_iter().collect::<Option<Vec<i64>>>() else {
@@ -124,7 +128,11 @@ pub fn captured(call: Call) -> Result<(), UserError> {
         .into_iter()
         .map(|table| format!("select {columns} from {} r", quote_identifier(table)))
         .collect();
-    let read = |row: &SpiHeapTupleData| Ok((row.get(1)?, row.get(2)?, row.get(3)?));
+    let read = |row: &SpiHeapTupleData| {
+        let (json, id): (Option<String>, Option<String>) = (row.get(1)?, row.get(2)?);
+        let bytes = [&json, &id].into_iter().flatten().map(String::len).sum();
+        Ok(((json, id, row.get(3)?), bytes))
+    };
     let context = Context::snapshot();
     let mut come = Vec::new();
     written::read_rows(&fired, reader(&fired)?, &sqls, read, |batch| {
@@ -135,6 +143,10 @@ pub fn captured(call: Call) -> Result<(), UserError> {
         let rows: Vec<Vec<Row>> = rows.collect::<Result<_, _>>()?;
         let changes = changes_of(&fired, &rules, rows, &mut come)?;
         write(&fired, &captured, &context, changes)
+    })
+    .map_err(|error| UserError {
+        detail: (error.detail).or_else(|| Some(format!("The event is of table \"{}\".", fired.table))),
+        ..error
     })?;
     let mut come = come.into_iter();
     loop {
@@ -226,7 +238,7 @@ fn changes_of(
                 Ok(Update::Nothing) => None,
                 Ok(Update::Changed(change)) => Some(Ok(change)),
                 Ok(Update::Moved { gone, come: new }) => {
-                    come.push(new);
+                    text::push(come, new);
                     Some(Ok(gone))
                 }
                 Err(error) => Some(Err(error)),
@@ -253,7 +265,8 @@ fn write(fired: &Fired, captured: &Captured, context: &Context, changes: Vec<Cha
     api::check_destination(destination)?;
     limits::check_room(destination, changes.len())?;
     let template = api::routing_template(destination);
-    let metadata_bytes = context.metadata.as_ref().map_or(0, String::len);
+    let session = [&context.metadata, &context.headers, &context.actor];
+    let session_bytes: usize = session.into_iter().flatten().map(String::len).sum();
     let mut keys = Vec::with_capacity(changes.len());
     for change in &changes {
         let event = Event {
@@ -264,7 +277,7 @@ fn write(fired: &Fired, captured: &Captured, context: &Context, changes: Vec<Cha
             ..Event::default() // what the session says was checked when it was set
         };
         let previous_bytes = change.previous_payload.as_ref().map_or(0, String::len);
-        let bytes = change.payload.len() + previous_bytes + metadata_bytes;
+        let bytes = change.payload.len() + previous_bytes + session_bytes;
         let checked = api::check_event(&event, &template).and_then(|key| {
             store::check_body(bytes as i64)?;
             Ok(key)
@@ -327,8 +340,8 @@ fn reader(fired: &Fired) -> Result<Option<u32>, UserError> {
     match catalog::role_oid(READER) {
         0 => Err(UserError::new(
             PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
-            format!("role \"{}\" does not exist", READER.to_string_lossy()),
-            format!("CREATE ROLE {} NOLOGIN; it needs no rights.", READER.to_string_lossy()),
+            format!("role \"{}\" does not exist", text::of_c_str(READER)),
+            format!("CREATE ROLE {} NOLOGIN; it needs no rights.", text::of_c_str(READER)),
         )),
         role => Ok(Some(role)),
     }

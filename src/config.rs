@@ -5,6 +5,7 @@
 
 use crate::express;
 use crate::pg::guc::{Refused, check_hook, define_session_flag, reserve_prefix};
+use crate::pg::text;
 use outbox_core::envelope;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
@@ -521,7 +522,11 @@ pub struct Context {
 
 impl Context {
     pub fn snapshot() -> Self {
-        let said = |setting| Some(string(setting)).filter(|text| !text.is_empty());
+        // What goes into a message is refused here if it cannot be read: nothing replaces a character of it.
+        let said = |setting: &Text| {
+            let value = setting.get().filter(|value| !value.is_empty())?;
+            Some(text::from_server(value.to_bytes()).unwrap_or_else(|why| why.raise()))
+        };
         Self {
             actor: said(&ACTOR),
             correlation_id: said(&CORRELATION_ID),
@@ -698,10 +703,7 @@ fn refused_if_not(name: &str, value: &str, checked: Result<(), envelope::Refusal
 // ---- plumbing -------------------------------------------------------------------------------------------------------
 
 fn string(setting: &Text) -> String {
-    setting
-        .get()
-        .map(|text| text.to_string_lossy().into_owned())
-        .unwrap_or_default()
+    setting.get().map(|value| text::of_c_str(&value)).unwrap_or_default()
 }
 
 fn millis(setting: &GucSetting<i32>) -> Duration {

@@ -1,5 +1,6 @@
 //! Errors as users meet them: SQLSTATE, one short line, a factual DETAIL, a HINT that says what to do.
 
+use crate::pg::text;
 use outbox_core::envelope::Refusal;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgLogLevel, PgSqlErrorCode, function_name};
@@ -22,9 +23,11 @@ impl UserError {
     }
 
     pub fn raise(self) -> ! {
-        let mut report = ErrorReport::new(self.sqlstate, self.message, function_name!()).set_hint(self.hint);
+        let words = |text: String| text::for_errors(&text).into_owned();
+        let mut report =
+            ErrorReport::new(self.sqlstate, words(self.message), function_name!()).set_hint(words(self.hint));
         if let Some(detail) = self.detail {
-            report = report.set_detail(detail);
+            report = report.set_detail(words(detail));
         }
         report.report(PgLogLevel::ERROR);
         unreachable!("ERROR does not return")
@@ -48,7 +51,8 @@ pub fn invalid(message: impl Into<String>, hint: impl Into<String>) -> UserError
 
 /// A WARNING: core keeps anything less from the client while the script of an extension runs.
 pub fn warning(message: impl Into<String>, hint: impl Into<String>) {
-    ErrorReport::new(PgSqlErrorCode::ERRCODE_WARNING, message.into(), function_name!())
-        .set_hint(hint)
+    let words = |text: String| text::for_errors(&text).into_owned();
+    ErrorReport::new(PgSqlErrorCode::ERRCODE_WARNING, words(message.into()), function_name!())
+        .set_hint(words(hint.into()))
         .report(PgLogLevel::WARNING);
 }

@@ -5,6 +5,7 @@
 
 use crate::error::UserError;
 use crate::figures::{self, Figures};
+use crate::pg::args::{Int2s, Int8s, Text};
 use crate::pg::{bgworker, catalog, latch, signals, txn};
 use crate::registry;
 use crate::shmem::{self, Class};
@@ -48,16 +49,17 @@ fn as_me<T>(body: impl FnOnce(&mut Me) -> T) -> T {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_work_join(label: &str) -> String {
+fn outbox_work_join(label: Text) -> Text {
     let known = ME.with_borrow(|me| me.as_ref().map(|me| me.id.clone()));
-    known.unwrap_or_else(|| match join(label) {
+    let id = known.unwrap_or_else(|| match join(&label) {
         Ok(me) => {
             let id = me.id.clone();
             ME.set(Some(me));
             id
         }
         Err(error) => error.raise(),
-    })
+    });
+    id.into()
 }
 
 fn join(label: &str) -> Result<Me, UserError> {
@@ -123,8 +125,8 @@ fn outbox_work_quit() {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_work_me() -> String {
-    as_me(|me| me.id.clone())
+fn outbox_work_me() -> Text {
+    as_me(|me| me.id.as_str().into())
 }
 
 #[pg_extern(sql = false)]
@@ -134,10 +136,10 @@ fn outbox_work_token() -> i64 {
 
 /// While the rows of the leases are locked: before anybody else can take them.
 #[pg_extern(sql = false)]
-fn outbox_work_own(partitions: Vec<i16>) {
+fn outbox_work_own(partitions: Int2s) {
     let Some(database) = shmem::my_database() else { return };
     as_me(|me| {
-        for partition in known(&partitions).into_iter().flatten() {
+        for partition in known(&partitions.0).into_iter().flatten() {
             database.own_lanes(partition, me.slot);
         }
     });
@@ -145,11 +147,11 @@ fn outbox_work_own(partitions: Vec<i16>) {
 
 /// Of each partition two numbers, for the default destination and for all others: from which seq on it must be read again.
 #[pg_extern(sql = false)]
-fn outbox_work_reopened(partitions: Vec<i16>) -> Vec<i64> {
+fn outbox_work_reopened(partitions: Int2s) -> Vec<i64> {
     let database = shmem::my_database();
     registry::reap();
     as_me(|me| {
-        lows(&partitions, |class, partition| {
+        lows(&partitions.0, |class, partition| {
             database?.take_reopen(class, partition, me.slot)
         })
     })
@@ -158,7 +160,7 @@ fn outbox_work_reopened(partitions: Vec<i16>) -> Vec<i64> {
 /// How many transactions are open that have enqueued; of each its lowest seq, how many words of its filter are not empty,
 /// and of each of these its number and its bits. Then, of each partition, what outbox_work_reopened would return, left there.
 #[pg_extern(sql = false)]
-fn outbox_work_glance(partitions: Vec<i16>) -> Vec<i64> {
+fn outbox_work_glance(partitions: Int2s) -> Vec<i64> {
     let open = registry::open_transactions();
     let mut flat = vec![open.len() as i64];
     for transaction in open {
@@ -168,7 +170,7 @@ fn outbox_work_glance(partitions: Vec<i16>) -> Vec<i64> {
     }
     // After the transactions: who has left by then has said before where it wrote.
     let database = shmem::my_database();
-    flat.extend(lows(&partitions, |class, partition| {
+    flat.extend(lows(&partitions.0, |class, partition| {
         database?.look_at_reopen(class, partition)
     }));
     flat
@@ -197,7 +199,7 @@ fn known(partitions: &[i16]) -> Vec<Option<Partition>> {
 /// Waits until the workers of this database are called, or `timeout_ms` are over. Of what is returned the first three are
 /// to be passed next: a call between two waits is not missed.
 #[pg_extern(sql = false)]
-fn outbox_work_wait(seen: Vec<i64>, timeout_ms: i32, in_flight: i32, tell: bool) -> Vec<i64> {
+fn outbox_work_wait(seen: Int8s, timeout_ms: i32, in_flight: i32, tell: bool) -> Vec<i64> {
     let (Some(database), here) = (shmem::my_database(), catalog::my_database()) else {
         return Vec::new();
     };
@@ -216,7 +218,7 @@ fn outbox_work_wait(seen: Vec<i64>, timeout_ms: i32, in_flight: i32, tell: bool)
     loop {
         let now = state();
         let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() || now.get(..3) != seen.get(..3) || now.last() == Some(&1) {
+        if left.is_zero() || now.get(..3) != seen.0.get(..3) || now.last() == Some(&1) {
             return now;
         }
         latch::wait(left.as_millis().max(1) as i64);
@@ -233,11 +235,15 @@ fn outbox_is_on_disk(position: i64) -> bool {
 
 /// Transactions that were prepared before the shared memory was made: (xid, when it was prepared in µs) one after the other.
 #[pg_extern(sql = false)]
-fn outbox_work_adopt(prepared: Vec<i64>) {
+fn outbox_work_adopt(prepared: Int8s) {
     if let Some(database) = shmem::my_database()
         && !database.has_adopted()
     {
-        let found: Vec<(u32, i64)> = prepared.chunks_exact(2).map(|pair| (pair[0] as u32, pair[1])).collect();
+        let found: Vec<(u32, i64)> = prepared
+            .0
+            .chunks_exact(2)
+            .map(|pair| (pair[0] as u32, pair[1]))
+            .collect();
         registry::adopt(&found);
         database.set_adopted();
         // One may have been committed before it was found, while another worker read already.
@@ -248,8 +254,8 @@ fn outbox_work_adopt(prepared: Vec<i64>) {
 /// What a settle ended, for the figures of its destination: published, retried, dead, expired, released; and how long the
 /// published ones took.
 #[pg_extern(sql = false)]
-fn outbox_work_count(destination: &str, ended: Vec<i64>, took_us: Vec<i64>) {
-    let [published, retried, dead, expired, released] = ended[..] else {
+fn outbox_work_count(destination: Text, ended: Int8s, took_us: Int8s) {
+    let [published, retried, dead, expired, released] = ended.0[..] else {
         return;
     };
     let ended = Ended {
@@ -261,9 +267,9 @@ fn outbox_work_count(destination: &str, ended: Vec<i64>, took_us: Vec<i64>) {
     };
     as_me(|me| {
         let now_us = now_us();
-        let figures = figures_of(me, destination);
+        let figures = figures_of(me, &destination);
         figures.count(&ended, now_us);
-        for took_us in took_us {
+        for took_us in took_us.0 {
             figures.confirmed(now_us - took_us, now_us);
         }
     });
@@ -271,8 +277,8 @@ fn outbox_work_count(destination: &str, ended: Vec<i64>, took_us: Vec<i64>) {
 
 /// How much of a destination this session has claimed and not settled.
 #[pg_extern(sql = false)]
-fn outbox_work_in_flight(destination: &str, in_flight: i32) {
-    as_me(|me| figures_of(me, destination).set_in_flight(usize::try_from(in_flight).unwrap_or(0)));
+fn outbox_work_in_flight(destination: Text, in_flight: i32) {
+    as_me(|me| figures_of(me, &destination).set_in_flight(usize::try_from(in_flight).unwrap_or(0)));
 }
 
 fn figures_of<'a>(me: &'a mut Me, destination: &str) -> &'a Figures {

@@ -3,6 +3,7 @@
 
 use crate::asks::Report;
 use crate::destination::Common;
+use crate::pg::spi::SpiResult;
 use crate::pg::tid::Tid;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, signals};
@@ -15,7 +16,6 @@ use outbox_core::hold::OpenTransaction;
 use outbox_core::partition::Partition;
 use outbox_core::settle::Rules;
 use outbox_transport::BodyFunction;
-use pgrx::spi::SpiResult;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::CStr;

@@ -7,6 +7,8 @@
 use crate::config::Settings;
 use crate::faults::{self, Fault};
 use crate::figures;
+use crate::pg::spi::SpiResult;
+use crate::pg::text;
 use crate::pg::txn::{Durability, Failure};
 use crate::pg::{latch, signals};
 use crate::ports::{STATEMENT_TIMEOUT_MS, held_transaction, in_transaction, remember_table};
@@ -14,7 +16,6 @@ use crate::shmem::{self, Kept, UPKEEP};
 use crate::store::{Expired, Store, now_us};
 use crate::worker;
 use outbox_core::settle::{EXPIRED, Ended};
-use pgrx::spi::SpiResult;
 use std::ffi::CStr;
 use std::time::{Duration, Instant};
 
@@ -50,6 +51,7 @@ const COUNT_TIMEOUT_MS: i32 = 10 * STATEMENT_TIMEOUT_MS;
 pub fn main(database: u32) -> ! {
     let place = worker::enter(database, UPKEEP);
     let opened = in_transaction(c"outbox: start the upkeep", Durability::Relaxed, || {
+        text::prepare();
         let store = Store::open("upkeep")?;
         remember_table(store.a_table()?);
         let is_adopted = store.not_adopted()?.is_none();
@@ -342,7 +344,7 @@ fn told<T>(what: &CStr, result: Result<T, Failure>) -> Option<T> {
         Ok(value) => Some(value),
         Err(_) if signals::asked_to_end() => None, // the statement was cancelled for that
         Err(failure) => {
-            pgrx::warning!("{}: {}; tries again", what.to_string_lossy(), failure.message);
+            pgrx::warning!("{}: {}; tries again", text::of_c_str(what), failure.message);
             None
         }
     }

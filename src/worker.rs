@@ -9,7 +9,7 @@ use crate::destination::{Common, Destination, changes_by_hand};
 use crate::pg::bgworker;
 use crate::pg::latch::WaitSet;
 use crate::pg::txn::{self, Durability, Failure};
-use crate::pg::{catalog, signals};
+use crate::pg::{catalog, signals, text};
 use crate::ports::{Shared, held_transaction, in_transaction, remember_table};
 use crate::shmem::{NoPlace, UPKEEP};
 use crate::store::{Described, Store, now_us};
@@ -144,6 +144,7 @@ impl Worker {
     fn start(number: u32, slot: &'static shmem::Worker) -> Self {
         let id = id_of(number);
         let opened = in_transaction(c"outbox: start", Durability::Relaxed, || {
+            text::prepare();
             let store = Store::open(&id)?;
             let sharing = store.sharing()?;
             remember_table(store.a_table()?);

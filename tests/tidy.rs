@@ -11,10 +11,26 @@ use std::process::Command;
 #[test]
 fn only_the_store_says_spi() {
     assert_no_complaints(&rust_files(), |path, text| match path {
-        "src/store.rs" => Vec::new(),
+        "src/store.rs" | "src/pg/spi.rs" => Vec::new(),
         _ if path.starts_with("src/store/") || path.starts_with("tests/") => Vec::new(),
         _ => lines_that_say("Spi", text),
     });
+}
+
+#[test]
+fn text_crosses_the_border_in_one_place() {
+    assert_no_complaints(&rust_files(), |path, text| match path {
+        "src/pg/text.rs" => Vec::new(),
+        "src/pg/spi.rs" => raw_arguments(text),
+        _ if path.starts_with("src/") => [raw_texts(text), raw_arguments(text)].concat(),
+        _ => Vec::new(),
+    });
+}
+
+#[test]
+fn the_install_script_is_ascii() {
+    // The server takes it for text of the database's encoding, whatever that is.
+    assert_no_complaints(&files("sql", "sql"), |_, text| complain(text, |line| !line.is_ascii()));
 }
 
 #[test]
@@ -171,7 +187,6 @@ const EXEMPTIONS: &[Exemption] = &[
         "fcinfo: pg_sys::FunctionCallInfo",
         "handed on, to know the function's schema",
     ),
-    exempt("src/store/enqueue.rs", "fcinfo: pg_sys::FunctionCallInfo", "the same"),
     exempt(
         "src/shmem.rs",
         "_arg: pgrx::pg_sys::Datum",
@@ -261,8 +276,42 @@ fn risky_drops(path: &str, text: &str) -> Vec<String> {
     complain(text, |line| {
         let is_drop = says("Drop", line) && says("impl", line) && says("for", line);
         let is_kept = path == "src/store/enqueue.rs" && says("OwnedPreparedStatement", line); // in Statements: never freed
-        let is_risky = path != "src/store/held.rs" && !is_kept && RISKY.iter().any(|word| says(word, line));
+        let is_holder = ["src/store/held.rs", "src/pg/spi.rs"].contains(&path); // the second hands them to the first
+        let is_risky = !is_holder && !is_kept && RISKY.iter().any(|word| says(word, line));
         is_drop && !is_known(line) || is_risky && !line.contains("use pgrx::")
+    })
+}
+
+/// Lines by which text of the server would reach Rust, or leave it, without being converted: pgrx's own SPI, which its
+/// prelude brings too, and C strings taken for UTF-8.
+fn raw_texts(text: &str) -> Vec<String> {
+    complain(text, |line| {
+        let of_spi = line.contains("pgrx::spi") && !line.contains("pgrx::spi::quote_identifier;");
+        let prelude = line.contains("pgrx::prelude::*") && text.contains("Spi");
+        of_spi
+            || prelude
+            || ["to_string_lossy", "CString::new("]
+                .iter()
+                .any(|way| line.contains(way))
+    })
+}
+
+/// Arguments and results of functions of SQL that pgrx would take for UTF-8, or would allocate without a bound.
+fn raw_arguments(text: &str) -> Vec<String> {
+    let mut in_signature = false;
+    complain(text, |line| {
+        in_signature |= line.contains("#[pg_extern");
+        let types = [
+            "&str",
+            "&'static str",
+            "String",
+            ": Vec<i16>",
+            ": Vec<i64>",
+            ": Option<Vec<",
+        ];
+        let is_raw = in_signature && types.iter().any(|raw| line.contains(raw));
+        in_signature &= !line.ends_with('{');
+        is_raw
     })
 }
 
@@ -369,6 +418,22 @@ fn a_word_is_found_whole_and_in_code_only() {
     assert!(lines_that_say("Spi", "// Spi\nSpiResult; MySpi; spi").is_empty());
     assert!(lines_that_say("pgrx", "# no pgrx here\nserde = \"1\"").is_empty());
     assert_eq!(lines_that_say("pgrx", "pgrx = \"=0.18.1\"").len(), 1);
+}
+
+#[test]
+fn text_that_is_not_converted_is_found() {
+    assert_eq!(raw_texts("use pgrx::spi::{Spi, quote_identifier};").len(), 1);
+    assert!(raw_texts("use pgrx::spi::quote_identifier;").is_empty());
+    assert_eq!(
+        raw_texts("use pgrx::prelude::*;\nSpi::connect(f)"),
+        ["1: use pgrx::prelude::*;"]
+    );
+    assert!(raw_texts("use pgrx::prelude::*;").is_empty());
+    assert_eq!(raw_texts("CStr::from_ptr(p).to_string_lossy()").len(), 1);
+    let function = "#[pg_extern(sql = false)]\nfn f(key: &str) -> bool {\n    g(\"\".to_string(), String::new())\n}";
+    assert_eq!(raw_arguments(function), ["2: fn f(key: &str) -> bool {"]);
+    let function = "#[pg_extern(sql = false)]\nfn f(\n    seqs: Vec<i64>,\n) -> Option<String> {\n}";
+    assert_eq!(raw_arguments(function).len(), 2);
 }
 
 #[test]
@@ -517,7 +582,7 @@ fn assert_no_complaints(files: &[File], rule: impl Fn(&str, &str) -> Vec<String>
     assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
 }
 
-fn complain(text: &str, bad: impl Fn(&str) -> bool) -> Vec<String> {
+fn complain(text: &str, mut bad: impl FnMut(&str) -> bool) -> Vec<String> {
     let lines = text.lines().enumerate();
     lines
         .filter(|(_, line)| is_code(line) && bad(line))

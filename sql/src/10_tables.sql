@@ -40,7 +40,7 @@ create table @extschema@.outbox_connections (
   since       timestamptz not null default pg_catalog.clock_timestamp(),
   state       text        not null
     check (state in ('starting', 'paused', 'pausing', 'not adopted', 'unconfigured', 'connecting', 'connected', 'blocked', 'down')),
-  reason      text, -- why it is down: unreachable, auth_refused, exchange_missing …; or connected and unconfirmed
+  reason      text, -- why it is down: unreachable, auth_refused, exchange_missing ...; or connected and unconfirmed
   detail      text,
   looked_at   timestamptz, -- when it last looked because a session asked: see outbox_check()
   primary key (worker_id, destination)
@@ -65,7 +65,8 @@ create table @extschema@.outbox_events (
   -- A claim stops at a number of bytes, so that large events do not fill the memory of a worker.
   body_bytes       integer     not null generated always as (
     pg_catalog.octet_length(payload::text) + coalesce(pg_catalog.octet_length(previous_payload::text), 0)
-    + coalesce(pg_catalog.octet_length(metadata::text), 0) + coalesce(pg_catalog.octet_length(headers::text), 0)) stored
+    + coalesce(pg_catalog.octet_length(metadata::text), 0) + coalesce(pg_catalog.octet_length(headers::text), 0)
+    + coalesce(pg_catalog.octet_length(actor), 0)) stored
 );
 comment on table @extschema@.outbox_events is
   'The built-in event store: one row an event, in order of seq. outbox_publish() writes it.';

@@ -199,7 +199,7 @@ begin
   if found.provolatile <> 'i' then
     raise exception 'function % is not immutable', name
       using errcode = 'invalid_parameter_value',
-            hint = 'A key must always be in the same partition: ALTER FUNCTION … IMMUTABLE, if that is so.';
+            hint = 'A key must always be in the same partition: ALTER FUNCTION ... IMMUTABLE, if that is so.';
   end if;
   -- It runs as its owner, whoever enqueues. So it is asked nothing before it is known that this may be.
   owner := pg_get_userbyid(found.proowner);
@@ -213,7 +213,7 @@ begin
       using errcode = 'insufficient_privilege',
             hint = format('It runs as its owner: GRANT %I TO %I, or name a function of your own.', owner, pg_get_userbyid(named_by));
   end if;
-  perform @extschema@.outbox_partition_by(name, owner, k, partition_count) from unnest('{a,order:42,"",ü}'::text[]) k;
+  perform @extschema@.outbox_partition_by(name, owner, k, partition_count) from unnest('{a,order:42,"",~}'::text[]) k;
 end
 $$;
 comment on function @extschema@.outbox_check_partitioner(text, integer, oid) is

@@ -42,7 +42,7 @@ comment on function @extschema@.outbox_note_ended(bigint, bigint, bigint) is
 create function @extschema@.outbox_note_took(took_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_took_wrapper';
 comment on function @extschema@.outbox_note_took(bigint[]) is
-  'Internal: at COMMIT, tells outbox_throughput in how many µs messages went from enqueue to confirm that a relay has published.';
+  'Internal: at COMMIT, tells outbox_throughput in how many microseconds messages went from enqueue to confirm that a relay has published.';
 
 create function @extschema@.outbox_by_partition(destination text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$

@@ -30,7 +30,7 @@ comment on function @extschema@.outbox_server_state() is
 create function @extschema@.outbox_registry()
 returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_registry_wrapper';
 comment on function @extschema@.outbox_registry() is
-  'Internal: open transactions that have enqueued in this database, from shared memory: [pid or 0, xid or 0, since in µs, low seq] one after the other.';
+  'Internal: open transactions that have enqueued in this database, from shared memory: [pid or 0, xid or 0, since in microseconds, low seq] one after the other.';
 
 create function @extschema@.outbox_open_transactions(
   out pid integer, out xid xid, out prepared boolean, out age interval, out low bigint
@@ -322,7 +322,7 @@ from (select u.named || u.detail as problem,
                   when u.detail like '%outbox.tls\_%'
                   then 'mend the file or the setting; the files are in PEM, and the key''s is readable for the server''s user alone'
                   when u.destination = 'default' then 'set outbox.url, for example amqp://localhost'
-                  else pg_catalog.format('ALTER SERVER %I OPTIONS (…); see docs/destinations.md', u.destination) end as remedy
+                  else pg_catalog.format('ALTER SERVER %I OPTIONS (...); see docs/destinations.md', u.destination) end as remedy
       from connection u where u.state = 'unconfigured'
         and (u.destination <> 'default' or pg_catalog.current_setting('outbox.url') <> ''
              or (select pg_catalog.count(*) from @extschema@.outbox_destinations()) = 1
@@ -333,7 +333,7 @@ from (select u.named || u.detail as problem,
         and (select d.server from @extschema@.outbox_destinations() d where d.destination = 'default') is null
       union all
       select pg_catalog.format('messages wait for destination %I, which does not exist', m.destination),
-             pg_catalog.format('CREATE SERVER %I FOREIGN DATA WRAPPER …, or give the messages up with outbox_discard()', m.destination)
+             pg_catalog.format('CREATE SERVER %I FOREIGN DATA WRAPPER ..., or give the messages up with outbox_discard()', m.destination)
       from (select distinct f.destination from waiting f where f.could_go
             except select d.destination from @extschema@.outbox_destinations() d) m
       union all

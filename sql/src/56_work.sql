@@ -33,7 +33,7 @@ comment on function @extschema@.outbox_work_own(smallint[]) is
 create function @extschema@.outbox_work_adopt(prepared bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_adopt_wrapper';
 comment on function @extschema@.outbox_work_adopt(bigint[]) is
-  'Internal: takes prepared transactions that are older than the shared memory into the registry: (xid, since in µs) one after the other. Once for each database.';
+  'Internal: takes prepared transactions that are older than the shared memory into the registry: (xid, since in microseconds) one after the other. Once for each database.';
 
 create function @extschema@.outbox_work_count(destination text, ended bigint[], took_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_count_wrapper';
@@ -105,7 +105,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_work_look() is
-  'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from here, the source of events that it cannot read, a text that changes with the settings that a new session would have, and the time in µs since 1970.';
+  'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from here, the source of events that it cannot read, a text that changes with the settings that a new session would have, and the time in microseconds since 1970.';
 
 create function @extschema@.outbox_work_destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean

@@ -1,12 +1,21 @@
-//! Arguments of a function that pgrx would have to translate at a price: JSON is handed on as it came.
+//! Arguments and results of the functions that SQL calls. Text is converted on its way, lists are bounded by what memory
+//! there is, and JSON is handed on as it came.
 
-use pgrx::datum::{DatumWithOid, TimestampWithTimeZone, Uuid};
-use pgrx::pg_sys;
-use std::ffi::{CStr, CString};
+use super::{array, text};
+use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
+use pgrx::datum::{Datum, FromDatum, IntoDatum, TimestampWithTimeZone, Uuid};
+use pgrx::nullable::Nullable;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::{PgLogLevel, PgSqlErrorCode, function_name, impl_sql_translatable, pg_sys};
+use std::ffi::CStr;
+use std::ops::Deref;
 
 /// The arguments of the call that is running. The declaration in sql/src says of which type each is; asking for another
 /// is undefined.
 pub struct Args(pg_sys::FunctionCallInfo);
+
+/// Memory for less is taken for granted.
+const SMALL_BYTES: usize = 64 * 1024;
 
 /// A jsonb value, not looked into.
 pub struct Jsonb(pg_sys::Datum);
@@ -20,7 +29,7 @@ impl Args {
 
     pub fn text(&self, number: usize) -> Option<String> {
         // SAFETY: promised in `new`.
-        unsafe { pgrx::fcinfo::pg_getarg(self.0, number) }
+        unsafe { pgrx::fcinfo::pg_getarg::<Text>(self.0, number).map(Text::into_string) }
     }
 
     pub fn oid(&self, number: usize) -> Option<pg_sys::Oid> {
@@ -47,7 +56,7 @@ impl Args {
 impl Jsonb {
     /// Of a text that is known to be JSON; any other raises the server's own error.
     pub fn of_text(json: &str) -> Self {
-        let text = CString::new(json).expect("JSON holds no NUL");
+        let text = text::to_c_string(json);
         // SAFETY: the input function of jsonb takes a C string; what it makes lives as long as the call.
         unsafe {
             let function = pg_sys::Oid::from(pg_sys::F_JSONB_IN);
@@ -60,21 +69,155 @@ impl Jsonb {
         }
     }
 
+    /// Raises if it is longer than a body may be.
     pub fn to_text(&self) -> String {
-        // SAFETY: a jsonb datum, so its output function fits; the text is copied.
+        // SAFETY: a jsonb datum, so its output function fits. The server's own memory takes the text first, so a lack of it
+        // is an error; it is copied, and given back at once, for it may be large.
         unsafe {
-            let text = pg_sys::OidOutputFunctionCall(pg_sys::Oid::from(pg_sys::F_JSONB_OUT), self.0);
-            CStr::from_ptr(text).to_string_lossy().into_owned()
+            let json = pg_sys::OidOutputFunctionCall(pg_sys::Oid::from(pg_sys::F_JSONB_OUT), self.0);
+            let bytes = CStr::from_ptr(json).to_bytes();
+            if bytes.len() > SMALL_BYTES {
+                text::check_memory(bytes.len().min(text::MAX_BYTES) * 4); // for what is made of it next
+            }
+            let copy = text::from_server(bytes);
+            pg_sys::pfree(json.cast());
+            copy.unwrap_or_else(|why| why.raise())
         }
     }
 
     pub(super) fn datum(&self) -> pg_sys::Datum {
         self.0
     }
+}
 
-    /// For a parameter of a statement.
-    pub fn parameter(&self) -> DatumWithOid<'_> {
-        // SAFETY: a jsonb datum, alive while the call runs.
-        unsafe { DatumWithOid::new(self.0, pg_sys::JSONBOID) }
+/// A text as an argument or a result.
+pub struct Text(String);
+
+impl Text {
+    pub fn into_string(self) -> String {
+        self.0
+    }
+}
+
+impl Deref for Text {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for Text {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl From<&str> for Text {
+    fn from(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+/// Texts as an argument.
+pub struct Texts(pub Vec<Option<String>>);
+
+/// An int8[] as an argument, in which no element may be NULL.
+pub struct Int8s(pub Vec<i64>);
+
+/// An int8[] as an argument; None: an element is NULL.
+pub struct Seqs(pub Option<Vec<i64>>);
+
+/// An int2[] as an argument, in which no element may be NULL.
+pub struct Int2s(pub Vec<i16>);
+
+fn refuse_null(what: &str) -> ! {
+    ErrorReport::new(
+        PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED,
+        format!("{what} is NULL"),
+        function_name!(),
+    )
+    .report(PgLogLevel::ERROR);
+    unreachable!("ERROR does not return")
+}
+
+impl FromDatum for Text {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
+        // SAFETY: the caller says that this is a text.
+        (!is_null).then(|| Self(unsafe { text::of_datum(datum) }.unwrap_or_else(|why| why.raise())))
+    }
+}
+
+impl IntoDatum for Text {
+    fn into_datum(self) -> Option<pg_sys::Datum> {
+        Some(text::to_datum(&self.0))
+    }
+
+    fn type_oid() -> pg_sys::Oid {
+        pg_sys::TEXTOID
+    }
+}
+
+impl FromDatum for Texts {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
+        // SAFETY: the caller says that this is an array of texts.
+        (!is_null).then(|| Self(unsafe { array::texts(datum) }.unwrap_or_else(|why| why.raise())))
+    }
+}
+
+impl FromDatum for Int8s {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
+        // SAFETY: the caller says that this is an array of int8.
+        (!is_null)
+            .then(|| Self(unsafe { array::int8s(datum) }.unwrap_or_else(|| refuse_null("an element of the array"))))
+    }
+}
+
+impl FromDatum for Seqs {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
+        // SAFETY: the caller says that this is an array of int8.
+        (!is_null).then(|| Self(unsafe { array::int8s(datum) }))
+    }
+}
+
+impl FromDatum for Int2s {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
+        // SAFETY: the caller says that this is an array of int2.
+        (!is_null)
+            .then(|| Self(unsafe { array::int2s(datum) }.unwrap_or_else(|| refuse_null("an element of the array"))))
+    }
+}
+
+macro_rules! argument {
+    ($($type:ty),*) => {
+        $(
+            // SAFETY: the datum of an argument of that type, as the declaration in sql/src says.
+            unsafe impl<'fcx> ArgAbi<'fcx> for $type {
+                unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
+                    // SAFETY: as above.
+                    unsafe { arg.unbox_arg_using_from_datum() }.unwrap_or_else(|| refuse_null("an argument"))
+                }
+
+                unsafe fn unbox_nullable_arg(arg: Arg<'_, 'fcx>) -> Nullable<Self> {
+                    // SAFETY: as above.
+                    unsafe { arg.unbox_arg_using_from_datum().into() }
+                }
+            }
+        )*
+    };
+}
+
+argument!(Text, Texts, Int8s, Int2s, Seqs);
+impl_sql_translatable!(Text, "text");
+impl_sql_translatable!(Texts, "text[]");
+impl_sql_translatable!(Int8s, "int8[]");
+impl_sql_translatable!(Int2s, "int2[]");
+impl_sql_translatable!(Seqs, "int8[]");
+
+// SAFETY: a datum of type text.
+unsafe impl BoxRet for Text {
+    unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> Datum<'fcx> {
+        // SAFETY: as above, in the memory of the call.
+        unsafe { fcinfo.return_raw_datum(text::to_datum(&self.0)) }
     }
 }

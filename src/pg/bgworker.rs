@@ -1,7 +1,6 @@
 //! Registering background workers and asking what became of them.
 
 use pgrx::pg_sys;
-use std::ffi::CString;
 
 /// What a worker is started with. `argument` reaches its main function.
 pub struct Spec<'a> {
@@ -110,7 +109,7 @@ pub fn on_exit(callback: unsafe extern "C-unwind" fn(i32, pg_sys::Datum)) {
 
 /// Copies `text` into a fixed C buffer, cut to fit.
 fn copy(text: &str, buffer: &mut [std::ffi::c_char]) {
-    let text = CString::new(text.replace('\0', "")).expect("no NUL left");
+    let text = super::text::to_c_string(text);
     let bytes = text.as_bytes();
     let n = bytes.len().min(buffer.len() - 1);
     for (to, from) in buffer.iter_mut().zip(&bytes[..n]) {

@@ -1,8 +1,9 @@
 //! Look-ups in the catalogs that need no SQL.
 
+use super::text;
 use pgrx::pg_sys;
 pub use pgrx::pg_sys::Oid;
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 
 /// A database that can be connected to.
 pub struct Database {
@@ -36,9 +37,7 @@ pub fn databases() -> Vec<Database> {
             }
             let form = pg_sys::GETSTRUCT(tuple) as *mut pg_sys::FormData_pg_database;
             if (*form).datallowconn && !(*form).datistemplate {
-                let name = CStr::from_ptr((*form).datname.data.as_ptr())
-                    .to_string_lossy()
-                    .into_owned();
+                let name = text::of_c((*form).datname.data.as_ptr());
                 all.push(Database {
                     oid: (*form).oid.to_u32(),
                     name,
@@ -104,9 +103,7 @@ pub enum Role {
 }
 
 pub fn role(name: &str) -> Role {
-    let Ok(name) = CString::new(name) else {
-        return Role::Missing;
-    };
+    let name = text::to_c_string(name);
     // SAFETY: syscache look-ups on a shared catalog.
     unsafe {
         // Who waits to be told of a commit is told a moment before its caches are.
@@ -252,7 +249,7 @@ pub fn role_name(role: u32) -> String {
         let name = pg_sys::GetUserNameFromId(role.into(), true);
         match name.is_null() {
             true => role.to_string(),
-            false => CStr::from_ptr(name).to_string_lossy().into_owned(),
+            false => text::of_c(name),
         }
     }
 }
@@ -272,7 +269,7 @@ pub fn schema_of_function(function: u32) -> String {
         if name.is_null() {
             String::new()
         } else {
-            CStr::from_ptr(name).to_string_lossy().into_owned()
+            text::of_c(name)
         }
     }
 }
@@ -307,7 +304,7 @@ pub struct Function {
 
 /// The function of this name with one argument of this type. Inside a transaction.
 pub fn function(schema: &str, name: &str, argument: u32) -> Option<Function> {
-    let (schema, name) = (CString::new(schema).ok()?, CString::new(name).ok()?);
+    let (schema, name) = (text::to_c_string(schema), text::to_c_string(name));
     let arguments = [Oid::from(argument)];
     // SAFETY: a syscache look-up; what is wanted is copied before the tuple is released.
     unsafe {
@@ -347,7 +344,7 @@ pub struct Server {
 
 /// The foreign server of this name. Inside a transaction.
 pub fn foreign_server(name: &str) -> Option<Server> {
-    let name = CString::new(name).ok()?;
+    let name = text::to_c_string(name);
     // SAFETY: inside a transaction; the name is copied.
     unsafe {
         let server = pg_sys::GetForeignServerByName(name.as_ptr(), true);
@@ -355,16 +352,15 @@ pub fn foreign_server(name: &str) -> Option<Server> {
             return None;
         }
         let wrapper = pg_sys::GetForeignDataWrapper((*server).fdwid);
-        let text = |text: *const std::ffi::c_char| CStr::from_ptr(text).to_string_lossy().into_owned();
         let options = pgrx::PgList::<pg_sys::DefElem>::from_pg((*server).options);
         let options = options
             .iter_ptr()
-            .map(|option| (text((*option).defname), text(pg_sys::defGetString(option))));
+            .map(|option| (text::of_c((*option).defname), text::of_c(pg_sys::defGetString(option))));
         Some(Server {
             options: options.collect(),
             oid: (*server).serverid.to_u32(),
             owner: (*server).owner.to_u32(),
-            wrapper: text((*wrapper).fdwname),
+            wrapper: text::of_c((*wrapper).fdwname),
         })
     }
 }
@@ -404,9 +400,12 @@ pub fn user_mapping(server: u32) -> Vec<String> {
         }
         let mut is_null = false;
         let options = pg_sys::SysCacheGetAttr(cache, tuple, USER_MAPPING_OPTIONS, &mut is_null);
-        let options = pgrx::FromDatum::from_datum(options, is_null).unwrap_or_default();
+        let texts = match is_null {
+            true => Vec::new(),
+            false => super::array::lossy_texts(options),
+        };
         pg_sys::ReleaseSysCache(tuple);
-        options
+        texts
     }
 }
 

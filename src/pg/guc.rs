@@ -1,7 +1,8 @@
 //! Settings of the server: refusing a bad value in our own words, and changing one for the length of a statement.
 
+use super::text;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, pg_sys};
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 
 /// Why a value is refused, and what to write instead.
 pub struct Refused {
@@ -34,7 +35,9 @@ pub unsafe fn check(value: *mut *mut c_char, check: fn(&str) -> Result<(), Refus
         if value.is_null() || (*value).is_null() {
             return true;
         }
-        CStr::from_ptr(*value).to_string_lossy()
+        let text = text::of_c(*value);
+        text::check_memory(text.len() * 32); // for the check: JSON in parts takes many times its text
+        text
     };
     match check(&text) {
         Ok(()) => true,
@@ -103,7 +106,7 @@ unsafe extern "C-unwind" fn of_a_session(
 }
 
 unsafe fn in_error_context(text: &str) -> *mut c_char {
-    let text = CString::new(text.replace('\0', " ")).expect("no NUL left");
+    let text = text::to_c_string(text);
     // SAFETY: ErrorContext always exists.
     unsafe { pg_sys::MemoryContextStrdup(pg_sys::ErrorContext, text.as_ptr()) }
 }
@@ -111,12 +114,7 @@ unsafe fn in_error_context(text: &str) -> *mut c_char {
 /// What the client calls itself.
 pub fn application_name() -> String {
     // SAFETY: a string of this session, or null; it is copied.
-    unsafe {
-        match pg_sys::application_name.is_null() {
-            true => String::new(),
-            false => CStr::from_ptr(pg_sys::application_name).to_string_lossy().into_owned(),
-        }
-    }
+    unsafe { text::of_c(pg_sys::application_name) }
 }
 
 /// From here on a setting `PREFIX.x` that nobody defined is refused.

@@ -4,6 +4,7 @@
 //! Invariant: no policy, no SQL, no setting is named here.
 
 pub mod args;
+pub mod array;
 pub mod bgworker;
 pub mod catalog;
 pub mod foreign;
@@ -14,8 +15,10 @@ pub mod security;
 pub mod seen;
 pub mod shmem;
 pub mod signals;
+pub mod spi;
 pub mod stat;
 pub mod table;
+pub mod text;
 pub mod tid;
 pub mod trigger;
 pub mod txn;

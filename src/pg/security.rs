@@ -3,6 +3,7 @@
 
 use super::foreign;
 use super::names;
+use super::text;
 use pgrx::pg_sys;
 
 /// Runs `body` as `role`, which may not change roles or leave anything behind in the session: for code of other people.
@@ -40,6 +41,6 @@ pub fn current_role() -> String {
     // SAFETY: inside a transaction; the name is copied.
     unsafe {
         let name = pg_sys::GetUserNameFromId(pg_sys::GetUserId(), false);
-        std::ffi::CStr::from_ptr(name).to_string_lossy().into_owned()
+        text::of_c(name)
     }
 }

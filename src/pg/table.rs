@@ -5,6 +5,7 @@
 //! what is not provably plain goes by the statement.
 
 use crate::pg::args::Jsonb;
+use crate::pg::text;
 use crate::pg::tid::Tid;
 use pgrx::datum::{IntoDatum, Uuid};
 use pgrx::pg_sys;
@@ -307,7 +308,7 @@ impl Table {
                 (*self.0).rd_id.into(),
             );
             let text = pg_sys::text_to_cstring(text.cast_mut_ptr());
-            CStr::from_ptr(text).to_string_lossy().into_owned()
+            text::of_c(text)
         }
     }
 
@@ -400,10 +401,7 @@ impl<'a> Value<'a> {
             Self::Int4(value) => value.into(),
             Self::Int8(value) | Self::Time(value) => value.into(),
             Self::Jsonb(json) => json.datum(),
-            // SAFETY: copied from where it lies, as long as it is.
-            Self::Text(text) => unsafe {
-                pg_sys::cstring_to_text_with_len(text.as_ptr().cast(), text.len() as i32).into()
-            },
+            Self::Text(text) => text::to_datum(text),
             Self::Uuid(uuid) => uuid.into_datum().unwrap_or(pg_sys::Datum::null()),
         }
     }
@@ -533,12 +531,6 @@ unsafe fn slice<'a, T>(from: *const T, count: usize) -> &'a [T] {
         // SAFETY: the caller's promise.
         _ => unsafe { std::slice::from_raw_parts(from, count) },
     }
-}
-
-/// Whether texts of this database are what they are here.
-pub fn is_utf8() -> bool {
-    // SAFETY: reads a static of the server.
-    unsafe { pg_sys::GetDatabaseEncoding() == pg_sys::pg_enc::PG_UTF8 as i32 }
 }
 
 /// What now() says in this transaction, in µs since 2000.

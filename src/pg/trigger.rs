@@ -1,9 +1,9 @@
 //! A trigger that fires: what it was told, the rows that its statement wrote, and as whom code runs meanwhile.
 
-use super::catalog;
+use super::{catalog, text};
 use pgrx::trigger_support::{PgTrigger, PgTriggerLevel, PgTriggerOperation, PgTriggerWhen};
 use pgrx::{PgList, pg_sys};
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, c_char};
 
 /// What core passes to the function of a trigger.
 pub type Call = pg_sys::FunctionCallInfo;
@@ -35,23 +35,28 @@ pub fn fired(call: Call) -> Option<Fired> {
     // SAFETY: core passes what it promises, and a trigger's relation is locked while it runs.
     unsafe {
         let trigger = PgTrigger::from_fcinfo(call.as_ref()?).ok()?;
+        let data: *mut pg_sys::TriggerData = (*call).context.cast();
+        let of = &*(*data).tg_trigger;
         let is_after = matches!(trigger.when(), Ok(PgTriggerWhen::After));
         let is_statement = matches!(trigger.level(), PgTriggerLevel::Statement);
-        let [argument] = <[String; 1]>::try_from(trigger.extra_args().ok()?).ok()?;
+        if of.tgnargs != 1 {
+            return None;
+        }
+        let name = |name: *const c_char| (!name.is_null()).then(|| text::of_c(name));
         let fired = Fired {
             call,
-            data: (*call).context.cast(),
-            trigger: trigger.trigger().tgoid.to_u32(),
+            data,
+            trigger: of.tgoid.to_u32(),
             operation: match trigger.op().ok()? {
                 PgTriggerOperation::Insert => Operation::Insert,
                 PgTriggerOperation::Update => Operation::Update,
                 PgTriggerOperation::Delete => Operation::Delete,
                 PgTriggerOperation::Truncate => Operation::Truncate,
             },
-            table: trigger.table_name().ok()?,
-            argument,
-            old_rows: trigger.old_transition_table_name().ok()?.map(str::to_owned),
-            new_rows: trigger.new_transition_table_name().ok()?.map(str::to_owned),
+            table: text::of_c((*(*(*data).tg_relation).rd_rel).relname.data.as_ptr()),
+            argument: text::of_c(*of.tgargs),
+            old_rows: name(of.tgoldtable),
+            new_rows: name(of.tgnewtable),
         };
         (is_after && is_statement).then_some(fired)
     }
@@ -78,7 +83,7 @@ impl Fired {
     }
 
     pub fn has_column(&self, name: &str) -> bool {
-        let Ok(name) = CString::new(name) else { return false };
+        let name = text::to_c_string(name);
         // SAFETY: the relation is open; system columns have negative numbers.
         unsafe { pg_sys::get_attnum((*(*self.data).tg_relation).rd_id, name.as_ptr()) > 0 }
     }
@@ -114,7 +119,7 @@ unsafe fn column(relation: pg_sys::Relation, number: i16) -> String {
     // SAFETY: as promised by the caller; the name is copied.
     unsafe {
         let name = pg_sys::get_attname((*relation).rd_id, number, false);
-        CStr::from_ptr(name).to_string_lossy().into_owned()
+        text::of_c(name)
     }
 }
 

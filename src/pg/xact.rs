@@ -65,6 +65,12 @@ pub fn commits_durably() -> bool {
     unsafe { pg_sys::synchronous_commit > pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_OFF as i32 }
 }
 
+/// Whether the catalogs can be asked now.
+pub fn is_in_transaction() -> bool {
+    // SAFETY: reads a static of the server.
+    unsafe { pg_sys::IsTransactionState() }
+}
+
 /// The xid of this transaction; 0 if it has written nothing.
 pub fn my_xid() -> u32 {
     // SAFETY: reads a static of the server.

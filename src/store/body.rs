@@ -9,6 +9,8 @@ use super::enqueue::BODY_MAX_BYTES;
 use super::held::{self, Kept};
 use crate::error::UserError;
 use crate::pg::catalog::{self, Function};
+use crate::pg::spi::{Spi, SpiError, SpiResult, SpiTupleTable};
+use crate::pg::text::Unreadable;
 use crate::pg::tid::Tid;
 use crate::pg::{guc, security, signals, txn};
 use crate::ports::STATEMENT_TIMEOUT_MS;
@@ -16,8 +18,8 @@ use outbox_core::engine::Claimed;
 use outbox_core::envelope::{self, Refusal};
 use outbox_core::message::{Body, Outcome};
 use outbox_transport::BodyFunction;
-use pgrx::prelude::*;
-use pgrx::spi::{SpiResult, quote_identifier};
+use pgrx::spi::quote_identifier;
+use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -198,7 +200,7 @@ impl Maker {
                 let types = [PgOid::from(PgBuiltInOids::TEXTARRAYOID)];
                 Ok(client.prepare_mut(sql.as_str(), &types)?.keep().into())
             })
-            .map_err(|error: pgrx::spi::Error| error.to_string())
+            .map_err(|error: SpiError| error.to_string())
         };
         let prepared = txn::attempt(|| as_owner(function.owner, prepare));
         Ok(Self {
@@ -216,22 +218,38 @@ impl Maker {
             let cursor = client.try_open_cursor(&*self.statement, &[events.to_vec().into()])?;
             Ok(cursor.detach_into_name())
         })
-        .map_err(|error: pgrx::spi::Error| error.to_string())
+        .map_err(|error: SpiError| error.to_string())
     }
 
     /// The next one. In a session of its own, whose end frees it.
     fn next(&self, cursor: &str) -> Result<Made, String> {
         Spi::connect(|client| held::fetch(client, cursor, 1, |row| self.body(row.first())))
-            .map_err(|error: pgrx::spi::Error| error.to_string())
+            .map_err(|error: SpiError| error.to_string())
     }
 
-    fn body(&self, row: pgrx::spi::SpiTupleTable) -> SpiResult<Made> {
+    fn body(&self, row: SpiTupleTable) -> SpiResult<Made> {
         type Is = PgBuiltInOids;
         let is = |oid: Is| self.function.returns == oid.value().to_u32();
         let body = match () {
-            () if is(Is::BYTEAOID) => row.get_one()?.map(Body::Bytes),
-            () if is(Is::TEXTOID) => row.get_one()?.map(Body::Text),
-            () => row.get_one()?.map(Body::Json),
+            () if is(Is::BYTEAOID) => row.get_one().map(|body| body.map(Body::Bytes)),
+            () if is(Is::TEXTOID) => row.get_one().map(|body| body.map(Body::Text)),
+            () => row.get_one().map(|body| body.map(Body::Json)),
+        };
+        let body = match body {
+            Ok(body) => body,
+            Err(SpiError::Unreadable { why, .. }) => {
+                let reason = match why {
+                    Unreadable::TooLong(bytes) => {
+                        format!(
+                            "{} returned {bytes} bytes, more than the {BODY_MAX_BYTES} that are taken",
+                            self.name
+                        )
+                    }
+                    why => format!("what {} returned cannot be sent: {why}", self.name),
+                };
+                return Ok(Err(Outcome::Unsendable { reason }));
+            }
+            Err(error) => return Err(error),
         };
         let reason = match &body {
             None => format!("{} returned NULL: there is no body to send", self.name),

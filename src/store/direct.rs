@@ -8,6 +8,7 @@ use super::{since_1970, us_since_1970};
 use crate::error::UserError;
 use crate::pg::args::Jsonb;
 use crate::pg::table::{self, Column, Kind, Layout, Row, Table, Value};
+use crate::pg::text;
 use crate::shmem::Class;
 use crate::{registry, wake};
 use outbox_core::envelope::SHORT_STRING_MAX;
@@ -32,8 +33,9 @@ const EVENTS: Layout = Layout {
         Column::of(c"correlation_id", Kind::Text),
         Column::of(c"created_at", Kind::Time).not_null().default("now()"),
         Column::of(c"body_bytes", Kind::Int4).not_null().generated(
-            "(((octet_length((payload)::text) + COALESCE(octet_length((previous_payload)::text), 0)) + \
-             COALESCE(octet_length((metadata)::text), 0)) + COALESCE(octet_length((headers)::text), 0))",
+            "((((octet_length((payload)::text) + COALESCE(octet_length((previous_payload)::text), 0)) + \
+             COALESCE(octet_length((metadata)::text), 0)) + COALESCE(octet_length((headers)::text), 0)) + \
+             COALESCE(octet_length(actor), 0))",
         ),
     ],
     checks: &[
@@ -73,7 +75,7 @@ const SMALL_BYTES: usize = 4000;
 /// Stores and enqueues an event whose key is announced; returns its seq. None, and nothing is done: this one needs the
 /// statements. `by_express`: the event may go by express, if it is small.
 pub(super) fn publish(statements: &Statements, request: &Publish, by_express: bool) -> Result<Option<i64>, UserError> {
-    if request.times.available_at.is_some() || !table::is_utf8() {
+    if request.times.available_at.is_some() || !text::is_utf8() {
         return Ok(None);
     }
     let (events, outbox) = (
@@ -101,6 +103,7 @@ fn publish_into(
         previous_payload: request.previous_payload.as_ref().map(Jsonb::to_text),
         metadata: request.metadata.as_ref().map(Jsonb::to_text),
         headers: request.headers.as_ref().map(Jsonb::to_text),
+        actor_bytes: request.actor.map_or(0, str::len),
     };
     if !meets_the_checks(request, &texts) {
         return Ok(None);
@@ -178,19 +181,20 @@ fn publish_into(
     Ok(Some(seq))
 }
 
-/// The JSON of an event as text.
+/// The JSON of an event as text, and how long its actor is.
 struct Texts {
     payload: String,
     previous_payload: Option<String>,
     metadata: Option<String>,
     headers: Option<String>,
+    actor_bytes: usize,
 }
 
 impl Texts {
     /// As outbox_events.body_bytes counts them.
     fn bytes(&self) -> usize {
         let others = [&self.previous_payload, &self.metadata, &self.headers];
-        self.payload.len() + others.into_iter().flatten().map(String::len).sum::<usize>()
+        self.payload.len() + others.into_iter().flatten().map(String::len).sum::<usize>() + self.actor_bytes
     }
 
     fn event(self, request: &Publish, seq: i64, id: pgrx::Uuid, now: i64) -> Option<Event> {

@@ -6,16 +6,19 @@ use super::source;
 use super::us_since_1970;
 use crate::error::{UserError, invalid};
 use crate::pg::args::Jsonb;
+use crate::pg::spi::{OwnedPreparedStatement, Param, Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult};
+use crate::pg::text::{self, Unreadable};
+use crate::pg::trigger::Call;
 use crate::pg::{catalog, guc, security};
 use crate::shmem::Class;
 use crate::{capture, config, registry, wake};
 use outbox_core::envelope;
 use outbox_core::hold::lane_crc;
 use outbox_core::partition::{Partition, crc32};
-use pgrx::datum::DatumWithOid;
+use pgrx::datum::TimestampWithTimeZone;
 use pgrx::datum::datetime_support::clock_timestamp;
-use pgrx::prelude::*;
-use pgrx::spi::{OwnedPreparedStatement, SpiClient, SpiHeapTupleData, SpiResult, quote_identifier};
+use pgrx::spi::quote_identifier;
+use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
 use std::cell::{OnceCell, RefCell};
 use std::collections::{HashMap, HashSet};
 
@@ -62,8 +65,17 @@ pub struct Publish<'a> {
     pub times: Times,
 }
 
+impl Publish<'_> {
+    /// As they leave, in UTF-8. The column body_bytes counts them as the database has them.
+    fn bytes(&self) -> usize {
+        let others = [&self.previous_payload, &self.metadata, &self.headers];
+        let others = others.into_iter().flatten().map(|json| json.to_text().len());
+        self.payload.to_text().len() + others.sum::<usize>() + self.actor.map_or(0, str::len)
+    }
+}
+
 /// The largest body that is taken. RabbitMQ 4 refuses more than 16 MiB by default, older ones more than 128 MiB.
-pub(super) const BODY_MAX_BYTES: i64 = 16 * 1024 * 1024;
+pub(super) const BODY_MAX_BYTES: i64 = text::MAX_BYTES as i64;
 
 /// Statements of one schema, planned once per backend.
 pub(super) struct Statements {
@@ -101,7 +113,7 @@ thread_local! {
 }
 
 /// They are never freed: the server must not be called while an error unwinds, nor when the process ends.
-pub(super) fn statements(fcinfo: pg_sys::FunctionCallInfo) -> &'static Statements {
+pub(super) fn statements(fcinfo: Call) -> &'static Statements {
     let function = catalog::called_function(fcinfo);
     STATEMENTS.with_borrow_mut(|known| {
         let make = || {
@@ -134,7 +146,7 @@ impl Statements {
 }
 
 /// Keeps the extension from being dropped, and its partitions from being changed, before this transaction ends.
-pub fn hold_extension(fcinfo: pg_sys::FunctionCallInfo) {
+pub fn hold_extension(fcinfo: Call) {
     statements(fcinfo).hold();
 }
 
@@ -152,7 +164,7 @@ pub fn aggregate_key(aggregate_type: Option<&str>, aggregate_id: Option<&str>) -
 
 /// Inserts the pointers; returns how many were new. The statements run as the owner of the tables whatever the caller's
 /// search_path, so every operator and function in them is qualified.
-pub fn enqueue(fcinfo: pg_sys::FunctionCallInfo, request: Enqueue) -> Result<i64, UserError> {
+pub fn enqueue(fcinfo: Call, request: Enqueue) -> Result<i64, UserError> {
     let statements = statements(fcinfo);
     security::run_as(statements.owner, || {
         statements.hold();
@@ -161,7 +173,7 @@ pub fn enqueue(fcinfo: pg_sys::FunctionCallInfo, request: Enqueue) -> Result<i64
 }
 
 /// Stores an event and enqueues it; returns its seq.
-pub fn publish(fcinfo: pg_sys::FunctionCallInfo, request: &Publish) -> Result<i64, UserError> {
+pub fn publish(fcinfo: Call, request: &Publish) -> Result<i64, UserError> {
     let statements = statements(fcinfo);
     security::run_as(statements.owner, || {
         statements.hold();
@@ -190,6 +202,9 @@ pub fn publish(fcinfo: pg_sys::FunctionCallInfo, request: &Publish) -> Result<i6
 
 /// `wanted`: the event shall come back, if it is small.
 fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Result<(i64, Option<Stored>), UserError> {
+    if !text::is_utf8() {
+        check_body(request.bytes() as i64)?;
+    }
     Spi::connect_mut(|client| {
         let cached = &statements.event[usize::from(request.id.is_some())][usize::from(wanted)];
         let insert = match cached.get() {
@@ -227,10 +242,10 @@ fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Res
             request.aggregate_type.into(),
             request.aggregate_id.into(),
             request.operation.into(),
-            request.payload.parameter(),
-            jsonb(&request.previous_payload),
-            jsonb(&request.metadata),
-            jsonb(&request.headers),
+            (&request.payload).into(),
+            request.previous_payload.as_ref().into(),
+            request.metadata.as_ref().into(),
+            request.headers.as_ref().into(),
             request.actor.into(),
             request.correlation_id.into(),
         ];
@@ -262,24 +277,21 @@ pub(super) fn duplicate(id: Option<pgrx::Uuid>) -> UserError {
 pub fn check_body(bytes: i64) -> Result<(), UserError> {
     match bytes > BODY_MAX_BYTES {
         false => Ok(()),
-        true => Err(UserError::new(
-            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-            format!("the event has {bytes} bytes, more than the {BODY_MAX_BYTES} that are taken"),
-            "Store the data elsewhere and publish a reference to it.",
-        )),
+        true => Err(too_large(bytes)),
     }
+}
+
+fn too_large(bytes: i64) -> UserError {
+    UserError::new(
+        PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+        format!("the event has {bytes} bytes, more than the {BODY_MAX_BYTES} that are taken"),
+        "Store the data elsewhere and publish a reference to it.",
+    )
 }
 
 /// A new UUID of version 7, which sorts by time.
 pub fn new_id() -> pgrx::Uuid {
     pgrx::Uuid::from_bytes(*uuid::Uuid::now_v7().as_bytes())
-}
-
-fn jsonb(value: &Option<Jsonb>) -> DatumWithOid<'_> {
-    match value {
-        Some(json) => json.parameter(),
-        None => DatumWithOid::null_oid(PgBuiltInOids::JSONBOID.value()),
-    }
 }
 
 /// `stored`: of one that may go by express, its event. Otherwise that of one that was not `published` is looked up.
@@ -328,7 +340,7 @@ fn insert_pointers(
                     partitions.into(),
                 ),
             };
-            let args: [DatumWithOid; 9] = [
+            let args: [Param; 9] = [
                 request.destination.into(),
                 seqs,
                 keys_of,
@@ -429,7 +441,7 @@ fn partitions(
 
 /// Changes the settings of this database: as the owner of the tables, for the caller, who names a partitioner with his own rights.
 pub fn configure(
-    fcinfo: pg_sys::FunctionCallInfo,
+    fcinfo: Call,
     partition_count: Option<i32>,
     leasing: Option<bool>,
     partitioner: Option<&str>,
@@ -449,12 +461,7 @@ pub fn configure(
 }
 
 /// What a partitioner, given by name and owner, says of a key; None = CRC-32.
-pub fn partition_by(
-    fcinfo: pg_sys::FunctionCallInfo,
-    partitioner: Option<(&str, &str)>,
-    key: &str,
-    count: i16,
-) -> Result<i16, UserError> {
+pub fn partition_by(fcinfo: Call, partitioner: Option<(&str, &str)>, key: &str, count: i16) -> Result<i16, UserError> {
     match partitioner {
         None => Ok((i64::from(crc32(key)) % i64::from(count)) as i16),
         Some((name, owner)) => {
@@ -722,8 +729,18 @@ fn check_settings(
     Ok(statements.partitioner.replace(partitioner.clone()) != partitioner)
 }
 
-pub(super) fn internal(error: pgrx::spi::Error) -> UserError {
-    unexpected(format!("outbox could not run its own statement: {error}"))
+pub(super) fn internal(error: SpiError) -> UserError {
+    match error {
+        SpiError::Unreadable { why, .. } => unreadable(&why),
+        error => unexpected(format!("outbox could not run its own statement: {error}")),
+    }
+}
+
+fn unreadable(why: &Unreadable) -> UserError {
+    match why {
+        Unreadable::TooLong(bytes) => too_large(*bytes as i64),
+        Unreadable::Encoding => UserError::new(why.sqlstate(), format!("a text cannot be sent: {why}"), why.hint()),
+    }
 }
 
 pub(super) fn unexpected(what: impl ToString) -> UserError {

@@ -7,14 +7,15 @@ use crate::express::BYTES;
 use crate::pg::catalog::Oid;
 use crate::pg::guc;
 use crate::pg::seen::Seen;
+use crate::pg::spi::{SpiClient, SpiError, SpiHeapTupleData, SpiResult};
 use crate::pg::tid::Tid;
 use crate::shmem::Class;
 use crate::wake::Parcel;
 use outbox_core::message::{Event, Pointer};
 use outbox_core::parcel;
 use outbox_core::partition::{Partition, crc32};
-use pgrx::prelude::*;
-use pgrx::spi::{SpiClient, SpiHeapTupleData, SpiResult};
+use pgrx::datum::TimestampWithTimeZone;
+use pgrx::{PgBuiltInOids, PgOid};
 use std::collections::HashMap;
 
 /// An event as it is stored, and where.
@@ -43,8 +44,15 @@ pub const EVENT: &str = ", e.ctid, e.id::pg_catalog.text, e.type, e.aggregate_ty
 /// What the statement that stores a message returns after partition and seq.
 pub const MESSAGE: &str = ", tableoid, ctid, enqueued_at";
 
-/// None: it is too large.
+/// None: it is too large, or cannot be read.
 pub fn stored(row: &SpiHeapTupleData, table: u32) -> SpiResult<Option<Stored>> {
+    match read(row, table) {
+        Err(SpiError::Unreadable { .. }) => Ok(None), // the worker that claims it says why
+        stored => stored,
+    }
+}
+
+fn read(row: &SpiHeapTupleData, table: u32) -> SpiResult<Option<Stored>> {
     let (Some(seq), Some(tid), Some(payload)) = (row.get(1)?, row.get(3)?, row.get(9)?) else {
         return Ok(None);
     };

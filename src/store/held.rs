@@ -2,7 +2,7 @@
 //! panic, and a call of the server on the way may raise again, which aborts the process and so the whole server. So
 //! nothing here calls it then; the end of the (sub)transaction cleans up.
 
-use pgrx::spi::{OwnedPreparedStatement, SpiClient, SpiResult, SpiTupleTable};
+use crate::pg::spi::{OwnedPreparedStatement, SpiClient, SpiResult, SpiTupleTable};
 use std::mem::{ManuallyDrop, forget};
 use std::ops::Deref;
 

@@ -11,14 +11,15 @@ pub use by_sql::Criteria;
 use super::enqueue::{Statements, internal, statements};
 use super::held::{self, Kept};
 use crate::error::UserError;
+use crate::pg::spi::{Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult, SpiTupleTable};
 use crate::pg::trigger::Call;
-use crate::pg::{catalog, guc, security, signals, txn};
+use crate::pg::{catalog, guc, security, signals, text, txn};
 use crate::ports::STATEMENT_TIMEOUT_MS;
 use crate::store::{aggregate_key, check_body};
 use outbox_core::envelope::check_short;
 use outbox_core::message::{Event, Outcome};
-use pgrx::prelude::*;
-use pgrx::spi::{SpiClient, SpiHeapTupleData, SpiResult, SpiTupleTable, quote_identifier};
+use pgrx::spi::quote_identifier;
+use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -107,7 +108,7 @@ pub struct Source {
 
 impl Source {
     pub fn new(schema: &str, name: &str, owner: u32, mapping: Mapping) -> Self {
-        let c = |text: &str| CString::new(text).expect("a name holds no NUL");
+        let c = text::to_c_string;
         Self {
             relation: format!("{}.{}", quote_identifier(schema), quote_identifier(name)),
             name: (c(schema), c(name)),
@@ -229,7 +230,7 @@ impl Source {
         bytes_max: usize,
         rows: &mut Vec<(i64, Result<Event, Outcome>)>,
     ) -> Result<bool, String> {
-        let internal = |error: pgrx::spi::Error| error.to_string();
+        let internal = |error: SpiError| error.to_string();
         let cursor = Spi::connect_mut(|client| {
             let statement = match self.prepared.get() {
                 Some(statement) => statement,
@@ -314,7 +315,7 @@ impl Source {
                 let rows = client.update(what.as_str(), None, &[])?;
                 Ok(rows.column_type_oid(1)?.value().to_u32())
             })
-            .map_err(|error: pgrx::spi::Error| error.to_string())
+            .map_err(|error: SpiError| error.to_string())
         };
         txn::attempt(|| self.as_owner(&[PATIENT], ask))
     }
@@ -518,6 +519,36 @@ fn seqs_type() -> PgOid {
 /// What a row makes, with its seq.
 fn event_of(row: &SpiHeapTupleData) -> SpiResult<(i64, Result<Event, Outcome>)> {
     let seq: i64 = row.get(1)?.unwrap_or_default();
+    let event = match parts_of(row, seq) {
+        Ok(event) => event.and_then(|event| check(&event).map(|()| event)),
+        Err(SpiError::Unreadable { column, why }) => {
+            let part = COLUMNS.get(column - 1).unwrap_or(&"event");
+            Err(format!("its {part} cannot be read: {why}"))
+        }
+        Err(error) => return Err(error),
+    };
+    Ok((seq, event.map_err(|reason| Outcome::Failed { reason })))
+}
+
+/// As `events_sql` selects them.
+const COLUMNS: [&str; 14] = [
+    "seq",
+    "id",
+    "type",
+    "aggregate_type",
+    "aggregate_id",
+    "operation",
+    "payload",
+    "previous_payload",
+    "metadata",
+    "headers",
+    "actor",
+    "correlation_id",
+    "created_at",
+    "created_at",
+];
+
+fn parts_of(row: &SpiHeapTupleData, seq: i64) -> SpiResult<Result<Event, String>> {
     let (kind, created_at): (Option<String>, Option<String>) = (row.get(3)?, row.get(13)?);
     let empty = match (&kind, &created_at) {
         (None, _) => Some("type"),
@@ -525,10 +556,9 @@ fn event_of(row: &SpiHeapTupleData) -> SpiResult<(i64, Result<Event, Outcome>)> 
         _ => None,
     };
     if let Some(part) = empty {
-        let reason = format!("its {part} is NULL in the source");
-        return Ok((seq, Err(Outcome::Failed { reason })));
+        return Ok(Err(format!("its {part} is NULL in the source")));
     }
-    let event = Event {
+    Ok(Ok(Event {
         id: row.get(2)?.unwrap_or_default(),
         seq,
         kind: kind.unwrap_or_default(),
@@ -544,12 +574,7 @@ fn event_of(row: &SpiHeapTupleData) -> SpiResult<(i64, Result<Event, Outcome>)> 
         created_at: created_at.unwrap_or_default(),
         created_at_s: row.get(14)?.unwrap_or_default(),
         body: None,
-    };
-    let event = match check(&event) {
-        Ok(()) => Ok(event),
-        Err(reason) => Err(Outcome::Failed { reason }),
-    };
-    Ok((seq, event))
+    }))
 }
 
 /// What outbox_publish would have refused.

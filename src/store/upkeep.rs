@@ -5,8 +5,8 @@
 use super::us_since_1970;
 use super::worker::Store;
 use crate::pg::guc;
-use pgrx::prelude::*;
-use pgrx::spi::SpiResult;
+use crate::pg::spi::{Lossy, Spi, SpiResult};
+use pgrx::datum::TimestampWithTimeZone;
 
 /// How many messages of a destination wait, and when the first of them expires, in µs since 1970.
 pub struct Counted {
@@ -44,9 +44,9 @@ impl Store {
             guc::with(&[(c"enable_seqscan", c"on")], count)?
                 .map(|row| {
                     Ok(Counted {
-                        destination: row.get(1)?.unwrap_or_default(),
+                        destination: row.get::<Lossy>(1)?.unwrap_or_default().0,
                         messages: row.get(2)?.unwrap_or_default(),
-                        first_expiry_us: row.get(3)?.map(us_since_1970),
+                        first_expiry_us: row.get::<TimestampWithTimeZone>(3)?.map(us_since_1970),
                     })
                 })
                 .collect()
@@ -72,10 +72,10 @@ impl Store {
             );
             let args = [first_block.into(), blocks.into(), batch.into()];
             let row = client.update(sql.as_str(), Some(1), &args)?.first();
-            let destinations: Option<Vec<String>> = row.get(1)?;
+            let destinations: Vec<Lossy> = row.get(1)?.unwrap_or_default();
             let counts: Option<Vec<i64>> = row.get(2)?;
             Ok(Expired {
-                counts: (destinations.unwrap_or_default().into_iter())
+                counts: (destinations.into_iter().map(|destination| destination.0))
                     .zip(counts.unwrap_or_default())
                     .collect(),
                 heads: row.get(3)?.unwrap_or_default(),

@@ -2,10 +2,13 @@
 //! of the caller, as the worker role. Main thread of a worker.
 
 use super::body::Bodies;
+use super::enqueue::BODY_MAX_BYTES;
 use super::held::Kept;
 use super::source::Source;
 use super::us_since_1970;
 use crate::pg::catalog;
+use crate::pg::spi::{Column, Lossy, Param, Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult};
+use crate::pg::text::Unreadable;
 use crate::pg::tid::Tid;
 use outbox_core::engine::{self, Batch, Claimed, Held, Lane, Sharing};
 use outbox_core::gate::{Found, OrderedKey};
@@ -15,8 +18,9 @@ use outbox_core::partition::Partition;
 use outbox_core::settle::{Disposition, EXPIRED};
 use outbox_transport::BodyFunction;
 use outbox_transport::target::{Kind, split};
-use pgrx::prelude::*;
-use pgrx::spi::{SpiClient, SpiHeapTupleData, SpiResult, quote_identifier};
+use pgrx::datum::TimestampWithTimeZone;
+use pgrx::spi::quote_identifier;
+use pgrx::{PgBuiltInOids, PgOid};
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -95,13 +99,13 @@ impl Store {
         if let Some(known) = looks.get(&sql) {
             return Ok(Rc::clone(known));
         }
-        let statement = Rc::new(Kept::from(client.prepare(sql.as_str(), &[])?.keep()));
+        let statement = Rc::new(Kept::from(client.prepare(&sql, &[])?.keep()));
         looks.insert(sql, Rc::clone(&statement));
         Ok(statement)
     }
 
     /// The one value that such a query gives.
-    fn look_at<T: FromDatum + IntoDatum>(&self, sql: String) -> SpiResult<Option<T>> {
+    fn look_at<T: Column>(&self, sql: String) -> SpiResult<Option<T>> {
         Spi::connect(|client| {
             let statement = self.look(client, sql)?;
             client.select(&**statement, Some(1), &[])?.first().get_one()
@@ -143,12 +147,13 @@ impl Store {
              from pg_db_role_setting
              where setdatabase in (0, (select oid from pg_database where datname = current_database()))
                and setrole in (0, (select oid from pg_roles where rolname = current_user))";
-        Ok(self.look_at(sql.to_string())?.unwrap_or_default())
+        Ok(self.look_at::<Lossy>(sql.to_string())?.unwrap_or_default().0)
     }
 
     /// Why nothing is to be delivered from here; None = this database is adopted.
     pub fn not_adopted(&self) -> SpiResult<Option<String>> {
-        self.look_at(format!("select {}.outbox_not_adopted()", self.schema))
+        let why = self.look_at::<Lossy>(format!("select {}.outbox_not_adopted()", self.schema))?;
+        Ok(why.map(|why| why.0))
     }
 
     /// Tells that this worker lives; returns the ids of all that do.
@@ -160,7 +165,7 @@ impl Store {
                 None,
                 &[self.worker.as_str().into(), pid.into(), ttl_s.into()],
             )?;
-            rows.map(|row| row.get(1).map(Option::unwrap_or_default)).collect()
+            rows.map(|row| Ok(row.get::<Lossy>(1)?.unwrap_or_default().0)).collect()
         })
     }
 
@@ -201,12 +206,13 @@ impl Store {
                 .select(&**statement, None, &[])?
                 .map(|row| {
                     let server: Option<i64> = row.get(2)?;
-                    let options: Option<Vec<String>> = row.get(3)?;
-                    let wrapper: Option<String> = row.get(5)?;
+                    let options: Vec<Lossy> = row.get(3)?.unwrap_or_default();
+                    let options: Vec<String> = options.into_iter().map(|option| option.0).collect();
+                    let wrapper: Option<Lossy> = row.get(5)?;
                     Ok(Described {
-                        name: row.get(1)?.unwrap_or_default(),
-                        kind: wrapper.and_then(|name| Kind::of_wrapper(&name)).unwrap_or(Kind::Amqp),
-                        options: split(&options.unwrap_or_default()),
+                        name: row.get::<Lossy>(1)?.unwrap_or_default().0,
+                        kind: wrapper.and_then(|name| Kind::of_wrapper(&name.0)).unwrap_or(Kind::Amqp),
+                        options: split(&options),
                         mapping: split(&server.map(|oid| catalog::user_mapping(oid as u32)).unwrap_or_default()),
                         paused: row.get(4)?.unwrap_or_default(),
                     })
@@ -226,7 +232,7 @@ impl Store {
                 .map(|row| {
                     Ok(Lease {
                         partition: partition(&row, 1)?,
-                        owner: row.get(2)?,
+                        owner: row.get::<Lossy>(2)?.map(|owner| owner.0),
                         live: row.get(3)?.unwrap_or_default(),
                         epoch: row.get(4)?.unwrap_or_default(),
                     })
@@ -394,7 +400,7 @@ impl Store {
         cached: &OnceCell<Kept>,
         sql: &dyn Fn() -> SpiResult<String>,
         types: &[PgBuiltInOids],
-        args: &[pgrx::datum::DatumWithOid],
+        args: &[Param],
         unclaim: &Disposition,
     ) -> SpiResult<ClaimedBatch> {
         let source = self.source.borrow().clone();
@@ -465,7 +471,7 @@ impl Store {
         cached: &OnceCell<Kept>,
         sql: &dyn Fn() -> SpiResult<String>,
         types: &[PgBuiltInOids],
-        args: &[pgrx::datum::DatumWithOid],
+        args: &[Param],
     ) -> SpiResult<ClaimedBatch> {
         Spi::connect_mut(|client| {
             let statement = match cached.get() {
@@ -497,7 +503,7 @@ impl Store {
     pub fn bring_due(&self, leases: Option<&[Held]>, batch: i32) -> SpiResult<Brought> {
         let next_due_ms = || {
             let next_ms: Option<i64> = self.look_at(format!("select {}.outbox_next_due_ms()", self.schema))?;
-            Ok::<_, pgrx::spi::SpiError>(next_ms.and_then(|ms| u64::try_from(ms).ok()))
+            Ok::<_, SpiError>(next_ms.and_then(|ms| u64::try_from(ms).ok()))
         };
         let next_ms = next_due_ms()?;
         if next_ms != Some(0) {
@@ -518,13 +524,9 @@ impl Store {
             client
                 .update(sql.as_str(), None, &args)?
                 .map(|row| {
-                    let destination: Option<String> = row.get(2)?;
+                    let destination: Lossy = row.get(2)?.unwrap_or_default();
                     let seq: Option<i64> = row.get(3)?;
-                    Ok((
-                        destination.unwrap_or_default(),
-                        partition(&row, 1)?,
-                        seq.unwrap_or_default(),
-                    ))
+                    Ok((destination.0, partition(&row, 1)?, seq.unwrap_or_default()))
                 })
                 .collect::<SpiResult<Vec<_>>>()
         })?;
@@ -544,8 +546,8 @@ impl Store {
                     Ok(Found {
                         key: OrderedKey {
                             partition: partition(&row, 1)?,
-                            destination: row.get(2)?.unwrap_or_default(),
-                            key: row.get(3)?,
+                            destination: row.get::<Lossy>(2)?.unwrap_or_default().0,
+                            key: row.get::<Lossy>(3)?.map(|key| key.0),
                         },
                         head: row.get(4)?,
                         followers: row.get(5)?.unwrap_or_default(),
@@ -652,13 +654,16 @@ fn release() -> Disposition {
     }
 }
 
+/// A message whose texts cannot be read is one of its own to give up: the others of its claim go on.
 fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<Tid>> {
     let seq: i64 = row.get(2)?.unwrap_or_default();
+    let (key, destination) = (readable(row.get(5))?, row.get::<Lossy>(3)?);
     let pointer = Pointer {
         seq,
-        destination: row.get(3)?.unwrap_or_default(),
+        destination: destination.unwrap_or_default().0,
         partition: partition(row, 4)?,
-        key: row.get(5)?,
+        // Without a key nothing waits for it, and it for nothing.
+        key: key.clone().ok().flatten(),
         attempts: row.get(6)?.unwrap_or_default(),
         crashes: row.get(7)?.unwrap_or_default(),
         lease_epoch: row.get(8)?.unwrap_or_default(),
@@ -666,34 +671,50 @@ fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<Tid>> {
         enqueued_at_us: row.get::<TimestampWithTimeZone>(24)?.map_or(0, us_since_1970),
         expires_at_us: row.get::<TimestampWithTimeZone>(26)?.map(us_since_1970),
     };
-    let id: Option<String> = row.get(9)?;
-    let event = match id {
-        None => Err(Outcome::Unsendable {
-            reason: format!("the event store has no event with seq {seq}"),
-        }),
-        Some(id) => Ok(Event {
-            id,
-            seq,
-            kind: row.get(10)?.unwrap_or_default(),
-            aggregate_type: row.get(11)?,
-            aggregate_id: row.get(12)?,
-            operation: row.get(13)?,
-            payload: row.get(14)?.unwrap_or_default(),
-            previous_payload: row.get(15)?,
-            metadata: row.get(16)?,
-            headers: row.get(17)?,
-            actor: row.get(18)?,
-            correlation_id: row.get(19)?,
-            created_at: row.get(20)?.unwrap_or_default(),
-            created_at_s: row.get(21)?.unwrap_or_default(),
-            body: None,
-        }),
+    let event = match (key, row.get::<Lossy>(9)?) {
+        (Err(why), _) => Err(format!("its key cannot be read: {why}")),
+        (_, None) => Err(format!("the event store has no event with seq {seq}")),
+        (_, Some(id)) => readable(event(row, seq, id.0))?.map_err(|why| format!("the event cannot be read: {why}")),
     };
     Ok(Claimed {
         place: row.get(1)?.expect("a claimed row has a place"),
         pointer,
-        event,
+        event: event
+            .and_then(|event| match event.body_bytes() as i64 {
+                bytes if bytes > BODY_MAX_BYTES => Err(format!("the event has {bytes} bytes, more than can be sent")),
+                _ => Ok(event),
+            })
+            .map_err(|reason| Outcome::Unsendable { reason }),
     })
+}
+
+fn event(row: &SpiHeapTupleData, seq: i64, id: String) -> SpiResult<Event> {
+    Ok(Event {
+        id,
+        seq,
+        kind: row.get(10)?.unwrap_or_default(),
+        aggregate_type: row.get(11)?,
+        aggregate_id: row.get(12)?,
+        operation: row.get(13)?,
+        payload: row.get(14)?.unwrap_or_default(),
+        previous_payload: row.get(15)?,
+        metadata: row.get(16)?,
+        headers: row.get(17)?,
+        actor: row.get(18)?,
+        correlation_id: row.get(19)?,
+        created_at: row.get(20)?.unwrap_or_default(),
+        created_at_s: row.get(21)?.unwrap_or_default(),
+        body: None,
+    })
+}
+
+/// What was read, or why it is unreadable; any other error is the statement's.
+fn readable<T>(read: SpiResult<T>) -> SpiResult<Result<T, Unreadable>> {
+    match read {
+        Ok(value) => Ok(Ok(value)),
+        Err(SpiError::Unreadable { why, .. }) => Ok(Err(why)),
+        Err(error) => Err(error),
+    }
 }
 
 /// A partition number out of our own table, where a CHECK keeps it in range. (A panic here becomes an ERROR.)

@@ -6,16 +6,23 @@ use super::held::{self, Kept};
 use crate::config::Context;
 use crate::error::UserError;
 use crate::pg::security;
+use crate::pg::spi::{Spi, SpiClient, SpiHeapTupleData, SpiResult};
+use crate::pg::text;
 use crate::pg::trigger::Fired;
 use outbox_core::change::Change;
-use pgrx::prelude::*;
-use pgrx::spi::{SpiClient, SpiHeapTupleData, SpiResult};
+use pgrx::{PgBuiltInOids, PgOid};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
 /// Rows that are read, and stored, at once: a statement may write more than fit into memory.
 pub const BATCH: usize = 500;
+/// At first, when nobody knows yet how large they are,
+const FIRST_BATCH: usize = 8;
+/// and later as many as have about so many bytes.
+const BATCH_BYTES: usize = 4 << 20;
+/// Memory for less is taken for granted.
+const SMALL_BYTES: usize = 64 * 1024;
 
 /// A statement that reads a transition table, and what it was prepared from.
 type Prepared = (String, Rc<Kept>);
@@ -32,7 +39,7 @@ pub fn read_rows<R>(
     fired: &Fired,
     reader: Option<u32>,
     sqls: &[String],
-    read: fn(&SpiHeapTupleData) -> SpiResult<R>,
+    read: fn(&SpiHeapTupleData) -> SpiResult<(R, usize)>,
     mut each: impl FnMut(Vec<Vec<R>>) -> Result<(), UserError>,
 ) -> Result<(), UserError> {
     // The session stays open to the end: it is the one that sees the tables.
@@ -47,16 +54,26 @@ pub fn read_rows<R>(
             opened.collect::<SpiResult<_>>()
         })
         .map_err(internal)?;
+        let mut count = FIRST_BATCH;
         loop {
-            let fetched: Vec<Vec<R>> = as_reader(reader, || {
-                let batches = cursors.iter().map(|cursor| fetch(cursor, read));
+            let fetched: Vec<Vec<(R, usize)>> = as_reader(reader, || {
+                let batches = cursors.iter().map(|cursor| fetch(cursor, count, read));
                 batches.collect::<SpiResult<_>>()
             })
             .map_err(internal)?;
             if fetched.iter().all(Vec::is_empty) {
                 break;
             }
-            each(fetched)?;
+            let bytes: usize = fetched.iter().flatten().map(|(_, bytes)| bytes).sum();
+            if bytes > SMALL_BYTES {
+                text::check_memory(bytes * 4); // for the events that are made of it
+            }
+            let rows = fetched.iter().map(Vec::len).max().unwrap_or_default();
+            count = (BATCH_BYTES * rows / bytes.max(1)).clamp(1, BATCH.min(count * 4));
+            let rows = fetched
+                .into_iter()
+                .map(|rows| rows.into_iter().map(|(row, _)| row).collect());
+            each(rows.collect())?;
         }
         for cursor in &cursors {
             held::close(client, cursor).map_err(internal)?;
@@ -84,8 +101,8 @@ fn prepared(client: &mut SpiClient, which: (u32, usize), sql: &str) -> SpiResult
 }
 
 /// In a session of its own, whose end frees the rows.
-fn fetch<R>(cursor: &str, read: fn(&SpiHeapTupleData) -> SpiResult<R>) -> SpiResult<Vec<R>> {
-    Spi::connect_mut(|client| held::fetch(client, cursor, BATCH, |rows| rows.map(|row| read(&row)).collect()))
+fn fetch<R>(cursor: &str, count: usize, read: fn(&SpiHeapTupleData) -> SpiResult<R>) -> SpiResult<Vec<R>> {
+    Spi::connect_mut(|client| held::fetch(client, cursor, count, |rows| rows.map(|row| read(&row)).collect()))
 }
 
 /// Stores events, in this order; returns their seqs. As the owner of the tables, so every name is qualified.

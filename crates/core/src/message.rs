@@ -169,7 +169,7 @@ pub struct Event {
 impl Event {
     /// What it takes as text, as `outbox_events.body_bytes` counts it; and the body that a function has made.
     pub fn body_bytes(&self) -> usize {
-        let more = [&self.previous_payload, &self.metadata, &self.headers];
+        let more = [&self.previous_payload, &self.metadata, &self.headers, &self.actor];
         let made = self.body.as_ref().map_or(0, |body| body.as_bytes().len());
         self.payload.len() + more.into_iter().flatten().map(String::len).sum::<usize>() + made
     }

@@ -3,11 +3,12 @@
 //! the time is the session's own statement_timeout, and a cancel ends the call. The error of one row is that row's alone.
 
 use super::{Kind, SEQ, Source};
-use crate::error::UserError;
+use crate::error::{self, UserError};
+use crate::pg::spi::{Spi, SpiResult};
 use crate::pg::txn;
 use outbox_core::message::{Event, Outcome};
-use pgrx::prelude::*;
-use pgrx::spi::SpiResult;
+use pgrx::PgSqlErrorCode;
+use pgrx::datum::TimestampWithTimeZone;
 use std::collections::{BTreeMap, HashSet};
 
 /// Rows that one statement reads.
@@ -118,8 +119,10 @@ impl Source {
         }
         if let Some((seq, why)) = failed.first() {
             let (count, relation) = (failed.len(), &self.relation);
-            pgrx::warning!(
-                "{count} event(s) of {relation} cannot be read and are left out, one of them with seq {seq}: {why}"
+            let what = "event(s) of";
+            error::warning(
+                format!("{count} {what} {relation} cannot be read and are left out, one of them with seq {seq}: {why}"),
+                "Correct these rows, or the expressions of the source.",
             );
         }
         let met = rows.into_iter().filter(|(seq, meets)| *meets && !twice.contains(seq));

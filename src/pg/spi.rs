@@ -1,0 +1,501 @@
+//! Statements through SPI, with pgrx's names: its own hand texts over as bytes of the database's encoding, and raise where
+//! these are no UTF-8. Here text is converted on its way, both ways, and a value that cannot be read is an `Err` for the
+//! one who reads the row. tests/tidy.rs keeps pgrx's SPI out of every other file.
+
+use super::args::Jsonb;
+use super::text::{self, Unreadable};
+use super::tid::Tid;
+use pgrx::datum::{Date, DatumWithOid, FromDatum, IntoDatum, TimestampWithTimeZone, Uuid};
+use pgrx::pg_sys::panic::CaughtError;
+use pgrx::pg_sys::{self, PgOid};
+use pgrx::{PgTryBuilder, spi};
+use std::ffi::{CString, c_long};
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+
+pub use pgrx::spi::OwnedPreparedStatement;
+
+#[derive(Debug)]
+pub enum SpiError {
+    /// Of the server's SPI, or of how it is used here.
+    Statement(spi::SpiError),
+    /// The value of this column.
+    Unreadable { column: usize, why: Unreadable },
+}
+
+pub type SpiResult<T> = Result<T, SpiError>;
+
+impl fmt::Display for SpiError {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Statement(error) => error.fmt(f),
+            Self::Unreadable { column, why } => write!(f, "column {column} cannot be read: {why}"),
+        }
+    }
+}
+
+impl From<spi::SpiError> for SpiError {
+    fn from(error: spi::SpiError) -> Self {
+        Self::Statement(error)
+    }
+}
+
+/// The server's error of a statement goes on in ASCII where texts are no UTF-8: see `text::for_errors`. (pgrx has taken its
+/// message for UTF-8 by then, so of other characters only question marks are left.)
+fn guarded<T>(body: impl FnOnce() -> T) -> T {
+    if text::is_utf8() {
+        return body();
+    }
+    PgTryBuilder::new(AssertUnwindSafe(body))
+        .catch_others(|caught| {
+            if let CaughtError::PostgresError(report) = &caught {
+                let words = |text: &str| text::for_errors(text).into_owned();
+                let mut said = pg_sys::panic::ErrorReport::new(
+                    report.sql_error_code(),
+                    words(report.message()),
+                    pgrx::function_name!(),
+                );
+                if let Some(detail) = report.detail() {
+                    said = said.set_detail(words(detail));
+                }
+                if let Some(hint) = report.hint() {
+                    said = said.set_hint(words(hint));
+                }
+                said.report(pgrx::PgLogLevel::ERROR);
+            }
+            caught.rethrow()
+        })
+        .execute()
+}
+
+// ---- sessions -------------------------------------------------------------------------------------------------------
+
+pub struct Spi;
+
+impl Spi {
+    pub fn connect<R>(body: impl FnOnce(&SpiClient) -> R) -> R {
+        Self::connect_mut(|client| body(client))
+    }
+
+    pub fn connect_mut<R>(body: impl FnOnce(&mut SpiClient) -> R) -> R {
+        // SAFETY: SpiClient is pgrx's and nothing else, with another name.
+        spi::Spi::connect_mut(|client| body(unsafe { &mut *std::ptr::from_mut(client).cast() }))
+    }
+
+    pub fn get_one<T: Column>(sql: &str) -> SpiResult<Option<T>> {
+        Self::get_one_with_args(sql, &[])
+    }
+
+    pub fn get_one_with_args<T: Column>(sql: &str, args: &[Param]) -> SpiResult<Option<T>> {
+        Self::connect_mut(|client| client.update(sql, Some(1), args)?.first().get_one())
+    }
+
+    pub fn get_two_with_args<A: Column, B: Column>(sql: &str, args: &[Param]) -> SpiResult<(Option<A>, Option<B>)> {
+        Self::connect_mut(|client| client.update(sql, Some(1), args)?.first().get_two())
+    }
+
+    pub fn run_with_args(sql: &str, args: &[Param]) -> SpiResult<()> {
+        Self::connect_mut(|client| client.update(sql, None, args).map(drop))
+    }
+}
+
+#[repr(transparent)]
+pub struct SpiClient<'conn>(spi::SpiClient<'conn>);
+
+/// A statement that was prepared, or its text.
+pub enum Query<'a> {
+    Prepared(&'a OwnedPreparedStatement),
+    Text(CString),
+}
+
+impl<'a> From<&'a OwnedPreparedStatement> for Query<'a> {
+    fn from(statement: &'a OwnedPreparedStatement) -> Self {
+        Self::Prepared(statement)
+    }
+}
+
+impl From<&str> for Query<'_> {
+    fn from(sql: &str) -> Self {
+        Self::Text(text::to_c_string(sql))
+    }
+}
+
+impl<'conn> SpiClient<'conn> {
+    pub fn prepare(&self, sql: &str, types: &[PgOid]) -> SpiResult<spi::PreparedStatement<'conn>> {
+        Ok(guarded(|| self.0.prepare(&text::to_c_string(sql), types))?)
+    }
+
+    pub fn prepare_mut(&self, sql: &str, types: &[PgOid]) -> SpiResult<spi::PreparedStatement<'conn>> {
+        Ok(guarded(|| self.0.prepare_mut(&text::to_c_string(sql), types))?)
+    }
+
+    pub fn select<'a>(
+        &self,
+        query: impl Into<Query<'a>>,
+        limit: Option<c_long>,
+        args: &[Param],
+    ) -> SpiResult<SpiTupleTable<'conn>> {
+        let args = Param::all(args);
+        let table = guarded(|| match query.into() {
+            Query::Prepared(statement) => self.0.select(statement, limit, args),
+            Query::Text(sql) => self.0.select(&sql, limit, args),
+        });
+        Ok(SpiTupleTable(table?))
+    }
+
+    pub fn update<'a>(
+        &mut self,
+        query: impl Into<Query<'a>>,
+        limit: Option<c_long>,
+        args: &[Param],
+    ) -> SpiResult<SpiTupleTable<'conn>> {
+        let args = Param::all(args);
+        let table = guarded(|| match query.into() {
+            Query::Prepared(statement) => self.0.update(statement, limit, args),
+            Query::Text(sql) => self.0.update(&sql, limit, args),
+        });
+        Ok(SpiTupleTable(table?))
+    }
+
+    pub fn try_open_cursor(&self, query: &OwnedPreparedStatement, args: &[Param]) -> SpiResult<SpiCursor<'conn>> {
+        let cursor = guarded(|| self.0.try_open_cursor(query, Param::all(args)))?;
+        Ok(SpiCursor(cursor))
+    }
+
+    pub fn try_open_cursor_mut(
+        &mut self,
+        query: &OwnedPreparedStatement,
+        args: &[Param],
+    ) -> SpiResult<SpiCursor<'conn>> {
+        let cursor = guarded(|| self.0.try_open_cursor_mut(query, Param::all(args)))?;
+        Ok(SpiCursor(cursor))
+    }
+
+    pub fn find_cursor(&self, name: &str) -> SpiResult<SpiCursor<'conn>> {
+        Ok(SpiCursor(self.0.find_cursor(name)?))
+    }
+}
+
+pub struct SpiCursor<'client>(spi::SpiCursor<'client>);
+
+impl SpiCursor<'_> {
+    pub fn fetch(&mut self, count: c_long) -> SpiResult<SpiTupleTable<'_>> {
+        Ok(SpiTupleTable(guarded(|| self.0.fetch(count))?))
+    }
+
+    pub fn detach_into_name(self) -> String {
+        self.0.detach_into_name()
+    }
+}
+
+// ---- rows -----------------------------------------------------------------------------------------------------------
+
+pub struct SpiTupleTable<'conn>(spi::SpiTupleTable<'conn>);
+
+impl<'conn> SpiTupleTable<'conn> {
+    pub fn first(self) -> Self {
+        Self(self.0.first())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Of the present row: the first, after [`first`](Self::first).
+    fn row(&self) -> SpiResult<SpiHeapTupleData<'conn>> {
+        let row = self.0.get_heap_tuple()?;
+        row.map(SpiHeapTupleData)
+            .ok_or(SpiError::Statement(spi::SpiError::InvalidPosition))
+    }
+
+    pub fn get<T: Column>(&self, ordinal: usize) -> SpiResult<Option<T>> {
+        self.row()?.get(ordinal)
+    }
+
+    pub fn get_one<A: Column>(&self) -> SpiResult<Option<A>> {
+        self.get(1)
+    }
+
+    pub fn get_two<A: Column, B: Column>(&self) -> SpiResult<(Option<A>, Option<B>)> {
+        let row = self.row()?;
+        Ok((row.get(1)?, row.get(2)?))
+    }
+
+    pub fn get_three<A: Column, B: Column, C: Column>(&self) -> SpiResult<(Option<A>, Option<B>, Option<C>)> {
+        let row = self.row()?;
+        Ok((row.get(1)?, row.get(2)?, row.get(3)?))
+    }
+
+    pub fn column_type_oid(&self, ordinal: usize) -> SpiResult<PgOid> {
+        Ok(self.0.column_type_oid(ordinal)?)
+    }
+}
+
+impl<'conn> Iterator for SpiTupleTable<'conn> {
+    type Item = SpiHeapTupleData<'conn>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.next().map(SpiHeapTupleData)
+    }
+}
+
+pub struct SpiHeapTupleData<'conn>(spi::SpiHeapTupleData<'conn>);
+
+impl SpiHeapTupleData<'_> {
+    /// Columns are counted from one.
+    pub fn get<T: Column>(&self, ordinal: usize) -> SpiResult<Option<T>> {
+        T::read(&self.0, ordinal)
+    }
+}
+
+/// What a column can be read as.
+pub trait Column: Sized {
+    fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>>;
+}
+
+/// A text with U+FFFD for what cannot be converted: for names, of which one must not keep the others from being read.
+#[derive(Default)]
+pub struct Lossy(pub String);
+
+/// The datum of a column of such a type; another type is an error.
+fn datum(row: &spi::SpiHeapTupleData, ordinal: usize, types: &[pg_sys::Oid]) -> SpiResult<Option<pg_sys::Datum>> {
+    let entry = row.get_datum_by_ordinal(ordinal)?;
+    match entry.value::<Untyped>()? {
+        Some(Untyped(datum)) if types.contains(&entry.oid()) => Ok(Some(datum)),
+        None => Ok(None),
+        Some(_) => Err(SpiError::Statement(spi::SpiError::DatumError(
+            pgrx::datum::TryFromDatumError::IncompatibleTypes {
+                rust_type: "String",
+                rust_oid: pg_sys::TEXTOID,
+                datum_type: u32::from(entry.oid()).to_string(),
+                datum_oid: entry.oid(),
+            },
+        ))),
+    }
+}
+
+/// A datum as it is.
+struct Untyped(pg_sys::Datum);
+
+impl FromDatum for Untyped {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
+        (!is_null).then_some(Self(datum))
+    }
+}
+
+/// Only for its type: it stands for all of them.
+impl IntoDatum for Untyped {
+    fn into_datum(self) -> Option<pg_sys::Datum> {
+        None
+    }
+
+    fn type_oid() -> pg_sys::Oid {
+        pg_sys::TEXTOID
+    }
+
+    fn is_compatible_with(_: pg_sys::Oid) -> bool {
+        true
+    }
+}
+
+const TEXTS: &[pg_sys::Oid] = &[pg_sys::TEXTOID, pg_sys::VARCHAROID, pg_sys::JSONOID];
+
+fn bytes<T>(
+    row: &spi::SpiHeapTupleData,
+    column: usize,
+    types: &[pg_sys::Oid],
+    read: impl FnOnce(&[u8]) -> Result<T, Unreadable>,
+) -> SpiResult<Option<T>> {
+    let Some(datum) = datum(row, column, types)? else {
+        return Ok(None);
+    };
+    // SAFETY: of such a type, and not null.
+    let read = unsafe { text::with_bytes(datum, read) };
+    read.map(Some).map_err(|why| SpiError::Unreadable { column, why })
+}
+
+impl Column for String {
+    fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
+        bytes(row, ordinal, TEXTS, text::from_server)
+    }
+}
+
+impl Column for Lossy {
+    fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
+        let lossy = |bytes: &[u8]| Ok(Self(text::from_server_lossy(bytes)));
+        bytes(row, ordinal, TEXTS, lossy)
+    }
+}
+
+impl Column for Vec<Lossy> {
+    fn read(row: &spi::SpiHeapTupleData, column: usize) -> SpiResult<Option<Self>> {
+        let array = datum(row, column, &[pg_sys::TEXTARRAYOID])?;
+        // SAFETY: an array of texts, not null.
+        Ok(array.map(|array| {
+            unsafe { super::array::lossy_texts(array) }
+                .into_iter()
+                .map(Lossy)
+                .collect()
+        }))
+    }
+}
+
+/// bytea.
+impl Column for Vec<u8> {
+    fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
+        bytes(row, ordinal, &[pg_sys::BYTEAOID], |bytes| {
+            text::check_memory(bytes.len());
+            Ok(bytes.to_vec())
+        })
+    }
+}
+
+impl Column for Vec<Option<String>> {
+    fn read(row: &spi::SpiHeapTupleData, column: usize) -> SpiResult<Option<Self>> {
+        let Some(array) = datum(row, column, &[pg_sys::TEXTARRAYOID])? else {
+            return Ok(None);
+        };
+        // SAFETY: an array of texts, not null.
+        let texts = unsafe { super::array::texts(array) };
+        texts.map(Some).map_err(|why| SpiError::Unreadable { column, why })
+    }
+}
+
+/// Without those that are NULL.
+impl Column for Vec<String> {
+    fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
+        let texts = Vec::<Option<String>>::read(row, ordinal)?;
+        Ok(texts.map(|texts| texts.into_iter().flatten().collect()))
+    }
+}
+
+// ---- parameters -----------------------------------------------------------------------------------------------------
+
+/// A parameter of a statement, its text converted.
+#[repr(transparent)]
+pub struct Param<'a>(DatumWithOid<'a>);
+
+impl Param<'_> {
+    fn all<'a, 'b>(params: &'b [Param<'a>]) -> &'b [DatumWithOid<'a>] {
+        // SAFETY: a Param is a DatumWithOid and nothing else.
+        unsafe { std::slice::from_raw_parts(params.as_ptr().cast(), params.len()) }
+    }
+
+    pub fn null(oid: pg_sys::Oid) -> Self {
+        Self(DatumWithOid::null_oid(oid))
+    }
+
+    fn of(datum: Option<pg_sys::Datum>, oid: pg_sys::Oid) -> Self {
+        match datum {
+            // SAFETY: a datum of that type, alive while the call runs.
+            Some(datum) => Self(unsafe { DatumWithOid::new(datum, oid) }),
+            None => Self::null(oid),
+        }
+    }
+}
+
+/// Types without text.
+trait Plain: IntoDatum + FromDatum {}
+
+macro_rules! plain {
+    ($($type:ty),*) => {
+        $(
+            impl Plain for $type {}
+
+            impl Column for $type {
+                fn read(row: &spi::SpiHeapTupleData, ordinal: usize) -> SpiResult<Option<Self>> {
+                    Ok(row.get(ordinal)?)
+                }
+            }
+        )*
+    };
+}
+
+plain!(
+    bool,
+    i16,
+    i32,
+    i64,
+    f64,
+    Date,
+    TimestampWithTimeZone,
+    Uuid,
+    Tid,
+    pg_sys::Oid
+);
+plain!(Vec<i16>, Vec<i32>, Vec<i64>, Vec<Option<i16>>, Vec<Option<i64>>);
+
+impl<T: Plain> From<T> for Param<'_> {
+    fn from(value: T) -> Self {
+        Self(value.into())
+    }
+}
+
+impl<T: Plain> From<Option<T>> for Param<'_> {
+    fn from(value: Option<T>) -> Self {
+        Self(value.into())
+    }
+}
+
+impl From<&str> for Param<'_> {
+    fn from(text: &str) -> Self {
+        Some(text).into()
+    }
+}
+
+impl From<Option<&str>> for Param<'_> {
+    fn from(text: Option<&str>) -> Self {
+        Self::of(text.map(text::to_datum), pg_sys::TEXTOID)
+    }
+}
+
+impl From<String> for Param<'_> {
+    fn from(text: String) -> Self {
+        text.as_str().into()
+    }
+}
+
+impl From<Option<String>> for Param<'_> {
+    fn from(text: Option<String>) -> Self {
+        text.as_deref().into()
+    }
+}
+
+impl From<Vec<Option<String>>> for Param<'_> {
+    fn from(texts: Vec<Option<String>>) -> Self {
+        let datum = super::array::of_texts(texts.iter().map(Option::as_deref));
+        Self::of(Some(datum), pg_sys::TEXTARRAYOID)
+    }
+}
+
+impl From<Vec<Option<&str>>> for Param<'_> {
+    fn from(texts: Vec<Option<&str>>) -> Self {
+        Self::of(Some(super::array::of_texts(texts.into_iter())), pg_sys::TEXTARRAYOID)
+    }
+}
+
+impl From<Vec<String>> for Param<'_> {
+    fn from(texts: Vec<String>) -> Self {
+        let texts = texts.iter().map(|text| Some(text.as_str()));
+        Self::of(Some(super::array::of_texts(texts)), pg_sys::TEXTARRAYOID)
+    }
+}
+
+impl From<Vec<&'static str>> for Param<'_> {
+    fn from(texts: Vec<&'static str>) -> Self {
+        let texts = texts.into_iter().map(Some);
+        Self::of(Some(super::array::of_texts(texts)), pg_sys::TEXTARRAYOID)
+    }
+}
+
+impl<'a> From<&'a Jsonb> for Param<'a> {
+    fn from(json: &'a Jsonb) -> Self {
+        Self::of(Some(json.datum()), pg_sys::JSONBOID)
+    }
+}
+
+impl<'a> From<Option<&'a Jsonb>> for Param<'a> {
+    fn from(json: Option<&'a Jsonb>) -> Self {
+        Self::of(json.map(Jsonb::datum), pg_sys::JSONBOID)
+    }
+}
