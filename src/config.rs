@@ -69,6 +69,8 @@ static CORRELATION_ID: Text = Text::new(Some(c""));
 static METADATA: Text = Text::new(Some(c""));
 static HEADERS: Text = Text::new(Some(c""));
 
+/// Bytes of outbox.actor, outbox.metadata and outbox.headers.
+const SESSION_TEXT_MAX: usize = 1 << 20;
 /// Of outbox.events_retention: as outbox.retention.
 const AS_HISTORY: i32 = -2;
 
@@ -367,7 +369,7 @@ pub fn define() {
         c"Who acts: the actor of events that name none.",
         &ACTOR,
         Session,
-        None,
+        Some(actor_hook),
     );
     text(
         c"outbox.correlation_id",
@@ -577,6 +579,7 @@ check_hook!(exchange_hook, check_exchange);
 check_hook!(exchange_type_hook, check_exchange_type);
 check_hook!(routing_key_hook, check_routing_key);
 check_hook!(worker_role_hook, check_worker_role);
+check_hook!(actor_hook, check_actor);
 check_hook!(correlation_id_hook, check_correlation_id);
 check_hook!(metadata_hook, check_metadata);
 check_hook!(headers_hook, check_headers);
@@ -684,11 +687,31 @@ fn check_correlation_id(id: &str) -> Result<(), Refused> {
     refused_if_not("outbox.correlation_id", id, envelope::check_short("correlation id", id))
 }
 
+fn check_actor(actor: &str) -> Result<(), Refused> {
+    check_length("outbox.actor", actor)
+}
+
+/// It is copied for each event, and more memory than there is aborts the process.
+fn check_length(name: &str, value: &str) -> Result<(), Refused> {
+    match value.len() <= SESSION_TEXT_MAX {
+        true => Ok(()),
+        false => refused(
+            format!(
+                "{name} is refused: it has {} bytes, more than {SESSION_TEXT_MAX}",
+                value.len()
+            ),
+            "Pass what is so large to outbox_publish.",
+        ),
+    }
+}
+
 fn check_metadata(json: &str) -> Result<(), Refused> {
+    check_length("outbox.metadata", json)?;
     refused_if_not("outbox.metadata", json, envelope::check_metadata(json))
 }
 
 fn check_headers(json: &str) -> Result<(), Refused> {
+    check_length("outbox.headers", json)?;
     refused_if_not("outbox.headers", json, envelope::check_headers(json))
 }
 

@@ -39,6 +39,7 @@ pgrx::extension_sql_file!("../sql/outbox--0.1.0.sql", name = "install_script");
 #[allow(non_snake_case)]
 #[pg_guard]
 pub extern "C-unwind" fn _PG_init() {
+    pg::backtrace::never();
     config::define();
     wake::init();
     if pg::shmem::preloading() {

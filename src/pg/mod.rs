@@ -5,6 +5,7 @@
 
 pub mod args;
 pub mod array;
+pub mod backtrace;
 pub mod bgworker;
 pub mod catalog;
 pub mod foreign;

@@ -219,8 +219,8 @@ impl Cluster {
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("share the log"))
             .stderr(log);
-        // pgrx puts a backtrace into the DETAIL of errors when it finds this.
-        postgres.env_remove("RUST_BACKTRACE");
+        // pgrx puts a backtrace into the DETAIL of errors when it finds these; the extension must not let it.
+        postgres.env("RUST_BACKTRACE", "full").env("RUST_LIB_BACKTRACE", "full");
         // Variables such as PGPORT would override the configuration.
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PG")) {
             postgres.env_remove(name);

@@ -44,7 +44,10 @@ const KEPT_BYTES: libc::c_int = 8 << 20;
 /// getaddrinfo does). A background worker is single threaded until it starts a publisher.
 pub unsafe fn prepare_process() {
     // SAFETY: the caller promises that no other thread exists.
-    unsafe { std::env::set_var("RUST_MIN_STACK", STACK_BYTES.to_string()) };
+    unsafe {
+        std::env::set_var("RUST_MIN_STACK", STACK_BYTES.to_string());
+        std::env::set_var("RUST_BACKTRACE", "0"); // a panic of a thread says where it was, and no more
+    }
     #[cfg(target_env = "gnu")]
     // SAFETY: sets two thresholds of the allocator.
     unsafe {

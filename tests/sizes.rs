@@ -1,0 +1,147 @@
+//! Can anything that a user makes large take the server down, or hold up delivery? Sizes are refused before memory is taken
+//! for them, and where the process gets no memory the statement ends with an error.
+
+mod common;
+
+use common::{DB, all_of, exchange_and_queue, outbox_cluster, unconnected_cluster, wait_drained};
+use postgres::error::{DbError, SqlState};
+use std::process::Command;
+use support::{Broker, Cluster};
+
+/// 54000 or 53200: too large, or no memory. Anything else, such as a lost connection, is a defect.
+fn refusal(cluster: &Cluster, sql: &str) -> DbError {
+    let refused = cluster.connect(DB).batch_execute(sql).expect_err(sql);
+    let refused = refused
+        .as_db_error()
+        .unwrap_or_else(|| panic!("{sql}: the session ended: {refused}"));
+    let expected = [SqlState::PROGRAM_LIMIT_EXCEEDED, SqlState::OUT_OF_MEMORY];
+    assert!(expected.contains(refused.code()), "{sql}: {refused:?}");
+    refused.clone()
+}
+
+#[test]
+fn where_memory_is_short_the_statement_fails_and_the_server_stays() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "shared_buffers = 16MB"]);
+    cluster.exec(
+        DB,
+        "create table t (id int primary key, name text); select outbox_capture('t')",
+    );
+    let pid = cluster.pid().to_string();
+    let mut refused = 0;
+    // New sessions inherit the limit. A step finds the sizes at which core has memory and the copy has none.
+    for limit_mb in (300..=900).step_by(75) {
+        let limit = format!("--as={}", limit_mb << 20);
+        let set = Command::new("prlimit").args(["--pid", &pid, &limit]).status();
+        assert!(set.expect("run prlimit").success());
+        for mb in [60, 110, 180] {
+            let large = format!("repeat('x', {mb} * 1024 * 1024)");
+            for sql in [
+                format!("select outbox_publish('T', to_jsonb({large}))"),
+                format!("select outbox_publish('T', '{{}}', actor => {large})"),
+                format!("select outbox_publish({large}, '{{}}')"),
+                format!("select outbox_publish('T', '{{}}', headers => jsonb_build_object('x', {large}))"),
+                format!("select outbox_enqueue(1, {large})"),
+                format!("insert into t select 1, {large}"),
+                format!(
+                    "insert into t select n, repeat('x', 15000000) from generate_series(1, {mb}) n; rollback to too_large"
+                ),
+                format!("select outbox_enqueue_many(array_fill(0::bigint, array[{mb} * 100000]))"),
+            ] {
+                let error = cluster.connect(DB).batch_execute(&sql).expect_err(&sql);
+                let error = error
+                    .as_db_error()
+                    .unwrap_or_else(|| panic!("{limit_mb} MB, {sql}: the session ended: {error}"));
+                refused += 1;
+                let expected = [
+                    SqlState::PROGRAM_LIMIT_EXCEEDED,
+                    SqlState::OUT_OF_MEMORY,
+                    SqlState::INVALID_PARAMETER_VALUE,   // seq 0
+                    SqlState::S_E_INVALID_SPECIFICATION, // no such savepoint: the rows went in
+                ];
+                assert!(expected.contains(error.code()), "{limit_mb} MB, {sql}: {error:?}");
+                assert!(
+                    error.detail().is_none_or(|detail| !detail.contains("backtrace")),
+                    "{error:?}"
+                );
+            }
+        }
+    }
+    assert_eq!(refused, 9 * 3 * 8);
+    assert_eq!(cluster.pid().to_string(), pid);
+}
+
+#[test]
+fn many_are_enqueued_at_once_however_many_they_are() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let enqueued: i64 = cluster.query_one(
+        DB,
+        "select outbox_enqueue_many(array(select n from generate_series(1, 25000) n), 'key')",
+    );
+    assert_eq!(enqueued, 25_000);
+    let again: i64 = cluster.query_one(
+        DB,
+        "select outbox_enqueue_many(array(select n from generate_series(24990, 25010) n), 'key')",
+    );
+    assert_eq!(again, 10);
+}
+
+#[test]
+fn all_text_of_an_event_counts() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    for sql in [
+        "select outbox_publish('T', '{}', actor => repeat('x', 17 << 20))",
+        "select outbox_publish('T', to_jsonb(repeat('x', 9 << 20)), actor => repeat('x', 9 << 20))",
+        "select outbox_publish('T', to_jsonb(repeat('x', 9 << 20)), metadata => jsonb_build_object('x', repeat('x', 9 << 20)))",
+        "select outbox_publish('T', to_jsonb(repeat('x', 9 << 20)), actor => repeat('x', 9 << 20), available_at => now() + '1 h')",
+    ] {
+        assert_eq!(
+            refusal(&cluster, sql).code(),
+            &SqlState::PROGRAM_LIMIT_EXCEEDED,
+            "{sql}"
+        );
+    }
+    for setting in ["actor", "correlation_id", "metadata", "headers"] {
+        let sql =
+            format!("select set_config('outbox.{setting}', '{{\"x\": \"' || repeat('x', 2 << 20) || '\"}}', false)");
+        let refused = cluster.connect(DB).batch_execute(&sql).expect_err(&sql);
+        assert_eq!(
+            refused.code(),
+            Some(&SqlState::INVALID_PARAMETER_VALUE),
+            "{sql}: {refused:?}"
+        );
+    }
+    let bytes: i32 = cluster.query_one(
+        DB,
+        "with e as (select outbox_publish('T', '{}', actor => 'Änne') as seq) select 0 from e;",
+    );
+    assert_eq!(bytes, 0);
+    assert_eq!(
+        cluster.query_one::<i32>(DB, "select body_bytes from outbox_events"),
+        2 + 5
+    );
+}
+
+#[test]
+fn a_stored_event_that_is_too_large_is_a_dead_letter_and_holds_up_no_other() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster(broker, &exchange);
+    cluster.exec(
+        DB,
+        "insert into outbox_events (seq, id, type, payload, actor) values
+           (101, gen_random_uuid(), 'T', '{}', repeat('x', 60 << 20)), (102, gen_random_uuid(), 'T', '{}', 'ann'),
+           (103, gen_random_uuid(), 'T', to_jsonb(repeat('x', 10 << 20)), repeat('x', 10 << 20)),
+           (104, gen_random_uuid(), 'T', '{}', null);
+         select outbox_enqueue(n) from unnest('{101,102,103,104}'::bigint[]) n",
+    );
+    wait_drained(&cluster);
+    let dead: String = cluster.query_one(
+        DB,
+        "select string_agg(seq || ': ' || reason, '; ' order by seq) from outbox_dead",
+    );
+    assert!(
+        dead.starts_with("101: ") && dead.contains("; 103: ") && dead.contains("62914560 bytes"),
+        "{dead}"
+    );
+    assert_eq!(all_of(broker, &queue).len(), 2);
+}
