@@ -1256,7 +1256,7 @@ comment on type @extschema@.outbox_claimed is
 
 -- No SET clause: it is inlined into the claims.
 create function @extschema@.outbox_remarks(seen bigint, wanted bigint, claimed bigint)
-returns setof text language sql immutable as $$
+returns setof text language sql immutable parallel safe as $$
   select r.remark
   from (values ('cut', $1 operator(pg_catalog.>) $2), ('missed', $2 operator(pg_catalog.>) $3)) as r (remark, applies)
   where r.applies;
@@ -1266,7 +1266,7 @@ comment on function @extschema@.outbox_remarks(bigint, bigint, bigint) is
 
 -- No SET clause: it is inlined into the claims.
 create function @extschema@.outbox_suspicion(crashes integer, bytes_max bigint)
-returns bigint language sql immutable as $$
+returns bigint language sql immutable parallel safe as $$
   select case
     when $1 operator(pg_catalog.=) 0 then 0
     when $1 operator(pg_catalog.=) 1 then $2 operator(pg_catalog./) 100
@@ -2281,7 +2281,7 @@ comment on function @extschema@.outbox_note(text, jsonb, bigint, text) is
   'Internal: writes a row of the audit.';
 
 create function @extschema@.outbox_criteria(filter jsonb, max_rows integer)
-returns jsonb language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+returns jsonb language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
 begin
   filter := jsonb_strip_nulls(filter);
   if filter = '{}' then

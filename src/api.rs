@@ -263,10 +263,10 @@ fn outbox_partition_by(
 fn outbox_configure(
     partition_count: Option<i32>,
     leasing: Option<bool>,
-    partitioner: Option<&str>,
+    partitioner: Option<Text>,
     fcinfo: pg_sys::FunctionCallInfo,
 ) {
-    if let Err(error) = store::configure(fcinfo, partition_count, leasing, partitioner) {
+    if let Err(error) = store::configure(fcinfo, partition_count, leasing, partitioner.as_deref()) {
         error.raise();
     }
 }
@@ -484,23 +484,24 @@ fn outbox_held(by_partition: bool, seqs: Int8s, keys: Texts, partitions: Int2s) 
 fn outbox_judge(
     wrapper: Option<Text>,
     options: Option<Texts>,
-    seq: i64,
-    attempts: i32,
-    error: Text,
-    unsendable: bool,
+    seq: Option<i64>,
+    attempts: Option<i32>,
+    error: Option<Text>,
+    unsendable: Option<bool>,
 ) -> Vec<Text> {
     let default = Settings::snapshot().target;
     let kind = wrapper.and_then(|name| Kind::of_wrapper(&name)).unwrap_or(Kind::Amqp);
     // What cannot be understood is judged by the settings, as a worker does.
     let rules =
         target::described(kind, &default, &options_of(options), &[]).map_or(default.rules, |target| target.rules);
-    let reason = error.into_string();
-    let outcome = match unsendable {
+    let reason = error.map_or_else(|| "failed".to_owned(), Text::into_string);
+    let outcome = match unsendable.unwrap_or_default() {
         false => Outcome::Failed { reason },
         true => Outcome::Unsendable { reason },
     };
-    let attempts = u32::try_from(attempts).unwrap_or_default();
-    let judged = match settle::decide(&outcome, attempts, &rules.retry, seq as u64) {
+    let attempts = u32::try_from(attempts.unwrap_or_default()).unwrap_or_default();
+    let seed = seq.unwrap_or_default() as u64;
+    let judged = match settle::decide(&outcome, attempts, &rules.retry, seed) {
         Disposition::Retry { delay_ms, error } => ["r".to_owned(), delay_ms.to_string(), error],
         Disposition::Dead { reason } => [rules.dead_action().to_owned(), "0".to_owned(), reason],
         other => unreachable!("a failure is charged, not {other:?}"),
@@ -547,9 +548,9 @@ fn outbox_is_in_hand(destination: Text, partition: i16, seq: i64) -> bool {
 }
 
 #[pg_extern(sql = false)]
-fn outbox_is_taken(destination: &str, partition: i16, seq: i64) -> bool {
+fn outbox_is_taken(destination: Text, partition: i16, seq: i64) -> bool {
     let partition = Partition::new(i64::from(partition));
-    partition.is_ok_and(|partition| express::is_taken(destination, partition, seq))
+    partition.is_ok_and(|partition| express::is_taken(&destination, partition, seq))
 }
 
 #[pg_extern(sql = false)]

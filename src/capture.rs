@@ -144,9 +144,15 @@ pub fn captured(call: Call) -> Result<(), UserError> {
         let changes = changes_of(&fired, &rules, rows, &mut come)?;
         write(&fired, &captured, &context, changes)
     })
-    .map_err(|error| UserError {
-        detail: (error.detail).or_else(|| Some(format!("The event is of table \"{}\".", fired.table))),
-        ..error
+    .map_err(|error| match (error.sqlstate, &error.detail) {
+        (
+            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED | PgSqlErrorCode::ERRCODE_CHARACTER_NOT_IN_REPERTOIRE,
+            None,
+        ) => {
+            let detail = Some(format!("The event is of table \"{}\".", fired.table));
+            UserError { detail, ..error }
+        }
+        _ => error,
     })?;
     let mut come = come.into_iter();
     loop {

@@ -124,6 +124,9 @@ pub fn prepare() -> bool {
     let (Some(entry), true) = (mine(), REGISTERED.get()) else {
         return true;
     };
+    if xact::max_prepared() == 0 {
+        return true; // the server refuses it next, in its own words
+    }
     let low = entry.low.load(SeqCst);
     reserve_prepared(low, xact::my_xid(), now_us(), |place| {
         for (to, from) in place.filter.iter().zip(&entry.filter) {

@@ -217,7 +217,7 @@ comment on type @extschema@.outbox_claimed is
 
 -- No SET clause: it is inlined into the claims.
 create function @extschema@.outbox_remarks(seen bigint, wanted bigint, claimed bigint)
-returns setof text language sql immutable as $$
+returns setof text language sql immutable parallel safe as $$
   select r.remark
   from (values ('cut', $1 operator(pg_catalog.>) $2), ('missed', $2 operator(pg_catalog.>) $3)) as r (remark, applies)
   where r.applies;
@@ -227,7 +227,7 @@ comment on function @extschema@.outbox_remarks(bigint, bigint, bigint) is
 
 -- No SET clause: it is inlined into the claims.
 create function @extschema@.outbox_suspicion(crashes integer, bytes_max bigint)
-returns bigint language sql immutable as $$
+returns bigint language sql immutable parallel safe as $$
   select case
     when $1 operator(pg_catalog.=) 0 then 0
     when $1 operator(pg_catalog.=) 1 then $2 operator(pg_catalog./) 100

@@ -33,7 +33,7 @@ comment on function @extschema@.outbox_note(text, jsonb, bigint, text) is
   'Internal: writes a row of the audit.';
 
 create function @extschema@.outbox_criteria(filter jsonb, max_rows integer)
-returns jsonb language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+returns jsonb language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
 begin
   filter := jsonb_strip_nulls(filter);
   if filter = '{}' then

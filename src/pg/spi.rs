@@ -5,6 +5,7 @@
 use super::args::Jsonb;
 use super::text::{self, Unreadable};
 use super::tid::Tid;
+use super::xact;
 use pgrx::datum::{Date, DatumWithOid, FromDatum, IntoDatum, TimestampWithTimeZone, Uuid};
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::pg_sys::{self, PgOid};
@@ -150,9 +151,12 @@ impl<'conn> SpiClient<'conn> {
         args: &[Param],
     ) -> SpiResult<SpiTupleTable<'conn>> {
         let args = Param::all(args);
-        let table = guarded(|| match query.into() {
-            Query::Prepared(statement) => self.0.update(statement, limit, args),
-            Query::Text(sql) => self.0.update(&sql, limit, args),
+        // Elsewhere pgrx takes a transaction number first, which a standby refuses with an internal error.
+        let table = guarded(|| match (query.into(), xact::is_in_recovery()) {
+            (Query::Prepared(statement), false) => self.0.update(statement, limit, args),
+            (Query::Text(sql), false) => self.0.update(&sql, limit, args),
+            (Query::Prepared(statement), true) => self.0.select(statement, limit, args),
+            (Query::Text(sql), true) => self.0.select(&sql, limit, args),
         });
         Ok(SpiTupleTable(table?))
     }
@@ -167,6 +171,9 @@ impl<'conn> SpiClient<'conn> {
         query: &OwnedPreparedStatement,
         args: &[Param],
     ) -> SpiResult<SpiCursor<'conn>> {
+        if xact::is_in_recovery() {
+            return self.try_open_cursor(query, args);
+        }
         let cursor = guarded(|| self.0.try_open_cursor_mut(query, Param::all(args)))?;
         Ok(SpiCursor(cursor))
     }

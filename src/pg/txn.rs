@@ -2,11 +2,11 @@
 //! lets an ERROR end the worker.
 
 use super::signals::{self, disable_timeout, enable_timeout_after};
-use super::stat;
+use super::{stat, text};
 use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
 use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
 use std::cell::Cell;
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
@@ -170,7 +170,7 @@ pub fn set_locally(name: &CStr, value: &CStr) {
 
 /// Sets a parameter for the rest of this worker's life, if this version of the server has it.
 pub fn set_for_session(name: &str, value: &str) {
-    let [name, value] = [name, value].map(|text| CString::new(text).expect("no NUL"));
+    let [name, value] = [name, value].map(text::to_c_string);
     // SAFETY: plain strings, which are copied; the values are ours.
     unsafe {
         if pg_sys::GetConfigOption(name.as_ptr(), true, false).is_null() {
@@ -204,8 +204,12 @@ pub fn commit_position(xid: Xid) -> u64 {
 /// autovacuum_freeze_max_age is at least 100,000.
 const YOUNG_XIDS: u32 = 50_000;
 
-/// Waits until WAL is on disk up to `position`. Nothing to do where every producer commits synchronously.
+/// Waits until WAL is on disk up to `position`, or to its end. Nothing to do where every producer commits synchronously.
 pub fn flush_wal(position: u64) {
-    // SAFETY: the position came from the server.
-    unsafe { pg_sys::XLogFlush(position) }
+    // SAFETY: a position that was written; a later one would be an internal error. A standby writes none.
+    unsafe {
+        if !pg_sys::RecoveryInProgress() {
+            pg_sys::XLogFlush(position.min(pg_sys::GetXLogInsertRecPtr()));
+        }
+    }
 }

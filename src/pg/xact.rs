@@ -71,6 +71,18 @@ pub fn is_in_transaction() -> bool {
     unsafe { pg_sys::IsTransactionState() }
 }
 
+/// Whether this server is a standby: no transaction of it writes.
+pub fn is_in_recovery() -> bool {
+    // SAFETY: reads a static of the server, and its shared memory until recovery is over.
+    unsafe { pg_sys::RecoveryInProgress() }
+}
+
+/// Raises the server's own error where this transaction may not write.
+pub fn refuse_if_read_only() {
+    // SAFETY: inside a transaction.
+    unsafe { pg_sys::PreventCommandIfReadOnly(c"INSERT".as_ptr()) }
+}
+
 /// The xid of this transaction; 0 if it has written nothing.
 pub fn my_xid() -> u32 {
     // SAFETY: reads a static of the server.

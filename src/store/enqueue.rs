@@ -9,7 +9,7 @@ use crate::pg::args::Jsonb;
 use crate::pg::spi::{OwnedPreparedStatement, Param, Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult};
 use crate::pg::text::{self, Unreadable};
 use crate::pg::trigger::Call;
-use crate::pg::{catalog, guc, security};
+use crate::pg::{catalog, guc, security, xact};
 use crate::shmem::Class;
 use crate::{capture, config, registry, wake};
 use outbox_core::envelope;
@@ -140,6 +140,7 @@ pub(super) fn statements(fcinfo: Call) -> &'static Statements {
 
 impl Statements {
     fn hold(&self) {
+        xact::refuse_if_read_only();
         catalog::hold_extension_with(self.extension);
         catalog::hold_table(self.settings);
     }

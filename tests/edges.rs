@@ -1,0 +1,222 @@
+//! Is each error that a user can provoke his own? Every function of the extension is called with what nobody should pass;
+//! none may answer with an internal error (XX000), or end the session.
+
+mod common;
+
+use common::{DB, unconnected_cluster};
+use postgres::Client;
+use postgres::error::SqlState;
+use support::{Cluster, wait_until};
+
+/// Values of a type, as SQL, that are at its edges.
+fn edges(of: &str) -> &'static [&'static str] {
+    match of {
+        "bigint" => &["0", "-1", "1", "9223372036854775807", "-9223372036854775808"],
+        "integer" => &["0", "-1", "1", "2147483647", "-2147483648"],
+        "smallint" => &["0", "-1", "1", "32767", "-32768"],
+        "boolean" => &["true", "false"],
+        "double precision" | "real" | "numeric" => &["0", "-1", "'NaN'", "'Infinity'", "'-Infinity'", "1e300"],
+        "timestamp with time zone" => &[
+            "now()",
+            "'infinity'",
+            "'-infinity'",
+            "'4714-11-24 BC'",
+            "'294276-12-31'",
+        ],
+        "interval" => &["'0'", "'-1 day'", "'178000000 years'", "'-178000000 years'"],
+        "jsonb" | "json" => &[
+            "'null'",
+            "'{}'",
+            "'[]'",
+            "'\"x\"'",
+            "'{\"a\": null}'",
+            "'{\"status\": 7}'",
+            "'1e400'",
+        ],
+        "uuid" => &["'00000000-0000-0000-0000-000000000000'"],
+        "oid" | "regclass" | "regprocedure" | "regproc" | "xid" => &["'0'", "'4294967295'", "'1259'"],
+        "tid" => &["'(0,0)'", "'(4294967295,65535)'"],
+        "\"char\"" => &["''", "'p'", "'z'"],
+        "name" => &["''", "'x'"],
+        "bigint[]" | "integer[]" | "smallint[]" => &[
+            "'{}'",
+            "'{NULL}'",
+            "'{1,NULL}'",
+            "'{1,2}'",
+            "'{{1,2},{3,4}}'",
+            "'{-1,0}'",
+        ],
+        "tid[]" => &["'{}'", "'{NULL}'", "'{\"(0,1)\"}'"],
+        "\"char\"[]" => &["'{}'", "'{NULL}'", "'{p,z}'"],
+        "text[]" => &["'{}'", "'{NULL}'", "'{x,NULL}'", "'{\"a=b\"}'", "'{{a,b},{c,d}}'"],
+        _ => &[
+            "''",
+            "'x'",
+            "'p07'",
+            "'default'",
+            "'%'",
+            "repeat('y', 300)",
+            "'a\"b'",
+            "'{}'",
+            "'1 day'",
+        ],
+    }
+}
+
+/// Functions of the extension, each with the types of its arguments, as they are called.
+fn functions(session: &mut Client) -> Vec<(String, Vec<String>)> {
+    let rows = session.query(
+        "select p.oid::regproc::text,
+                array(select format_type(t, null) from unnest(p.proargtypes) with ordinality a (t, n) order by n)
+         from pg_proc p join pg_depend d on d.classid = 'pg_proc'::regclass and d.objid = p.oid and d.deptype = 'e'
+           join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
+         where p.prokind = 'f' and p.prorettype not in ('trigger'::regtype, 'event_trigger'::regtype)
+         order by 1, 2",
+        &[],
+    );
+    let rows = rows.expect("the functions");
+    rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+/// Calls of a function: nothing but NULL, and then so many by chance, always the same.
+fn calls(name: &str, types: &[String], count: usize) -> Vec<String> {
+    let mut state = name.bytes().fold(0x9E37_79B9_7F4A_7C15_u64, |state, byte| {
+        (state ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3)
+    });
+    let mut dice = move |sides: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as usize % sides
+    };
+    let mut call = |by_chance: bool| {
+        let arguments = types.iter().map(|of| {
+            let values = edges(of);
+            let value = match by_chance && dice(8) > 0 {
+                true => values[dice(values.len())],
+                false => "null",
+            };
+            format!("({value})::{of}")
+        });
+        format!("select * from {name}({})", arguments.collect::<Vec<_>>().join(", "))
+    };
+    let count = if types.is_empty() { 0 } else { count };
+    (0..=count).map(|n| call(n > 0)).collect()
+}
+
+/// What answers with an internal error, or ends the session.
+fn defects(cluster: &Cluster, count: usize) -> Vec<String> {
+    let mut session = cluster.connect(DB);
+    let functions = functions(&mut session);
+    assert!(functions.len() > 100, "only {} functions were found", functions.len());
+    let mut defects = Vec::new();
+    for (name, types) in &functions {
+        for call in calls(name, types, count) {
+            // All of it is undone, and a wait is cut short.
+            let sql = format!("begin; set local statement_timeout = '300ms'; {call}");
+            let error = session.batch_execute(&sql).err();
+            let state = error.as_ref().and_then(|error| error.code().cloned());
+            match (&error, state) {
+                (None, _) => {}
+                (Some(_), Some(state)) if !state.code().starts_with("XX") => {}
+                (Some(error), _) => defects.push(format!(
+                    "{call}: {}",
+                    error.as_db_error().map_or_else(
+                        || error.to_string(),
+                        |e| format!("{}: {}", e.code().code(), e.message())
+                    )
+                )),
+            }
+            if session.batch_execute("rollback").is_err() {
+                session = cluster.connect(DB);
+            }
+        }
+    }
+    defects
+}
+
+fn quiet() -> Cluster {
+    unconnected_cluster("", "x", &["outbox.workers = 0", "max_prepared_transactions = 0"])
+}
+
+#[test]
+fn no_call_of_any_function_is_answered_with_an_internal_error() {
+    let cluster = quiet();
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', 'o', '1'); select outbox_publish('T', '{}', available_at => now() + '1 h')",
+    );
+    let defects = defects(&cluster, 25);
+    assert!(defects.is_empty(), "{} defects:\n{}", defects.len(), defects.join("\n"));
+}
+
+#[test]
+fn a_standby_says_that_it_is_read_only() {
+    let cluster = quiet();
+    cluster.exec(DB, "select outbox_publish('T', '{}', 'o', '1')");
+    let standby = cluster.copy(true, &[]);
+    wait_until("the standby to have the event", common::LONG, || {
+        standby.query_one::<i64>(DB, "select count(*) from outbox_events") == 1
+    });
+    for call in [
+        "select outbox_publish('T', '{}')",
+        "select outbox_enqueue(1)",
+        "select outbox_enqueue(1, 'key')",
+        "select outbox_enqueue_many('{1,2}')",
+    ] {
+        let refused = standby.connect(DB).batch_execute(call).expect_err(call);
+        assert_eq!(
+            refused.code(),
+            Some(&SqlState::READ_ONLY_SQL_TRANSACTION),
+            "{call}: {refused:?}"
+        );
+    }
+    let partition: String = standby.query_one(DB, "select outbox_partition_of('x')");
+    assert_eq!(
+        partition,
+        cluster.query_one::<String>(DB, "select outbox_partition_of('x')")
+    );
+    let defects = defects(&standby, 5);
+    assert!(defects.is_empty(), "{} defects:\n{}", defects.len(), defects.join("\n"));
+}
+
+#[test]
+fn a_null_in_an_array_is_refused_as_one() {
+    let cluster = quiet();
+    let refused = cluster
+        .connect(DB)
+        .batch_execute("select outbox_enqueue_many('{1,NULL}')")
+        .expect_err("it is refused");
+    assert_eq!(refused.code(), Some(&SqlState::NULL_VALUE_NOT_ALLOWED), "{refused:?}");
+}
+
+#[test]
+fn prepare_transaction_where_there_is_none_shows_the_servers_own_error() {
+    let cluster = quiet();
+    let mut session = cluster.connect(DB);
+    session
+        .batch_execute("begin; select outbox_publish('T', '{}', 'o', '1')")
+        .expect("publish");
+    let refused = session
+        .batch_execute("prepare transaction 'x'")
+        .expect_err("it is refused");
+    assert_eq!(
+        refused.code(),
+        Some(&SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE),
+        "{refused:?}"
+    );
+    let message = refused.as_db_error().map(|error| error.message().to_owned());
+    assert_eq!(message.as_deref(), Some("prepared transactions are disabled"));
+}
+
+#[test]
+fn what_is_immutable_is_parallel_safe() {
+    let unsafe_ones: Vec<String> = quiet().query_one(
+        DB,
+        "select array(select p.oid::regprocedure::text from pg_proc p
+           join pg_depend d on d.classid = 'pg_proc'::regclass and d.objid = p.oid and d.deptype = 'e'
+           join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
+         where p.provolatile = 'i' and p.proparallel <> 's')",
+    );
+    assert!(unsafe_ones.is_empty(), "{unsafe_ones:?}");
+}
