@@ -516,7 +516,7 @@ impl Destination {
     fn tick(&self, common: &Common) -> TickState {
         // What a person asks for is done at once, whatever was before.
         let (window, outstanding) = match self.broker.window() {
-            small if small < WINDOW && !self.errand.is_some() => (small, self.engine.outstanding_there()),
+            small if small < WINDOW && self.errand.is_none() => (small, self.engine.outstanding_there()),
             _ => (WINDOW, self.engine.outstanding()),
         };
         TickState {

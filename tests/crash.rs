@@ -51,8 +51,6 @@ enum End {
     Terminate,
     /// By an ERROR between two statements.
     Error,
-    /// By an ERROR that exit_on_error makes a FATAL.
-    Fatal,
 }
 
 struct Worker {
@@ -77,34 +75,25 @@ fn end(cluster: &Cluster, worker: &Worker, how: End, offset: usize) -> String {
     match how {
         End::Terminate => call("pg_terminate_backend"),
         // One that hits a statement fails that only; the worker waits before it tries again, and the next one hits it there.
-        End::Error | End::Fatal => {
-            let gone = format!(
-                "select not exists (select from pg_stat_activity where pid = {})",
-                worker.pid
-            );
-            wait_until("a worker to end by a cancel", LONG, || {
-                call("pg_cancel_backend");
-                cluster.query_one(DB, &gone)
-            });
-        }
+        End::Error => wait_until("a worker to end by a cancel", LONG, || {
+            call("pg_cancel_backend");
+            is_gone(cluster, worker)
+        }),
     }
     let words = match how {
         End::Terminate => format!("LOG:  outbox {}: ended", worker.id),
         End::Error => "ERROR:  canceling statement due to user request".into(),
-        End::Fatal => "FATAL:  canceling statement due to user request".into(),
     };
     let prefix = format!("[{}] outbox worker {words}", worker.pid);
     cluster.wait_for_log(&prefix, offset)
 }
 
-/// Makes every ERROR of every process a FATAL, or lets it be one again. Returns when the workers know.
-fn set_exit_on_error(cluster: &Cluster, to: &str) {
-    cluster.set_conf("exit_on_error", to);
-    wait_true(
-        cluster,
-        "every worker to have read its settings",
-        "select bool_and(heartbeat_at > pg_conf_load_time()) from outbox_workers where not outbox_has_ended(worker_id)",
-    );
+fn is_gone(cluster: &Cluster, worker: &Worker) -> bool {
+    let pid = worker.pid;
+    cluster.query_one(
+        DB,
+        &format!("select not exists (select from pg_stat_activity where pid = {pid})"),
+    )
 }
 
 #[test]
@@ -121,7 +110,7 @@ fn however_a_worker_ends_the_others_own_its_partitions_at_once_and_nothing_is_lo
     let cluster = outbox_cluster_with(broker, &exchange, &conf);
     wait_shared(&cluster);
     let load = Load::start(&cluster, &Plan::default());
-    let rounds = [(1, End::Terminate), (2, End::Error), (3, End::Fatal)];
+    let rounds = [(1, End::Terminate), (2, End::Error)];
     for (number, how) in rounds {
         load.wait_for_more(40);
         let (worker, offset) = (worker(&cluster, number), cluster.log_offset());
@@ -131,9 +120,6 @@ fn however_a_worker_ends_the_others_own_its_partitions_at_once_and_nothing_is_lo
         );
         let owned: Vec<i16> = cluster.query_one(DB, &format!("select {owned}"));
         assert!(!owned.is_empty(), "{} owns nothing", worker.id);
-        if let End::Fatal = how {
-            set_exit_on_error(&cluster, "on");
-        }
         // Nobody may come in its place: the others are to own its partitions.
         cluster.exec(DB, "alter role outbox_worker nologin");
         let said = end(&cluster, &worker, how, offset);
@@ -156,9 +142,6 @@ fn however_a_worker_ends_the_others_own_its_partitions_at_once_and_nothing_is_lo
         );
         // A second is what it may take; the rest is for a machine that is busy otherwise.
         assert!(taken_s < 5.0, "{how:?}: taken after {taken_s} s");
-        if let End::Fatal = how {
-            set_exit_on_error(&cluster, "off");
-        }
         cluster.exec(DB, "alter role outbox_worker login");
         wait_shared(&cluster);
     }

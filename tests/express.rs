@@ -406,7 +406,9 @@ fn what_is_truncated_or_rewritten_in_its_transaction_goes_out_as_it_was_committe
             client
                 .batch_execute(change)
                 .unwrap_or_else(|error| panic!("{change}: {error:?}"));
-            (0..3).for_each(|n| drop(publish(&mut client, "a", &real(n))));
+            for n in 0..3 {
+                publish(&mut client, "a", &real(n));
+            }
             if savepoint {
                 client.batch_execute("rollback to s").expect("rollback");
                 publish(&mut client, "a", &json!([change, "last"]));
@@ -447,7 +449,9 @@ fn a_commit_succeeds_whatever_became_of_the_tables() {
         client.batch_execute(&format!("begin; {TRUNCATE}; commit")).ok(); // a fresh file, if there is one
         client.batch_execute("rollback; begin").expect("begin");
         if last != "create" {
-            (0..3).for_each(|_| drop(publish(&mut client, "a", &json!("ghost"))));
+            for _ in 0..3 {
+                publish(&mut client, "a", &json!("ghost"));
+            }
         }
         client
             .batch_execute(what)
