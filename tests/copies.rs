@@ -4,7 +4,7 @@
 mod common;
 
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use support::{Broker, Cluster, Consumer, StopMode, wait_until};
 

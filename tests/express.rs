@@ -388,7 +388,7 @@ fn what_is_truncated_or_rewritten_in_its_transaction_goes_out_as_it_was_committe
     cluster.exec(DB, "create tablespace other location ''");
     let mut client = cluster.connect(DB);
     let mut expected = Vec::new();
-    let mut came = || label(&next(&consumer));
+    let came = || label(&next(&consumer));
     for (change, outlives) in CHANGES {
         for savepoint in [false, true] {
             let fresh = format!(
@@ -399,7 +399,9 @@ fn what_is_truncated_or_rewritten_in_its_transaction_goes_out_as_it_was_committe
             let ghost = |n: i32| json!([change, savepoint, "before", n]);
             let real = |n: i32| json!([change, savepoint, "after", n]);
             client.batch_execute("begin").expect("begin");
-            (0..3).for_each(|n| drop(publish(&mut client, "a", &ghost(n))));
+            for n in 0..3 {
+                publish(&mut client, "a", &ghost(n));
+            }
             if savepoint {
                 client.batch_execute("savepoint s").expect("savepoint");
             }

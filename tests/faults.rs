@@ -161,7 +161,7 @@ fn what_a_queue_does_not_confirm_is_told_of_and_goes_again_over_the_same_connect
         body["payload"]["label"].as_str().expect("a label").to_owned()
     };
     let labels: Vec<String> = all_of(&broker, &queue).iter().map(label).collect();
-    assert!(labels.len() % 5 == 0 && labels.len() > 5, "{labels:?}");
+    assert!(labels.len().is_multiple_of(5) && labels.len() > 5, "{labels:?}");
     for (n, label) in labels.iter().enumerate() {
         assert_eq!(*label, format!("s{}", n % 5 + 1), "{labels:?}");
     }

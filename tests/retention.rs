@@ -3,8 +3,6 @@
 
 mod common;
 
-use std::time::Duration;
-
 use common::*;
 use postgres::error::SqlState;
 use support::{Broker, Cluster, wait_until};

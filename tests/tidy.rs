@@ -52,7 +52,7 @@ fn no_exemption_outlives_its_line() {
 #[test]
 fn nothing_that_is_dropped_calls_the_server_while_an_error_unwinds() {
     let sources = files("src", "rs");
-    assert_no_complaints(&sources, |path, text| risky_drops(path, text));
+    assert_no_complaints(&sources, risky_drops);
     for (path, dropped, _) in DROPS {
         assert!(read(path).contains(dropped), "{path} has no {dropped:?} any more");
     }

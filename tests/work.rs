@@ -16,7 +16,6 @@ mod screen;
 use std::fs::File;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
 
 use common::{DB, LONG, wait_true};
 use support::{Broker, Cluster, process, program, wait_until};

@@ -38,7 +38,7 @@ pub fn of_round(client: &mut Client, round: usize) -> Vec<(String, String)> {
     let mut settings: Vec<(String, String)> = (rows.iter())
         .map(|row| {
             let (name, now): (String, String) = (row.get(0), row.get::<_, Option<String>>(2).unwrap_or_default());
-            let is_even = round % 2 == 0;
+            let is_even = round.is_multiple_of(2);
             let value = match row.get::<_, &str>(1) {
                 "bool" if is_even => if now == "on" { "off" } else { "on" }.to_owned(),
                 "bool" => now,

@@ -167,12 +167,12 @@ mod tests {
             let mut notes = Nested::new();
             let (mut open, mut next) = (vec![TOP], TOP);
             let mut expected: Vec<Vec<i64>> = vec![Vec::new()]; // of each open savepoint
-            let mut merge = |before: &mut i64, note: &i64| merged && sum(before, note);
+            let merge = |before: &mut i64, note: &i64| merged && sum(before, note);
             for step in steps {
                 let current = open[open.len() - 1];
                 match step {
                     Step::Note(note) => {
-                        notes.add(current, note, &mut merge);
+                        notes.add(current, note, merge);
                         expected.last_mut().unwrap().push(note);
                     }
                     Step::Begin => {
@@ -184,7 +184,7 @@ mod tests {
                         open.pop();
                         let gone = expected.pop().unwrap();
                         expected.last_mut().unwrap().extend(gone);
-                        notes.release(current, open[open.len() - 1], &mut merge);
+                        notes.release(current, open[open.len() - 1], merge);
                     }
                     Step::Abort if open.len() > 1 => {
                         open.pop();
