@@ -337,8 +337,8 @@ impl Column for Lossy {
 impl Column for Vec<Lossy> {
     fn read(row: &spi::SpiHeapTupleData, column: usize) -> SpiResult<Option<Self>> {
         let array = datum(row, column, &[pg_sys::TEXTARRAYOID])?;
-        // SAFETY: an array of texts, not null.
         Ok(array.map(|array| {
+            // SAFETY: an array of texts, not null.
             unsafe { super::array::lossy_texts(array) }
                 .into_iter()
                 .map(Lossy)

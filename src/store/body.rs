@@ -215,7 +215,7 @@ impl Maker {
         // By try_open_cursor_mut it would take a transaction number, which a standby has not. The statement was prepared so
         // that it has a snapshot of its own all the same: the function sees what was committed with the event.
         Spi::connect(|client| {
-            let cursor = client.try_open_cursor(&*self.statement, &[events.to_vec().into()])?;
+            let cursor = client.try_open_cursor(&self.statement, &[events.to_vec().into()])?;
             Ok(cursor.detach_into_name())
         })
         .map_err(|error: SpiError| error.to_string())

@@ -241,7 +241,7 @@ impl Source {
                     self.prepared.get_or_init(|| prepared.into())
                 }
             };
-            let cursor = client.try_open_cursor_mut(&**statement, &[seqs.to_vec().into()])?;
+            let cursor = client.try_open_cursor_mut(statement, &[seqs.to_vec().into()])?;
             Ok(cursor.detach_into_name())
         })
         .map_err(internal)?;

@@ -48,7 +48,7 @@ pub fn read_rows<R>(
         let cursors: Vec<String> = as_reader(reader, || {
             let opened = sqls.iter().enumerate().map(|(which, sql)| {
                 let statement = prepared(client, (fired.trigger, which), sql)?;
-                let cursor = client.try_open_cursor_mut(&**statement, &[])?;
+                let cursor = client.try_open_cursor_mut(&statement, &[])?;
                 Ok(cursor.detach_into_name())
             });
             opened.collect::<SpiResult<_>>()

@@ -14,8 +14,9 @@ use tokio::time::Instant;
 
 /// How often the state says how long it has been.
 const TELL_EVERY: Duration = Duration::from_secs(2);
-/// What is on its way when the broker has answered may take this part of the patience.
-const GRACE_PART: u32 = 5;
+/// What is on its way when the broker has answered may take this part of the patience, counted again from each confirm:
+/// a broker that still confirms is slow, and a repeat would add to its load.
+const GRACE_PART: u32 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -95,6 +96,10 @@ impl Patience {
                 Phase::Resent if heard || oldest.is_none() => self.stall = None,
                 Phase::Resent if is_late => stall.phase = Phase::Asked,
                 Phase::Asked | Phase::Answered { .. } if !is_late => self.stall = None,
+                Phase::Answered { .. } if heard => {
+                    let until = now + self.first / GRACE_PART;
+                    stall.phase = Phase::Answered { until };
+                }
                 _ => {}
             },
         }
@@ -182,10 +187,24 @@ mod tests {
             "no answer: it may be slow"
         );
         patience.answered(at(6));
-        assert!(patience.stands_back() && !patience.is_over(at(6)) && patience.is_over(at(7)));
+        assert!(patience.stands_back() && !patience.is_over(at(8)) && patience.is_over(at(9)));
         // The oldest was confirmed meanwhile: those behind it are young.
-        assert_eq!(phase(&mut patience, at(7), Some(at(6))), None);
+        assert_eq!(phase(&mut patience, at(9), Some(at(6))), None);
         assert!(!patience.stands_back());
+    }
+
+    #[test]
+    fn while_a_slow_broker_confirms_nothing_goes_again() {
+        let (mut patience, start) = (Patience::new(5 * S, 30 * S), Instant::now());
+        let at = |s| start + s * S;
+        phase(&mut patience, at(5), Some(start));
+        patience.answered(at(5));
+        for s in 6..20 {
+            patience.heard();
+            phase(&mut patience, at(s), Some(start));
+            assert!(!patience.is_over(at(s + 1)), "{s} s");
+        }
+        assert!(patience.is_over(at(22)), "three seconds without a confirm");
     }
 
     #[test]
