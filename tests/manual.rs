@@ -305,17 +305,16 @@ fn the_audit_is_kept_as_long_as_its_setting_says() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(
-        DB,
-        "insert into outbox_audit (at, actor, acted_as, action, filter)
-         select now() - n * interval '100 days', 'kim', 'kim', 'retry', '{}' from generate_series(0, 6) n",
-    );
-    assert_eq!(
-        cluster.query_one::<i64>(DB, "select outbox_trim_audit(500 * 86400 + 3600, 1)"),
-        1,
-        "a batch"
-    );
-    // With the default of a year the worker leaves those of 0 to 300 days. A new setting lets its upkeep begin anew.
+    // In one transaction: the upkeep of the server, which may begin just now, sees none of it before the batch.
+    let mut client = cluster.connect(DB);
+    let mut both = client.transaction().expect("a transaction");
+    let rows = "insert into outbox_audit (at, actor, acted_as, action, filter)
+                select now() - n * interval '100 days', 'kim', 'kim', 'retry', '{}' from generate_series(0, 6) n";
+    both.batch_execute(rows).expect("seven rows");
+    let trimmed = both.query_one("select outbox_trim_audit(500 * 86400 + 3600, 1)", &[]);
+    assert_eq!(trimmed.expect("a batch").get::<_, i64>(0), 1, "a batch");
+    both.commit().expect("commit");
+    // With the default of a year the upkeep leaves those of 0 to 300 days. A new setting lets its upkeep begin anew.
     cluster.exec(DB, "alter database postgres set outbox.batch_size = 10");
     wait_true(&cluster, "the old ones to go", "select count(*) = 4 from outbox_audit");
     cluster.exec(DB, "alter database postgres set outbox.audit_retention = '150 d'");
