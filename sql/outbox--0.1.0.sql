@@ -1056,6 +1056,19 @@ end;
 comment on function @extschema@.outbox_has_ended(text) is
   'Worker protocol: whether a worker in the server is known to have ended, however it ended: nobody waits for its heartbeat or leases to run out. Its name begins with server-; of others nobody knows.';
 
+create function @extschema@.outbox_leases_last(worker text)
+returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_leases_last_wrapper';
+comment on function @extschema@.outbox_leases_last(text) is
+  'Worker protocol: whether what this worker leased last is not over by a clock that does not jump, from shared memory; false for a worker that has no place there.';
+
+create function @extschema@.outbox_lease_is_live(lease_owner text, lease_until timestamptz)
+returns boolean language sql volatile set search_path = pg_catalog, pg_temp as $$
+  -- Its publisher counts by the clock of outbox_leases_last(), and must not trust a lease that another worker takes.
+  select $1 is not null and ($2 > clock_timestamp() or @extschema@.outbox_leases_last($1)) and not @extschema@.outbox_has_ended($1);
+$$;
+comment on function @extschema@.outbox_lease_is_live(text, timestamptz) is
+  'Worker protocol: whether a lease holds: it is over when both the wall clock and the clock of its worker say so, or the worker has ended. So a wall clock that is set forward takes no lease away.';
+
 create function @extschema@.outbox_heartbeat(worker text, pid integer, ttl_s integer)
 returns setof text language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
@@ -1066,7 +1079,7 @@ begin
     started_at = case when w.pid = excluded.pid then w.started_at else excluded.started_at end;
   return query select w.worker_id from @extschema@.outbox_workers w
     where w.worker_id = worker
-       or (w.heartbeat_until > clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)) order by 1;
+       or @extschema@.outbox_lease_is_live(w.worker_id, w.heartbeat_until) order by 1;
 end
 $$;
 comment on function @extschema@.outbox_heartbeat(text, integer, integer) is
@@ -1148,9 +1161,7 @@ comment on function @extschema@.outbox_destination_exists(text) is
 
 create function @extschema@.outbox_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
 returns setof record language sql volatile set search_path = pg_catalog, pg_temp as $$
-  select p.partition, p.lease_owner,
-         p.lease_owner is not null and p.lease_until > clock_timestamp() and not @extschema@.outbox_has_ended(p.lease_owner),
-         p.lease_epoch
+  select p.partition, p.lease_owner, @extschema@.outbox_lease_is_live(p.lease_owner, p.lease_until), p.lease_epoch
   from @extschema@.outbox_partitions p order by p.partition;
 $$;
 comment on function @extschema@.outbox_leases() is
@@ -1164,8 +1175,8 @@ begin
   with free as (
     select p.partition as id from @extschema@.outbox_partitions p
     where p.partition = any (partitions)
-      and (p.lease_owner is null or p.lease_owner = worker or p.lease_until <= clock_timestamp()
-           or @extschema@.outbox_has_ended(p.lease_owner))
+      and (p.lease_owner is null or p.lease_owner = worker
+           or not @extschema@.outbox_lease_is_live(p.lease_owner, p.lease_until))
     order by p.partition for update skip locked
   )
   update @extschema@.outbox_partitions p
@@ -1185,7 +1196,7 @@ begin
   with mine as (
     select p.partition as id from @extschema@.outbox_partitions p
     join unnest(partitions, epochs) as l (partition, epoch) on l.partition = p.partition
-    where p.lease_owner = worker and p.lease_epoch = l.epoch and p.lease_until > clock_timestamp()
+    where p.lease_owner = worker and p.lease_epoch = l.epoch and @extschema@.outbox_lease_is_live(worker, p.lease_until)
     order by p.partition for update of p
   )
   update @extschema@.outbox_partitions p
@@ -1222,7 +1233,7 @@ comment on function @extschema@.outbox_leave(text) is
 create function @extschema@.outbox_purge_workers()
 returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
   with gone as (delete from @extschema@.outbox_workers w
-                where w.heartbeat_until < clock_timestamp() - interval '1 minute'
+                where w.heartbeat_until < clock_timestamp() - interval '1 minute' and not @extschema@.outbox_leases_last(w.worker_id)
                    or @extschema@.outbox_has_ended(w.worker_id) returning 1)
   select count(*) from gone;
 $$;
@@ -1958,7 +1969,8 @@ begin atomic
   select case
     when claim_token is null then false
     when claim_token < 0 then claim_until > now()
-    else exists (select from @extschema@.outbox_partitions p where p.partition = $2 and p.lease_epoch = $1 and p.lease_until > now())
+    else exists (select from @extschema@.outbox_partitions p where p.partition = $2 and p.lease_epoch = $1
+                   and (p.lease_until > now() or @extschema@.outbox_leases_last(p.lease_owner)))
   end;
 end;
 comment on function @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz) is
@@ -4176,10 +4188,10 @@ returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox
 comment on function @extschema@.outbox_work_token() is
   'Internal: with leasing off, the token of the claims of the worker that this session is.';
 
-create function @extschema@.outbox_work_own(partitions smallint[])
+create function @extschema@.outbox_work_own(partitions smallint[], ttl_s integer)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_own_wrapper';
-comment on function @extschema@.outbox_work_own(smallint[]) is
-  'Internal: from now on the worker that this session is reads these partitions, and nobody else.';
+comment on function @extschema@.outbox_work_own(smallint[], integer) is
+  'Internal: from now on the worker that this session is reads these partitions, and no other worker, for ttl_s seconds.';
 
 create function @extschema@.outbox_work_adopt(prepared bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_adopt_wrapper';
@@ -4305,7 +4317,7 @@ begin
   perform @extschema@.outbox_lease_release(me, release, release_epochs);
   held := array(select r from @extschema@.outbox_lease_renew(me, renew, renew_epochs, lasts_s) r);
   held := held || array(select t.partition from @extschema@.outbox_lease_take(me, take, lasts_s) t);
-  perform @extschema@.outbox_work_own(held);
+  perform @extschema@.outbox_work_own(held, lasts_s);
   return query select p.partition, p.lease_epoch, lasts_s from @extschema@.outbox_partitions p
                where p.lease_owner = me and p.partition = any (held) order by 1;
 end
@@ -4589,7 +4601,7 @@ grant select on
   to outbox_monitor;
 grant execute on function
   @extschema@.outbox_is_preloaded(), @extschema@.outbox_nothing_waits(), @extschema@.outbox_counters(), @extschema@.outbox_server_state(), @extschema@.outbox_registry(),
-  @extschema@.outbox_server_workers(), @extschema@.outbox_has_ended(text),
+  @extschema@.outbox_server_workers(), @extschema@.outbox_has_ended(text), @extschema@.outbox_leases_last(text),
   @extschema@.outbox_open_transactions(), @extschema@.outbox_missing_slots(),
   @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations(), @extschema@.outbox_is_taken(text, smallint, bigint),
   @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted(),

@@ -670,6 +670,11 @@ fn outbox_server_workers() -> Option<Vec<Text>> {
 }
 
 #[pg_extern(sql = false)]
+fn outbox_leases_last(worker: Text) -> bool {
+    shmem::leases_last(&worker)
+}
+
+#[pg_extern(sql = false)]
 fn outbox_missing_slots() -> i32 {
     shmem::missing_slots() as i32
 }

@@ -257,8 +257,9 @@ impl Shared {
         self.slot.is_to_leave()
     }
 
-    /// From now on this worker reads these partitions, and nobody else.
-    pub fn own_lanes(&self, leases: &[Held]) {
+    /// From now on this worker reads these partitions, and nobody else, for so long.
+    pub fn own_lanes(&self, leases: &[Held], ttl_s: i32) {
+        self.slot.hold_leases(u64::try_from(ttl_s).unwrap_or(0));
         if let Some(database) = self.database {
             for (partition, _) in leases {
                 database.own_lanes(*partition, self.slot);

@@ -544,7 +544,7 @@ impl Worker {
             held.extend(&new);
             held.sort_unstable();
             // Before anybody else can take them, for the rows of the leases are still locked.
-            owner_of_lanes.own_lanes(&held);
+            owner_of_lanes.own_lanes(&held, settings.lease_ttl_s);
             owner_of_lanes.begin_lanes(&new);
             let leaving = busy.into_iter().map(|(partition, _)| partition).collect();
             let mine = PartitionCount::new(leases.len() as i64).map_or(0, |count| {

@@ -17,6 +17,19 @@ end;
 comment on function @extschema@.outbox_has_ended(text) is
   'Worker protocol: whether a worker in the server is known to have ended, however it ended: nobody waits for its heartbeat or leases to run out. Its name begins with server-; of others nobody knows.';
 
+create function @extschema@.outbox_leases_last(worker text)
+returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_leases_last_wrapper';
+comment on function @extschema@.outbox_leases_last(text) is
+  'Worker protocol: whether what this worker leased last is not over by a clock that does not jump, from shared memory; false for a worker that has no place there.';
+
+create function @extschema@.outbox_lease_is_live(lease_owner text, lease_until timestamptz)
+returns boolean language sql volatile set search_path = pg_catalog, pg_temp as $$
+  -- Its publisher counts by the clock of outbox_leases_last(), and must not trust a lease that another worker takes.
+  select $1 is not null and ($2 > clock_timestamp() or @extschema@.outbox_leases_last($1)) and not @extschema@.outbox_has_ended($1);
+$$;
+comment on function @extschema@.outbox_lease_is_live(text, timestamptz) is
+  'Worker protocol: whether a lease holds: it is over when both the wall clock and the clock of its worker say so, or the worker has ended. So a wall clock that is set forward takes no lease away.';
+
 create function @extschema@.outbox_heartbeat(worker text, pid integer, ttl_s integer)
 returns setof text language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
@@ -27,7 +40,7 @@ begin
     started_at = case when w.pid = excluded.pid then w.started_at else excluded.started_at end;
   return query select w.worker_id from @extschema@.outbox_workers w
     where w.worker_id = worker
-       or (w.heartbeat_until > clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)) order by 1;
+       or @extschema@.outbox_lease_is_live(w.worker_id, w.heartbeat_until) order by 1;
 end
 $$;
 comment on function @extschema@.outbox_heartbeat(text, integer, integer) is
@@ -109,9 +122,7 @@ comment on function @extschema@.outbox_destination_exists(text) is
 
 create function @extschema@.outbox_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
 returns setof record language sql volatile set search_path = pg_catalog, pg_temp as $$
-  select p.partition, p.lease_owner,
-         p.lease_owner is not null and p.lease_until > clock_timestamp() and not @extschema@.outbox_has_ended(p.lease_owner),
-         p.lease_epoch
+  select p.partition, p.lease_owner, @extschema@.outbox_lease_is_live(p.lease_owner, p.lease_until), p.lease_epoch
   from @extschema@.outbox_partitions p order by p.partition;
 $$;
 comment on function @extschema@.outbox_leases() is
@@ -125,8 +136,8 @@ begin
   with free as (
     select p.partition as id from @extschema@.outbox_partitions p
     where p.partition = any (partitions)
-      and (p.lease_owner is null or p.lease_owner = worker or p.lease_until <= clock_timestamp()
-           or @extschema@.outbox_has_ended(p.lease_owner))
+      and (p.lease_owner is null or p.lease_owner = worker
+           or not @extschema@.outbox_lease_is_live(p.lease_owner, p.lease_until))
     order by p.partition for update skip locked
   )
   update @extschema@.outbox_partitions p
@@ -146,7 +157,7 @@ begin
   with mine as (
     select p.partition as id from @extschema@.outbox_partitions p
     join unnest(partitions, epochs) as l (partition, epoch) on l.partition = p.partition
-    where p.lease_owner = worker and p.lease_epoch = l.epoch and p.lease_until > clock_timestamp()
+    where p.lease_owner = worker and p.lease_epoch = l.epoch and @extschema@.outbox_lease_is_live(worker, p.lease_until)
     order by p.partition for update of p
   )
   update @extschema@.outbox_partitions p
@@ -183,7 +194,7 @@ comment on function @extschema@.outbox_leave(text) is
 create function @extschema@.outbox_purge_workers()
 returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
   with gone as (delete from @extschema@.outbox_workers w
-                where w.heartbeat_until < clock_timestamp() - interval '1 minute'
+                where w.heartbeat_until < clock_timestamp() - interval '1 minute' and not @extschema@.outbox_leases_last(w.worker_id)
                    or @extschema@.outbox_has_ended(w.worker_id) returning 1)
   select count(*) from gone;
 $$;

@@ -6,7 +6,8 @@ begin atomic
   select case
     when claim_token is null then false
     when claim_token < 0 then claim_until > now()
-    else exists (select from @extschema@.outbox_partitions p where p.partition = $2 and p.lease_epoch = $1 and p.lease_until > now())
+    else exists (select from @extschema@.outbox_partitions p where p.partition = $2 and p.lease_epoch = $1
+                   and (p.lease_until > now() or @extschema@.outbox_leases_last(p.lease_owner)))
   end;
 end;
 comment on function @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz) is

@@ -25,10 +25,10 @@ returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox
 comment on function @extschema@.outbox_work_token() is
   'Internal: with leasing off, the token of the claims of the worker that this session is.';
 
-create function @extschema@.outbox_work_own(partitions smallint[])
+create function @extschema@.outbox_work_own(partitions smallint[], ttl_s integer)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_own_wrapper';
-comment on function @extschema@.outbox_work_own(smallint[]) is
-  'Internal: from now on the worker that this session is reads these partitions, and nobody else.';
+comment on function @extschema@.outbox_work_own(smallint[], integer) is
+  'Internal: from now on the worker that this session is reads these partitions, and no other worker, for ttl_s seconds.';
 
 create function @extschema@.outbox_work_adopt(prepared bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_adopt_wrapper';
@@ -154,7 +154,7 @@ begin
   perform @extschema@.outbox_lease_release(me, release, release_epochs);
   held := array(select r from @extschema@.outbox_lease_renew(me, renew, renew_epochs, lasts_s) r);
   held := held || array(select t.partition from @extschema@.outbox_lease_take(me, take, lasts_s) t);
-  perform @extschema@.outbox_work_own(held);
+  perform @extschema@.outbox_work_own(held, lasts_s);
   return query select p.partition, p.lease_epoch, lasts_s from @extschema@.outbox_partitions p
                where p.lease_owner = me and p.partition = any (held) order by 1;
 end

@@ -6,6 +6,7 @@ use super::{State, static_state, wake_workers_of};
 use crate::asks::{Answer, Report};
 use crate::pg::{bgworker, catalog, latch, signals};
 use crate::{express, figures, ticks};
+use outbox_transport::Deadline;
 use std::cell::Cell;
 use std::sync::atomic::{
     AtomicI32, AtomicU32, AtomicU64,
@@ -32,6 +33,8 @@ pub struct Worker {
     /// Of the `calls` of its database, how many there were when it last began to look and found nothing to do; BUSY = there
     /// is something. Read by the launcher.
     pub(super) idle_at: AtomicU64,
+    /// Until when its leases last at least, by the clock of `Deadline`, which no wall clock moves; 0 = it has had none.
+    leases_until_ns: AtomicU64,
     /// STAY, LEAVE or END. Written by the launcher, and by a session that needs the database for itself.
     leave: AtomicU32,
 }
@@ -116,6 +119,7 @@ fn take_place(database: u32, number: u32) -> Result<&'static Worker, NoPlace> {
         place.answer.forget();
         place.idle_at.store(BUSY, SeqCst);
         place.leave.store(STAY, SeqCst);
+        place.leases_until_ns.store(0, SeqCst);
         place.number.store(number, Relaxed);
         place.proc_number.store(me, SeqCst);
         place.database.store(database, SeqCst);
@@ -198,6 +202,13 @@ impl Worker {
 
     pub fn answer(&self) -> &Answer {
         &self.answer
+    }
+
+    /// It has renewed or taken leases for so long from now on. While their rows are locked: whoever finds them run out by the
+    /// wall clock asks here as well.
+    pub fn hold_leases(&self, ttl_s: u64) {
+        let until_ns = Deadline::now() + ttl_s * 1_000_000_000;
+        self.leases_until_ns.store(until_ns, SeqCst);
     }
 
     pub fn set_in_flight(&self, count: usize) {
@@ -293,6 +304,22 @@ pub fn workers_here() -> Option<Vec<u32>> {
     let workers = static_state()?.workers.iter();
     let here = workers.filter(|worker| worker.is_of(database) && worker.is_in_server());
     Some(here.map(|worker| worker.number.load(Relaxed)).collect())
+}
+
+/// Whether a worker of this database has a place, and the leases that it renewed last are not over by a clock that does not
+/// jump. A wall clock that is set forward ends no lease that a publisher still trusts.
+pub fn leases_last(worker: &str) -> bool {
+    let database = catalog::my_database();
+    let is_it = |place: &&Worker| {
+        place.is_of(database)
+            && match place.is_outside() {
+                true => worker.starts_with("work-") && worker.ends_with(&format!("-{}", place.pid.load(Relaxed))),
+                false => worker == crate::worker::id_of(place.number.load(Relaxed)),
+            }
+    };
+    let mut workers = static_state().into_iter().flat_map(|state| &state.workers);
+    let now_ns = Deadline::now();
+    (workers.find(is_it)).is_some_and(|place| now_ns < place.leases_until_ns.load(SeqCst))
 }
 
 /// The number of each worker of this database in the server, and where it answers.

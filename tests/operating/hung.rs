@@ -4,7 +4,7 @@
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 
-use support::{Broker, Cluster, Consumer, process, wait_until};
+use support::{Broker, Cluster, Consumer, fresh_names, process, wait_until};
 
 use crate::common::*;
 use crate::{payload, publish};
@@ -76,7 +76,7 @@ impl Clock {
 
 /// A server whose clock the test sets.
 fn cluster_with_clock(broker: &Broker, exchange: &str, conf: &[&str]) -> (Cluster, Clock) {
-    let dir = std::env::temp_dir().join(format!("outbox-clock-{}", std::process::id()));
+    let dir = std::env::temp_dir().join(format!("outbox-clock-{}-{}", std::process::id(), fresh_names().0));
     std::fs::create_dir_all(&dir).expect("a directory");
     let (library, shift) = (dir.join("clock.so"), dir.join("shift"));
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/support/clock.c");
@@ -139,4 +139,48 @@ fn a_machine_that_was_suspended_and_a_clock_that_is_set_stall_no_delivery() {
         assert_eq!(payload(&consumer), n, "with the clocks {wall} s and {boot} s off");
         wait_published(&cluster, n as usize);
     }
+}
+
+/// By the wall clock all leases are over, while their workers have messages in flight and trust them.
+#[test]
+fn a_clock_that_is_set_forward_takes_no_lease_from_a_worker_that_has_messages_in_flight() {
+    let broker = Broker::start();
+    let (exchange, queue) = exchange_and_queue(&broker);
+    let conf = [
+        "outbox.workers = 2",
+        "outbox.lease_ttl = '20min'",
+        "outbox.lease_renew = '10min'",
+        "outbox.heartbeat_ttl = '20min'",
+    ];
+    let (cluster, clock) = cluster_with_clock(&broker, &exchange, &conf);
+    wait_true(
+        &cluster,
+        "two workers to share the partitions",
+        "select count(*) = 2 from outbox_worker_status where alive and partitions = 8",
+    );
+    let leases = "select string_agg(format('%s %s %s', partition, lease_owner, lease_epoch), ',' order by partition)
+                  from outbox_partitions";
+    let before: String = cluster.query_one(DB, leases);
+    broker.suspend();
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', to_jsonb(n), 'o', n::text) from generate_series(1, 32) n",
+    );
+    wait_true(
+        &cluster,
+        "all to be in flight",
+        "select in_flight = 32 from outbox_status",
+    );
+    clock.set(3600, 0);
+    // Each worker has looked at the leases by the new clock.
+    wait_true(
+        &cluster,
+        "the leases to be renewed",
+        "select bool_and(lease_until > clock_timestamp()) from outbox_partitions",
+    );
+    assert_eq!(cluster.query_one::<String>(DB, leases), before);
+    broker.resume();
+    wait_drained(&cluster);
+    wait_published(&cluster, 32);
+    assert_eq!(all_of(&broker, &queue).len(), 32, "each message arrives once");
 }

@@ -69,7 +69,7 @@ fn a_role_with_outbox_relay_alone_runs_a_worker_and_reads_no_table() {
         "outbox_lease_take('server-1', '{0}', 10)",
         "outbox_claim('server-1', 'default', '{0}', '{1}', '{1}', '{0}', 1)",
         "outbox_settle('', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
-        "outbox_work_own('{0}')",
+        "outbox_work_own('{0}', 1)",
         "outbox_work_join('x')",
         "outbox_work_count('default', '{1,0,0,0,0}', '{}')",
         "outbox_is_on_disk(0)",
