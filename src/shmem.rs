@@ -87,6 +87,8 @@ pub struct Database {
     changes_by_hand: AtomicU32,
     /// Grows when a worker of this database starts, ends or gives partitions back. Written by it.
     worker_changes: AtomicU32,
+    /// Of the settings that a new session of the workers' role starts with, as a worker read them last: a hash, 0 = none did.
+    session_defaults: AtomicU64,
     /// 1 = the transactions that were prepared when the memory was made are in the registry. Written by a worker.
     adopted: AtomicU32,
     /// Grows when messages ended, or may have. Written by workers at settle and by sessions at COMMIT.
@@ -335,6 +337,7 @@ pub fn add_database(oid: u32, now_us: i64) -> Option<&'static Database> {
     free.extension.store(0, Relaxed);
     free.waiting_changes.store(0, Relaxed);
     free.adopted.store(0, Relaxed);
+    free.session_defaults.store(0, Relaxed);
     free.kept.forget();
     free.next_due_us.store(i64::MAX, Relaxed);
     free.lanes(state).iter().flatten().for_each(Reopen::forget);
@@ -539,6 +542,14 @@ impl Database {
 
     pub fn set_adopted(&self) {
         self.adopted.store(1, SeqCst);
+    }
+
+    pub fn session_defaults(&self) -> u64 {
+        self.session_defaults.load(SeqCst)
+    }
+
+    pub fn set_session_defaults(&self, hash: u64) {
+        self.session_defaults.store(hash, SeqCst);
     }
 
     pub fn set_obstacle(&self, obstacle: Obstacle) {

@@ -22,6 +22,7 @@ use outbox_core::settle::Ended;
 use outbox_transport::{Bell, Deadline, ask_for_short_slices};
 use std::cell::RefCell;
 use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
 /// Wait after a transaction failed.
@@ -45,9 +46,11 @@ const STOP_GONE: Duration = Duration::from_millis(200);
 const CONFIG_CHECK_EVERY: Duration = Duration::from_secs(1);
 
 pub fn main(database: u32, number: u32) -> ! {
+    // Read before the session begins, which has these settings or newer ones.
+    let known_defaults = shmem::database(database).map_or(0, |database| database.session_defaults());
     let slot = enter(database, number);
     ask_for_short_slices();
-    let mut worker = Worker::start(number, slot);
+    let mut worker = Worker::start(number, slot, known_defaults);
     bgworker::on_exit(stop_publishing);
     signals::end_in_order();
     loop {
@@ -94,6 +97,17 @@ pub fn enter(database: u32, number: u32) -> &'static shmem::Worker {
     slot
 }
 
+/// Tells the workers that start from now on. Returns the hash that they know it by.
+fn note_session_defaults(defaults: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    defaults.hash(&mut hasher);
+    let hash = hasher.finish().max(1);
+    if let Some(database) = shmem::my_database() {
+        database.set_session_defaults(hash);
+    }
+    hash
+}
+
 /// The name of a worker in the server, in outbox_workers and as the owner of leases.
 pub fn id_of(number: u32) -> String {
     match number {
@@ -110,8 +124,8 @@ struct Worker {
     described: Vec<Described>,
     sharing: Sharing,
     leases: Vec<Held>,
-    /// What ALTER DATABASE and ALTER ROLE said when this session began.
-    session_defaults: String,
+    /// What ALTER DATABASE and ALTER ROLE said when this session began; None = they changed while it did.
+    session_defaults: Option<String>,
     idle: bool,
     /// Whether this one does what one worker of the database must do.
     first: bool,
@@ -141,7 +155,7 @@ struct Task {
 }
 
 impl Worker {
-    fn start(number: u32, slot: &'static shmem::Worker) -> Self {
+    fn start(number: u32, slot: &'static shmem::Worker, known_defaults: u64) -> Self {
         let id = id_of(number);
         let opened = in_transaction(c"outbox: start", Durability::Relaxed, || {
             text::prepare();
@@ -171,6 +185,8 @@ impl Worker {
                 signals::exit(1)
             }
         };
+        let hash = note_session_defaults(&session_defaults);
+        let session_defaults = (known_defaults == 0 || known_defaults == hash).then_some(session_defaults);
         let now = Instant::now();
         pgrx::log!("outbox {id}: started");
         let common = Common {
@@ -620,7 +636,8 @@ impl Worker {
             });
             let (defaults, described, not_adopted) = looked?;
             self.common.not_adopted = not_adopted;
-            if defaults != self.session_defaults {
+            note_session_defaults(&defaults);
+            if self.session_defaults.as_ref() != Some(&defaults) {
                 pgrx::log!(
                     "outbox {}: settings of the database or role changed, starts anew",
                     self.common.id

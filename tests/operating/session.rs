@@ -80,3 +80,24 @@ fn a_worker_that_may_not_write_delivers_again_when_it_may() {
         wait_for_worker(&mut client, read_only);
     }
 }
+
+/// The new session has the first change, and finds the second when it first looks what is set.
+#[test]
+fn a_setting_that_changes_while_a_worker_starts_is_not_missed() {
+    let cluster = unconnected_cluster("", "x", &[]);
+    let mut client = cluster.connect(DB);
+    let worker = wait_for_worker(&mut client, 0);
+    wait_healthy(&cluster, "workers");
+    client
+        .batch_execute("begin; lock table outbox_settings in access exclusive mode")
+        .expect("a lock");
+    cluster.exec(DB, &format!("alter database {DB} set outbox.batch_size = 7"));
+    let starting = wait_for("a worker to wait in its start", LONG, || {
+        let waits = "select max(pid) from pg_locks where relation = 'outbox_settings'::regclass and not granted";
+        let pid: Option<i32> = client.query_one(waits, &[]).expect("pg_locks").get(0);
+        pid.filter(|pid| *pid != worker)
+    });
+    cluster.exec(DB, &format!("alter database {DB} reset outbox.batch_size"));
+    client.batch_execute("rollback").expect("no lock");
+    wait_for_worker(&mut client, starting);
+}
