@@ -2,14 +2,14 @@
 
 mod common;
 
-use common::{DB, exchange_and_queue, unconnected_cluster, wait_connected, wait_drained, wait_true};
+use common::{DB, NOTHING_RUNS, exchange_and_queue, unconnected_cluster, wait_connected, wait_drained, wait_true};
 use postgres::Client;
 use serde_json::Value;
 use support::{Broker, Cluster, Mode, Proxy};
 
 /// A server that delivers nothing and whose statistics nobody makes but the test.
 fn quiet_cluster() -> Cluster {
-    unconnected_cluster("", "x", &["outbox.workers = 0", "autovacuum = off"])
+    unconnected_cluster("", "x", &[NOTHING_RUNS, "autovacuum = off"])
 }
 
 /// Runs a statement and returns how many blocks it looked at, those of the functions that it calls included.

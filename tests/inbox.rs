@@ -192,17 +192,16 @@ fn what_was_received_is_remembered_as_long_as_its_setting_says() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
-    cluster.exec(
-        DB,
-        "insert into outbox_inbox (consumer, message_id, received_at)
-         select 'c', n::text, now() - n * interval '1 day' from generate_series(0, 20) n",
-    );
-    assert_eq!(
-        cluster.query_one::<i64>(DB, "select outbox_trim_inbox(15 * 86400 + 3600, 2)"),
-        2,
-        "a batch"
-    );
-    // A new setting lets the upkeep of the worker begin anew. With the default, seven days, those of 0 to 6 days stay.
+    // In one transaction: the upkeep of the server, which may begin just now, sees none of it before the batch.
+    let mut client = cluster.connect(DB);
+    let mut both = client.transaction().expect("a transaction");
+    let rows = "insert into outbox_inbox (consumer, message_id, received_at)
+                select 'c', n::text, now() - n * interval '1 day' from generate_series(0, 20) n";
+    both.batch_execute(rows).expect("21 rows");
+    let trimmed = both.query_one("select outbox_trim_inbox(15 * 86400 + 3600, 2)", &[]);
+    assert_eq!(trimmed.expect("a batch").get::<_, i64>(0), 2, "a batch");
+    both.commit().expect("commit");
+    // A new setting lets the upkeep run at once. With the default, seven days, those of 0 to 6 days stay.
     cluster.exec(DB, "alter database postgres set outbox.batch_size = 10");
     wait_true(
         &cluster,

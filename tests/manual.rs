@@ -4,18 +4,13 @@
 mod common;
 
 use common::{
-    DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, unconnected_cluster, wait_drained,
-    wait_published, wait_true,
+    DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, quiet_cluster, wait_drained, wait_published,
+    wait_true,
 };
 use postgres::Client;
 use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::{Broker, Cluster, fresh_names};
-
-/// A server with the extension and no worker.
-fn quiet_cluster() -> Cluster {
-    unconnected_cluster("", "x", &["outbox.workers = 0"])
-}
 
 /// Dead letters 1 to 6: of types A and B in turn, each of an order of its own, the first three unroutable.
 fn dead_letters(cluster: &Cluster) {

@@ -10,7 +10,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use common::{DB, LONG};
+use common::{DB, LONG, NOTHING_RUNS};
 use judge::{Event, Run, Tick, What, judge};
 use postgres::Client;
 use support::Cluster;
@@ -301,7 +301,8 @@ fn interleavings(lengths: &[usize]) -> Vec<Vec<usize>> {
 
 impl Stage {
     fn new(actors: &[Actor]) -> Self {
-        let conf = ["outbox.workers = 0", "outbox.partition_count = 1", "autovacuum = off"];
+        // An upkeep that makes partitions would hold up a settle.
+        let conf = [NOTHING_RUNS, "outbox.partition_count = 1", "autovacuum = off"];
         let builder = conf
             .iter()
             .fold(Cluster::builder().fsync(false), |builder, line| builder.conf(line));

@@ -4,17 +4,12 @@
 mod common;
 
 use common::{
-    DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, pause, unconnected_cluster, wait_drained,
+    DB, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, pause, quiet_cluster, wait_drained,
     wait_published, wait_true,
 };
 use postgres::error::SqlState;
 use serde_json::{Value, json};
 use support::{Broker, Cluster, Delivery, fresh_names};
-
-/// A server with the extension and no worker.
-fn quiet_cluster() -> Cluster {
-    unconnected_cluster("", "x", &["outbox.workers = 0"])
-}
 
 /// Publishes messages 1 to n without a worker: they go straight into the history.
 fn published(cluster: &Cluster, n: i32) {

@@ -10,11 +10,6 @@ use support::{Broker, Cluster, wait_until};
 const DAY_S: i32 = 86_400;
 const MONTH_S: i32 = 30 * DAY_S;
 
-/// A server with the extension, no worker and no upkeep.
-fn quiet_cluster() -> Cluster {
-    unconnected_cluster("", "x", &["outbox.databases = 'another'"])
-}
-
 /// Writes history that ended at these times.
 fn history(cluster: &Cluster, times: &[&str]) {
     for time in times {
@@ -51,14 +46,20 @@ fn partitions(cluster: &Cluster) -> Vec<String> {
         .collect()
 }
 
-/// Lets the worker begin anew, and so its upkeep: else that is due once a minute.
+/// Lets the worker start again, and with it the upkeep, which else is due once a minute. From then on no upkeep runs that
+/// has the settings of before.
 fn upkeep(cluster: &Cluster, settings: &[(&str, i32)]) {
     let offset = cluster.log_offset();
     let set = settings
         .iter()
         .map(|(name, value)| format!("alter database {DB} set {name} = {value};"));
     cluster.exec(DB, &set.collect::<String>());
+    let since: String = cluster.query_one(DB, "select clock_timestamp()::text");
     cluster.wait_for_log("outbox server-1: started", offset);
+    let before = format!(
+        "select not exists (select from pg_stat_activity where backend_type = 'outbox upkeep' and backend_start < '{since}')"
+    );
+    wait_true(cluster, "an upkeep of before to end", &before);
 }
 
 // ---- history --------------------------------------------------------------------------------------------------------
@@ -351,10 +352,10 @@ fn dead_letters_expire_into_the_history_with_a_reason() {
 fn the_worker_makes_the_partitions_and_delivery_fills_them() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.retention = -1"]);
     assert_eq!(partitions(&cluster), ["default 0"], "none while there is no history");
     history(&cluster, &["2001-01-01Z"]);
-    upkeep(&cluster, &[("outbox.retention", -1)]);
+    upkeep(&cluster, &[("outbox.batch_size", 10)]);
     wait_until("partitions of months", LONG, || partitions(&cluster).len() == 5);
     let others = "select count(*) from outbox_history_partitions() p join pg_class c on c.oid = p.partition
                   where c.relowner <> 'outbox_worker'::regrole";
@@ -368,25 +369,29 @@ fn the_worker_makes_the_partitions_and_delivery_fills_them() {
 fn the_worker_removes_events_and_dead_letters_as_their_settings_say() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.events_retention = -1"]);
     cluster.exec(DB, "select outbox_publish('T', '1')");
     wait_published(&cluster, 1);
     cluster.exec(
         DB,
-        "insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, reason)
-         values (7, now(), 1, 0, 'default', 'no')",
+        "update outbox_events set created_at = '2001-01-01Z';
+         insert into outbox_dead (seq, enqueued_at, died_at, attempts, partition, destination, reason)
+         values (7, now(), '2001-01-01Z', 1, 0, 'default', 'no')",
     );
     let counts = "select (select count(*) from outbox_events)::text || (select count(*) from outbox_dead)
                   || (select count(*) from outbox_history where seq <> 0)";
     let counts = |cluster: &Cluster| cluster.query_one::<String>(DB, counts);
-    // Kept for ever. That the upkeep has been there shows in old history.
-    history(&cluster, &["2001-01-01Z"]);
-    upkeep(&cluster, &[("outbox.events_retention", -1)]);
-    wait_true(
-        &cluster,
-        "old history to go",
-        "select not exists (select from outbox_history where seq = 0)",
-    );
+    // Kept for ever. That the upkeep was there shows in old history, which it removes before dead letters and events: where
+    // it does so once more, the time before is over.
+    for size in [10, 11] {
+        history(&cluster, &["2001-01-01Z"]);
+        upkeep(&cluster, &[("outbox.batch_size", size)]);
+        wait_true(
+            &cluster,
+            "old history to go",
+            "select not exists (select from outbox_history where seq = 0)",
+        );
+    }
     assert_eq!(counts(&cluster), "111");
     upkeep(&cluster, &[("outbox.events_retention", 0)]);
     wait_until("the event to go", LONG, || counts(&cluster) == "011");
@@ -402,7 +407,7 @@ fn the_worker_removes_events_and_dead_letters_as_their_settings_say() {
 fn a_reader_of_the_history_delays_its_upkeep_and_no_delivery() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
-    let cluster = outbox_cluster(broker, &exchange);
+    let cluster = unconnected_cluster(&broker.url(), &exchange, &[NOTHING_RUNS]);
     history(&cluster, &["2001-01-01Z"]);
     make(&cluster, Some(MONTH_S), "2002-01-01Z");
     let mut reader = cluster.connect(DB);
@@ -411,7 +416,7 @@ fn a_reader_of_the_history_delays_its_upkeep_and_no_delivery() {
         .expect("a reader");
 
     let offset = cluster.log_offset();
-    upkeep(&cluster, &[("outbox.batch_size", 10)]);
+    cluster.set_conf("outbox.databases", "");
     for step in ["make", "drop"] {
         let given_up = format!("outbox: {step} partitions: canceling statement due to lock timeout");
         cluster.wait_for_log(&given_up, offset);
@@ -450,7 +455,8 @@ fn much_history_is_summarised_by_the_upkeep_and_asks_autovacuum_for_nothing() {
         "select exists (select from outbox_worker_status where alive)",
     );
     history(&cluster, &["now"]);
-    make(&cluster, None, "now");
+    upkeep(&cluster, &[("outbox.batch_size", 9)]);
+    wait_until("a partition", LONG, || partitions(&cluster).len() > 1);
     // As an earlier version, or a dump of one, left it.
     let partition = "select partition::text from outbox_history_partitions() order by starts_at desc limit 1";
     let partition: String = cluster.query_one(DB, partition);

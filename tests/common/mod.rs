@@ -44,6 +44,15 @@ pub fn unconnected_cluster(url: &str, exchange: &str, conf: &[&str]) -> Cluster 
     cluster
 }
 
+/// A line of postgresql.conf: this database has neither workers nor upkeep. With `outbox.workers = 0` the upkeep runs, so a
+/// test that makes old or expired rows would race with it.
+pub const NOTHING_RUNS: &str = "outbox.databases = 'another'";
+
+/// A server with the extension, on which only the test changes what the tables hold.
+pub fn quiet_cluster() -> Cluster {
+    unconnected_cluster("", "x", &[NOTHING_RUNS])
+}
+
 /// A file that belongs to the server's user.
 pub fn server_file(cluster: &Cluster, name: &str, text: &str, mode: u32) -> PathBuf {
     let path = cluster.data_dir().join(name);

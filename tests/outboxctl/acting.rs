@@ -222,7 +222,7 @@ fn what_was_published_is_replayed() {
 
 #[test]
 fn a_replay_by_key_does_not_walk_all_events() {
-    let cluster = quiet_cluster();
+    let cluster = crate::common::quiet_cluster(); // the upkeep reads events
     cluster.exec(
         DB,
         "insert into outbox_events (id, type, payload) select gen_random_uuid(), 'T', '{}' from generate_series(1, 60000);

@@ -136,7 +136,7 @@ fn pages_follow_each_other_without_a_gap_or_a_repetition() {
 
 #[test]
 fn a_page_reads_a_page_however_much_waits() {
-    let cluster = quiet_cluster();
+    let cluster = crate::common::quiet_cluster(); // the upkeep reads what waits
     cluster.exec(
         DB,
         "insert into outbox (seq, partition, key) select n, n % 16, n::text from generate_series(1, 200000) n",
@@ -167,7 +167,7 @@ fn a_page_reads_a_page_however_much_waits() {
 /// As after a bulk load: the planner takes a lane for a small one, and would read and sort it for its first rows.
 #[test]
 fn a_page_reads_a_page_of_tables_without_statistics_too() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "autovacuum = off"]);
+    let cluster = unconnected_cluster("", "x", &[NOTHING_RUNS, "autovacuum = off"]);
     cluster.exec(
         DB,
         "insert into outbox (seq, partition, key) select n, 3, n::text from generate_series(1, 200000) n",
@@ -193,7 +193,7 @@ fn a_page_reads_a_page_of_tables_without_statistics_too() {
 
 #[test]
 fn a_page_of_a_type_reads_a_page_of_its_events() {
-    let cluster = quiet_cluster();
+    let cluster = crate::common::quiet_cluster(); // the upkeep reads what waits
     cluster.exec(
         DB,
         "insert into outbox_events (id, type, payload)

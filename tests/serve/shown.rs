@@ -6,9 +6,7 @@ use std::sync::OnceLock;
 
 use super::monitor::{Monitor, encoded};
 use super::{MARKUP, quiet_cluster, stage};
-use crate::common::{
-    DB, LONG, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_published, wait_true,
-};
+use crate::common::{DB, LONG, exchange_and_queue, outbox_cluster_with, wait_published, wait_true};
 use crate::obstacles::obstacles;
 use support::{Broker, Cluster, StopMode, wait_until};
 
@@ -142,7 +140,7 @@ fn what_does_not_move_is_found_and_mended_with_two_clicks() {
 /// The events of what has ended come first, and are many: they are none of the search's.
 #[test]
 fn a_search_by_type_reads_no_more_events_than_it_shows_messages() {
-    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
+    let cluster = crate::common::quiet_cluster(); // the upkeep reads events
     cluster.exec(
         DB,
         "insert into outbox_events (id, type, payload)
