@@ -136,7 +136,8 @@ create table @extschema@.outbox_partitions (
   lease_until timestamptz,
   lease_epoch bigint      not null default 0,
   updated_at  timestamptz not null default pg_catalog.now()
-) with (fillfactor = 50); -- leases are renewed every few seconds: room for HOT updates
+) with (fillfactor = 50, autovacuum_vacuum_threshold = 5000, autovacuum_analyze_threshold = 5000);
+-- Leases are renewed every few seconds: room for HOT updates, which need no autovacuum once a minute.
 comment on table @extschema@.outbox_partitions is
   'Leases: which worker may deliver the messages of a partition, until when. The epoch grows each time the lease is taken.';
 
@@ -1160,9 +1161,12 @@ comment on function @extschema@.outbox_destination_exists(text) is
   'Internal: whether there is such a destination.';
 
 create function @extschema@.outbox_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
-returns setof record language sql volatile set search_path = pg_catalog, pg_temp as $$
+returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  return query
   select p.partition, p.lease_owner, @extschema@.outbox_lease_is_live(p.lease_owner, p.lease_until), p.lease_epoch
   from @extschema@.outbox_partitions p order by p.partition;
+end
 $$;
 comment on function @extschema@.outbox_leases() is
   'Worker protocol: every partition with its lease, to plan from.';

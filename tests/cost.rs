@@ -2,7 +2,10 @@
 
 mod common;
 
-use common::{DB, NOTHING_RUNS, exchange_and_queue, unconnected_cluster, wait_connected, wait_drained, wait_true};
+use common::{
+    DB, NOTHING_RUNS, exchange_and_queue, outbox_cluster_with, unconnected_cluster, wait_connected, wait_drained,
+    wait_true,
+};
 use postgres::Client;
 use serde_json::Value;
 use support::{Broker, Cluster, Mode, Proxy};
@@ -237,4 +240,57 @@ fn the_health_looks_at_each_lane_once() {
     let one = scans("select * from outbox_first_pending");
     assert_eq!(one, 17, "16 lanes and the end");
     assert_eq!(scans("select * from outbox_health"), one);
+}
+
+// ---- a worker with nothing to do ------------------------------------------------------------------------------------
+
+/// What the worker runs each second, or with each heartbeat, and no other process does.
+const OF_IDLE_WORKER: [&str; 6] = [
+    "from pg_db_role_setting",
+    "outbox_destinations()",
+    "pg_catalog.parse_ident(s.relation)",
+    "outbox_heartbeat(",
+    "outbox_leases()",
+    "outbox_lease_renew(",
+];
+
+#[test]
+fn a_worker_with_nothing_to_do_plans_no_statement_and_gives_back_no_lease_that_it_does_not_hold() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(
+        broker,
+        &exchange,
+        &[
+            "shared_preload_libraries = 'outbox,pg_stat_statements'",
+            "pg_stat_statements.track = all",
+            "pg_stat_statements.track_planning = on",
+        ],
+    );
+    let mut client = cluster.connect(DB);
+    let beats = |n| {
+        for _ in 0..n {
+            cluster.reload(); // a heartbeat is due at once
+            let beat = "select bool_and(heartbeat_at > pg_conf_load_time()) from outbox_workers";
+            wait_true(&cluster, "a heartbeat", beat);
+        }
+    };
+    beats(3);
+    let statistics = "create extension pg_stat_statements; select pg_stat_statements_reset()";
+    client.batch_execute(statistics).expect("the statistics");
+    beats(5);
+    let sql = "select query, calls, plans from pg_stat_statements
+               where userid = 'outbox_worker'::regrole and query like '%' || $1 || '%'";
+    for what in OF_IDLE_WORKER {
+        let statements = client.query(sql, &[&what]).expect("the statistics");
+        assert!(!statements.is_empty(), "nobody runs {what}");
+        for statement in &statements {
+            let (query, calls, plans): (String, i64, i64) = (statement.get(0), statement.get(1), statement.get(2));
+            assert!(plans == 0 && calls >= 5, "{plans} plans for {calls} calls: {query}");
+        }
+    }
+    for what in ["outbox_lease_release(", "outbox_lease_take("] {
+        let statements = client.query(sql, &[&what]).expect("the statistics");
+        assert!(statements.is_empty(), "{what} for no partition");
+    }
 }

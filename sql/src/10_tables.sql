@@ -20,7 +20,8 @@ create table @extschema@.outbox_partitions (
   lease_until timestamptz,
   lease_epoch bigint      not null default 0,
   updated_at  timestamptz not null default pg_catalog.now()
-) with (fillfactor = 50); -- leases are renewed every few seconds: room for HOT updates
+) with (fillfactor = 50, autovacuum_vacuum_threshold = 5000, autovacuum_analyze_threshold = 5000);
+-- Leases are renewed every few seconds: room for HOT updates, which need no autovacuum once a minute.
 comment on table @extschema@.outbox_partitions is
   'Leases: which worker may deliver the messages of a partition, until when. The epoch grows each time the lease is taken.';
 

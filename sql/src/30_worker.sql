@@ -121,9 +121,12 @@ comment on function @extschema@.outbox_destination_exists(text) is
   'Internal: whether there is such a destination.';
 
 create function @extschema@.outbox_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
-returns setof record language sql volatile set search_path = pg_catalog, pg_temp as $$
+returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  return query
   select p.partition, p.lease_owner, @extschema@.outbox_lease_is_live(p.lease_owner, p.lease_until), p.lease_epoch
   from @extschema@.outbox_partitions p order by p.partition;
+end
 $$;
 comment on function @extschema@.outbox_leases() is
   'Worker protocol: every partition with its lease, to plan from.';

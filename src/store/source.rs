@@ -121,25 +121,30 @@ impl Source {
 
     /// The one that is set, by the tables of the extension in this schema. As their owner.
     pub fn load(extension: &str) -> SpiResult<Option<Self>> {
-        Spi::connect(|client| {
-            let parts: Vec<String> = PARTS.iter().map(|(part, _)| format!("s.{part}")).collect();
-            let sql = format!(
-                "select pg_catalog.parse_ident(s.relation), array[{}]::pg_catalog.text[],
-                        (select r.oid::pg_catalog.int8 from pg_catalog.pg_roles r where r.rolname::pg_catalog.text operator(pg_catalog.=) s.owner)
-                 from {extension}.outbox_source s",
-                parts.join(", ")
-            );
-            let rows = client.select(sql.as_str(), Some(1), &[])?;
-            if rows.is_empty() {
-                return Ok(None);
-            }
-            let (name, mapping, owner): (Option<Vec<String>>, Option<Mapping>, Option<i64>) =
-                rows.first().get_three()?;
-            let (name, owner) = (name.unwrap_or_default(), owner.unwrap_or_default() as u32);
-            Ok(match (name.as_slice(), mapping) {
-                ([schema, name], Some(mapping)) => Some(Self::new(schema, name, owner, mapping)),
-                _ => None,
-            })
+        Spi::connect(|client| Self::of(client.select(Self::query(extension).as_str(), Some(1), &[])?))
+    }
+
+    /// What reads the row of the source.
+    pub fn query(extension: &str) -> String {
+        let parts: Vec<String> = PARTS.iter().map(|(part, _)| format!("s.{part}")).collect();
+        format!(
+            "select pg_catalog.parse_ident(s.relation), array[{}]::pg_catalog.text[],
+                    (select r.oid::pg_catalog.int8 from pg_catalog.pg_roles r where r.rolname::pg_catalog.text operator(pg_catalog.=) s.owner)
+             from {extension}.outbox_source s",
+            parts.join(", ")
+        )
+    }
+
+    /// Out of what it found.
+    pub fn of(rows: SpiTupleTable) -> SpiResult<Option<Self>> {
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        let (name, mapping, owner): (Option<Vec<String>>, Option<Mapping>, Option<i64>) = rows.first().get_three()?;
+        let (name, owner) = (name.unwrap_or_default(), owner.unwrap_or_default() as u32);
+        Ok(match (name.as_slice(), mapping) {
+            ([schema, name], Some(mapping)) => Some(Self::new(schema, name, owner, mapping)),
+            _ => None,
         })
     }
 

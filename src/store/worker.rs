@@ -33,8 +33,8 @@ pub struct Store {
     claim: OnceCell<Kept>,
     claim_waiting: OnceCell<Kept>,
     settle: OnceCell<Kept>,
-    /// What an idle worker asks again and again, by its text.
-    looks: RefCell<HashMap<String, Rc<Kept>>>,
+    /// What an idle worker runs again and again, by its text.
+    kept: RefCell<HashMap<String, Rc<Kept>>>,
     /// Where events are, if not in outbox_events.
     source: RefCell<Option<Rc<Source>>>,
     /// What makes the bodies of destinations that name a function.
@@ -86,7 +86,7 @@ impl Store {
             claim: OnceCell::new(),
             claim_waiting: OnceCell::new(),
             settle: OnceCell::new(),
-            looks: RefCell::default(),
+            kept: RefCell::default(),
             source: RefCell::default(),
             bodies: Bodies::default(),
         })
@@ -95,12 +95,22 @@ impl Store {
     /// A query that only reads, planned once. Run it by `select`: with all else pgrx takes a transaction number, also
     /// `Spi::get_one`, and the commit then writes WAL.
     fn look(&self, client: &SpiClient, sql: String) -> SpiResult<Rc<Kept>> {
-        let mut looks = self.looks.borrow_mut();
-        if let Some(known) = looks.get(&sql) {
+        self.keep(sql, |sql| Ok(client.prepare(sql, &[])?.keep().into()))
+    }
+
+    /// A statement that writes, planned once.
+    fn write(&self, client: &SpiClient, sql: String, types: &[PgBuiltInOids]) -> SpiResult<Rc<Kept>> {
+        let types: Vec<PgOid> = types.iter().map(|oid| PgOid::from(*oid)).collect();
+        self.keep(sql, |sql| Ok(client.prepare_mut(sql, &types)?.keep().into()))
+    }
+
+    fn keep(&self, sql: String, plan: impl FnOnce(&str) -> SpiResult<Kept>) -> SpiResult<Rc<Kept>> {
+        let mut kept = self.kept.borrow_mut();
+        if let Some(known) = kept.get(&sql) {
             return Ok(Rc::clone(known));
         }
-        let statement = Rc::new(Kept::from(client.prepare(&sql, &[])?.keep()));
-        looks.insert(sql, Rc::clone(&statement));
+        let statement = Rc::new(plan(&sql)?);
+        kept.insert(sql, Rc::clone(&statement));
         Ok(statement)
     }
 
@@ -115,7 +125,10 @@ impl Store {
     /// Takes over the event source that is set now. outbox_source_set() sends the workers away first, so none claims by
     /// an older one; a dump that is restored does not.
     pub fn look_at_source(&self) -> SpiResult<()> {
-        let now = Source::load(&self.schema)?;
+        let now = Spi::connect(|client| {
+            let statement = self.look(client, Source::query(&self.schema))?;
+            Source::of(client.select(&**statement, Some(1), &[])?)
+        })?;
         let mut known = self.source.borrow_mut();
         match (&now, &*known) {
             (None, None) => {}
@@ -160,11 +173,10 @@ impl Store {
     pub fn heartbeat(&self, pid: i32, ttl_s: i32) -> SpiResult<Vec<String>> {
         Spi::connect_mut(|client| {
             let sql = format!("select * from {}.outbox_heartbeat($1, $2, $3)", self.schema);
-            let rows = client.update(
-                sql.as_str(),
-                None,
-                &[self.worker.as_str().into(), pid.into(), ttl_s.into()],
-            )?;
+            let types = [PgBuiltInOids::TEXTOID, PgBuiltInOids::INT4OID, PgBuiltInOids::INT4OID];
+            let statement = self.write(client, sql, &types)?;
+            let args = [self.worker.as_str().into(), pid.into(), ttl_s.into()];
+            let rows = client.update(&**statement, None, &args)?;
             rows.map(|row| Ok(row.get::<Lossy>(1)?.unwrap_or_default().0)).collect()
         })
     }
@@ -227,8 +239,9 @@ impl Store {
                 "select partition, lease_owner, live, lease_epoch from {}.outbox_leases()",
                 self.schema
             );
+            let statement = self.look(client, sql)?;
             client
-                .select(sql.as_str(), None, &[])?
+                .select(&**statement, None, &[])?
                 .map(|row| {
                     Ok(Lease {
                         partition: partition(&row, 1)?,
@@ -243,6 +256,9 @@ impl Store {
 
     /// Takes leases; returns those it got, with their epochs.
     pub fn take(&self, partitions: &[Partition], ttl_s: i32) -> SpiResult<Vec<(Partition, i64)>> {
+        if partitions.is_empty() {
+            return Ok(Vec::new());
+        }
         Spi::connect_mut(|client| {
             let sql = format!(
                 "select partition, lease_epoch from {}.outbox_lease_take($1, $2, $3)",
@@ -267,14 +283,24 @@ impl Store {
                 epochs.into(),
                 ttl_s.into(),
             ];
+            let types = [
+                PgBuiltInOids::TEXTOID,
+                PgBuiltInOids::INT2ARRAYOID,
+                PgBuiltInOids::INT8ARRAYOID,
+                PgBuiltInOids::INT4OID,
+            ];
+            let statement = self.write(client, sql, &types)?;
             client
-                .update(sql.as_str(), None, &args)?
+                .update(&**statement, None, &args)?
                 .map(|row| partition(&row, 1))
                 .collect()
         })
     }
 
     pub fn release(&self, leases: &[(Partition, i64)]) -> SpiResult<()> {
+        if leases.is_empty() {
+            return Ok(());
+        }
         let (partitions, epochs) = columns(leases);
         let sql = format!("select {}.outbox_lease_release($1, $2, $3)", self.schema);
         Spi::run_with_args(&sql, &[self.worker.as_str().into(), partitions.into(), epochs.into()])
