@@ -37,7 +37,7 @@ fn large_messages_are_brought_to_it_without_a_temporary_file() {
     broker.declare_exchange(&exchange, "topic", true);
     broker.declare_queue(&queue, json!({"x-max-length": 1}));
     broker.bind(&queue, &exchange, "#");
-    let cluster = without_workers(broker, &exchange, &["work_mem = '64kB'"]);
+    let cluster = without_workers(broker, &exchange, &["work_mem = '256kB'"]);
     cluster.exec(
         DB,
         "select outbox_publish('T', jsonb_build_object('text', repeat('x', 1000000)), 'o', i::text)
