@@ -1,11 +1,12 @@
-//! Is each error that a user can provoke his own? Every function of the extension is called with what nobody should pass;
-//! none may answer with an internal error (XX000), or end the session.
+//! Is each error that a user can provoke his own? Every function of the extension is called with what nobody should pass, by
+//! every role, in every kind of transaction. None may answer with an internal error (XX000), or end the session; what the
+//! extension refuses says what to do.
 
 mod common;
 
-use common::{DB, unconnected_cluster};
+use common::{DB, NOTHING_RUNS, unconnected_cluster};
 use postgres::Client;
-use postgres::error::SqlState;
+use postgres::error::{DbError, SqlState};
 use support::{Cluster, wait_until};
 
 /// Values of a type, as SQL, that are at its edges.
@@ -104,35 +105,100 @@ fn calls(name: &str, types: &[String], count: usize) -> Vec<String> {
     (0..=count).map(|n| call(n > 0)).collect()
 }
 
-/// What answers with an internal error, or ends the session.
-fn defects(cluster: &Cluster, count: usize) -> Vec<String> {
-    let mut session = cluster.connect(DB);
+/// Who calls, in what transaction, and how that ends.
+#[derive(Clone, Copy)]
+struct Way {
+    role: &'static str,
+    begin: &'static str,
+    prepares: bool,
+}
+
+const PLAIN: Way = Way {
+    role: "postgres",
+    begin: "begin",
+    prepares: false,
+};
+
+/// Roles below the superuser, each with the rights of one group, and one with none.
+const ROLES: [(&str, &str); 6] = [
+    ("plain", ""),
+    ("writer", "in role outbox_writer"),
+    ("reader", "in role outbox_consumer"),
+    ("monitor", "in role outbox_monitor"),
+    ("courier", "in role outbox_relay"),
+    ("boss", "in role outbox_admin"),
+];
+
+fn make_roles(cluster: &Cluster) {
+    for (role, of) in ROLES {
+        cluster.exec(DB, &format!("create role {role} {of}"));
+    }
+}
+
+/// Whether the extension raised it, and not the server: then it says what to do.
+fn is_ours(error: &DbError) -> bool {
+    let file = error.file().unwrap_or_default();
+    file.ends_with(".rs") || error.routine() == Some("exec_stmt_raise")
+}
+
+/// What is wrong with an answer: an internal error, the end of the session, or an error of ours that does not say what to do.
+fn defect(error: &postgres::Error) -> Option<String> {
+    match error.as_db_error() {
+        None => Some(error.to_string()),
+        Some(said) if said.code().code().starts_with("XX") || is_ours(said) && said.hint().is_none() => {
+            Some(format!("{}: {}", said.code().code(), said.message()))
+        }
+        Some(_) => None,
+    }
+}
+
+/// What answers as nothing should.
+fn defects(cluster: &Cluster, count: usize, way: Way) -> Vec<String> {
+    let connect = || {
+        let mut session = cluster.connect(DB);
+        let role = format!("set role {}", way.role);
+        session.batch_execute(&role).expect("a role");
+        session
+    };
+    let mut session = connect();
     let functions = functions(&mut session);
     assert!(functions.len() > 100, "only {} functions were found", functions.len());
     let mut defects = Vec::new();
     for (name, types) in &functions {
         for call in calls(name, types, count) {
             // All of it is undone, and a wait is cut short.
-            let sql = format!("begin; set local statement_timeout = '300ms'; {call}");
-            let error = session.batch_execute(&sql).err();
-            let state = error.as_ref().and_then(|error| error.code().cloned());
-            match (&error, state) {
-                (None, _) => {}
-                (Some(_), Some(state)) if !state.code().starts_with("XX") => {}
-                (Some(error), _) => defects.push(format!(
-                    "{call}: {}",
-                    error.as_db_error().map_or_else(
-                        || error.to_string(),
-                        |e| format!("{}: {}", e.code().code(), e.message())
-                    )
-                )),
+            let sql = format!("{}; set local statement_timeout = '300ms'; {call}", way.begin);
+            let called = session.batch_execute(&sql);
+            let mut answers = vec![called];
+            if way.prepares && answers[0].is_ok() {
+                let prepared = session.batch_execute("prepare transaction 'of the sweep'");
+                let undo = match &prepared {
+                    Ok(()) => "rollback prepared 'of the sweep'",
+                    Err(_) => "rollback",
+                };
+                answers.push(prepared);
+                answers.push(session.batch_execute(undo));
             }
+            let found = answers.iter().filter_map(|answer| defect(answer.as_ref().err()?));
+            let Way { role, begin, .. } = way;
+            defects.extend(found.map(|what| format!("{role}, {begin}: {call}: {what}")));
             if session.batch_execute("rollback").is_err() {
-                session = cluster.connect(DB);
+                session = connect();
             }
         }
     }
     defects
+}
+
+fn assert_none(defects: &[String]) {
+    assert!(defects.is_empty(), "{} defects:\n{}", defects.len(), defects.join("\n"));
+}
+
+/// Nothing that was called stopped or restarted the server.
+fn started(cluster: &Cluster) -> String {
+    let sql =
+        "select pg_postmaster_start_time()::text || pid from pg_stat_activity where backend_type = 'checkpointer'";
+    cluster.query_one(DB, sql)
 }
 
 fn quiet() -> Cluster {
@@ -146,14 +212,43 @@ fn no_call_of_any_function_is_answered_with_an_internal_error() {
         DB,
         "select outbox_publish('T', '{}', 'o', '1'); select outbox_publish('T', '{}', available_at => now() + '1 h')",
     );
-    let defects = defects(&cluster, 25);
-    assert!(defects.is_empty(), "{} defects:\n{}", defects.len(), defects.join("\n"));
+    let before = started(&cluster);
+    assert_none(&defects(&cluster, 25, PLAIN));
+    assert_eq!(started(&cluster), before);
+}
+
+#[test]
+fn no_role_gets_an_internal_error_in_any_kind_of_transaction() {
+    let conf = [NOTHING_RUNS, "max_prepared_transactions = 4"];
+    let cluster = unconnected_cluster("", "x", &conf);
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', 'o', '1'); select outbox_publish('T', '{}', available_at => now() + '1 h')",
+    );
+    make_roles(&cluster);
+    let before = started(&cluster);
+    let mut all = Vec::new();
+    for role in ROLES.map(|(role, _)| role).into_iter().chain(["postgres"]) {
+        for (begin, prepares) in [
+            ("begin", false),
+            ("begin read only", false),
+            ("begin isolation level serializable", false),
+            ("begin", true),
+        ] {
+            all.extend(defects(&cluster, 6, Way { role, begin, prepares }));
+        }
+    }
+    assert_none(&all);
+    assert_eq!(started(&cluster), before);
+    let prepared: i64 = cluster.query_one(DB, "select count(*) from pg_prepared_xacts");
+    assert_eq!(prepared, 0);
 }
 
 #[test]
 fn a_standby_says_that_it_is_read_only() {
     let cluster = quiet();
     cluster.exec(DB, "select outbox_publish('T', '{}', 'o', '1')");
+    make_roles(&cluster);
     let standby = cluster.copy(true, &[]);
     wait_until("the standby to have the event", common::LONG, || {
         standby.query_one::<i64>(DB, "select count(*) from outbox_events") == 1
@@ -176,8 +271,12 @@ fn a_standby_says_that_it_is_read_only() {
         partition,
         cluster.query_one::<String>(DB, "select outbox_partition_of('x')")
     );
-    let defects = defects(&standby, 5);
-    assert!(defects.is_empty(), "{} defects:\n{}", defects.len(), defects.join("\n"));
+    let before = started(&standby);
+    assert_none(&defects(&standby, 5, PLAIN));
+    for (role, _) in ROLES {
+        assert_none(&defects(&standby, 2, Way { role, ..PLAIN }));
+    }
+    assert_eq!(started(&standby), before);
 }
 
 #[test]

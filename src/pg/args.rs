@@ -137,6 +137,7 @@ fn refuse_null(what: &str) -> ! {
         format!("{what} is NULL"),
         function_name!(),
     )
+    .set_hint("Pass a value instead of NULL.")
     .report(PgLogLevel::ERROR);
     unreachable!("ERROR does not return")
 }
