@@ -24,6 +24,8 @@ pub enum Mode {
     Blackhole,
     /// New connections are reset at once; old ones pass.
     Refuse,
+    /// New connections get bytes of no protocol, and end; old ones pass.
+    Garbage,
     /// Requests pass, the answers of the target are swallowed.
     DropReplies,
     /// All bytes pass, this many milliseconds later in each direction.
@@ -148,6 +150,7 @@ fn accept(listener: &TcpListener, state: &Arc<State>) {
         state.accepted.fetch_add(1, Ordering::AcqRel);
         match state.mode() {
             Mode::Refuse => reset_on_close(&client),
+            Mode::Garbage => _ = (&client).write_all(&GARBAGE), // how it ends is the peer's affair
             _ => open(client, state),
         }
     }
@@ -177,6 +180,9 @@ enum Direction {
     Request,
     Reply,
 }
+
+/// Neither HTTP nor AMQP nor TLS, and more than any of their headers.
+const GARBAGE: [u8; 64] = [0xa5; 64];
 
 enum Item {
     Bytes { due: Instant, bytes: Vec<u8> },

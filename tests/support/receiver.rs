@@ -14,7 +14,9 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 
 use crate::certificate::{Authority, Certificate};
+use crate::wait::pass_time_until;
 
+const DRIP_EVERY: Duration = Duration::from_millis(20);
 /// No connection of a test is idle for longer.
 const IDLE_MAX: Duration = Duration::from_secs(120);
 
@@ -52,6 +54,8 @@ pub enum Reply {
     Close,
     /// Nothing, until the peer gives up.
     Hang,
+    /// A header that never ends, a byte every 20 ms.
+    Drip,
 }
 
 impl Reply {
@@ -154,6 +158,14 @@ fn serve(stream: impl Read + Write, seen: &Mutex<Vec<Request>>, answer: &impl Fn
                 stream.get_mut().flush()?;
             }
             Reply::Close => return Ok(()),
+            Reply::Drip => loop {
+                let bytes = b"HTTP/1.1 200 OK\r\n".iter().chain(b"x: y\r\n".iter().cycle());
+                for byte in bytes {
+                    stream.get_mut().write_all(&[*byte])?;
+                    stream.get_mut().flush()?;
+                    pass_time_until(Instant::now() + DRIP_EVERY);
+                }
+            },
             Reply::Hang => return io::copy(&mut stream, &mut io::sink()).map(drop),
         }
     }

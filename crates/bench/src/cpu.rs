@@ -63,6 +63,34 @@ impl Cpu {
     }
 }
 
+/// To the ns, where `times` counts in steps of 10 ms: for what takes little. Threads that have ended are left out.
+pub fn of_threads_us(pid: u32) -> f64 {
+    let running_ns = |text: String| text.split_whitespace().next()?.parse::<f64>().ok();
+    of_threads(pid, "schedstat").filter_map(running_ns).sum::<f64>() / 1e3
+}
+
+/// How often its threads have been woken: they waited, and then ran again.
+pub fn wakes(pid: u32) -> u64 {
+    let count = |text: String| -> Option<u64> {
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        line.trim().parse().ok()
+    };
+    of_threads(pid, "status").filter_map(count).sum()
+}
+
+/// A file of /proc, of each thread.
+fn of_threads(pid: u32, file: &str) -> impl Iterator<Item = String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
+    let file = file.to_owned();
+    tasks.filter_map(move |task| fs::read_to_string(task.ok()?.path().join(&file)).ok())
+}
+
+pub fn of_ended_children_us(pid: u32) -> f64 {
+    times(pid).ended_children
+}
+
 struct Times {
     own: f64,
     ended_children: f64,
@@ -103,5 +131,24 @@ mod tests {
     fn a_process_that_is_gone_took_nothing() {
         let times = parse("", 10_000.0);
         assert_eq!((times.own, times.ended_children), (0.0, 0.0));
+        assert_eq!((of_threads_us(0), wakes(0)), (0.0, 0));
+    }
+
+    #[test]
+    fn all_threads_of_a_process_count() {
+        let us = std::process::id();
+        let (time, count) = (of_threads_us(us), wakes(us));
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || {
+            wait.recv().expect("a word");
+            let (time, count) = (of_threads_us(us), wakes(us));
+            (time, count)
+        });
+        while wakes(us) == count {
+            std::thread::yield_now(); // until it waits
+        }
+        go.send(()).expect("it listens");
+        let (later, later_count) = other.join().expect("it ends well");
+        assert!(later > time && later_count > count);
     }
 }

@@ -18,8 +18,8 @@ const KEYS: u32 = 1000;
 
 /// One run of the bare publisher.
 #[derive(Clone, Copy)]
-struct Published {
-    rate: f64,
+pub struct Published {
+    pub rate: f64,
     cpu_per_message: Cpu,
 }
 
@@ -58,7 +58,7 @@ fn pairs(options: &Options, servers: &mut Servers, maker: &Maker, placement: Pla
     figure(name, placement, &ours, &theirs)
 }
 
-fn bare(options: &Options, servers: &mut Servers, maker: &Maker, queue: QueueType, count: u32) -> Published {
+pub fn bare(options: &Options, servers: &mut Servers, maker: &Maker, queue: QueueType, count: u32) -> Published {
     servers.renew_queue(queue);
     let messages: Vec<Message> = (0..count)
         .map(|n| {
@@ -82,7 +82,7 @@ fn outbox(servers: &mut Servers, maker: &Maker, queue: QueueType, count: u32) ->
     servers.renew_queue(queue);
     backlog::forget_the_past(servers);
     backlog::settle_down(servers);
-    backlog::load(&mut servers.sql, "order", maker.padding, count, 0, KEYS);
+    backlog::load(&mut servers.sql, "order", &maker.note, count, 0, KEYS);
     backlog::drain(servers, count)
 }
 
@@ -94,8 +94,9 @@ fn check_that_both_send_the_same(servers: &mut Servers, maker: &Maker) {
             .recv(LONG)
             .unwrap_or_else(|| panic!("no message of {what} arrived"))
     };
-    let padding = maker.padding as i32;
-    let sent = servers.sql.query_one(events::PUBLISH, &[&padding, &events::order(0)]);
+    let sent = servers
+        .sql
+        .query_one(events::PUBLISH, &[&maker.note, &events::order(0)]);
     let seq: i64 = sent.expect("publish an event").get(0);
     let ours = one("the outbox");
     let publisher = BarePublisher::connect(servers.broker.port());

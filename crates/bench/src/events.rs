@@ -6,12 +6,12 @@ use outbox_core::message::{Event, HeaderValue, Pointer, Publication, Text};
 use outbox_core::partition::{Partition, PartitionCount};
 use outbox_core::route::{Format, Route, Statics, Template, TransportKind};
 
-/// Bytes of a message's body, give or take those of a longer or shorter seq.
+/// Bytes of a message's body where a row does not say otherwise, give or take those of a longer or shorter seq.
 pub const BODY_BYTES: usize = 300;
 
-/// The SQL of one event; `$1` pads its payload, `$2` is its order.
+/// The SQL of one event; `$1` is the note in its payload, `$2` its order.
 pub const PUBLISH: &str = "select outbox_publish('OrderPlaced', \
-     jsonb_build_object('note', repeat('x', $1::int), 'order', $2::text, 'total', 99.90), 'order', $2::text, 'placed')";
+     jsonb_build_object('note', $1::text, 'order', $2::text, 'total', 99.90), 'order', $2::text, 'placed')";
 
 /// The default of outbox.routing_key.
 const ROUTING_KEY: &str = "{aggregate_type}.{operation}";
@@ -22,21 +22,26 @@ pub struct Maker {
     template: Template,
     statics: Statics,
     partitions: PartitionCount,
-    /// What `$1` of [`PUBLISH`] must be.
-    pub padding: usize,
+    /// What `$1` of [`PUBLISH`] must be. Postgres finds nothing in it to compress.
+    pub note: String,
 }
 
 impl Maker {
     pub fn new(exchange: &str) -> Self {
+        Self::sized(exchange, BODY_BYTES)
+    }
+
+    /// Of messages with bodies of so many bytes.
+    pub fn sized(exchange: &str, body_bytes: usize) -> Self {
         let mut maker = Self {
             exchange: Text::shared(exchange),
             template: Template::parse(ROUTING_KEY).expect("a template of our own"),
             statics: Statics::default(),
             partitions: PartitionCount::new(16).expect("the default count"),
-            padding: 0,
+            note: String::new(),
         };
         let unpadded = maker.message(100_000, &order(0), &id(0));
-        maker.padding = BODY_BYTES - unpadded.body.len();
+        maker.note = note(body_bytes - unpadded.body.len());
         maker
     }
 
@@ -62,10 +67,7 @@ impl Maker {
             aggregate_id: Some(order.to_owned()),
             operation: Some("placed".into()),
             // As jsonb prints it: shorter names first.
-            payload: format!(
-                r#"{{"note": "{}", "order": "{order}", "total": 99.90}}"#,
-                "x".repeat(self.padding)
-            ),
+            payload: format!(r#"{{"note": "{}", "order": "{order}", "total": 99.90}}"#, self.note),
             created_at: "2026-01-31T12:00:00.123456Z".into(),
             created_at_s: 1_769_860_800,
             ..Event::default()
@@ -79,6 +81,20 @@ impl Maker {
         };
         envelope::publication(0, &pointer, &event, &route).expect("an event that can be sent")
     }
+}
+
+/// Letters that look as by chance, the same each time.
+fn note(bytes: usize) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+-";
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64; // xorshift64
+    (0..bytes)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            char::from(LETTERS[(state >> 58) as usize])
+        })
+        .collect()
 }
 
 /// The order of number `n`, and so the key: of one length whatever the number.
@@ -133,6 +149,14 @@ mod tests {
             maker.message(1_234_567, &order(999), &id(u64::MAX >> 16)).body.len(),
             BODY_BYTES + 1
         );
+    }
+
+    #[test]
+    fn a_large_body_has_the_size_that_is_asked_for() {
+        for bytes in [10_000, 1_000_000] {
+            let maker = Maker::sized("bench", bytes);
+            assert_eq!(maker.message(123_456, &order(7), &id(1)).body.len(), bytes);
+        }
     }
 
     #[test]

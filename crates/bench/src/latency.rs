@@ -28,7 +28,7 @@ const WARM_UPS: u32 = 10;
 const LAST_MESSAGE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, PartialEq)]
-enum Side {
+pub enum Side {
     Outbox,
     Application,
 }
@@ -41,19 +41,17 @@ struct Sent {
 }
 
 /// One run of one side, in ms.
-struct Samples {
-    to_consumer: Vec<f64>,
+pub struct Samples {
+    pub to_consumer: Vec<f64>,
     commit: Vec<f64>,
-    per_s: f64,
+    pub per_s: f64,
 }
 
 pub fn run(options: &Options, report: &mut Report) {
     say("latency: starting servers");
     let mut servers = Servers::start(Placement::Unpinned, options.first_queue(), &[]);
     report.about(&mut servers);
-    let tables = "create table orders (id bigint generated always as identity primary key, total numeric not null);
-                  create table app_events (like outbox_events including all)";
-    servers.sql.batch_execute(tables).expect("create tables");
+    create_tables(&mut servers);
     let maker = Arc::new(Maker::new(EXCHANGE));
     let mut ids = 0;
     for &queue in &options.queues {
@@ -78,6 +76,13 @@ pub fn run(options: &Options, report: &mut Report) {
                 .for_each(|figure| report.add(figure));
         }
     }
+}
+
+/// Of the business.
+pub fn create_tables(servers: &mut Servers) {
+    let tables = "create table orders (id bigint generated always as identity primary key, total numeric not null);
+                  create table app_events (like outbox_events including all)";
+    servers.sql.batch_execute(tables).expect("create tables");
 }
 
 fn figures(name: &str, ours: &[Samples], theirs: &[Samples]) -> [Figure; 2] {
@@ -112,7 +117,7 @@ fn figures(name: &str, ours: &[Samples], theirs: &[Samples]) -> [Figure; 2] {
 }
 
 /// One run of one side on a queue of its own.
-fn measure(
+pub fn measure(
     options: &Options,
     servers: &Servers,
     maker: &Arc<Maker>,
@@ -259,7 +264,7 @@ impl ClientOfOne {
 
     /// Either way the event is stored; the outbox also enqueues it.
     fn prepare_event(&mut self) -> Statement {
-        const PAYLOAD: &str = "jsonb_build_object('note', repeat('x', $1::int), 'order', $2::text, 'total', 99.90)";
+        const PAYLOAD: &str = "jsonb_build_object('note', $1::text, 'order', $2::text, 'total', 99.90)";
         let sql = match self.channel {
             None => format!(
                 "select outbox_publish('OrderPlaced', {PAYLOAD}, 'order', $2::text, 'placed', id => $3::text::uuid)"
@@ -276,8 +281,7 @@ impl ClientOfOne {
     fn begin(&mut self, business: &Statement, event: &Statement, id: &str) -> i64 {
         self.sql.batch_execute("begin").expect("begin");
         self.sql.execute(business, &[]).expect("insert the business row");
-        let padding = self.maker.padding as i32;
-        let row = self.sql.query_one(event, &[&padding, &self.order, &id]);
+        let row = self.sql.query_one(event, &[&self.maker.note, &self.order, &id]);
         row.expect("write the event").get(0)
     }
 }

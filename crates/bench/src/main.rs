@@ -9,7 +9,7 @@
 //! | `events` | what is sent? The same bytes on both sides |
 //! | `bare` | how fast is lapin alone? |
 //! | `backlog` | how fast does the outbox drain? |
-//! | `drain`, `latency`, `shapes` | the rows |
+//! | `drain`, `latency`, `shapes`, `sizes`, `long`, `isolation`, `idle` | the rows |
 //! | `stats`, `report` | what do the samples say, and how is it shown? |
 //!
 //! docs/benchmarks.md says what the rows mean.
@@ -20,11 +20,15 @@ mod cores;
 mod cpu;
 mod drain;
 mod events;
+mod idle;
+mod isolation;
 mod latency;
+mod long;
 mod options;
 mod report;
 mod servers;
 mod shapes;
+mod sizes;
 mod stats;
 
 use clap::Parser;
@@ -42,10 +46,17 @@ fn main() {
             RowName::Keys => shapes::keys(&options, &mut report),
             RowName::Snapshot => shapes::snapshot(&options, &mut report),
             RowName::Blocked => shapes::blocked(&options, &mut report),
+            RowName::Sizes => sizes::run(&options, &mut report),
+            RowName::Backlog => long::run(&options, &mut report),
+            RowName::Isolation => isolation::run(&options, &mut report),
+            RowName::Idle => idle::run(&options, &mut report),
         }
     }
     println!("\n{}", report.text());
     println!("written to {}", report.file().display());
+    if !report.are_goals_met() {
+        std::process::exit(1);
+    }
 }
 
 /// What goes on now, for who waits.

@@ -1,4 +1,4 @@
-//! What to run, and how much of it? The flags of outbox-bench; the defaults take well under 40 minutes on two cores.
+//! What to run, and how much of it? The flags of outbox-bench; the defaults take an hour and a quarter on two cores.
 
 use clap::{Parser, ValueEnum};
 use serde_json::{Value, json};
@@ -39,6 +39,18 @@ pub struct Options {
     /// Messages behind the blocked key.
     #[arg(long, default_value_t = 100_000, value_parser = at_least_1000)]
     pub blocked_backlog: u32,
+    /// Messages of 10 kB, for sizes.
+    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(3..))]
+    pub medium_messages: u32,
+    /// Messages of 1 MB, for sizes.
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(3..))]
+    pub large_messages: u32,
+    /// Messages of the large backlog, for backlog; the small one is that of drain. A million takes 2 GB of disk.
+    #[arg(long, default_value_t = 500_000, value_parser = at_least_1000)]
+    pub large_backlog: u32,
+    /// Length of one run of idle.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+    pub idle_seconds: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -48,6 +60,10 @@ pub enum RowName {
     Keys,
     Snapshot,
     Blocked,
+    Sizes,
+    Backlog,
+    Isolation,
+    Idle,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -109,6 +125,10 @@ impl Options {
             "messages": self.messages,
             "snapshot_backlog": self.snapshot_backlog,
             "blocked_backlog": self.blocked_backlog,
+            "medium_messages": self.medium_messages,
+            "large_messages": self.large_messages,
+            "large_backlog": self.large_backlog,
+            "idle_seconds": self.idle_seconds,
         })
     }
 }

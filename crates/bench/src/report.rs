@@ -29,7 +29,14 @@ pub struct Report {
     about: Vec<(String, String)>,
     options: Value,
     figures: Vec<Figure>,
+    goals: Vec<Goal>,
     file: PathBuf,
+}
+
+/// What a row is to reach, whether or not it is a ratio.
+struct Goal {
+    text: String,
+    is_met: bool,
 }
 
 impl Report {
@@ -45,6 +52,7 @@ impl Report {
             about: Vec::new(),
             options: options.to_json(),
             figures: Vec::new(),
+            goals: Vec::new(),
             file: directory.join(format!("{started_s}.json")),
         }
     }
@@ -67,6 +75,23 @@ impl Report {
     pub fn add(&mut self, figure: Figure) {
         figure.lines().iter().for_each(|line| say(line));
         self.figures.push(figure);
+        self.write();
+    }
+
+    /// Says whether a row reached what it is to reach: `value` of `what`, which is to be `wanted`.
+    pub fn goal(&mut self, row: &str, what: &str, value: f64, is_met: bool, wanted: &str) {
+        let word = if is_met { "met" } else { "MISSED" };
+        let text = format!("{word}: {row}: {value:.2} {what}, wanted {wanted}");
+        say(&text);
+        self.goals.push(Goal { text, is_met });
+        self.write();
+    }
+
+    pub fn are_goals_met(&self) -> bool {
+        self.goals.iter().all(|goal| goal.is_met)
+    }
+
+    fn write(&self) {
         let text = serde_json::to_string_pretty(&self.json()).expect("numbers and texts");
         fs::write(&self.file, text).unwrap_or_else(|error| panic!("write {}: {error}", self.file.display()));
     }
@@ -77,6 +102,7 @@ impl Report {
         let lines: Vec<String> = about
             .chain([format!("flags: {}", self.options), String::new(), heading()])
             .chain(figures)
+            .chain(self.goals.iter().map(|goal| goal.text.clone()))
             .collect();
         lines.join("\n")
     }
@@ -91,6 +117,7 @@ impl Report {
             "about": about,
             "options": self.options,
             "figures": self.figures.iter().map(Figure::json).collect::<Vec<_>>(),
+            "goals": self.goals.iter().map(|goal| json!({"text": goal.text, "met": goal.is_met})).collect::<Vec<_>>(),
         })
     }
 }
@@ -153,6 +180,7 @@ impl Figure {
 fn quantity(value: f64, unit: &str) -> String {
     match unit {
         "/s" => format!("{value:.0}/s"),
+        "%" => format!("{value:.3} %"),
         _ => format!("{value:.2} {unit}"),
     }
 }
@@ -212,14 +240,39 @@ mod tests {
         assert_eq!(quantity(2.456, "ms"), "2.46 ms");
     }
 
-    #[test]
-    fn the_file_has_every_sample_and_the_flags() {
-        let report = Report {
+    fn report() -> Report {
+        Report {
             about: vec![("Postgres".into(), "15".into())],
             options: Options::parse_from(["bench", "--pairs", "3"]).to_json(),
             figures: vec![figure()],
+            goals: vec![Goal {
+                text: "met: drain: 0.90 of bare, wanted at least 0.9".into(),
+                is_met: true,
+            }],
             file: PathBuf::new(),
-        };
+        }
+    }
+
+    #[test]
+    fn one_goal_that_is_missed_is_enough() {
+        let mut report = report();
+        assert!(report.are_goals_met());
+        report.goals.push(Goal {
+            text: "MISSED: idle: 0.32 % of a core, wanted at most 0.2".into(),
+            is_met: false,
+        });
+        assert!(!report.are_goals_met());
+        assert!(
+            report
+                .text()
+                .ends_with("MISSED: idle: 0.32 % of a core, wanted at most 0.2")
+        );
+        assert_eq!(report.json()["goals"][1]["met"], false);
+    }
+
+    #[test]
+    fn the_file_has_every_sample_and_the_flags() {
+        let report = report();
         let json = report.json();
         assert_eq!(json["about"]["Postgres"], "15");
         assert_eq!(json["options"]["pairs"], 3);

@@ -92,6 +92,14 @@ impl Servers {
         self.declare_queue(queue);
     }
 
+    /// As `renew_queue`; one that keeps the newest messages only, so that the broker does not grow.
+    pub fn renew_bounded_queue(&self, queue: QueueType, messages: u32) {
+        self.broker.delete_queue(QUEUE);
+        let arguments = json!({ "x-queue-type": queue.name(), "x-max-length": messages, "x-overflow": "drop-head" });
+        self.broker.declare_queue(QUEUE, arguments);
+        self.broker.bind(QUEUE, EXCHANGE, BINDING);
+    }
+
     // ---- outbox -----------------------------------------------------------------------------------------------------
 
     pub fn pause(&mut self) {

@@ -42,17 +42,17 @@ pub fn snapshot(options: &Options, report: &mut Report) {
 /// has a Postgres of its own. How fast the rows behind were set aside stands beside.
 pub fn blocked(options: &Options, report: &mut Report) {
     let mut servers = start(options, report, "blocked", &["outbox.max_attempts = 1"]);
-    let padding = Maker::new(EXCHANGE).padding;
+    let note = Maker::new(EXCHANGE).note;
     let mut set_aside_per_s = Vec::new();
     let mut figure = pairs(options, "blocked", ("a key is blocked", "none is"), |ours| {
         servers.renew_cluster();
         servers.renew_queue(options.first_queue());
         if ours {
-            set_aside_per_s.push(block_a_key(&mut servers, padding, options.blocked_backlog));
+            set_aside_per_s.push(block_a_key(&mut servers, &note, options.blocked_backlog));
         }
         servers.pause();
         backlog::settle_down(&mut servers);
-        backlog::load(&mut servers.sql, "order", padding, options.messages, 0, KEYS);
+        backlog::load(&mut servers.sql, "order", &note, options.messages, 0, KEYS);
         backlog::drain(&mut servers, options.messages).rate
     });
     let middle = stats::median(&set_aside_per_s);
@@ -63,14 +63,14 @@ pub fn blocked(options: &Options, report: &mut Report) {
 
 /// What no queue takes is a dead letter at its first attempt, and the rest of its key waits for it. Returns how many rows a
 /// second the worker set aside, from the order to resume until none of them is among those that may go.
-fn block_a_key(servers: &mut Servers, padding: usize, behind: u32) -> f64 {
-    backlog::load(&mut servers.sql, "stuck", padding, 1, 0, 1);
+fn block_a_key(servers: &mut Servers, note: &str, behind: u32) -> f64 {
+    backlog::load(&mut servers.sql, "stuck", note, 1, 0, 1);
     servers.wait_true(
         "the dead letter",
         "select exists (select from outbox_dead where blocks)",
     );
     servers.pause();
-    backlog::load(&mut servers.sql, "stuck", padding, behind, 0, 1);
+    backlog::load(&mut servers.sql, "stuck", note, behind, 0, 1);
     let resumed = Instant::now();
     servers.resume();
     servers.wait_true("the blocked to be set aside", "select not exists (select from outbox)");
@@ -122,8 +122,8 @@ fn load_and_drain(
     servers.renew_queue(options.first_queue());
     backlog::forget_the_past(servers);
     backlog::settle_down(servers);
-    let padding = Maker::new(EXCHANGE).padding;
-    backlog::load(&mut servers.sql, "order", padding, count, 0, keys);
+    let note = Maker::new(EXCHANGE).note;
+    backlog::load(&mut servers.sql, "order", &note, count, 0, keys);
     let Some(reader) = reader else {
         return backlog::drain(servers, count);
     };
