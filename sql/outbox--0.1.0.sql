@@ -1267,7 +1267,45 @@ create type @extschema@.outbox_claimed as (
   wal_position bigint, replayed boolean, enqueued_at timestamptz, remark text, expires_at timestamptz
 );
 comment on type @extschema@.outbox_claimed is
-  'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not among these.';
+  'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark and no seq is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not among these. With a seq the remark says why the message can never be sent.';
+
+-- Text that leaves the server. A client is sent text in its own encoding; where that cannot be done the whole statement
+-- fails, with all its rows. So a text that cannot be UTF-8 is found here, before it is sent, and spoils one row alone.
+
+create function @extschema@.outbox_unreadable(
+  key text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
+  metadata text, headers text, actor text, correlation_id text
+) returns text language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_unreadable_wrapper';
+comment on function @extschema@.outbox_unreadable(text, text, text, text, text, text, text, text, text, text, text) is
+  'Internal: why a message with this key and event can never be sent: a text that cannot be converted to UTF-8, or too many bytes. NULL if it can.';
+
+create function @extschema@.outbox_legible(text)
+returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_legible_wrapper';
+comment on function @extschema@.outbox_legible(text) is
+  'Internal: the text with a replacement for each character that cannot be converted to UTF-8.';
+
+create function @extschema@.outbox_of_utf8(bytea)
+returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_of_utf8_wrapper';
+comment on function @extschema@.outbox_of_utf8(bytea) is
+  'Internal: a text out of UTF-8, with a question mark for each character that the encoding of the database lacks.';
+
+-- No SET clause: it is inlined into the claims of workers outside.
+create function @extschema@.outbox_readable(claimed @extschema@.outbox_claimed)
+returns setof @extschema@.outbox_claimed language sql stable as $$
+  select ($1).tid, ($1).seq, ($1).destination, ($1).partition, case when u.why is null then ($1).key end, ($1).attempts,
+         ($1).crashes, ($1).claim_token, case when u.why is null then ($1).id end, case when u.why is null then ($1).type end,
+         case when u.why is null then ($1).aggregate_type end, case when u.why is null then ($1).aggregate_id end,
+         case when u.why is null then ($1).operation end, case when u.why is null then ($1).payload end,
+         case when u.why is null then ($1).previous_payload end, case when u.why is null then ($1).metadata end,
+         case when u.why is null then ($1).headers end, case when u.why is null then ($1).actor end,
+         case when u.why is null then ($1).correlation_id end, ($1).created_at, ($1).created_at_s, ($1).wal_position,
+         ($1).replayed, ($1).enqueued_at, coalesce(($1).remark, u.why), ($1).expires_at
+  from (select @extschema@.outbox_unreadable(
+          ($1).key, ($1).type, ($1).aggregate_type, ($1).aggregate_id, ($1).operation, ($1).payload, ($1).previous_payload,
+          ($1).metadata, ($1).headers, ($1).actor, ($1).correlation_id) as why offset 0) u;
+$$;
+comment on function @extschema@.outbox_readable(@extschema@.outbox_claimed) is
+  'Internal: a claimed message as a client gets it: without its texts if one of them cannot be read, and the remark says why.';
 
 -- No SET clause: it is inlined into the claims.
 create function @extschema@.outbox_remarks(seen bigint, wanted bigint, claimed bigint)
@@ -4261,10 +4299,11 @@ language plpgsql volatile parallel unsafe security definer set search_path = pg_
 begin
   perform @extschema@.outbox_work_me();
   select s.leasing into leasing from @extschema@.outbox_settings s;
-  not_adopted := @extschema@.outbox_not_adopted();
-  source := (select s.relation::text from @extschema@.outbox_source s);
+  not_adopted := @extschema@.outbox_legible(@extschema@.outbox_not_adopted());
+  source := (select @extschema@.outbox_legible(s.relation) from @extschema@.outbox_source s);
   defaults := (
-    select string_agg(format('%s %s %s', s.setdatabase, s.setrole, s.setconfig), ';' order by s.setdatabase, s.setrole)
+    select @extschema@.outbox_legible(
+             string_agg(format('%s %s %s', s.setdatabase, s.setrole, s.setconfig), ';' order by s.setdatabase, s.setrole))
     from pg_db_role_setting s
     where s.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
       and s.setrole in (0, (select r.oid from pg_roles r where r.rolname = session_user)));
@@ -4277,7 +4316,9 @@ comment on function @extschema@.outbox_work_look() is
 create function @extschema@.outbox_work_destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
 ) returns setof record language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select d.* from @extschema@.outbox_destinations() d where @extschema@.outbox_work_me() is not null;
+  select @extschema@.outbox_legible(d.destination), d.wrapper, d.server,
+         (select array_agg(@extschema@.outbox_legible(o) order by i) from unnest(d.options) with ordinality u (o, i)), d.paused
+  from @extschema@.outbox_destinations() d where @extschema@.outbox_work_me() is not null;
 $$;
 comment on function @extschema@.outbox_work_destinations() is
   'Worker outside: the destinations that there are, as outbox_destinations() has them.';
@@ -4294,8 +4335,8 @@ returns setof text language plpgsql volatile parallel unsafe security definer se
 begin
   perform set_config('synchronous_commit', 'off', true);
   -- No longer than its leases last: nobody knows sooner that such a worker has ended, and both are over at once then.
-  return query select * from @extschema@.outbox_heartbeat(
-    @extschema@.outbox_work_me(), pg_backend_pid(), @extschema@.outbox_work_ttl_s());
+  return query select @extschema@.outbox_legible(h) from @extschema@.outbox_heartbeat(
+    @extschema@.outbox_work_me(), pg_backend_pid(), @extschema@.outbox_work_ttl_s()) h;
 end
 $$;
 comment on function @extschema@.outbox_work_heartbeat() is
@@ -4303,7 +4344,7 @@ comment on function @extschema@.outbox_work_heartbeat() is
 
 create function @extschema@.outbox_work_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
 returns setof record language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select l.* from @extschema@.outbox_leases() l where @extschema@.outbox_work_me() is not null;
+  select l.partition, @extschema@.outbox_legible(l.lease_owner), l.live, l.lease_epoch from @extschema@.outbox_leases() l where @extschema@.outbox_work_me() is not null;
 $$;
 comment on function @extschema@.outbox_work_leases() is
   'Worker outside: every partition with its lease, to plan from.';
@@ -4398,10 +4439,10 @@ set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
   -- A claim that a crash undoes is made again. But what a crash could undo must not be sent: it waits for the disk.
   perform set_config('synchronous_commit', 'off', true);
-  return query select c.* from @extschema@.outbox_claim(
+  return query select r.* from @extschema@.outbox_claim(
     @extschema@.outbox_work_me(), destination, partitions, epochs,
     array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), marks, 33554432::bigint,
-    coalesce(reach, 9223372036854775807)) c
+    coalesce(reach, 9223372036854775807)) c cross join lateral @extschema@.outbox_readable(c) r
   where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
 end
 $$;
@@ -4414,8 +4455,9 @@ create function @extschema@.outbox_work_claim_waiting(
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
   perform set_config('synchronous_commit', 'off', true);
-  return query select c.* from @extschema@.outbox_claim_waiting(
+  return query select r.* from @extschema@.outbox_claim_waiting(
     @extschema@.outbox_work_me(), destination, partition, key, epoch, reach, least(greatest(max_rows, 0), 10000), 33554432::bigint) c
+    cross join lateral @extschema@.outbox_readable(c) r
   where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
   if @extschema@.outbox_waits(destination, partition, key) then
     return query select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
@@ -4435,9 +4477,9 @@ begin
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin anew.';
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  return query select c.* from @extschema@.outbox_claim_unleased(
+  return query select r.* from @extschema@.outbox_claim_unleased(
     destination, @extschema@.outbox_work_token(), extract(epoch from current_setting('outbox.claim_ttl')::interval)::integer,
-    least(greatest(max_rows, 0), 10000), 33554432::bigint) c
+    least(greatest(max_rows, 0), 10000), 33554432::bigint) c cross join lateral @extschema@.outbox_readable(c) r
   where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
 end
 $$;
@@ -4452,7 +4494,8 @@ begin
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin anew.';
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  return query select d.* from @extschema@.outbox_due(@extschema@.outbox_work_me(), partitions, epochs, 1000, null::text) d;
+  return query select @extschema@.outbox_legible(d.destination), d.partition, d.seq
+               from @extschema@.outbox_due(@extschema@.outbox_work_me(), partitions, epochs, 1000, null::text) d;
 end
 $$;
 comment on function @extschema@.outbox_work_due(smallint[], bigint[]) is
@@ -4469,7 +4512,9 @@ create function @extschema@.outbox_work_gates(
   partitions smallint[], out destination text, out partition smallint, out key text, out head bigint, out followers boolean
 ) returns setof record language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  return query select g.* from @extschema@.outbox_gates(array(
+  return query
+  select @extschema@.outbox_legible(g.destination), g.partition, @extschema@.outbox_legible(g.key), g.head, g.followers
+  from @extschema@.outbox_gates(array(
     select p.partition from @extschema@.outbox_partitions p
     where p.partition = any (partitions) and p.lease_owner = @extschema@.outbox_work_me())) g;
 end
@@ -4638,6 +4683,7 @@ grant execute on function
   to outbox_relay;
 -- Workers outside the server.
 grant execute on function
+  @extschema@.outbox_legible(text), @extschema@.outbox_of_utf8(bytea),
   @extschema@.outbox_work_begin(text), @extschema@.outbox_work_look(), @extschema@.outbox_work_destinations(),
   @extschema@.outbox_work_heartbeat(), @extschema@.outbox_work_leases(),
   @extschema@.outbox_work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]), @extschema@.outbox_work_purge(),

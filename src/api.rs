@@ -4,7 +4,7 @@
 use crate::config::Settings;
 use crate::error::{self, UserError, invalid};
 use crate::faults::{self, Fault};
-use crate::pg::args::{Args, Int2s, Int8s, Jsonb, Seqs, Text, Texts};
+use crate::pg::args::{Args, Int2s, Int8s, Jsonb, Legible, Seqs, Text, Texts, Utf8};
 use crate::pg::catalog::{self, Oid, OptionsOf};
 use crate::pg::{latch, security, signals, trigger, txn};
 use crate::shmem::Class;
@@ -737,4 +737,39 @@ fn outbox_body_problem(destination: Text) -> Option<Vec<Text>> {
     let body = body_of(Kind::of_wrapper(&server.wrapper)?, &server.options)?;
     let problem = store::body::problem(&destination, &body)?;
     Some(vec![problem.message.into(), problem.hint.into()])
+}
+
+/// Why a message with these texts can never be sent.
+#[pg_extern(sql = false)]
+fn outbox_unreadable(fcinfo: pg_sys::FunctionCallInfo) -> Option<Text> {
+    // SAFETY: the call's own fcinfo; the types are as sql/src/30_worker.sql declares them.
+    let args = unsafe { Args::new(fcinfo) };
+    let text = |number| args.text_or_why_not(number);
+    let key = text(0).map(drop);
+    let event = || {
+        Ok(Event {
+            kind: text(1)?.unwrap_or_default(),
+            aggregate_type: text(2)?,
+            aggregate_id: text(3)?,
+            operation: text(4)?,
+            payload: text(5)?.unwrap_or_default(),
+            previous_payload: text(6)?,
+            metadata: text(7)?,
+            headers: text(8)?,
+            actor: text(9)?,
+            correlation_id: text(10)?,
+            ..Event::default()
+        })
+    };
+    store::sendable(key, event()).err().map(Text::from)
+}
+
+#[pg_extern(sql = false)]
+fn outbox_legible(text: Legible) -> Text {
+    text.0.into()
+}
+
+#[pg_extern(sql = false)]
+fn outbox_of_utf8(text: Utf8) -> Text {
+    text.0.into()
 }

@@ -4,6 +4,8 @@
 #[path = "work/command.rs"]
 mod command;
 mod common;
+#[path = "work/encodings.rs"]
+mod encodings;
 #[path = "work/fences.rs"]
 mod fences;
 #[path = "work/live.rs"]

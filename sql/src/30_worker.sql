@@ -227,7 +227,45 @@ create type @extschema@.outbox_claimed as (
   wal_position bigint, replayed boolean, enqueued_at timestamptz, remark text, expires_at timestamptz
 );
 comment on type @extschema@.outbox_claimed is
-  'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not among these.';
+  'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark and no seq is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not among these. With a seq the remark says why the message can never be sent.';
+
+-- Text that leaves the server. A client is sent text in its own encoding; where that cannot be done the whole statement
+-- fails, with all its rows. So a text that cannot be UTF-8 is found here, before it is sent, and spoils one row alone.
+
+create function @extschema@.outbox_unreadable(
+  key text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
+  metadata text, headers text, actor text, correlation_id text
+) returns text language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_unreadable_wrapper';
+comment on function @extschema@.outbox_unreadable(text, text, text, text, text, text, text, text, text, text, text) is
+  'Internal: why a message with this key and event can never be sent: a text that cannot be converted to UTF-8, or too many bytes. NULL if it can.';
+
+create function @extschema@.outbox_legible(text)
+returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_legible_wrapper';
+comment on function @extschema@.outbox_legible(text) is
+  'Internal: the text with a replacement for each character that cannot be converted to UTF-8.';
+
+create function @extschema@.outbox_of_utf8(bytea)
+returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_of_utf8_wrapper';
+comment on function @extschema@.outbox_of_utf8(bytea) is
+  'Internal: a text out of UTF-8, with a question mark for each character that the encoding of the database lacks.';
+
+-- No SET clause: it is inlined into the claims of workers outside.
+create function @extschema@.outbox_readable(claimed @extschema@.outbox_claimed)
+returns setof @extschema@.outbox_claimed language sql stable as $$
+  select ($1).tid, ($1).seq, ($1).destination, ($1).partition, case when u.why is null then ($1).key end, ($1).attempts,
+         ($1).crashes, ($1).claim_token, case when u.why is null then ($1).id end, case when u.why is null then ($1).type end,
+         case when u.why is null then ($1).aggregate_type end, case when u.why is null then ($1).aggregate_id end,
+         case when u.why is null then ($1).operation end, case when u.why is null then ($1).payload end,
+         case when u.why is null then ($1).previous_payload end, case when u.why is null then ($1).metadata end,
+         case when u.why is null then ($1).headers end, case when u.why is null then ($1).actor end,
+         case when u.why is null then ($1).correlation_id end, ($1).created_at, ($1).created_at_s, ($1).wal_position,
+         ($1).replayed, ($1).enqueued_at, coalesce(($1).remark, u.why), ($1).expires_at
+  from (select @extschema@.outbox_unreadable(
+          ($1).key, ($1).type, ($1).aggregate_type, ($1).aggregate_id, ($1).operation, ($1).payload, ($1).previous_payload,
+          ($1).metadata, ($1).headers, ($1).actor, ($1).correlation_id) as why offset 0) u;
+$$;
+comment on function @extschema@.outbox_readable(@extschema@.outbox_claimed) is
+  'Internal: a claimed message as a client gets it: without its texts if one of them cannot be read, and the remark says why.';
 
 -- No SET clause: it is inlined into the claims.
 create function @extschema@.outbox_remarks(seen bigint, wanted bigint, claimed bigint)

@@ -94,10 +94,11 @@ language plpgsql volatile parallel unsafe security definer set search_path = pg_
 begin
   perform @extschema@.outbox_work_me();
   select s.leasing into leasing from @extschema@.outbox_settings s;
-  not_adopted := @extschema@.outbox_not_adopted();
-  source := (select s.relation::text from @extschema@.outbox_source s);
+  not_adopted := @extschema@.outbox_legible(@extschema@.outbox_not_adopted());
+  source := (select @extschema@.outbox_legible(s.relation) from @extschema@.outbox_source s);
   defaults := (
-    select string_agg(format('%s %s %s', s.setdatabase, s.setrole, s.setconfig), ';' order by s.setdatabase, s.setrole)
+    select @extschema@.outbox_legible(
+             string_agg(format('%s %s %s', s.setdatabase, s.setrole, s.setconfig), ';' order by s.setdatabase, s.setrole))
     from pg_db_role_setting s
     where s.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
       and s.setrole in (0, (select r.oid from pg_roles r where r.rolname = session_user)));
@@ -110,7 +111,9 @@ comment on function @extschema@.outbox_work_look() is
 create function @extschema@.outbox_work_destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
 ) returns setof record language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select d.* from @extschema@.outbox_destinations() d where @extschema@.outbox_work_me() is not null;
+  select @extschema@.outbox_legible(d.destination), d.wrapper, d.server,
+         (select array_agg(@extschema@.outbox_legible(o) order by i) from unnest(d.options) with ordinality u (o, i)), d.paused
+  from @extschema@.outbox_destinations() d where @extschema@.outbox_work_me() is not null;
 $$;
 comment on function @extschema@.outbox_work_destinations() is
   'Worker outside: the destinations that there are, as outbox_destinations() has them.';
@@ -127,8 +130,8 @@ returns setof text language plpgsql volatile parallel unsafe security definer se
 begin
   perform set_config('synchronous_commit', 'off', true);
   -- No longer than its leases last: nobody knows sooner that such a worker has ended, and both are over at once then.
-  return query select * from @extschema@.outbox_heartbeat(
-    @extschema@.outbox_work_me(), pg_backend_pid(), @extschema@.outbox_work_ttl_s());
+  return query select @extschema@.outbox_legible(h) from @extschema@.outbox_heartbeat(
+    @extschema@.outbox_work_me(), pg_backend_pid(), @extschema@.outbox_work_ttl_s()) h;
 end
 $$;
 comment on function @extschema@.outbox_work_heartbeat() is
@@ -136,7 +139,7 @@ comment on function @extschema@.outbox_work_heartbeat() is
 
 create function @extschema@.outbox_work_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
 returns setof record language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select l.* from @extschema@.outbox_leases() l where @extschema@.outbox_work_me() is not null;
+  select l.partition, @extschema@.outbox_legible(l.lease_owner), l.live, l.lease_epoch from @extschema@.outbox_leases() l where @extschema@.outbox_work_me() is not null;
 $$;
 comment on function @extschema@.outbox_work_leases() is
   'Worker outside: every partition with its lease, to plan from.';
@@ -231,10 +234,10 @@ set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
   -- A claim that a crash undoes is made again. But what a crash could undo must not be sent: it waits for the disk.
   perform set_config('synchronous_commit', 'off', true);
-  return query select c.* from @extschema@.outbox_claim(
+  return query select r.* from @extschema@.outbox_claim(
     @extschema@.outbox_work_me(), destination, partitions, epochs,
     array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), marks, 33554432::bigint,
-    coalesce(reach, 9223372036854775807)) c
+    coalesce(reach, 9223372036854775807)) c cross join lateral @extschema@.outbox_readable(c) r
   where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
 end
 $$;
@@ -247,8 +250,9 @@ create function @extschema@.outbox_work_claim_waiting(
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
   perform set_config('synchronous_commit', 'off', true);
-  return query select c.* from @extschema@.outbox_claim_waiting(
+  return query select r.* from @extschema@.outbox_claim_waiting(
     @extschema@.outbox_work_me(), destination, partition, key, epoch, reach, least(greatest(max_rows, 0), 10000), 33554432::bigint) c
+    cross join lateral @extschema@.outbox_readable(c) r
   where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
   if @extschema@.outbox_waits(destination, partition, key) then
     return query select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
@@ -268,9 +272,9 @@ begin
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin anew.';
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  return query select c.* from @extschema@.outbox_claim_unleased(
+  return query select r.* from @extschema@.outbox_claim_unleased(
     destination, @extschema@.outbox_work_token(), extract(epoch from current_setting('outbox.claim_ttl')::interval)::integer,
-    least(greatest(max_rows, 0), 10000), 33554432::bigint) c
+    least(greatest(max_rows, 0), 10000), 33554432::bigint) c cross join lateral @extschema@.outbox_readable(c) r
   where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
 end
 $$;
@@ -285,7 +289,8 @@ begin
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin anew.';
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  return query select d.* from @extschema@.outbox_due(@extschema@.outbox_work_me(), partitions, epochs, 1000, null::text) d;
+  return query select @extschema@.outbox_legible(d.destination), d.partition, d.seq
+               from @extschema@.outbox_due(@extschema@.outbox_work_me(), partitions, epochs, 1000, null::text) d;
 end
 $$;
 comment on function @extschema@.outbox_work_due(smallint[], bigint[]) is
@@ -302,7 +307,9 @@ create function @extschema@.outbox_work_gates(
   partitions smallint[], out destination text, out partition smallint, out key text, out head bigint, out followers boolean
 ) returns setof record language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  return query select g.* from @extschema@.outbox_gates(array(
+  return query
+  select @extschema@.outbox_legible(g.destination), g.partition, @extschema@.outbox_legible(g.key), g.head, g.followers
+  from @extschema@.outbox_gates(array(
     select p.partition from @extschema@.outbox_partitions p
     where p.partition = any (partitions) and p.lease_owner = @extschema@.outbox_work_me())) g;
 end

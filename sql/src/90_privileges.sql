@@ -95,6 +95,7 @@ grant execute on function
   to outbox_relay;
 -- Workers outside the server.
 grant execute on function
+  @extschema@.outbox_legible(text), @extschema@.outbox_of_utf8(bytea),
   @extschema@.outbox_work_begin(text), @extschema@.outbox_work_look(), @extschema@.outbox_work_destinations(),
   @extschema@.outbox_work_heartbeat(), @extschema@.outbox_work_leases(),
   @extschema@.outbox_work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]), @extschema@.outbox_work_purge(),

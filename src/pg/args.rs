@@ -1,6 +1,7 @@
 //! Arguments and results of the functions that SQL calls. Text is converted on its way, lists are bounded by what memory
 //! there is, and JSON is handed on as it came.
 
+use super::text::Unreadable;
 use super::{array, text};
 use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
 use pgrx::datum::{Datum, FromDatum, IntoDatum, TimestampWithTimeZone, Uuid};
@@ -30,6 +31,13 @@ impl Args {
     pub fn text(&self, number: usize) -> Option<String> {
         // SAFETY: promised in `new`.
         unsafe { pgrx::fcinfo::pg_getarg::<Text>(self.0, number).map(Text::into_string) }
+    }
+
+    pub fn text_or_why_not(&self, number: usize) -> Result<Option<String>, Unreadable> {
+        // SAFETY: promised in `new`.
+        let datum = unsafe { pgrx::fcinfo::pg_getarg_datum(self.0, number) };
+        // SAFETY: promised in `new`.
+        datum.map(|datum| unsafe { text::of_datum(datum) }).transpose()
     }
 
     pub fn oid(&self, number: usize) -> Option<pg_sys::Oid> {
@@ -119,6 +127,12 @@ impl From<&str> for Text {
     }
 }
 
+/// A text as an argument, with a replacement for each character that cannot be converted.
+pub struct Legible(pub String);
+
+/// A bytea as an argument that is UTF-8, with a replacement for what is not.
+pub struct Utf8(pub String);
+
 /// Texts as an argument.
 pub struct Texts(pub Vec<Option<String>>);
 
@@ -156,6 +170,25 @@ impl IntoDatum for Text {
 
     fn type_oid() -> pg_sys::Oid {
         pg_sys::TEXTOID
+    }
+}
+
+impl FromDatum for Legible {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
+        let read = |bytes: &[u8]| Ok(Self(text::from_server_lossy(bytes)));
+        // SAFETY: the caller says that this is a text.
+        (!is_null).then(|| unsafe { text::with_bytes(datum, read) }.unwrap_or_else(|why| why.raise()))
+    }
+}
+
+impl FromDatum for Utf8 {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
+        let read = |bytes: &[u8]| {
+            text::check_memory(bytes.len() * 3); // of a replacement
+            Ok(Self(String::from_utf8_lossy(bytes).into_owned()))
+        };
+        // SAFETY: the caller says that this is a bytea.
+        (!is_null).then(|| unsafe { text::with_bytes(datum, read) }.unwrap_or_else(|why| why.raise()))
     }
 }
 
@@ -208,8 +241,10 @@ macro_rules! argument {
     };
 }
 
-argument!(Text, Texts, Int8s, Int2s, Seqs);
+argument!(Text, Legible, Utf8, Texts, Int8s, Int2s, Seqs);
 impl_sql_translatable!(Text, "text");
+impl_sql_translatable!(Legible, "text");
+impl_sql_translatable!(Utf8, "bytea");
 impl_sql_translatable!(Texts, "text[]");
 impl_sql_translatable!(Int8s, "int8[]");
 impl_sql_translatable!(Int2s, "int2[]");

@@ -698,20 +698,24 @@ fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<Tid>> {
         expires_at_us: row.get::<TimestampWithTimeZone>(26)?.map(us_since_1970),
     };
     let event = match (key, row.get::<Lossy>(9)?) {
-        (Err(why), _) => Err(format!("its key cannot be read: {why}")),
-        (_, None) => Err(format!("the event store has no event with seq {seq}")),
-        (_, Some(id)) => readable(event(row, seq, id.0))?.map_err(|why| format!("the event cannot be read: {why}")),
+        (Ok(_), None) => Err(format!("the event store has no event with seq {seq}")),
+        (key, id) => sendable(key.map(drop), readable(event(row, seq, id.unwrap_or_default().0))?),
     };
     Ok(Claimed {
         place: row.get(1)?.expect("a claimed row has a place"),
         pointer,
-        event: event
-            .and_then(|event| match event.body_bytes() as i64 {
-                bytes if bytes > BODY_MAX_BYTES => Err(format!("the event has {bytes} bytes, more than can be sent")),
-                _ => Ok(event),
-            })
-            .map_err(|reason| Outcome::Unsendable { reason }),
+        event: event.map_err(|reason| Outcome::Unsendable { reason }),
     })
+}
+
+/// The event of a message with that key, or why the message can never be sent. A worker outside is told the same.
+pub fn sendable(key: Result<(), Unreadable>, event: Result<Event, Unreadable>) -> Result<Event, String> {
+    key.map_err(|why| format!("its key cannot be read: {why}"))?;
+    let event = event.map_err(|why| format!("the event cannot be read: {why}"))?;
+    match event.body_bytes() as i64 {
+        bytes if bytes > BODY_MAX_BYTES => Err(format!("the event has {bytes} bytes, more than can be sent")),
+        _ => Ok(event),
+    }
 }
 
 fn event(row: &SpiHeapTupleData, seq: i64, id: String) -> SpiResult<Event> {

@@ -234,7 +234,7 @@ impl Session {
         )?;
         self.clock.set((row.get(4), Instant::now()));
         let settings = self.rows(
-            "select name, setting from pg_settings where name like 'outbox.%' and setting is not null",
+            "select name, @.outbox_legible(setting) from pg_settings where name like 'outbox.%' and setting is not null",
             &[],
         )?;
         Ok(Look {
@@ -250,7 +250,8 @@ impl Session {
     fn destinations(&self) -> Result<Vec<Described>, Trouble> {
         // The view shows options of a mapping to its own role only, and only with USAGE on the server.
         let rows = self.rows(
-            "select d.destination, d.wrapper, coalesce(d.options, '{}'), d.paused, coalesce(m.umoptions, '{}')
+            "select d.destination, d.wrapper, coalesce(d.options, '{}'), d.paused,
+                    array(select @.outbox_legible(o) from unnest(m.umoptions) with ordinality u (o, i) order by i)
              from @.outbox_work_destinations() d
              left join pg_user_mappings m on m.srvid = d.server and m.usename = current_user order by 1",
             &[],
@@ -323,9 +324,11 @@ impl Session {
         reason: Option<&str>,
         detail: Option<&str>,
     ) -> Result<(), Trouble> {
+        // As bytes: the database may lack a character of what a broker says, and then the statement fails.
+        let (reason, detail) = (reason.map(str::as_bytes), detail.map(str::as_bytes));
         let params: [&(dyn ToSql + Sync); 4] = [&destination, &state, &reason, &detail];
         self.rows(
-            "select @.outbox_work_report($1::text, $2::text, $3::text, $4::text)",
+            "select @.outbox_work_report($1::text, $2::text, @.outbox_of_utf8($3::bytea), @.outbox_of_utf8($4::bytea))",
             &params,
         )
         .map(drop)
@@ -508,7 +511,8 @@ impl Session {
     ) -> Result<usize, Trouble> {
         let rows = Settled::of(batch, dead_action);
         let row = self.one(
-            "select @.outbox_work_settle($1::text, $2::text[], $3::bigint[], $4::smallint[], $5::bigint[], $6::text[], $7::bigint[], $8::text[], $9::bigint[])",
+            "select @.outbox_work_settle($1::text, $2::text[], $3::bigint[], $4::smallint[], $5::bigint[], $6::text[], $7::bigint[],
+               array(select @.outbox_of_utf8(r) from unnest($8::bytea[]) with ordinality u (r, i) order by i), $9::bigint[])",
             &[
                 &destination,
                 &rows.tids,
@@ -571,7 +575,8 @@ struct Settled<'a> {
     tokens: Vec<i64>,
     actions: Vec<&'static str>,
     delays_ms: Vec<Option<i64>>,
-    reasons: Vec<Option<&'a str>>,
+    /// In UTF-8, as bytes: the database may lack a character.
+    reasons: Vec<Option<&'a [u8]>>,
 }
 
 impl<'a> Settled<'a> {
@@ -592,7 +597,7 @@ impl<'a> Settled<'a> {
             rows.tokens.push(settlement.pointer.lease_epoch);
             rows.actions.push(action);
             rows.delays_ms.push(delay_ms);
-            rows.reasons.push(reason);
+            rows.reasons.push(reason.map(str::as_bytes));
         }
         rows
     }
@@ -678,18 +683,18 @@ fn remark(row: &Row) -> Option<&str> {
 fn batch(rows: &[Row]) -> Result<Batch<Place>, Trouble> {
     let mut batch = Batch::default();
     for row in rows {
-        match remark(row) {
-            None => batch.rows.push(claimed(row)?),
-            Some("cut") => batch.cut = true,
-            Some("missed") => batch.missed = true,
-            Some(_) => {}
+        match (row.get::<_, Option<i64>>(1), remark(row)) {
+            (Some(seq), _) => batch.rows.push(claimed(row, seq)?),
+            (None, Some("cut")) => batch.cut = true,
+            (None, Some("missed")) => batch.missed = true,
+            (None, _) => {}
         }
     }
     Ok(batch)
 }
 
-fn claimed(row: &Row) -> Result<Claimed<Place>, Trouble> {
-    let seq = row.get(1);
+/// A message that cannot be read is one of its own to give up: the others of its claim go on.
+fn claimed(row: &Row, seq: i64) -> Result<Claimed<Place>, Trouble> {
     let pointer = Pointer {
         seq,
         destination: row.get(2),
@@ -702,31 +707,35 @@ fn claimed(row: &Row) -> Result<Claimed<Place>, Trouble> {
         enqueued_at_us: row.get(22),
         expires_at_us: row.get(23),
     };
-    let event = match row.get::<_, Option<String>>(8) {
-        None => Err(Outcome::Unsendable {
-            reason: format!("the event store has no event with seq {seq}"),
-        }),
-        Some(id) => Ok(Event {
-            id,
-            seq,
-            kind: row.get(9),
-            aggregate_type: row.get(10),
-            aggregate_id: row.get(11),
-            operation: row.get(12),
-            payload: row.get(13),
-            previous_payload: row.get(14),
-            metadata: row.get(15),
-            headers: row.get(16),
-            actor: row.get(17),
-            correlation_id: row.get(18),
-            created_at: row.get(19),
-            created_at_s: row.get(20),
-            body: None,
-        }),
+    let event = match (remark(row), row.get::<_, Option<String>>(8)) {
+        (Some(why), _) => Err(why.to_owned()),
+        (None, None) => Err(format!("the event store has no event with seq {seq}")),
+        (None, Some(id)) => Ok(event(row, seq, id)),
     };
     Ok(Claimed {
         place: row.get(0),
         pointer,
-        event,
+        event: event.map_err(|reason| Outcome::Unsendable { reason }),
     })
+}
+
+/// What is NULL although its column forbids that is empty, as for a worker in the server.
+fn event(row: &Row, seq: i64, id: String) -> Event {
+    Event {
+        id,
+        seq,
+        kind: row.get::<_, Option<String>>(9).unwrap_or_default(),
+        aggregate_type: row.get(10),
+        aggregate_id: row.get(11),
+        operation: row.get(12),
+        payload: row.get::<_, Option<String>>(13).unwrap_or_default(),
+        previous_payload: row.get(14),
+        metadata: row.get(15),
+        headers: row.get(16),
+        actor: row.get(17),
+        correlation_id: row.get(18),
+        created_at: row.get::<_, Option<String>>(19).unwrap_or_default(),
+        created_at_s: row.get::<_, Option<i64>>(20).unwrap_or_default(),
+        body: None,
+    }
 }
