@@ -394,8 +394,9 @@ fn ask_source<T>(fcinfo: pg_sys::FunctionCallInfo, ask: impl FnOnce(&Source) -> 
 }
 
 #[pg_extern(sql = false)]
-fn outbox_source_events(seqs: Int8s, fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
-    let events = ask_source(fcinfo, |source| source.events(&seqs.0));
+fn outbox_source_events(seqs: Int8s, bytes_max: i64, fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
+    let bytes_max = usize::try_from(bytes_max).unwrap_or(0);
+    let events = ask_source(fcinfo, |source| source.events(&seqs.0, bytes_max));
     events.into_iter().map(|text| text.map(Text::from)).collect()
 }
 

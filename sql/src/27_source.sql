@@ -135,15 +135,15 @@ create type @extschema@.outbox_source_row as (
 comment on type @extschema@.outbox_source_row is
   'Internal: an event of the source. fault and error: why it could not be read (failed), or that there is none (missing).';
 
-create function @extschema@.outbox_source_events(seqs bigint[])
+create function @extschema@.outbox_source_events(seqs bigint[], bytes_max bigint)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_events_wrapper';
-comment on function @extschema@.outbox_source_events(bigint[]) is
-  'Internal: the events of these seqs as the source has them, read as its owner, restricted: 15 texts each, in the order of outbox_source_row.';
+comment on function @extschema@.outbox_source_events(bigint[], bigint) is
+  'Internal: the events of these seqs as the source has them, read as its owner, restricted: 15 texts each, in the order of outbox_source_row. Stops after bytes_max of bodies.';
 
-create function @extschema@.outbox_source_rows(seqs bigint[])
+create function @extschema@.outbox_source_rows(seqs bigint[], bytes_max bigint)
 returns setof @extschema@.outbox_source_row language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
-  texts constant text[] := @extschema@.outbox_source_events(seqs);
+  texts constant text[] := @extschema@.outbox_source_events(seqs, bytes_max);
   event @extschema@.outbox_source_row;
 begin
   for i in 1 .. cardinality(texts) by 15 loop
@@ -161,7 +161,7 @@ begin
   end loop;
 end
 $$;
-comment on function @extschema@.outbox_source_rows(bigint[]) is
+comment on function @extschema@.outbox_source_rows(bigint[], bigint) is
   'Internal: the same as rows.';
 
 create function @extschema@.outbox_source_matching(

@@ -111,8 +111,9 @@ create type @extschema@.outbox_relayed as (
 comment on type @extschema@.outbox_relayed is
   'Internal: a message that a relay holds.';
 
-create function @extschema@.outbox_relay_claim(max_rows integer, to_destination text, ttl_s double precision)
-returns setof @extschema@.outbox_relayed language plpgsql volatile
+create function @extschema@.outbox_relay_claim(
+  max_rows integer, to_destination text, ttl_s double precision, bytes_max bigint
+) returns setof @extschema@.outbox_relayed language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
 #variable_conflict use_column
 declare
@@ -132,7 +133,7 @@ begin
     perform @extschema@.outbox_expire_firsts(to_destination, settings.partitions, lane_rows);
     return query
     select c.seq, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s', c.replayed
-    from @extschema@.outbox_claim_unleased(to_destination, token, ttl_s::integer, max_rows, 33554432::bigint) c
+    from @extschema@.outbox_claim_unleased(to_destination, token, ttl_s::integer, max_rows, bytes_max) c
     where c.remark is null;
     return;
   end if;
@@ -184,20 +185,34 @@ begin
                 select unnest(@extschema@.outbox_held(by_partition, seqs, keys, places)));
   return query
   with chosen as materialized (
-    select f.tid from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
+    select f.tid, f.seq from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
     where f.seq = any (seqs) order by f.seq limit max_rows
+  ), sized as materialized (
+    -- Cut by a column: no body is read for it.
+    select c.tid, sum(coalesce(e.body_bytes, 0)) over (order by c.seq) - coalesce(e.body_bytes, 0) as bytes_before
+    from chosen c left join @extschema@.outbox_events e on e.seq = c.seq
   ), claimed as (
     update @extschema@.outbox o
     set claim_token = token, claim_until = clock_timestamp() + ttl_s * interval '1 s',
         crashes = o.crashes + case when o.claim_token is null then 0 else 1 end
-    from chosen c where o.ctid = c.tid
+    from sized s where o.ctid = s.tid and s.bytes_before < bytes_max
     returning o.seq, o.key, o.attempts, o.claim_token, o.claim_until, o.replayed
   )
   select c.* from claimed c;
 end
 $$;
-comment on function @extschema@.outbox_relay_claim(integer, text, double precision) is
-  'Internal: claims messages for outbox_fetch_unpublished().';
+comment on function @extschema@.outbox_relay_claim(integer, text, double precision, bigint) is
+  'Internal: claims messages for outbox_fetch_unpublished(); stops after bytes_max of bodies, as far as outbox_events tells their size.';
+
+create function @extschema@.outbox_relay_return(claims @extschema@.outbox_relayed[], of_destination text)
+returns void language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+  update @extschema@.outbox o set claim_token = null, claim_until = null
+  from unnest($1) c
+  where o.ctid = (select @extschema@.outbox_row(c.seq, $2, s.partitions) from @extschema@.outbox_settings s)
+    and o.claim_token = c.claim_token;
+$$;
+comment on function @extschema@.outbox_relay_return(@extschema@.outbox_relayed[], text) is
+  'Internal: gives messages back that a relay has claimed and does not get.';
 
 create function @extschema@.outbox_fetch_unpublished(
   max_rows integer default 100, destination text default 'default', claim_ttl interval default '15 s',
@@ -207,13 +222,23 @@ create function @extschema@.outbox_fetch_unpublished(
   out replayed boolean, out message_id text
 ) returns setof record language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
-set work_mem = '64MB' as $$ -- what is stored out of line stays there until it is sent; the rest of 10000 rows fits into it
+-- Bodies in outbox_events stay out of line until they are sent. Those of a source are copied: 32 MiB of text and the last of
+-- them may take six times as much as jsonb.
+set work_mem = '512MB' as $$
 #variable_conflict use_column
 declare
   to_destination constant text := coalesce(outbox_fetch_unpublished.destination, 'default');
   ttl_s constant double precision := ceil(extract(epoch from claim_ttl));
+  bytes_max constant bigint := 33554432; -- as a claim of a worker
+  event_bytes_max constant integer := 16777216;
+  is_converted constant boolean := getdatabaseencoding() <> 'UTF8';
   claims @extschema@.outbox_relayed[];
   events @extschema@.outbox_source_row[];
+  given integer := 0;
+  bytes bigint := 0;
+  wanted integer;
+  got integer;
+  bad bigint[];
 begin
   if max_rows is null or max_rows not between 1 and 10000 then
     raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
@@ -227,20 +252,37 @@ begin
     raise exception 'destination "%" does not exist', to_destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;
+  -- A message that can never be given to a relay fails, as with a worker. That others come behind it all the same: a few more
+  -- turns.
   if not exists (select from @extschema@.outbox_source) then
-    return query
-    select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, c.claim_until,
-           e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
-           e.created_at, c.replayed, e.id::text
-    from @extschema@.outbox_relay_claim(max_rows, to_destination, ttl_s) c
-    left join @extschema@.outbox_events e on e.seq = c.seq order by c.seq;
+    for turn in 1 .. 10 loop
+      claims := array(select c from @extschema@.outbox_relay_claim(max_rows, to_destination, ttl_s, bytes_max) c);
+      exit when claims = '{}';
+      bad := array(
+        select c.seq
+        from unnest(claims) c join @extschema@.outbox_events e on e.seq = c.seq
+        cross join lateral (select case
+          when e.body_bytes > event_bytes_max then format('the event has %s bytes, more than can be sent', e.body_bytes)
+          when is_converted then @extschema@.outbox_unreadable(
+            c.key, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload::text, e.previous_payload::text,
+            e.metadata::text, e.headers::text, e.actor, e.correlation_id) end as why offset 0) u
+        where u.why is not null and @extschema@.outbox_end_claim(c.seq, c.claim_token, to_destination, u.why, false, true));
+      return query
+      select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, c.claim_until,
+             e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
+             e.created_at, c.replayed, e.id::text
+      from unnest(claims) c left join @extschema@.outbox_events e on e.seq = c.seq
+      where c.seq <> all (bad) order by c.seq;
+      exit when found;
+    end loop;
     return;
   end if;
-  -- A message whose event cannot be read fails, as with a worker. That others come behind it all the same: a few more turns.
+  -- How large the events of a source are is known when they are read: the first ones tell how many more are claimed.
+  wanted := least(max_rows, 25);
   for turn in 1 .. 10 loop
-    claims := array(select c from @extschema@.outbox_relay_claim(max_rows, to_destination, ttl_s) c);
+    claims := array(select c from @extschema@.outbox_relay_claim(wanted, to_destination, ttl_s, bytes_max) c order by c.seq);
     exit when claims = '{}';
-    events := array(select e from @extschema@.outbox_source_rows(array(select c.seq from unnest(claims) c)) e);
+    events := array(select e from @extschema@.outbox_source_rows(array(select c.seq from unnest(claims) c order by 1), bytes_max - bytes) e);
     perform @extschema@.outbox_end_claim(c.seq, c.claim_token, to_destination, e.error, false, e.fault = 'missing')
     from unnest(claims) c join unnest(events) e on e.seq = c.seq where e.fault is not null;
     return query
@@ -248,12 +290,22 @@ begin
            e.headers, c.key, c.attempts, c.claim_token, c.claim_until, e.aggregate_type, e.aggregate_id, e.operation,
            e.previous_payload, e.metadata, e.actor, e.correlation_id, e.created_at, c.replayed, e.id
     from unnest(claims) c join unnest(events) e on e.seq = c.seq where e.fault is null order by c.seq;
-    exit when found;
+    get diagnostics got = row_count;
+    given := given + got;
+    bytes := bytes + (select coalesce(sum(coalesce(pg_column_size(e.payload), 0) + coalesce(pg_column_size(e.previous_payload), 0)
+      + coalesce(pg_column_size(e.metadata), 0) + coalesce(pg_column_size(e.headers), 0)), 0) from unnest(events) e);
+    if cardinality(events) < cardinality(claims) then
+      perform @extschema@.outbox_relay_return(
+        array(select c from unnest(claims) c where not exists (select from unnest(events) e where e.seq = c.seq)), to_destination);
+      exit;
+    end if;
+    exit when given >= max_rows or bytes >= bytes_max or (given > 0 and cardinality(claims) < wanted);
+    wanted := least(max_rows - given, greatest(1, (bytes_max - bytes) * given / greatest(bytes, 1)));
   end loop;
 end
 $$;
 comment on function @extschema@.outbox_fetch_unpublished(integer, text, interval) is
-  'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them with their events, in order of seq; of each key (of each partition, where that is the order) the first that has not ended. Commit before you send.';
+  'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them with their events, in order of seq; of each key (of each partition, where that is the order) the first that has not ended. Stops after 32 MiB of bodies. Commit before you send.';
 
 create function @extschema@.outbox_end_claim(
   seq bigint, claim_token bigint, destination text, error text, published boolean, unsendable boolean default false

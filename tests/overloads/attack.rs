@@ -75,7 +75,7 @@ fn no_overload_is_called_by_workers_or_by_what_a_person_does() {
     wait_for_ended(&cluster);
     assert_unharmed(&cluster);
     // What was not called proves nothing. These are called by the server itself, or their bodies are made part of another
-    // statement, or (locate) only after something moved rows.
+    // statement, or only after something moved rows (locate), or where events of a source do not fit (relay_return).
     let beside = "{outbox_amqp_validator,outbox_http_validator,outbox_attach_name,outbox_claim,outbox_claim_unleased,outbox_locate,
                    outbox_partition_label,outbox_readable,outbox_remarks,outbox_suspicion}";
     call(
@@ -86,6 +86,11 @@ fn no_overload_is_called_by_workers_or_by_what_a_person_does() {
             ("destinations", "'{default}'"),
             ("partitions", "'{1}'"),
         ],
+    );
+    call(
+        &cluster,
+        "outbox_relay_return",
+        &[("claims", "'{}'"), ("of_destination", "'default'")],
     );
     let uncalled = format!(
         "select coalesce(string_agg(p.proname, ' ' order by p.proname), '') from pg_proc p

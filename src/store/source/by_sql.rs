@@ -9,6 +9,7 @@ use crate::pg::txn;
 use outbox_core::message::{Event, Outcome};
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::TimestampWithTimeZone;
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashSet};
 
 /// Rows that one statement reads.
@@ -32,11 +33,25 @@ pub struct Criteria {
 
 impl Source {
     /// The events of these seqs as texts, one event after the other: seq; what is wrong with it (`failed`, or `missing`:
-    /// there is none), and why; its parts.
-    pub fn events(&self, seqs: &[i64]) -> Result<Vec<Option<String>>, UserError> {
+    /// there is none), and why; its parts. It stops after `bytes_max`, but not before the first: what it does not return is
+    /// not read. `seqs` are in order.
+    pub fn events(&self, seqs: &[i64], bytes_max: usize) -> Result<Vec<Option<String>>, UserError> {
+        let (bytes, last) = (Cell::new(0), Cell::new(i64::MAX));
         let read = |piece: &[i64]| {
             let mut rows = Vec::new();
-            self.fetch(piece, usize::MAX, &mut rows).map(|_| rows)
+            if last.get() == i64::MAX {
+                let left = bytes_max.saturating_sub(bytes.get());
+                let is_all = self.fetch(piece, left, &mut rows)?;
+                let sizes = rows
+                    .iter()
+                    .map(|(_, event)| event.as_ref().map_or(0, Event::body_bytes));
+                bytes.set(bytes.get() + sizes.sum::<usize>());
+                if !is_all || bytes.get() >= bytes_max {
+                    let end = rows.last().map(|(seq, _)| *seq);
+                    last.set(end.or(piece.last().copied()).unwrap_or(i64::MAX));
+                }
+            }
+            Ok(rows)
         };
         let (rows, failed) = self.in_pieces(seqs, read)?;
         let mut events: BTreeMap<i64, Result<Event, Outcome>> = BTreeMap::new();
@@ -50,7 +65,7 @@ impl Source {
             }
         }
         events.extend(failed.into_iter().map(|(seq, reason)| (seq, fail(reason))));
-        for seq in seqs {
+        for seq in seqs.iter().filter(|seq| **seq <= last.get()) {
             let reason = || format!("{} has no row with seq {seq}", self.relation);
             events
                 .entry(*seq)
