@@ -53,7 +53,9 @@ impl Screen {
 
     pub fn resize(&mut self, columns: u16, lines: u16) {
         self.screen();
-        self.emulator.screen_mut().set_size(lines, columns);
+        // vt100 0.16 subtracts with overflow where a character wraps on a screen of one line (grid.rs, col_wrap), or a wide one
+        // comes to a screen of one column. The program may still write for a larger terminal.
+        self.emulator.screen_mut().set_size(lines.max(2), columns.max(2));
         self.pty.resize(columns, lines);
     }
 

@@ -36,6 +36,21 @@ fn assert_gone(cluster: &Cluster) {
 }
 
 #[test]
+fn the_emulator_of_these_tests_takes_text_that_wraps_on_a_terminal_of_one_cell() {
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "read line; printf 'much 日本語 text\\n'"]);
+    let mut screen = Screen::start(command, 60, 24);
+    screen.resize(1, 1);
+    screen.pty.send("\n");
+    screen.pty.wait();
+    wait_until("all of it", LONG, || {
+        screen.screen();
+        String::from_utf8_lossy(&screen.pty.written()).contains("text")
+    });
+    screen.screen();
+}
+
+#[test]
 fn a_person_sees_what_it_delivers_holds_it_and_ends_it() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
