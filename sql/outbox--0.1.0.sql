@@ -484,6 +484,11 @@ create function @extschema@.outbox_publish(
 comment on function @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz) is
   'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
 
+create function @extschema@.outbox_note_shown(destination text, partition smallint, seq bigint)
+returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_shown_wrapper';
+comment on function @extschema@.outbox_note_shown(text, smallint, bigint) is
+  'Internal: this transaction puts a message into outbox, where views look for the first that waits; they hear of it at COMMIT. True, so that it can stand in a WHERE.';
+
 create function @extschema@.outbox_wake(more_waiting bigint, partitions smallint[], seqs bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
 comment on function @extschema@.outbox_wake(bigint, smallint[], bigint[]) is
@@ -1421,7 +1426,7 @@ set work_mem = '128MB' as $$
     insert into @extschema@.outbox as o
       (seq, enqueued_at, claim_token, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
     select g.seq, g.enqueued_at, $5, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at
-    from gone g
+    from gone g where @extschema@.outbox_note_shown(g.destination, g.partition, g.seq)
     returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
               o.replayed, o.enqueued_at, o.expires_at
   )
@@ -1521,6 +1526,7 @@ begin
   insert into @extschema@.outbox as o
     (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
   select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at from gone g
+  where @extschema@.outbox_note_shown(g.destination, g.partition, g.seq)
   on conflict do nothing
   returning o.destination, o.partition, o.seq;
 end
@@ -2057,6 +2063,7 @@ begin
      and @extschema@.outbox_row(outbox_retry.seq, to_destination, partitions) is null then
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
+    perform @extschema@.outbox_note_shown(risen.destination, risen.partition, risen.seq);
     perform @extschema@.outbox_wake(1::bigint, array[risen.partition], array[risen.seq]);
     perform @extschema@.outbox_note_pending(to_destination, 1::bigint);
   end if;
@@ -2285,6 +2292,7 @@ begin
   update @extschema@.outbox o
   set partition = @extschema@.outbox_repartition(o.seq, o.key, o.partition, old, new),
       claim_token = null, claim_until = null;
+  perform from @extschema@.outbox o where @extschema@.outbox_note_shown(o.destination, o.partition, o.seq);
   update @extschema@.outbox_waiting w
   set partition = @extschema@.outbox_repartition(w.seq, w.key, w.partition, old, new);
   update @extschema@.outbox_dead d
@@ -2450,7 +2458,8 @@ begin
     on conflict do nothing
     returning o.destination, o.partition, o.seq
   ), lanes as (
-    select b.partition, min(b.seq) as low, count(*) as n from back b group by 1
+    select b.partition, min(b.seq) as low, count(*) as n from back b
+    where @extschema@.outbox_note_shown(b.destination, b.partition, b.seq) group by 1
   ), noted as (
     select @extschema@.outbox_note_pending(b.destination, count(*)) as done from back b group by b.destination
   )
@@ -2644,7 +2653,8 @@ begin
         on conflict do nothing
         returning o.destination, o.partition, o.seq
       ), lanes as (
-        select b.partition, min(b.seq) as low, count(*) as n from back b group by 1
+        select b.partition, min(b.seq) as low, count(*) as n from back b
+        where @extschema@.outbox_note_shown(b.destination, b.partition, b.seq) group by 1
       ), noted as (
         select @extschema@.outbox_note_pending(b.destination, count(*)) as done from back b group by b.destination
       )
@@ -3087,6 +3097,7 @@ begin
   )
   insert into @extschema@.outbox (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
   select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at from gone g
+  where @extschema@.outbox_note_shown(g.destination, g.partition, g.seq)
   on conflict do nothing;
 
   -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either still
@@ -3476,13 +3487,22 @@ returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_nothing_waits_wr
 comment on function @extschema@.outbox_nothing_waits() is
   'Internal: whether the counters of this database say that no message waits, and were counted.';
 
--- The look at a lane walks all that a held snapshot keeps of ended messages. Where nothing waits it is not made.
+create function @extschema@.outbox_first_waiting()
+returns text[] language c stable as 'MODULE_PATHNAME', 'outbox_first_waiting_wrapper';
+comment on function @extschema@.outbox_first_waiting() is
+  'Internal: of each lane that has a message in outbox four texts: destination, partition, seq of the first and when it was enqueued, in microseconds since 1970; read by outbox_first_shown.';
+
+-- For views that are asked again and again: a look at a lane from its start walks all that a held snapshot keeps of ended
+-- messages. The function remembers in shared memory up to where there is nothing. Where nothing waits it is not called.
 create view @extschema@.outbox_first_shown as
 select f.*, not exists (select from @extschema@.outbox_closed_lanes() l
                         where l.destination = f.destination and l.partition = f.partition and l.head < f.seq) as could_go
-from @extschema@.outbox_first_pending f where not (select @extschema@.outbox_nothing_waits());
+from (select w.t[i] collate "C" as destination, w.t[i + 1]::smallint as partition, w.t[i + 2]::bigint as seq,
+             pg_catalog.to_timestamp(w.t[i + 3]::double precision / 1e6) as enqueued_at
+      from (select @extschema@.outbox_first_waiting() as t) w, pg_catalog.generate_series(1, pg_catalog.cardinality(w.t), 4) i) f
+where not (select @extschema@.outbox_nothing_waits());
 comment on view @extschema@.outbox_first_shown is
-  'Internal: outbox_first_pending for views that are asked again and again: empty at once where the counters say that nothing waits. could_go = the lane does not wait behind a message that failed.';
+  'Internal: outbox_first_pending for views that are asked again and again, from shared memory and a look at the rest: the first message of outbox in each lane (destination, partition) that has one. could_go = the lane does not wait behind a message that failed.';
 
 create view @extschema@.outbox_status as
 select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- NULL = not preloaded: nobody counts
@@ -3498,7 +3518,7 @@ select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- 
        pg_catalog.to_timestamp(c.counters[7] / 1e6) as stats_reset
 from (select @extschema@.outbox_counters() as counters) c;
 comment on view @extschema@.outbox_status is
-  'One row, at the same cost however long the queue is: what waits (scheduled included), what is in flight, dead letters (counted to 10000), totals since stats_reset and rates of the last minute.';
+  'One row, at a cost that does not grow with the queue: what waits (scheduled included), what is in flight, dead letters (counted to 10000), totals since stats_reset and rates of the last minute.';
 
 create view @extschema@.outbox_worker_status as
 select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason, c.detail,
@@ -4701,7 +4721,7 @@ grant select on
   @extschema@.outbox_throughput, @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_ticks
   to outbox_monitor;
 grant execute on function
-  @extschema@.outbox_is_preloaded(), @extschema@.outbox_nothing_waits(), @extschema@.outbox_counters(), @extschema@.outbox_server_state(), @extschema@.outbox_registry(),
+  @extschema@.outbox_is_preloaded(), @extschema@.outbox_nothing_waits(), @extschema@.outbox_first_waiting(), @extschema@.outbox_counters(), @extschema@.outbox_server_state(), @extschema@.outbox_registry(),
   @extschema@.outbox_server_workers(), @extschema@.outbox_has_ended(text), @extschema@.outbox_leases_last(text),
   @extschema@.outbox_open_transactions(), @extschema@.outbox_missing_slots(),
   @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations(), @extschema@.outbox_is_taken(text, smallint, bigint),

@@ -6,11 +6,14 @@ use crate::error::{self, UserError, invalid};
 use crate::faults::{self, Fault};
 use crate::pg::args::{Args, Int2s, Int8s, Jsonb, Legible, Seqs, Text, Texts, Utf8};
 use crate::pg::catalog::{self, Oid, OptionsOf};
+use crate::pg::lanes::Lanes;
 use crate::pg::{latch, security, signals, trigger, txn};
 use crate::shmem::Class;
 use crate::store::source::{Criteria, Source};
 use crate::store::{self, Enqueue, Keys, Publish, Times};
-use crate::{asks, capture, config, express, figures, hooks, limits, registry, shmem, source, ticks, wake, worker};
+use crate::{
+    asks, capture, config, express, figures, floors, hooks, limits, registry, shmem, source, ticks, wake, worker,
+};
 use outbox_core::envelope;
 use outbox_core::hold::lane_crc;
 use outbox_core::message::{Event, Outcome};
@@ -453,9 +456,18 @@ fn outbox_wake(more_waiting: i64, partitions: Int2s, seqs: Int8s) {
     wake::changed_by_hand();
     for (partition, seq) in partitions.0.into_iter().zip(seqs.0) {
         if let Ok(partition) = Partition::new(i64::from(partition)) {
-            Class::all().for_each(|class| wake::ready(class, partition, seq));
+            Class::all().for_each(|class| wake::read_again(class, partition, seq));
         }
     }
+}
+
+/// Always true, so that it can stand in a WHERE.
+#[pg_extern(sql = false)]
+fn outbox_note_shown(destination: Text, partition: i16, seq: i64) -> bool {
+    if let Ok(partition) = Partition::new(i64::from(partition)) {
+        wake::is_shown(&destination, partition, seq);
+    }
+    true
 }
 
 #[pg_extern(sql = false)]
@@ -608,6 +620,24 @@ fn outbox_is_preloaded() -> bool {
 #[pg_extern(sql = false)]
 fn outbox_counters() -> Option<Vec<i64>> {
     shmem::my_database().map(|database| database.counters(store::now_us()).to_vec())
+}
+
+/// Of each lane in which something waits four texts: destination, partition, seq of the first, and when that was enqueued, in µs
+/// since 1970.
+#[pg_extern(sql = false)]
+fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
+    let table = catalog::table_beside(catalog::called_function(fcinfo), c"outbox");
+    let Some(outbox) = Lanes::open(table) else {
+        return Vec::new();
+    };
+    let firsts = floors::look(&outbox);
+    outbox.close();
+    let texts = firsts.into_iter().flat_map(|first| {
+        let (partition, seq) = (first.partition.to_string(), first.seq.to_string());
+        let enqueued_at_us = store::since_1970(first.enqueued_at).to_string();
+        [first.destination, partition, seq, enqueued_at_us]
+    });
+    texts.map(|text| Some(Text::from(text))).collect()
 }
 
 #[pg_extern(sql = false)]

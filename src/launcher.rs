@@ -13,7 +13,7 @@ use crate::pg::txn::{self, Durability};
 use crate::pg::{latch, signals};
 use crate::shmem::{self, MAX_UPKEEP, MAX_WORKERS, Obstacle, UPKEEP};
 use crate::store::now_us;
-use crate::{faults, figures, worker};
+use crate::{faults, figures, floors, worker};
 use outbox_core::turns::{self, Plan};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -367,6 +367,7 @@ impl Launcher {
         shmem::forget_databases_but(&oids);
         figures::forget_databases_but(&oids);
         faults::forget_databases_but(&oids);
+        floors::forget_databases_but(&oids);
         for database in found {
             shmem::add_database(database.oid, now_us());
             self.databases.entry(database.oid).or_default().name = database.name;

@@ -12,6 +12,7 @@ mod express;
 mod external;
 mod faults;
 mod figures;
+mod floors;
 mod hooks;
 mod launcher;
 mod limits;

@@ -10,7 +10,7 @@ pub use places::*;
 use crate::asks::Ask;
 use crate::pg::shmem::{Shareable, Shared, SharedSlice, Turn, request};
 use crate::pg::{bgworker, catalog, latch, xact};
-use crate::{express, faults, figures, registry, ticks};
+use crate::{express, faults, figures, floors, registry, ticks};
 use outbox_core::minutes::{Minutes, Took};
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::settle::Ended;
@@ -96,6 +96,10 @@ pub struct Database {
     /// What a session wants of the workers.
     ask: Ask,
     kept: Kept,
+    /// Whether views look from floors.
+    floors: floors::Use,
+    /// Grows when messages left the outbox. Written at COMMIT, by who took them away.
+    moves: AtomicU32,
     /// Grows when the workers are woken: there may be something to do. Written at the end of a transaction.
     calls: AtomicU32,
     /// 1 = no worker is there to be woken; the next call wakes the launcher. Written by it, taken away by who calls.
@@ -158,13 +162,19 @@ pub fn init() {
         STATE.attach(c"outbox");
         registry::attach();
         figures::attach();
+        floors::attach();
         faults::attach();
         ticks::attach();
         express::attach();
         WAITERS.attach(c"outbox waiters", xact::max_sessions());
     }
     let bytes = || {
-        let others = registry::bytes() + figures::bytes() + faults::bytes() + ticks::bytes() + express::bytes();
+        let others = registry::bytes()
+            + figures::bytes()
+            + floors::bytes()
+            + faults::bytes()
+            + ticks::bytes()
+            + express::bytes();
         size_of::<State>() + others + xact::max_sessions() * size_of::<AtomicU32>()
     };
     request(bytes, attach);
@@ -339,6 +349,7 @@ pub fn add_database(oid: u32, now_us: i64) -> Option<&'static Database> {
     free.adopted.store(0, Relaxed);
     free.session_defaults.store(0, Relaxed);
     free.kept.forget();
+    free.floors.forget();
     free.next_due_us.store(i64::MAX, Relaxed);
     free.lanes(state).iter().flatten().for_each(Reopen::forget);
     if let Some(minutes) = free.minutes(state) {
@@ -368,6 +379,7 @@ pub fn reopen_all(database: u32, seq: i64) {
         && let Some(place) = find(state, database)
     {
         place.lanes(state).iter().flatten().for_each(|lane| lane.lower(seq));
+        place.floors.doubt();
     }
 }
 
@@ -476,6 +488,7 @@ impl Database {
 
     /// Messages ended, or a person changed what waits, and it is visible. Called in the commit callback.
     pub fn ended(&self) {
+        self.moves.fetch_add(1, SeqCst);
         self.ends.fetch_add(1, SeqCst);
         let oid = self.oid.load(Relaxed);
         for (number, waiter) in WAITERS.get().unwrap_or_default().iter().enumerate() {
@@ -483,6 +496,14 @@ impl Database {
                 latch::set(number as i32);
             }
         }
+    }
+
+    pub fn floors(&self) -> &floors::Use {
+        &self.floors
+    }
+
+    pub fn moves(&self) -> u32 {
+        self.moves.load(SeqCst)
     }
 
     pub fn ask(&self) -> &Ask {
@@ -574,6 +595,7 @@ impl Database {
 
     /// The extension is new here: whatever waited for an earlier one is gone.
     pub fn installed(&self) {
+        self.floors.doubt();
         self.pending.store(0, Relaxed);
     }
 
@@ -606,6 +628,7 @@ impl Database {
     /// A worker or a relay settled. Called in the commit callback.
     pub fn settled(&self, ended: &Ended, now_us: i64) {
         let (published, failed) = (ended.published, ended.failed());
+        self.moves.fetch_add(1, SeqCst); // what goes aside ends nothing, and leaves the outbox all the same
         self.published.fetch_add(published, Relaxed);
         self.failed.fetch_add(failed, Relaxed);
         self.pending.fetch_sub(ended.gone() as i64, Relaxed);

@@ -30,7 +30,7 @@ fn us_since_1970(time: pgrx::datum::TimestampWithTimeZone) -> i64 {
 }
 
 /// Postgres begins in 2000.
-fn since_1970(us_since_2000: i64) -> i64 {
+pub fn since_1970(us_since_2000: i64) -> i64 {
     const YEAR_2000_US: i64 = 946_684_800_000_000;
     us_since_2000.saturating_add(YEAR_2000_US)
 }

@@ -171,6 +171,9 @@ impl Upkeep {
         let Some(all) = all else { return };
         // While messages come and go a count may see one and the counter too.
         if must || database.pending() == before {
+            if all != before {
+                database.floors().doubt(); // somebody wrote by hand
+            }
             database.correct_pending(all - before);
             let counted: Vec<(String, i64)> = (counted.into_iter())
                 .map(|counted| (counted.destination, counted.messages))

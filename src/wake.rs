@@ -9,7 +9,7 @@ use crate::pg::seen::Seen;
 use crate::pg::xact::{self, End};
 use crate::shmem::Class;
 use crate::store::now_us;
-use crate::{asks, capture, express, faults, figures, registry, shmem};
+use crate::{asks, capture, express, faults, figures, floors, registry, shmem};
 use outbox_core::engine::Place;
 use outbox_core::minutes::Took;
 use outbox_core::nested::Nested;
@@ -27,6 +27,8 @@ thread_local! {
     static PENDING_SUMS: RefCell<BTreeMap<u64, i64>> = const { RefCell::new(BTreeMap::new()) };
     /// The lowest seq in each lane, whether or not its savepoint lasts: too low a seq costs a look.
     static LOWS: RefCell<BTreeMap<(Class, Partition), i64>> = const { RefCell::new(BTreeMap::new()) };
+    /// The lowest seq in each lane of a destination, by its number, and its name: for views, which are told at COMMIT.
+    static FIRSTS: RefCell<BTreeMap<(u64, Partition), (String, i64)>> = const { RefCell::new(BTreeMap::new()) };
     /// Messages that may go by express.
     static PARCELS: RefCell<Nested<Parcel>> = const { RefCell::new(Nested::new()) };
     /// What a relay ended.
@@ -157,8 +159,26 @@ pub fn stop_asking() {
     }
 }
 
-/// This transaction made a message ready to go to a destination of this class.
-pub fn ready(class: Class, partition: Partition, seq: i64) {
+/// This transaction made a message ready to go. By express if there is a parcel.
+pub fn ready(destination: &str, partition: Partition, seq: i64, parcel: Option<Parcel>) {
+    is_shown(destination, partition, seq);
+    match parcel {
+        Some(parcel) => PARCELS.with_borrow_mut(|parcels| parcels.push(xact::current_savepoint(), parcel)),
+        None => read_again(Class::of(destination), partition, seq),
+    }
+}
+
+/// This transaction put a message where views look for what waits.
+pub fn is_shown(destination: &str, partition: Partition, seq: i64) {
+    FIRSTS.with_borrow_mut(|firsts| {
+        let lane = (figures::number_of(destination), partition);
+        let (_, first) = firsts.entry(lane).or_insert_with(|| (destination.to_owned(), seq));
+        *first = seq.min(*first);
+    });
+}
+
+/// After this transaction a lane of this class is to be read again from here.
+pub fn read_again(class: Class, partition: Partition, seq: i64) {
     LOWS.with_borrow_mut(|lows| {
         let low = lows.entry((class, partition)).or_insert(seq);
         *low = seq.min(*low);
@@ -168,11 +188,6 @@ pub fn ready(class: Class, partition: Partition, seq: i64) {
 /// Whether so many more messages of this transaction may go by express.
 pub fn may_go_by_express(count: usize) -> bool {
     count > 0 && PARCELS.with_borrow(|parcels| parcels.len() + count <= MAX_PARCELS)
-}
-
-/// This transaction made a message ready that may go by express.
-pub fn ready_by_express(parcel: Parcel) {
-    PARCELS.with_borrow_mut(|parcels| parcels.push(xact::current_savepoint(), parcel));
 }
 
 /// What this transaction has enqueued lies there before anybody can see its rows.
@@ -270,6 +285,7 @@ fn ended(end: End) {
                     }
                 }
             }
+            tell_views();
             PENDING_SUMS.with_borrow(|sums| {
                 for (number, by) in sums {
                     figures::pending_changed(*number, *by);
@@ -319,6 +335,18 @@ fn ended(end: End) {
     }
 }
 
+/// After Committed: what is visible now, views find it.
+fn tell_views() {
+    FIRSTS.with_borrow(|firsts| {
+        let Some(database) = shmem::my_database().filter(|_| !firsts.is_empty()) else {
+            return;
+        };
+        for ((number, partition), (destination, seq)) in firsts {
+            floors::tell(database, destination, partition.index(), *number, *seq);
+        }
+    });
+}
+
 /// After Committed: as above.
 fn tell_ended() {
     ENDED.with_borrow(|entries| {
@@ -366,4 +394,5 @@ fn leave() {
     PENDING.with_borrow_mut(Nested::clear);
     PENDING_SUMS.with_borrow_mut(BTreeMap::clear);
     LOWS.with_borrow_mut(BTreeMap::clear);
+    FIRSTS.with_borrow_mut(BTreeMap::clear);
 }

@@ -220,6 +220,109 @@ fn the_views_cost_the_same_after_messages_that_a_held_snapshot_keeps() {
     }
 }
 
+// ---- views while something waits ------------------------------------------------------------------------------------
+
+/// The blocks of each view, the least of a few looks: what is read once in a session is not counted, nor what a look finds
+/// out for all later ones.
+fn costs_of(client: &mut Client, views: &[&str]) -> Vec<i64> {
+    let mut look = |sql: &&str| (0..3).map(|_| blocks(client, sql)).min().unwrap_or_default();
+    views.iter().map(&mut look).collect()
+}
+
+/// A snapshot that keeps what ends from now on.
+fn hold_snapshot(holder: &mut Client) {
+    holder
+        .batch_execute("begin isolation level repeatable read; select count(*) from outbox")
+        .expect("a snapshot");
+}
+
+/// No more than before, but for what else has happened meanwhile: catalogs and rows of workers are updated.
+fn assert_flat(what: &str, before: &[i64], after: &[i64]) {
+    for ((sql, before), after) in POLLED.iter().zip(before).zip(after) {
+        assert!(
+            *after <= before * 5 / 4 + 40,
+            "{what}: {sql}: {before} blocks before, {after} after"
+        );
+    }
+}
+
+#[test]
+fn the_views_cost_the_same_while_one_waits_behind_messages_that_a_held_snapshot_keeps() {
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = unconnected_cluster(&broker.url(), &exchange, &["outbox.workers = 1", "autovacuum = off"]);
+    wait_connected(&cluster);
+    let mut client = cluster.connect(DB);
+    client
+        .batch_execute(
+            "create server away foreign data wrapper outbox_amqp options (url 'amqp://localhost');
+             select outbox_pause('away');
+             select outbox_publish('T', '{}', destination => 'away')",
+        )
+        .expect("one that waits");
+    let mut holder = cluster.connect(DB);
+    hold_snapshot(&mut holder);
+    let mut costs_after = |count: i32| {
+        let publish = format!("select outbox_publish('T', '{{}}', 'o', n::text) from generate_series(1, {count}) n");
+        cluster.exec(DB, &publish);
+        wait_true(&cluster, "all but one to end", "select count(*) = 1 from outbox");
+        costs_of(&mut client, &POLLED)
+    };
+    let few = costs_after(300);
+    let many = costs_after(3000);
+    let walk = blocks(&mut cluster.connect(DB), "select * from outbox_first_pending");
+    assert!(walk > 1000, "the snapshot keeps what ended: {walk} blocks");
+    assert_flat("delivered", &few, &many);
+}
+
+#[test]
+fn the_views_cost_the_same_wherever_in_a_lane_the_rows_lie_that_a_held_snapshot_keeps() {
+    let cluster = quiet_cluster();
+    let mut client = cluster.connect(DB);
+    let mut holder = cluster.connect(DB);
+    hold_snapshot(&mut holder);
+    let publish = |count: i32| {
+        let sql = format!("select outbox_publish('T', '{{}}', 'o', n::text) from generate_series(1, {count}) n");
+        cluster.exec(DB, &sql);
+    };
+    publish(20); // before them
+    let mut costs_after = |count: i32| {
+        publish(count);
+        cluster.exec(
+            DB,
+            "select outbox_discard(seq) from outbox where seq > 20 and key <> 'o:1'",
+        );
+        publish(1); // behind them
+        let waits = "select seq from outbox_first_shown order by 1 limit 1";
+        assert_eq!(cluster.query_one::<i64>(DB, waits), 1);
+        costs_of(&mut client, &POLLED)
+    };
+    let few = costs_after(300);
+    let many = costs_after(3000);
+    assert_flat("discarded", &few, &many);
+    let differs = "with seen as (select destination, partition, seq, enqueued_at from outbox_first_shown), there as (table outbox_first_pending)
+                   select coalesce(string_agg(x::text, ' '), '') from ((table seen except table there) union all (table there except table seen)) x";
+    assert_eq!(cluster.query_one::<String>(DB, differs), "", "it shows what is there");
+}
+
+#[test]
+fn the_status_costs_no_more_while_messages_wait_in_every_lane_than_while_none_does() {
+    let cluster = quiet_cluster();
+    let mut client = cluster.connect(DB);
+    let status = ["select * from outbox_status"];
+    let empty = costs_of(&mut client, &status)[0];
+    let mut costs = Vec::new();
+    for count in [1, 1000] {
+        let publish = format!("select outbox_publish('T', '{{}}', 'o', n::text) from generate_series(1, {count}) n");
+        cluster.exec(DB, &publish);
+        costs.push(costs_of(&mut client, &status)[0]);
+    }
+    assert!(
+        costs.iter().all(|cost| *cost * 2 <= empty * 3),
+        "{empty} blocks while nothing waits, then {costs:?}"
+    );
+}
+
 #[test]
 fn the_health_looks_at_each_lane_once() {
     let cluster = quiet_cluster();
@@ -239,7 +342,10 @@ fn the_health_looks_at_each_lane_once() {
     };
     let one = scans("select * from outbox_first_pending");
     assert_eq!(one, 17, "16 lanes and the end");
-    assert_eq!(scans("select * from outbox_health"), one);
+    let first = scans("select * from outbox_health");
+    assert!(first <= 2 * one, "{first} looks to find the lanes");
+    scans("select * from outbox_health"); // learns where each lane begins
+    assert_eq!(scans("select * from outbox_health"), 0, "and knows them from then on");
 }
 
 // ---- a worker with nothing to do ------------------------------------------------------------------------------------

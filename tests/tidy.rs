@@ -202,6 +202,7 @@ const EXEMPTIONS: &[Exemption] = &[
     exempt("src/registry.rs", "unsafe impl Shareable for Entry {}", "the same"),
     exempt("src/express.rs", "unsafe impl Shareable for Area {}", "the same"),
     exempt("src/figures.rs", "unsafe impl Shareable for Table {}", "the same"),
+    exempt("src/floors.rs", "unsafe impl Shareable for Table {}", "the same"),
     exempt("src/faults.rs", "unsafe impl Shareable for Table {}", "the same"),
     exempt("src/ticks.rs", "unsafe impl Shareable for Table {}", "the same"),
     exempt(

@@ -81,6 +81,11 @@ create function @extschema@.outbox_publish(
 comment on function @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz) is
   'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
 
+create function @extschema@.outbox_note_shown(destination text, partition smallint, seq bigint)
+returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_shown_wrapper';
+comment on function @extschema@.outbox_note_shown(text, smallint, bigint) is
+  'Internal: this transaction puts a message into outbox, where views look for the first that waits; they hear of it at COMMIT. True, so that it can stand in a WHERE.';
+
 create function @extschema@.outbox_wake(more_waiting bigint, partitions smallint[], seqs bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
 comment on function @extschema@.outbox_wake(bigint, smallint[], bigint[]) is

@@ -52,6 +52,7 @@ begin
      and @extschema@.outbox_row(outbox_retry.seq, to_destination, partitions) is null then
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
+    perform @extschema@.outbox_note_shown(risen.destination, risen.partition, risen.seq);
     perform @extschema@.outbox_wake(1::bigint, array[risen.partition], array[risen.seq]);
     perform @extschema@.outbox_note_pending(to_destination, 1::bigint);
   end if;
@@ -280,6 +281,7 @@ begin
   update @extschema@.outbox o
   set partition = @extschema@.outbox_repartition(o.seq, o.key, o.partition, old, new),
       claim_token = null, claim_until = null;
+  perform from @extschema@.outbox o where @extschema@.outbox_note_shown(o.destination, o.partition, o.seq);
   update @extschema@.outbox_waiting w
   set partition = @extschema@.outbox_repartition(w.seq, w.key, w.partition, old, new);
   update @extschema@.outbox_dead d

@@ -148,7 +148,8 @@ begin
     on conflict do nothing
     returning o.destination, o.partition, o.seq
   ), lanes as (
-    select b.partition, min(b.seq) as low, count(*) as n from back b group by 1
+    select b.partition, min(b.seq) as low, count(*) as n from back b
+    where @extschema@.outbox_note_shown(b.destination, b.partition, b.seq) group by 1
   ), noted as (
     select @extschema@.outbox_note_pending(b.destination, count(*)) as done from back b group by b.destination
   )

@@ -111,13 +111,22 @@ returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_nothing_waits_wr
 comment on function @extschema@.outbox_nothing_waits() is
   'Internal: whether the counters of this database say that no message waits, and were counted.';
 
--- The look at a lane walks all that a held snapshot keeps of ended messages. Where nothing waits it is not made.
+create function @extschema@.outbox_first_waiting()
+returns text[] language c stable as 'MODULE_PATHNAME', 'outbox_first_waiting_wrapper';
+comment on function @extschema@.outbox_first_waiting() is
+  'Internal: of each lane that has a message in outbox four texts: destination, partition, seq of the first and when it was enqueued, in microseconds since 1970; read by outbox_first_shown.';
+
+-- For views that are asked again and again: a look at a lane from its start walks all that a held snapshot keeps of ended
+-- messages. The function remembers in shared memory up to where there is nothing. Where nothing waits it is not called.
 create view @extschema@.outbox_first_shown as
 select f.*, not exists (select from @extschema@.outbox_closed_lanes() l
                         where l.destination = f.destination and l.partition = f.partition and l.head < f.seq) as could_go
-from @extschema@.outbox_first_pending f where not (select @extschema@.outbox_nothing_waits());
+from (select w.t[i] collate "C" as destination, w.t[i + 1]::smallint as partition, w.t[i + 2]::bigint as seq,
+             pg_catalog.to_timestamp(w.t[i + 3]::double precision / 1e6) as enqueued_at
+      from (select @extschema@.outbox_first_waiting() as t) w, pg_catalog.generate_series(1, pg_catalog.cardinality(w.t), 4) i) f
+where not (select @extschema@.outbox_nothing_waits());
 comment on view @extschema@.outbox_first_shown is
-  'Internal: outbox_first_pending for views that are asked again and again: empty at once where the counters say that nothing waits. could_go = the lane does not wait behind a message that failed.';
+  'Internal: outbox_first_pending for views that are asked again and again, from shared memory and a look at the rest: the first message of outbox in each lane (destination, partition) that has one. could_go = the lane does not wait behind a message that failed.';
 
 create view @extschema@.outbox_status as
 select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- NULL = not preloaded: nobody counts
@@ -133,7 +142,7 @@ select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- 
        pg_catalog.to_timestamp(c.counters[7] / 1e6) as stats_reset
 from (select @extschema@.outbox_counters() as counters) c;
 comment on view @extschema@.outbox_status is
-  'One row, at the same cost however long the queue is: what waits (scheduled included), what is in flight, dead letters (counted to 10000), totals since stats_reset and rates of the last minute.';
+  'One row, at a cost that does not grow with the queue: what waits (scheduled included), what is in flight, dead letters (counted to 10000), totals since stats_reset and rates of the last minute.';
 
 create view @extschema@.outbox_worker_status as
 select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason, c.detail,

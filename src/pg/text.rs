@@ -271,7 +271,11 @@ pub fn to_c_string(text: &str) -> CString {
 
 /// A datum of type text, in the current memory context.
 pub fn to_datum(text: &str) -> pg_sys::Datum {
-    let bytes = to_server(text);
+    raw_to_datum(&to_server(text))
+}
+
+/// The same of bytes that came from the server as they are.
+pub fn raw_to_datum(bytes: &[u8]) -> pg_sys::Datum {
     // SAFETY: copied from where it is, as long as it is.
     unsafe { pg_sys::cstring_to_text_with_len(bytes.as_ptr().cast(), bytes.len() as i32).into() }
 }

@@ -89,6 +89,14 @@ pub fn my_xid() -> u32 {
     unsafe { pg_sys::GetTopTransactionIdIfAny().into() }
 }
 
+/// Whether what a statement of this transaction sees next is what everybody sees: each has a snapshot of its own, and
+/// the transaction has changed nothing.
+pub fn may_judge_for_all() -> bool {
+    // SAFETY: reads a static of the server.
+    let keeps_snapshot = unsafe { pg_sys::XactIsoLevel } >= pg_sys::XACT_REPEATABLE_READ as i32;
+    !keeps_snapshot && my_xid() == 0 && !is_in_recovery()
+}
+
 /// Whether a transaction, prepared ones included, is not over yet. If it is over, the next snapshot sees its end.
 pub fn is_in_progress(xid: u32) -> bool {
     // SAFETY: looks into the server's array of processes, under its lock.

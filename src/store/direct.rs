@@ -9,7 +9,6 @@ use crate::error::UserError;
 use crate::pg::args::Jsonb;
 use crate::pg::table::{self, Column, Kind, Layout, Row, Table, Value};
 use crate::pg::text;
-use crate::shmem::Class;
 use crate::{registry, wake};
 use outbox_core::envelope::SHORT_STRING_MAX;
 use outbox_core::hold::lane_crc;
@@ -170,10 +169,7 @@ fn publish_into(
         };
         inserted.parcel(stored, request.destination, request.key.map(str::to_owned))
     });
-    match parcel.flatten() {
-        Some(parcel) => wake::ready_by_express(parcel),
-        None => wake::ready(Class::of(request.destination), partition, seq),
-    }
+    wake::ready(request.destination, partition, seq, parcel.flatten());
     if let Some(time) = request.times.expires_at {
         wake::expires_at(us_since_1970(time));
     }

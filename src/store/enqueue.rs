@@ -10,7 +10,6 @@ use crate::pg::spi::{OwnedPreparedStatement, Param, Spi, SpiClient, SpiError, Sp
 use crate::pg::text::{self, Unreadable};
 use crate::pg::trigger::Call;
 use crate::pg::{catalog, guc, security, xact};
-use crate::shmem::Class;
 use crate::{capture, config, registry, wake};
 use outbox_core::envelope;
 use outbox_core::hold::lane_crc;
@@ -405,14 +404,12 @@ fn ready(
         stored = express::look_up(client, statements, seqs).map_err(internal)?;
     }
     for one in inserted {
+        let (partition, seq) = (one.partition, one.seq);
         let parcel = stored.remove(&one.seq).and_then(|stored| {
             let index = request.seqs.iter().position(|seq| *seq == one.seq)?;
             one.parcel(stored, request.destination, keys.get(index).cloned().flatten())
         });
-        match parcel {
-            Some(parcel) => wake::ready_by_express(parcel),
-            None => wake::ready(Class::of(request.destination), one.partition, one.seq),
-        }
+        wake::ready(request.destination, partition, seq, parcel);
     }
     Ok(())
 }

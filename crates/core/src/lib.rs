@@ -40,6 +40,7 @@ pub mod cloudevents;
 pub mod engine;
 pub mod envelope;
 pub mod fault;
+pub mod floor;
 pub mod gate;
 pub mod headers;
 pub mod hold;

@@ -1,4 +1,4 @@
-//! `outboxctl status`: what waits, who delivers, where to, and what is wrong. Costs the same whatever the backlog.
+//! `outboxctl status`: what waits, who delivers, where to, and what is wrong. Its cost does not grow with the queue.
 
 use super::{Context, age, count, text};
 use crate::connect::Session;

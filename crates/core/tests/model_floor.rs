@@ -1,0 +1,277 @@
+//! Model check of the floors from which views read a lane: what waits is shown, whoever commits and whoever looks meanwhile.
+//!
+//! | in the model | in the server |
+//! |---|---|
+//! | `rows` | of each message of the lane, whether a new snapshot sees it |
+//! | `Mover` | a transaction: it makes a row visible, or takes one away, then tells; or it is rolled back |
+//! | `Reader` | a view: takes a ticket in four accesses, then a snapshot, then raises the floor |
+//! | `floor`, `generation`, `told` | `Floor`, in crates/core/src/floor.rs; the accesses are those of its methods, in their order |
+//!
+//! Each action is one atomic access. What is promised: once everybody is through, a look finds the first visible row.
+//! Each `Mistake` takes away one rule, and the checker must find what it breaks.
+
+mod checking;
+
+use checking::{assert_breaks, assert_holds};
+use stateright::{Model, Property};
+
+/// As a floor and as what was told: none.
+const NONE: u8 = u8::MAX;
+const SHOWN: &str = "what waits is shown";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Mistake {
+    /// COMMIT tells before the row is visible.
+    TellsFirst,
+    /// What moves a row back tells nobody.
+    TellsNothing,
+    /// The snapshot of a look is older than its ticket.
+    OldSnapshot,
+    /// What was told is emptied before the floor is lowered, by a reader that then ends.
+    EmptiesFirst,
+    /// A floor that stays where it is keeps its generation.
+    KeepsGeneration,
+    /// Who has changed rows itself raises the floor all the same.
+    JudgesForAll,
+}
+
+/// What a transaction does, in its order. A row is its seq.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Step {
+    Appears(u8),
+    Ends(u8),
+    Tells(u8),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum At {
+    Begin,
+    Told(u8),
+    Lowered(u8),
+    Emptied,
+    Ticket { generation: u8, floor: u8 },
+    Seen { generation: u8, floor: u8, first: u8 },
+    End,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct State {
+    rows: [bool; 3],
+    told: u8,
+    generation: u8,
+    floor: u8,
+    movers: Vec<usize>,
+    readers: Vec<At>,
+    /// The snapshot of the first reader, if it takes it too early.
+    old: Option<[bool; 3]>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    Move(usize),
+    Read(usize),
+    /// The reader's session is ended.
+    Dies(usize),
+}
+
+struct Lane {
+    rows: [bool; 3],
+    movers: Vec<Vec<Step>>,
+    readers: usize,
+    /// The first reader has deleted this row itself, and will be rolled back.
+    deletes: Option<u8>,
+    mistake: Option<Mistake>,
+}
+
+impl Lane {
+    fn is(&self, mistake: Mistake) -> bool {
+        self.mistake == Some(mistake)
+    }
+
+    fn first(&self, rows: &[bool; 3], from: u8, reader: usize) -> u8 {
+        let own = self.deletes.filter(|_| reader == 0);
+        let is_seen = |seq: &u8| *seq >= from && rows[usize::from(*seq)] && own != Some(*seq);
+        (0..3).find(is_seen).unwrap_or(NONE)
+    }
+}
+
+impl Model for Lane {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State {
+            rows: self.rows,
+            told: NONE,
+            generation: 0,
+            floor: self.first(&self.rows, 0, usize::MAX),
+            movers: vec![0; self.movers.len()],
+            readers: vec![At::Begin; self.readers],
+            old: None,
+        }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        let moves = (0..self.movers.len()).filter(|n| state.movers[*n] < self.movers[*n].len());
+        actions.extend(moves.map(Action::Move));
+        for n in (0..self.readers).filter(|n| state.readers[*n] != At::End) {
+            actions.extend([Action::Read(n), Action::Dies(n)]);
+        }
+    }
+
+    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+        let mut next = state.clone();
+        match action {
+            Action::Dies(n) => next.readers[n] = At::End,
+            Action::Move(n) => {
+                match self.movers[n][state.movers[n]] {
+                    Step::Appears(seq) => next.rows[usize::from(seq)] = true,
+                    Step::Ends(seq) => next.rows[usize::from(seq)] = false,
+                    Step::Tells(seq) => next.told = next.told.min(seq),
+                }
+                next.movers[n] += 1;
+            }
+            Action::Read(n) => {
+                let lower = |next: &mut State, told: u8| {
+                    let stays = next.floor <= told;
+                    next.floor = next.floor.min(told);
+                    next.generation += u8::from(!(stays && self.is(Mistake::KeepsGeneration)));
+                };
+                let empty = |next: &mut State, told: u8| {
+                    if next.told == told {
+                        next.told = NONE;
+                    }
+                };
+                if self.is(Mistake::OldSnapshot) && (n, state.readers[n]) == (0, At::Begin) {
+                    next.old = Some(state.rows);
+                }
+                let snapshot = state.old.as_ref().filter(|_| n == 0).unwrap_or(&state.rows);
+                next.readers[n] = match state.readers[n] {
+                    At::Begin if state.told == NONE => At::Emptied,
+                    At::Begin => At::Told(state.told),
+                    At::Told(told) => {
+                        match self.is(Mistake::EmptiesFirst) {
+                            true => empty(&mut next, told),
+                            false => lower(&mut next, told),
+                        }
+                        At::Lowered(told)
+                    }
+                    At::Lowered(told) => {
+                        match self.is(Mistake::EmptiesFirst) {
+                            true => lower(&mut next, told),
+                            false => empty(&mut next, told),
+                        }
+                        At::Emptied
+                    }
+                    At::Emptied => At::Ticket {
+                        generation: state.generation,
+                        floor: state.floor,
+                    },
+                    At::Ticket { generation, floor } => At::Seen {
+                        generation,
+                        floor,
+                        first: self.first(snapshot, floor, n),
+                    },
+                    At::Seen {
+                        generation,
+                        floor,
+                        first,
+                    } => {
+                        let may_judge = self.deletes.is_none() || n != 0 || self.is(Mistake::JudgesForAll);
+                        if may_judge && (generation, floor) == (state.generation, state.floor) {
+                            next.floor = first;
+                        }
+                        At::End
+                    }
+                    At::End => return None,
+                };
+            }
+        }
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![Property::always(SHOWN, |lane: &Lane, state: &State| {
+            let moved = (0..lane.movers.len()).all(|n| state.movers[n] == lane.movers[n].len());
+            !moved || state.floor.min(state.told) <= lane.first(&state.rows, 0, usize::MAX)
+        })]
+    }
+}
+
+fn appears(mistake: Option<Mistake>, seq: u8) -> Vec<Step> {
+    match mistake {
+        Some(Mistake::TellsFirst) => vec![Step::Tells(seq), Step::Appears(seq)],
+        Some(Mistake::TellsNothing) => vec![Step::Appears(seq)],
+        _ => vec![Step::Appears(seq), Step::Tells(seq)],
+    }
+}
+
+/// The first row ends while a lower, or a later, one appears.
+fn lane(mistake: Option<Mistake>, appearing: &[u8], readers: usize) -> Lane {
+    let mut movers: Vec<Vec<Step>> = appearing.iter().map(|seq| appears(mistake, *seq)).collect();
+    movers.push(vec![Step::Ends(0)]);
+    Lane {
+        rows: [true, false, true],
+        movers,
+        readers,
+        deletes: None,
+        mistake,
+    }
+}
+
+/// A row leaves and comes back under its seq, as one that is tried again.
+fn comes_back(mistake: Option<Mistake>) -> Lane {
+    let mut steps = vec![Step::Ends(0)];
+    steps.extend(appears(mistake, 0));
+    Lane {
+        movers: vec![steps],
+        ..lane(mistake, &[], 2)
+    }
+}
+
+/// The first reader has deleted the first row, and will be rolled back.
+fn rolled_back(mistake: Option<Mistake>) -> Lane {
+    Lane {
+        movers: vec![appears(mistake, 1)],
+        deletes: Some(0),
+        ..lane(mistake, &[], 2)
+    }
+}
+
+#[test]
+fn what_waits_is_shown_whoever_commits_and_looks_meanwhile() {
+    assert_holds(lane(None, &[1], 3));
+    assert_holds(lane(None, &[1, 1], 2));
+    assert_holds(comes_back(None));
+    assert_holds(rolled_back(None));
+}
+
+#[test]
+fn a_row_must_be_visible_before_it_is_told() {
+    assert_breaks(SHOWN, lane(Some(Mistake::TellsFirst), &[1], 2));
+}
+
+#[test]
+fn whatever_moves_a_row_back_must_tell() {
+    assert_breaks(SHOWN, comes_back(Some(Mistake::TellsNothing)));
+}
+
+#[test]
+fn the_snapshot_of_a_look_must_be_younger_than_its_ticket() {
+    assert_breaks(SHOWN, lane(Some(Mistake::OldSnapshot), &[1], 2));
+}
+
+#[test]
+fn the_floor_must_be_lowered_before_what_was_told_is_emptied() {
+    assert_breaks(SHOWN, lane(Some(Mistake::EmptiesFirst), &[1], 2));
+}
+
+#[test]
+fn the_generation_must_grow_even_where_the_floor_stays() {
+    assert_breaks(SHOWN, lane(Some(Mistake::KeepsGeneration), &[1], 2));
+}
+
+#[test]
+fn who_has_changed_rows_must_not_raise_the_floor() {
+    assert_breaks(SHOWN, rolled_back(Some(Mistake::JudgesForAll)));
+}
