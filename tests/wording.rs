@@ -1,0 +1,226 @@
+//! Do the docs name what the server shows, in its words, and nothing else? Checks of outbox_health, views and their columns,
+//! states and reasons, kinds of failures, actions in the audit, metrics.
+
+mod common;
+
+use common::{DB, quiet_cluster};
+use std::collections::BTreeSet;
+use support::Cluster;
+
+const OPERATING: &str = include_str!("../docs/operating.md");
+const SQL_API: &str = include_str!("../docs/sql-api.md");
+const MONITOR: &str = include_str!("../docs/monitor.md");
+
+/// What stands below a heading, up to the next heading.
+fn section<'a>(page: &'a str, heading: &str) -> &'a str {
+    let begin = page
+        .find(&format!("\n{heading}\n"))
+        .unwrap_or_else(|| panic!("no {heading:?}"));
+    let text = &page[begin + heading.len() + 2..];
+    &text[..text
+        .find("\n## ")
+        .unwrap_or(text.len())
+        .min(text.find("\n### ").unwrap_or(text.len()))]
+}
+
+/// The cells of the first column of the table that begins with this line.
+fn first_cells<'a>(text: &'a str, head: &str) -> Vec<&'a str> {
+    let Some(begin) = text.find(head) else {
+        return Vec::new();
+    };
+    let rows = text[begin..].lines().skip(2).take_while(|line| line.starts_with('|'));
+    rows.map(|row| row.split('|').nth(1).unwrap_or_default().trim())
+        .collect()
+}
+
+/// What stands between two texts.
+fn between<'a>(text: &'a str, from: &str, to: &str) -> &'a str {
+    let begin = text.find(from).unwrap_or_else(|| panic!("no {from:?}")) + from.len();
+    let len = text[begin..]
+        .find(to)
+        .unwrap_or_else(|| panic!("no {to:?} after {from:?}"));
+    &text[begin..begin + len]
+}
+
+/// Words of a list in prose, without what is in brackets.
+fn listed(list: &str) -> BTreeSet<String> {
+    let mut plain = String::new();
+    let mut depth = 0;
+    for c in list.chars() {
+        depth += i32::from(c == '(');
+        if depth == 0 && c != '`' {
+            plain.push(if c == '\n' { ' ' } else { c });
+        }
+        depth -= i32::from(c == ')');
+    }
+    let words = plain
+        .split([',', ';'])
+        .map(|word| word.trim().trim_start_matches("or ").trim().to_owned());
+    words.filter(|word| !word.is_empty()).collect()
+}
+
+/// Each text in quotes that follows `before` in a source.
+fn quoted_after(source: &str, before: &str, quote: char) -> BTreeSet<String> {
+    let parts = source.split(before).skip(1);
+    parts
+        .filter_map(|rest| Some(rest.split_once(quote)?.0.to_owned()))
+        .collect()
+}
+
+fn set(words: &[&str]) -> BTreeSet<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
+}
+
+fn texts(cluster: &Cluster, sql: &str) -> Vec<String> {
+    let rows = cluster.connect(DB).query(sql, &[]).expect(sql);
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+fn columns(cluster: &Cluster, relation: &str) -> BTreeSet<String> {
+    let sql = format!(
+        "select attname::text from pg_attribute where attrelid = '{relation}'::regclass and attnum > 0 and not attisdropped"
+    );
+    texts(cluster, &sql).into_iter().collect()
+}
+
+/// Names that a text puts between backquotes.
+fn names(text: &str) -> BTreeSet<String> {
+    let quoted = text.split('`').skip(1).step_by(2);
+    quoted.flat_map(listed).collect()
+}
+
+#[test]
+fn operating_md_has_a_line_for_each_check_of_outbox_health() {
+    let shown = texts(&quiet_cluster(), r#"select "check" from outbox_health"#);
+    let text = section(OPERATING, "### What each line of outbox_health means");
+    assert_eq!(first_cells(text, "| check | not ok means | do |"), shown);
+}
+
+/// A heading for each view, the columns of each below it, and no others.
+#[test]
+fn sql_api_md_names_each_view_and_its_columns() {
+    let cluster = quiet_cluster();
+    let views = texts(
+        &cluster,
+        "select c.relname::text from pg_class c join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = c.oid
+           and d.deptype = 'e' join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
+         where c.relkind = 'v' and obj_description(c.oid, 'pg_class') not like 'Internal%' order by 1",
+    );
+    assert!(views.len() >= 10, "{views:?}");
+    let elsewhere = first_cells(section(SQL_API, "## Names in other systems"), "| their column | here |");
+    let elsewhere: BTreeSet<String> = elsewhere.into_iter().flat_map(listed).collect();
+    let leases = columns(&cluster, "outbox_partition_status");
+    for name in [
+        "partition_key",
+        "lease_owner",
+        "lease_until",
+        "lease_epoch",
+        "updated_at",
+    ] {
+        assert!(elsewhere.contains(name) && leases.contains(name), "{name}");
+    }
+    for view in views.iter().map(String::as_str).chain(["outbox_audit"]) {
+        let text = section(SQL_API, &format!("### {view}"));
+        let shown = columns(&cluster, view);
+        let mut known = names(text);
+        let cells = first_cells(text, "| column | is |");
+        let cells: BTreeSet<String> = cells.into_iter().flat_map(listed).collect();
+        known.extend(cells.iter().cloned());
+        if view == "outbox_messages" {
+            known.extend(columns(&cluster, "outbox_events"));
+            known.extend(elsewhere.iter().cloned());
+        }
+        let unnamed: Vec<_> = shown.difference(&known).collect();
+        assert!(unnamed.is_empty(), "{view} has {unnamed:?}, the docs do not say so");
+        // The list that a section begins with, and the column of names in its table.
+        let list = text.trim_start().split('`').nth(1).filter(|list| list.contains(", "));
+        let claimed: BTreeSet<String> = list.into_iter().flat_map(listed).chain(cells).collect();
+        let missing: Vec<_> = claimed.difference(&shown).collect();
+        assert!(
+            missing.is_empty(),
+            "the docs name {missing:?}, {view} has no such column"
+        );
+    }
+}
+
+#[test]
+fn sql_api_md_names_each_state_and_reason_of_a_destination() {
+    let cluster = quiet_cluster();
+    let text = section(SQL_API, "### outbox_destination_status");
+    let states: Vec<String> = texts(
+        &cluster,
+        "select m[1] from pg_constraint c cross join regexp_matches(pg_get_constraintdef(c.oid), '''([^'']+)''', 'g') m
+         where c.conrelid = 'outbox_connections'::regclass and c.contype = 'c' and pg_get_constraintdef(c.oid) like '%(state%'",
+    );
+    let mut shown: BTreeSet<String> = states.into_iter().collect();
+    assert!(shown.len() > 5, "{shown:?}");
+    // What no worker can know.
+    let view: String = cluster.query_one(DB, "select pg_get_viewdef('outbox_destination_status'::regclass)");
+    for state in ["missing", "not served"] {
+        assert!(view.contains(&format!("'{state}'")), "{state}");
+        shown.insert(state.to_owned());
+    }
+    assert_eq!(listed(between(text, "`state` is ", ". `reason`")), shown);
+
+    let reasons = quoted_after(include_str!("../crates/transport/src/broker.rs"), "=> \"", '"');
+    let named = between(text, "while it is down: ", ": see [answers]").replace("by HTTP also", "");
+    assert_eq!(listed(&named), reasons);
+    let health: String = cluster.query_one(DB, "select pg_get_viewdef('outbox_health'::regclass)");
+    for reason in reasons
+        .iter()
+        .filter(|reason| !["protocol", "closed"].contains(&reason.as_str()))
+    {
+        assert!(
+            health.contains(&format!("'{reason}'")),
+            "health has no words for {reason}"
+        );
+    }
+}
+
+#[test]
+fn sql_api_md_names_each_kind_of_failure_and_each_action_of_the_audit() {
+    let source = between(include_str!("../crates/core/src/fault.rs"), "pub fn kind(", "\n}\n");
+    let kinds = quoted_after(source, "=> \"", '"');
+    assert!(kinds.len() > 5, "{kinds:?}");
+    let text = section(SQL_API, "### outbox_errors");
+    let cells = first_cells(text, "| kind | means |");
+    let (down, named) = cells.split_last().expect("rows");
+    assert_eq!(set(named), kinds);
+    assert!(down.starts_with("unreachable, "), "{down}");
+
+    let mut actions = BTreeSet::new();
+    for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../sql/src")).expect("the sources") {
+        let text = std::fs::read_to_string(file.expect("a file").path()).expect("SQL");
+        actions.extend(quoted_after(&text, "outbox_note('", '\''));
+    }
+    let text = section(SQL_API, "### outbox_audit");
+    assert_eq!(listed(between(text, "changed\nsomething: ", ". `actor`")), actions);
+}
+
+#[test]
+fn monitor_md_names_each_metric() {
+    /// Without what the format adds for a unit or a counter.
+    fn stem(name: &str) -> String {
+        name.trim_end_matches("_total").trim_end_matches("_seconds").to_owned()
+    }
+    let source = include_str!("../crates/outboxctl/src/serve/metrics.rs");
+    let source = source.split("#[cfg(test)]").next().unwrap_or_default();
+    let shown: BTreeSet<String> = source
+        .split('"')
+        .skip(1)
+        .step_by(2)
+        .filter(|text| {
+            text.starts_with("outbox_")
+                && !text.contains(|c: char| !c.is_ascii_lowercase() && c != '_' && !c.is_ascii_digit())
+        })
+        .map(stem)
+        .collect();
+    assert!(shown.len() > 20, "{shown:?}");
+    let cells = first_cells(section(MONITOR, "## Metrics"), "| metric | labels | |");
+    let named: BTreeSet<String> = cells
+        .into_iter()
+        .flat_map(listed)
+        .map(|name| stem(&name.replace('…', "outbox_destination")))
+        .collect();
+    assert_eq!(named, shown);
+}
