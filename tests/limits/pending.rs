@@ -196,6 +196,45 @@ fn a_limit_is_changed_without_a_new_connection_and_a_new_extension_starts_at_not
     cluster.exec(DB, publish);
 }
 
+/// As docs/operating.md says.
+#[test]
+fn truncate_leaves_no_trace_and_what_waits_is_counted_again() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = outbox_cluster_with(broker, &exchange, &["outbox.max_pending = 5"]);
+    cluster.exec(DB, "create role app in role outbox_admin; select outbox_pause()");
+    wait_figures(&cluster, "default", "max_pending = 5 and state = 'paused'");
+    let publish = "select outbox_publish('T', '1', 'o', n::text) from generate_series(1, 5) n";
+    cluster.exec(DB, publish);
+    let full = refused(&cluster, "select outbox_publish('T', '2')");
+    assert_eq!(full.code().code(), "53400");
+    for table in ["outbox", "outbox_waiting", "outbox_dead", "outbox_events"] {
+        let said = refused(&cluster, &format!("set role app; truncate {table}"));
+        assert_eq!(said.code().code(), "42501", "only its owner and superusers");
+        cluster.exec(DB, &format!("truncate {table}"));
+    }
+    // The upkeep counts once a minute, and where settings have changed.
+    cluster.exec(DB, &format!("alter database {DB} set outbox.batch_size = 10"));
+    wait_figures(&cluster, "default", "pending = 0");
+    assert_eq!(cluster.query_one::<i64>(DB, "select pending from outbox_status"), 0);
+    let traces =
+        "select (select count(*) from outbox_history) + (select count(*) from outbox_audit where action <> 'pause')";
+    assert_eq!(cluster.query_one::<i64>(DB, traces), 0, "no trace");
+
+    // There is room again. What waits while its events are truncated is given up, and nothing of it was sent.
+    cluster.exec(DB, publish);
+    cluster.exec(DB, "truncate outbox_events; select outbox_resume()");
+    wait_true(
+        &cluster,
+        "five dead letters",
+        "select count(*) = 5 from outbox_dead where reason like '%no event%'",
+    );
+    wait_drained(&cluster);
+    assert_eq!(broker.queue_len(&queue), 0);
+    cluster.exec(DB, "select outbox_publish('T', '3')");
+    wait_published(&cluster, 1);
+}
+
 #[test]
 fn without_preload_nobody_counts_and_nothing_is_refused() {
     let cluster = Cluster::builder().preload(false).conf("outbox.max_pending = 1").start();
