@@ -712,7 +712,10 @@ fn outbox_missing_slots() -> i32 {
 
 #[pg_extern(sql = false)]
 fn outbox_server_state() -> Option<Text> {
-    shmem::my_database().and_then(|database| database.obstacle().map(Text::from))
+    match shmem::my_database() {
+        Some(database) => database.obstacle().map(Text::from),
+        None => shmem::lacks_place().then(|| Text::from("databases")),
+    }
 }
 
 #[pg_extern(sql = false)]

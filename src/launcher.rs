@@ -11,7 +11,7 @@ use crate::pg::bgworker::{self, Handle, Spec};
 use crate::pg::catalog::{self, Role};
 use crate::pg::txn::{self, Durability};
 use crate::pg::{latch, signals};
-use crate::shmem::{self, MAX_UPKEEP, MAX_WORKERS, Obstacle, UPKEEP};
+use crate::shmem::{self, MAX_DATABASES, MAX_UPKEEP, MAX_WORKERS, Obstacle, UPKEEP};
 use crate::store::now_us;
 use crate::{faults, figures, floors, worker};
 use outbox_core::turns::{self, Plan};
@@ -71,6 +71,7 @@ pub fn main() {
         news: 0,
         scanned: None,
         complained: None,
+        unplaced: Vec::new(),
         began: Instant::now(),
     };
     loop {
@@ -95,6 +96,8 @@ struct Launcher {
     scanned: Option<Instant>,
     /// When it last said in the log that worker slots are missing: at most once a minute.
     complained: Option<Instant>,
+    /// Databases that found no place when it last looked.
+    unplaced: Vec<String>,
     began: Instant,
 }
 
@@ -368,11 +371,26 @@ impl Launcher {
         figures::forget_databases_but(&oids);
         faults::forget_databases_but(&oids);
         floors::forget_databases_but(&oids);
+        let mut unplaced = Vec::new();
         for database in found {
-            shmem::add_database(database.oid, now_us());
+            if shmem::add_database(database.oid, now_us()).is_none() {
+                unplaced.push(database.name.clone());
+            }
             self.databases.entry(database.oid).or_default().name = database.name;
         }
+        self.say_who_has_no_place(unplaced);
         true
+    }
+
+    /// Said once of each.
+    fn say_who_has_no_place(&mut self, unplaced: Vec<String>) {
+        if let Some(new) = unplaced.iter().find(|name| !self.unplaced.contains(name)) {
+            let count = unplaced.len();
+            pgrx::warning!(
+                "outbox: {count} database(s) find no place, one of them is \"{new}\"; a server has {MAX_DATABASES}"
+            );
+        }
+        self.unplaced = unplaced;
     }
 }
 

@@ -388,6 +388,15 @@ pub fn my_database() -> Option<&'static Database> {
     find(static_state()?, catalog::my_database())
 }
 
+/// Whether this database has no place because all are taken.
+pub fn lacks_place() -> bool {
+    static_state().is_some_and(|state| {
+        [catalog::my_database(), 0]
+            .iter()
+            .all(|oid| find(state, *oid).is_none())
+    })
+}
+
 /// The place of a database.
 pub fn database(oid: u32) -> Option<&'static Database> {
     find(static_state()?, oid)

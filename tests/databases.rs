@@ -501,3 +501,66 @@ fn a_rename_in_a_transaction_ends_with_it_or_with_its_savepoint() {
     run(&mut client, "begin; alter database shop rename to store; commit");
     wait_workers(&cluster, &["postgres", "store"]);
 }
+
+/// A server has places for so many databases.
+const PLACES: i64 = 128;
+
+/// The catalog alone holds most of them here: nothing connects to them, and a place is given by the row.
+#[test]
+fn a_database_beyond_the_last_place_keeps_its_messages_says_why_and_is_served_later() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let conf = ["outbox.databases = 'late'", "autovacuum = off"];
+    let cluster = unconnected_cluster(&broker.url(), &exchange, &conf);
+    let filled = format!(
+        "set allow_system_table_mods = on; create temp table d as select * from pg_database where datname = 'postgres';
+         create procedure pg_temp.fill() language plpgsql as $$ begin
+           for n in 1..{PLACES} - (select count(*) from pg_database where datallowconn and not datistemplate) loop
+             update d set oid = 9000 + n, datname = 'd' || n; insert into pg_database select * from d;
+           end loop; end $$; call pg_temp.fill()"
+    );
+    cluster.exec(DB, &filled);
+    let offset = cluster.log_offset();
+    cluster.reload(); // the launcher looks for databases
+    wait_true(&cluster, "places", "select outbox_counters() is not null");
+    cluster.exec(DB, "create database late");
+    cluster.exec("late", "create extension outbox");
+    let said = cluster.wait_for_log("find no place", offset);
+    assert!(
+        said.contains(r#"1 database(s) find no place, one of them is "late"; a server has 128"#),
+        "{said}"
+    );
+
+    let workers = || {
+        let sql = r#"select problem, remedy from outbox_health where "check" = 'workers' and not ok"#;
+        let row = cluster.connect("late").query_one(sql, &[]).expect("a problem");
+        (row.get::<_, String>(0), row.get::<_, String>(1))
+    };
+    let (problem, remedy) = workers();
+    assert_eq!(
+        problem,
+        "no worker is alive in this database: all 128 places for databases of this server are taken"
+    );
+    assert!(remedy.starts_with("drop a database, or close one"), "{remedy}");
+    // All can be written, also what takes no express way.
+    cluster.exec(
+        "late",
+        "select outbox_publish('T', '1', 'o', 'k');
+         begin; savepoint s; select outbox_publish('T', '2', 'o', 'k', expires_at => now() + '1 h'); release s; commit",
+    );
+    // It has been looked for again, and the log says no more.
+    cluster.reload();
+    cluster.exec(DB, "create database later");
+    cluster.wait_for_log("2 database(s) find no place", offset);
+    cluster.exec(DB, "drop database later");
+    let log = cluster.log().split_off(offset);
+    assert_eq!(log.matches("find no place").count(), 2, "once of each: {log}");
+
+    cluster.exec(
+        DB,
+        "set allow_system_table_mods = on; delete from pg_database where datname = 'd7'",
+    );
+    cluster.reload();
+    wait_until("its messages", LONG, || broker.queue_len(&queue) == 2);
+    assert!(cluster.query_one::<bool>("late", r#"select ok from outbox_health where "check" = 'workers'"#));
+}

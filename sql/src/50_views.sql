@@ -308,6 +308,7 @@ from server s cross join lateral (select
          || case s.obstacle when 'slots' then ': max_worker_processes is used up'
                             when 'turns' then ' now: there are more databases than worker slots, so they are served in turn'
                             when 'places' then ': all 128 places for workers of this server are taken'
+                            when 'databases' then ': all 128 places for databases of this server are taken'
                             when 'excluded' then ': outbox.databases does not name it'
                             when 'role' then ': its role is missing or a superuser'
                             else '' end
@@ -319,6 +320,7 @@ from server s cross join lateral (select
                                                         @extschema@.outbox_missing_slots())
        when s.obstacle = 'places' then 'lower outbox.workers, narrow outbox.databases, or end workers outside the server, and reload'
        when exists (select from worker) then null
+       when s.obstacle = 'databases' then 'drop a database, or close one with ALTER DATABASE ... ALLOW_CONNECTIONS false; one without the extension has a place as well'
        when not s.preloaded then 'see the check "preload"'
        when s.obstacle = 'excluded' then 'add it to outbox.databases, or make that empty, and reload'
        when s.obstacle = 'role' then 'see the check "role"'
