@@ -65,6 +65,34 @@ fn each_criterion_counts_what_meets_it_and_changes_nothing() {
 }
 
 #[test]
+fn attempts_below_chooses_messages_with_fewer_attempts_than_that() {
+    let cluster = quiet_cluster();
+    dead_letters(&cluster);
+    cluster.exec(DB, "update outbox_dead set attempts = seq");
+    for (limit, wanted) in [("1", 0), ("2", 1), ("4", 3), ("100", 6)] {
+        for verb in ["retry", "discard"] {
+            let counted = dry(&cluster, &[verb, "--attempts-below", limit]);
+            assert_eq!(counted["matched"], wanted, "{verb} --attempts-below {limit}");
+        }
+    }
+    assert_eq!(
+        dry(&cluster, &["retry", "--attempts-below", "4", "--type", "A"])["matched"],
+        2
+    );
+    Ctl::new(&cluster, &["retry", "--attempts-below", "4", "--yes"])
+        .run()
+        .well();
+    assert_eq!(seqs(&cluster, "outbox"), [1, 2, 3]);
+    assert_eq!(seqs(&cluster, "outbox_dead"), [4, 5, 6]);
+    Ctl::new(&cluster, &["discard", "--attempts-below", "6", "--yes"])
+        .run()
+        .well();
+    assert_eq!(seqs(&cluster, "outbox_dead"), [6]);
+    let refused = Ctl::new(&cluster, &["retry", "--attempts-below", "many"]).run();
+    assert!(refused.failed(2).contains("--attempts-below"));
+}
+
+#[test]
 fn without_a_terminal_and_without_yes_nothing_is_changed() {
     let cluster = quiet_cluster();
     dead_letters(&cluster);
