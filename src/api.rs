@@ -208,6 +208,17 @@ pub fn routing_template(destination: &str) -> Template {
 fn server_of(name: &str) -> Result<u32, UserError> {
     let server = catalog::foreign_server(name).filter(|server| Kind::of_wrapper(&server.wrapper).is_some());
     let Some(server) = server else {
+        let bytes = catalog::name_bytes(name);
+        if bytes > catalog::NAME_BYTES_MAX {
+            return Err(UserError::new(
+                PgSqlErrorCode::ERRCODE_NAME_TOO_LONG,
+                format!(
+                    "the name of the destination has {bytes} bytes, more than {}",
+                    catalog::NAME_BYTES_MAX
+                ),
+                "Give the name of the server as outbox_destination_status shows it.",
+            ));
+        }
         return Err(UserError::new(
             PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
             format!("destination \"{name}\" does not exist"),

@@ -620,3 +620,63 @@ fn every_destination_keeps_the_order_of_its_keys_under_failures_of_its_own() {
         assert_eq!(verdict.reordered, Vec::<String>::new(), "{name}");
     }
 }
+
+#[test]
+fn a_name_that_the_server_would_cut_is_refused() {
+    let cluster = common::unconnected_cluster("amqp://127.0.0.1:1", "none", &[]);
+    let (fits, long) = ("a".repeat(63), "a".repeat(64));
+    let (fits_quoted, long_quoted) = ("é".repeat(31), "é".repeat(32));
+    for name in [&fits, &format!("\"{fits_quoted}\"")] {
+        cluster.exec(DB, &format!("create server {name} foreign data wrapper outbox_amqp"));
+    }
+    cluster.exec(
+        DB,
+        "create server short foreign data wrapper outbox_http options (url 'http://localhost/')",
+    );
+    cluster.exec(DB, "create foreign data wrapper other");
+    // Another server keeps what core makes of its name.
+    cluster.exec(
+        DB,
+        &format!("create server {}b foreign data wrapper other", "o".repeat(63)),
+    );
+    cluster.exec(
+        DB,
+        &format!("alter server {} rename to {}c", "o".repeat(63), "p".repeat(63)),
+    );
+    for statement in [
+        format!("create server {long} foreign data wrapper outbox_amqp"),
+        format!(
+            "select 1; /* create server x */ CREATE SERVER IF NOT EXISTS -- y\n {long} foreign data wrapper outbox_http options (url 'http://localhost/'); select 2"
+        ),
+        format!("create server \"{long_quoted}\" foreign data wrapper outbox_amqp"),
+        format!("do $$ begin execute format('create server %I foreign data wrapper outbox_amqp', '{long}'); end $$"),
+        format!("do $$ begin create server {long} foreign data wrapper outbox_amqp; end $$"),
+        format!("alter server short rename to {long}"),
+    ] {
+        let refused = common::refused(&cluster, &statement);
+        assert_eq!(refused.code(), &SqlState::NAME_TOO_LONG, "{statement}: {refused:?}");
+        assert!(refused.message().contains("64 bytes, more than 63"), "{refused:?}");
+        assert!(refused.hint().is_some() && refused.detail().is_some(), "{refused:?}");
+    }
+    for call in [
+        format!("select outbox_publish('T', '{{}}', destination => '{long}')"),
+        format!("select outbox_enqueue(1, destination => '{long}')"),
+        format!("select outbox_check_destination('{long_quoted}')"),
+    ] {
+        let refused = common::refused(&cluster, &call);
+        assert_eq!(refused.code(), &SqlState::NAME_TOO_LONG, "{call}: {refused:?}");
+    }
+    // Nothing took the message of one server to another that has the same beginning.
+    for call in [
+        format!("select outbox_pause('{long}')"),
+        format!("select outbox_fetch_unpublished(destination => '{long}')"),
+        format!("select outbox_replay(seq_from => 1, seq_to => 1, destination => '{long}')"),
+    ] {
+        let refused = common::refused(&cluster, &call);
+        assert_eq!(refused.code(), &SqlState::UNDEFINED_OBJECT, "{call}: {refused:?}");
+    }
+    cluster.exec(
+        DB,
+        &format!("select outbox_publish('T', '{{}}', destination => '{fits}')"),
+    );
+}

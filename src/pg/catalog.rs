@@ -342,6 +342,14 @@ pub struct Server {
     pub options: Vec<(String, String)>,
 }
 
+/// Of any name in the catalogs, in the encoding of the database.
+pub const NAME_BYTES_MAX: usize = pg_sys::NAMEDATALEN as usize - 1;
+
+/// How many bytes a name has in the encoding of the database.
+pub fn name_bytes(name: &str) -> usize {
+    text::to_server(name).len()
+}
+
 /// The foreign server of this name. Inside a transaction.
 pub fn foreign_server(name: &str) -> Option<Server> {
     let name = text::to_c_string(name);

@@ -1,8 +1,11 @@
-//! Statements that are no queries: a word before those that change which databases there are, and CREATE EXTENSION outbox by
-//! one session at a time. Every session of the server comes through the hook, so what is about neither passes it untouched.
+//! Statements that are no queries: a word before those that change which databases there are, CREATE EXTENSION outbox by one
+//! session at a time, and no name of a destination that core would cut. Every session of the server comes through the hook, so what is about neither passes it untouched.
 
+use super::text;
+use crate::error::UserError;
+use outbox_core::written;
 use pgrx::pg_sys::NodeTag;
-use pgrx::{PgList, pg_guard, pg_sys};
+use pgrx::{PgList, PgSqlErrorCode, pg_guard, pg_sys};
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -69,8 +72,14 @@ unsafe extern "C-unwind" fn on_utility(
     // SAFETY: core's arguments, handed on as they came.
     unsafe {
         match (*(*planned).utilityStmt).type_ {
-            tag if is_about_databases(tag) => tell((*planned).utilityStmt, context),
+            tag if is_about_databases(tag) => {
+                tell((*planned).utilityStmt, context);
+                if tag == NodeTag::T_RenameStmt {
+                    refuse_long_name(planned, text);
+                }
+            }
             NodeTag::T_CreateExtensionStmt => wait_for_another_create((*planned).utilityStmt),
+            NodeTag::T_CreateForeignServerStmt => refuse_long_name(planned, text),
             _ => {}
         }
         let next = NEXT.unwrap_or(standard_ProcessUtility);
@@ -106,6 +115,57 @@ unsafe extern "C-unwind" fn wait_for_another_create(node: *mut pg_sys::Node) {
         if is_ours && pg_sys::get_extension_oid(name, true) == pg_sys::InvalidOid {
             let mode = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
             pg_sys::LockDatabaseObject(pg_sys::ExtensionRelationId, pg_sys::InvalidOid, 0, mode);
+        }
+    }
+}
+
+fn is_destination(wrapper: &str) -> bool {
+    outbox_transport::target::Kind::of_wrapper(wrapper).is_some()
+}
+
+/// Refuses a name for a destination that the grammar has cut: who wrote it would look for messages under another name. Another
+/// server may keep what core makes of its name.
+#[pg_guard]
+unsafe extern "C-unwind" fn refuse_long_name(planned: *mut pg_sys::PlannedStmt, query: *const c_char) {
+    // SAFETY: each node is read as what its tag says; the text is that of the query, in which the statement has its place.
+    unsafe {
+        let node = (*planned).utilityStmt;
+        let name = match (*node).type_ {
+            NodeTag::T_CreateForeignServerStmt => {
+                let create = node.cast::<pg_sys::CreateForeignServerStmt>();
+                is_destination(&text::of_c((*create).fdwname)).then_some((*create).servername)
+            }
+            _ => {
+                let rename = node.cast::<pg_sys::RenameStmt>();
+                let is_server = (*rename).renameType == pg_sys::ObjectType::OBJECT_FOREIGN_SERVER;
+                let is_ours = || {
+                    let old = text::of_c((*(*rename).object.cast::<pg_sys::String>()).sval);
+                    super::catalog::foreign_server(&old).is_some_and(|server| is_destination(&server.wrapper))
+                };
+                (is_server && is_ours()).then_some((*rename).newname)
+            }
+        };
+        let Some(name) = name.filter(|_| !query.is_null()) else {
+            return;
+        };
+        let whole = CStr::from_ptr(query).to_bytes();
+        let from = usize::try_from((*planned).stmt_location).unwrap_or(0).min(whole.len());
+        let length = usize::try_from((*planned).stmt_len).ok().filter(|length| *length > 0);
+        let statement = &whole[from..];
+        let statement = &statement[..length.unwrap_or(statement.len()).min(statement.len())];
+        if let Some(bytes) = written::server_name_bytes(statement)
+            && bytes > super::catalog::NAME_BYTES_MAX
+        {
+            let (cut, max) = (text::of_c(name), super::catalog::NAME_BYTES_MAX);
+            UserError {
+                sqlstate: PgSqlErrorCode::ERRCODE_NAME_TOO_LONG,
+                message: format!("the name of the server has {bytes} bytes, more than {max}"),
+                detail: Some(format!(
+                    "Postgres would cut it to \"{cut}\", and messages to the name as written would find no server."
+                )),
+                hint: format!("Choose a name of at most {max} bytes."),
+            }
+            .raise();
         }
     }
 }

@@ -32,6 +32,7 @@
 //! - [`latency`]: how long messages took, counted in buckets.
 //! - [`minutes`]: what was delivered in each of the last minutes.
 //! - [`nested`]: what a transaction has noted, until its savepoints are over.
+//! - [`written`]: the name of a server as a statement has it.
 
 pub mod backoff;
 pub mod budget;
@@ -64,3 +65,4 @@ mod trace;
 pub mod trigger;
 pub mod trust;
 pub mod turns;
+pub mod written;
