@@ -122,7 +122,35 @@ fn the_corewrite_page_moves_each_event_once_under_writers_and_back() {
     let arrived = numbers(&shop.arrived(&queue));
     let (of_key, other): (Vec<u32>, Vec<u32>) = arrived.into_iter().partition(|n| *n != 14);
     assert_eq!((of_key, other), (vec![11, 12, 13], vec![14]));
+    captured_in_the_same_json(&shop, &page, &queue);
     page.finish();
+}
+
+/// Events by triggers look to consumers as those of DataStore, previous values included.
+fn captured_in_the_same_json(shop: &Shop, page: &Page, queue: &str) {
+    page.section(shop, "Events by triggers, in the same JSON");
+    shop.wait_drained();
+    let mut bodies: Vec<Value> = shop.arrived(queue).iter().map(Delivery::json).collect();
+    for body in &mut bodies {
+        let body = body.as_object_mut().expect("an object");
+        assert_eq!(
+            body.remove("OUTBOX_ID").and_then(|id| id.as_str().map(str::len)),
+            Some(36)
+        );
+        let at = body.remove("CREATED_AT");
+        assert!(at.is_some_and(|at| at.as_str().is_some_and(|at| at.len() == 14)));
+    }
+    let expected = [
+        json!({
+            "EVENT_TYPE": "ProductCreated", "AGGREGATE_ID": "123", "AGGREGATE_TYPE": "PRD", "OPERATION": "POST",
+            "PAYLOAD": {"prd_id": 123, "xprd02": 99.99}, "STATUS": "PENDING",
+        }),
+        json!({
+            "EVENT_TYPE": "ProductUpdated", "AGGREGATE_ID": "123", "AGGREGATE_TYPE": "PRD", "OPERATION": "PATCH",
+            "PAYLOAD": {"prd_id": 123, "xprd02": 89.99}, "PREVIOUS_PAYLOAD": {"xprd02": 99.99}, "STATUS": "PENDING",
+        }),
+    ];
+    assert_eq!(bodies, expected);
 }
 
 /// One transaction has written and is open, so what is `done` waits for it; another writes meanwhile, and waits for that.
