@@ -42,8 +42,32 @@ fn every_test_that_a_feature_names_is_a_test() {
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
 
+/// As in "- order: `a`, `b`": a file of tests, or the directory beside it or a crate, and tests in it.
+#[test]
+fn every_test_that_a_guarantee_names_is_a_test() {
+    let mut sources = Vec::new();
+    for dir in ["tests", "crates"] {
+        collect_sources(&root().join(dir), &mut sources);
+    }
+    let named = proofs(&read("docs/guarantees.md"));
+    assert!(named.len() > 150, "{} tests", named.len());
+    let complaints: Vec<String> = named
+        .into_iter()
+        .filter(|(place, test)| !(sources.iter()).any(|(path, source)| is_of(path, place) && is_test(test, source)))
+        .map(|(place, test)| format!("{place} has no test {test}"))
+        .collect();
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}
+
 #[test]
 fn the_rules_above_find_what_they_are_for() {
+    assert_eq!(
+        proofs("text `x`\n- order: `a`,\n  `b`\n- no test: `c`\n\n`d`"),
+        [("order".to_owned(), "a".to_owned()), ("order".into(), "b".into())]
+    );
+    let path = |path: &str| root().join(path);
+    assert!(is_of(&path("tests/order.rs"), "order") && is_of(&path("tests/limits/pace.rs"), "limits"));
+    assert!(is_of(&path("crates/core/src/turns.rs"), "core") && !is_of(&path("tests/order.rs"), "tests"));
     let dead = |link: &str| dead_links("docs/features.md", &format!("a [link]({link})")).len();
     assert_eq!(
         [
@@ -69,6 +93,45 @@ fn the_rules_above_find_what_they_are_for() {
     assert_eq!(row("a | b | `c` | [d](d.md) | –"), 1);
     assert_eq!(row("a | b | `c` | – | [`t`](../tests/t.rs)"), 1);
     assert_eq!(row("a | b | `c`"), 1);
+}
+
+/// The lists of tests, each with the place that it begins with.
+fn proofs(text: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut place: Option<String> = None;
+    for line in text.lines() {
+        if !line.starts_with("  ") {
+            let begin = line.strip_prefix("- ").and_then(|rest| rest.split_once(": `"));
+            let is_word = |word: &str| word.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+            place = begin.map(|(word, _)| word.to_owned()).filter(|word| is_word(word));
+        }
+        if let Some(place) = &place {
+            let quoted = line.split('`').skip(1).step_by(2);
+            let whole = quoted.filter(|test| !test.starts_with('_')); // else it is the end of several names
+            found.extend(whole.map(|test| (place.clone(), test.to_owned())));
+        }
+    }
+    found
+}
+
+fn is_of(path: &Path, place: &str) -> bool {
+    let path = path.strip_prefix(root()).unwrap_or(path);
+    let inner = path.components().skip(1).map(|part| part.as_os_str().to_string_lossy());
+    inner
+        .into_iter()
+        .any(|part| part.strip_suffix(".rs").unwrap_or(&part) == place)
+}
+
+fn collect_sources(dir: &Path, found: &mut Vec<(PathBuf, String)>) {
+    for entry in fs::read_dir(dir).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            collect_sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let source = fs::read_to_string(&path).expect("a source");
+            found.push((path, source));
+        }
+    }
 }
 
 fn root() -> PathBuf {
