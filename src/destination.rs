@@ -10,13 +10,14 @@ use crate::pg::txn::{self, Durability, Failure};
 use crate::ports::{STATEMENT_TIMEOUT_MS, Shared, Tables, in_transaction};
 use crate::shmem;
 use crate::store::{Described, Settlement, Store, now_us};
-use outbox_core::budget;
+use outbox_core::budget::Allowance;
 use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Express, Held, Listen, Sharing, Tally};
-use outbox_core::message::{Event, Outcome, Pointer, Text};
+use outbox_core::gate::Handle;
+use outbox_core::message::{Event, Outcome, Pointer, Publication, Text};
 use outbox_core::minutes::Took;
 use outbox_core::pace::Pace;
 use outbox_core::partition::Partition;
-use outbox_core::route::{Template, TransportKind};
+use outbox_core::route::{Route, Template, TransportKind};
 use outbox_core::settle::{Disposition, Ended, Rules};
 use outbox_core::tick::{self, TickState};
 use outbox_transport::broker::{Broker, Outcomes, Status, WINDOW};
@@ -86,6 +87,8 @@ pub struct Destination {
     /// What was settled in this pass.
     ended: Ended,
     pace: Pace,
+    /// What may still come in this pass; None = nothing.
+    allowance: Option<Allowance>,
     /// A session wants a fresh look at the connection,
     wants_look: bool,
     /// and waits for what is known then, however little of it is new. When this worker heard of it, in µs since 1970.
@@ -125,6 +128,7 @@ impl Destination {
             took: Took::default(),
             ended: Ended::default(),
             pace: Pace::new(0, 1, common.now_us()),
+            allowance: None,
             wants_look: false,
             asked_at_us: None,
             errand: None,
@@ -314,8 +318,9 @@ impl Destination {
         listen.comes_by_in_ms.map_or(wait_ms, |ms| wait_ms.min(ms as u32))
     }
 
-    /// Before a claim: what goes back, or would make the window too large. What is published can wait a little.
-    pub fn settle_what_must_be(&mut self, common: &Common) -> Result<(), Failure> {
+    /// Whether something is to be settled before the next claim: what goes back, or would make the window too large. What is
+    /// published can wait a little.
+    pub fn settles_first(&mut self, common: &Common) -> bool {
         let is_off = self.paused || (!common.settings.enabled && self.by_hand(common).is_none());
         if is_off && self.engine.only_keeps_back() {
             self.engine.release_all("nothing is delivered now"); // a relay of somebody else's may deliver it
@@ -323,20 +328,18 @@ impl Destination {
         if common.leaves_by.is_some() && self.engine.only_keeps_back() {
             self.engine.release_all("the worker leaves");
         }
-        match self.engine.must_settle() {
-            true => self.settle(common, STATEMENT_TIMEOUT_MS),
-            false => Ok(()),
-        }
+        self.engine.must_settle()
     }
 
-    /// After a claim. Returns how long to wait at most.
-    pub fn settle_what_is_due(&mut self, common: &Common, wait_ms: u32) -> Result<u32, Failure> {
+    /// Whether something is to be settled after the claims.
+    pub fn is_settle_due(&self, common: &Common) -> bool {
         let awaited = self.errand.is_some() && !self.engine.is_under_way();
-        if awaited || self.engine.settle_in_ms(common.now_ms()) == Some(0) {
-            self.settle(common, STATEMENT_TIMEOUT_MS)?;
-        }
-        let settle_in_ms = self.engine.settle_in_ms(common.now_ms());
-        Ok(settle_in_ms.map_or(wait_ms, |ms| wait_ms.min(ms as u32)))
+        awaited || self.engine.settle_in_ms(common.now_ms()) == Some(0)
+    }
+
+    /// At most how long to wait for the next settle.
+    pub fn settles_in_ms(&self, common: &Common) -> Option<u32> {
+        Some(self.engine.settle_in_ms(common.now_ms())? as u32)
     }
 
     pub fn settle(&mut self, common: &Common, timeout_ms: i32) -> Result<(), Failure> {
@@ -426,63 +429,79 @@ impl Destination {
 
     // ---- claim and hand over ----------------------------------------------------------------------------------------
 
-    /// Claims, if it may, and hands over. Returns how many messages came, and how long to wait for more.
-    pub fn claim(&mut self, common: &Common, may_claim: bool) -> Result<(usize, u32), Failure> {
-        let now_ms = common.now_ms();
+    /// Decides what may come in this pass, and hands over what is ready. Before a settle of any destination, which waits
+    /// for the disk. Returns how many messages came.
+    pub fn open(&mut self, common: &Common, may_claim: bool) -> usize {
         if common.leaves_by.is_none() {
             self.hand_over(common);
         }
-        let by_hand = self.by_hand(common);
-        self.engine.set_reach(by_hand);
-        let memory = common.shared.of(&self.name);
+        self.engine.set_reach(self.by_hand(common));
         let room = tick::next(&self.tick(common)).claim.map(|room| room.min(self.room()));
-        let Some(room) = room.filter(|room| may_claim && *room > 0) else {
-            leave_in_table(&memory);
-            return Ok((0, self.wait_ms(common)));
+        let room = room.filter(|room| may_claim && *room > 0);
+        self.allowance = room.map(|room| Allowance::of_pass(room, self.batch(common)));
+        self.receive(common)
+    }
+
+    /// What cannot go soon is better left for later: in the table it expires, is paused and harms nobody.
+    fn batch(&self, common: &Common) -> u32 {
+        (common.settings.batch_size).min(self.pace.per_second().unwrap_or(u32::MAX))
+    }
+
+    /// Whether messages may be taken in hand. The body is drawn in the claim. And a claim asks whether the destination is
+    /// paused: a worker may not know yet.
+    fn may_receive(&self, common: &Common) -> bool {
+        self.target.as_ref().is_ok_and(|target| target.body.is_none()) && changes_by_hand() == common.changes_seen
+    }
+
+    /// Takes in hand what sessions have laid ready, as far as this pass may, and hands it over.
+    pub fn receive(&mut self, common: &Common) -> usize {
+        let Some(mut allowance) = self.allowance.filter(|_| self.may_receive(common)) else {
+            return 0;
         };
-        let Ok(target) = &self.target else {
-            leave_in_table(&memory);
-            return Ok((0, common.settings.idle_backoff_ms)); // without a target there is no connection
-        };
-        // The body is drawn in the claim. And a claim asks whether the destination is paused: a worker may not know yet.
-        let may_receive = target.body.is_none() && changes_by_hand() == common.changes_seen;
-        if !may_receive {
+        let Ok(target) = &self.target else { return 0 };
+        let memory = common.shared.of(&self.name);
+        let (now_ms, limit) = (common.now_ms(), allowance.in_hand());
+        let make = maker(target.route(&self.nothing));
+        let count = (self.engine).receive(&memory, &memory, now_ms, limit, &target.rules, make);
+        if count > 0 {
+            allowance.took_in_hand(count);
+            self.allowance = Some(allowance);
+            self.hand_over(common);
+        }
+        count
+    }
+
+    /// Claims, if this pass may, and hands over. Returns how many messages came, and how long to wait for more.
+    pub fn claim(&mut self, common: &Common, may_claim: bool) -> Result<(usize, u32), Failure> {
+        let now_ms = common.now_ms();
+        self.allowance = self.allowance.filter(|_| may_claim);
+        let by_hand = self.by_hand(common);
+        let in_hand = self.receive(common);
+        let memory = common.shared.of(&self.name);
+        if !self.may_receive(common) {
             leave_in_table(&memory);
         }
+        let Some(allowance) = self.allowance else {
+            leave_in_table(&memory);
+            return Ok((in_hand, self.wait_ms(common)));
+        };
+        let Ok(target) = &self.target else {
+            return Ok((in_hand, common.settings.idle_backoff_ms)); // without a target there is no connection
+        };
         let rests_ms = target
             .body
             .as_ref()
             .and_then(|_| common.store.bodies.rests_ms(&self.name));
         if let Some(rests_ms) = rests_ms {
-            return Ok((0, rests_ms.min(common.settings.idle_backoff_ms)));
+            return Ok((in_hand, rests_ms.min(common.settings.idle_backoff_ms)));
         }
-        let route = target.route(&self.nothing);
-        // What cannot go soon is better left for later: in the table it expires, is paused and harms nobody.
-        let batch = (common.settings.batch_size).min(self.pace.per_second().unwrap_or(u32::MAX));
-        let (for_hand, for_all) = budget::of_pass(room, batch);
-        let make = |handle, pointer: &Pointer, event: &Event| {
-            outbox_core::envelope::publication(handle, pointer, event, &route).map_err(|refusal| refusal.to_string())
-        };
-        let in_hand = match may_receive {
-            true => (self.engine).receive(&memory, &memory, now_ms, for_hand as usize, &target.rules, make),
-            false => 0,
-        };
-        if in_hand > 0 {
-            hand_over(
-                &mut self.engine,
-                &mut self.broker,
-                &mut self.pace,
-                common,
-                &target.rules,
-            );
-        }
-        let limit = batch.min(for_all.saturating_sub(in_hand as u32));
         // The claim may take a while: what is in hand shows meanwhile.
         self.note_in_flight();
         let mut tables = Tables::new(common, &self.name, &target.rules, STATEMENT_TIMEOUT_MS);
         tables.body = target.body.as_ref();
         tables.lane_by_lane = self.locked_until.is_some_and(|until| Instant::now() < until);
         let known_locked = tables.lane_by_lane;
+        let (limit, make) = (allowance.rows(self.batch(common)), maker(target.route(&self.nothing)));
         let claimed = self
             .engine
             .claim(&mut tables, &memory, now_ms, limit, &target.rules, make);
@@ -496,16 +515,19 @@ impl Destination {
             );
             self.locked_until = Some(Instant::now() + LANE_BY_LANE);
         }
-        let claimed = claimed? + in_hand;
+        let claimed = claimed?;
+        self.allowance
+            .iter_mut()
+            .for_each(|allowance| allowance.claimed(claimed));
         self.engine.note_claim();
         self.hand_over(common);
         self.proven |= claimed == 0 && self.engine.outstanding() == 0;
         let wait_ms = self.wait_ms(common);
         if by_hand.is_some() {
-            return Ok((claimed, wait_ms)); // what is due later is left alone
+            return Ok((claimed + in_hand, wait_ms)); // what is due later is left alone
         }
         let due_ms = self.engine.due_at_ms().saturating_sub(now_ms).max(1) as u32;
-        Ok((claimed, wait_ms.min(due_ms)))
+        Ok((claimed + in_hand, wait_ms.min(due_ms)))
     }
 
     /// Messages more that may be in flight.
@@ -552,7 +574,8 @@ impl Destination {
     /// also while the publisher's queue is full. Without a connection the publisher answers each message as lost.
     fn hand_over(&mut self, common: &Common) {
         let rules = self.rules(common);
-        hand_over(&mut self.engine, &mut self.broker, &mut self.pace, common, &rules);
+        self.engine.expire(&rules, now_us());
+        self.broker.hand_over(&mut self.engine, &mut self.pace, common.now_us());
     }
 
     /// What was in hand is settled or claimed: nobody needs it in shared memory any more.
@@ -561,9 +584,11 @@ impl Destination {
     }
 }
 
-fn hand_over(engine: &mut Engine<Tid>, broker: &mut Broker, pace: &mut Pace, common: &Common, rules: &Rules) {
-    engine.expire(rules, now_us());
-    broker.hand_over(engine, pace, common.now_us());
+/// Makes of a message what goes to the wire.
+fn maker(route: Route<'_>) -> impl Fn(Handle, &Pointer, &Event) -> Result<Publication, String> {
+    move |handle, pointer, event| {
+        outbox_core::envelope::publication(handle, pointer, event, &route).map_err(|refusal| refusal.to_string())
+    }
 }
 
 /// How often a person has changed something in this database.

@@ -249,6 +249,11 @@ pub fn take(destination: &str, worker: u32) -> Vec<(Place, Tid, Pointer, Event)>
     taken
 }
 
+/// Whether something is ready that was laid down for this worker.
+pub fn is_something_ready(worker: u32) -> bool {
+    used().any(|(_, spot)| spot.is_in(READY).is_some() && spot.owner.load(Relaxed) == worker)
+}
+
 /// The lowest seq that is ready in a lane, and not taken.
 pub fn lowest_ready(destination: &str, partition: Partition) -> Option<i64> {
     let crc = crc32(destination);

@@ -272,6 +272,11 @@ impl Shared {
         leases.iter().for_each(|(partition, _)| express::begin_lane(*partition));
     }
 
+    /// Whether something lies ready to be taken in hand.
+    pub fn is_something_ready(&self) -> bool {
+        express::is_something_ready(self.slot.place())
+    }
+
     /// As one destination sees it.
     pub fn of<'a>(&'a self, destination: &'a str) -> Lanes<'a> {
         Lanes {

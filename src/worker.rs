@@ -10,7 +10,7 @@ use crate::pg::bgworker;
 use crate::pg::latch::WaitSet;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, signals, text};
-use crate::ports::{Shared, held_transaction, in_transaction, remember_table};
+use crate::ports::{STATEMENT_TIMEOUT_MS, Shared, held_transaction, in_transaction, remember_table};
 use crate::shmem::{NoPlace, UPKEEP};
 use crate::store::{Described, Store, now_us};
 use crate::{figures, registry, shmem};
@@ -266,16 +266,7 @@ impl Worker {
                 destination.look_afresh(&self.common);
             }
         }
-        let (mut wait_ms, mut claimed, mut all_well) = (self.common.settings.idle_backoff_ms, 0, true);
-        for index in 0..self.destinations.len() {
-            match self.deliver(index) {
-                Ok((count, wait)) => (claimed, wait_ms) = (claimed + count, wait_ms.min(wait)),
-                Err(failure) => {
-                    all_well = false;
-                    wait_ms = wait_ms.min(self.failed(&failure)); // the others go on
-                }
-            }
-        }
+        let (claimed, wait_ms, all_well) = self.deliver();
         self.idle = claimed == 0;
         self.note_tick(now, claimed, wait_ms);
         let is_at_rest = all_well && self.idle && self.is_at_rest();
@@ -349,22 +340,77 @@ impl Worker {
         (self.common.leaves_by).is_some_and(|leaves_by| is_done() || Instant::now() >= leaves_by)
     }
 
-    fn deliver(&mut self, index: usize) -> Result<(usize, u32), Failure> {
-        let mut others = self
-            .destinations
-            .iter()
-            .enumerate()
-            .filter(|(other, _)| *other != index);
-        let another_tries_one_alone = others.any(|(_, other)| other.tries_one_alone());
-        let (common, destination) = (&self.common, &mut self.destinations[index]);
-        destination.settle_what_must_be(common)?;
-        destination.report(common)?;
-        // What crashes with that one would be charged to what is claimed here.
-        let claimed = destination.claim(common, !another_tries_one_alone);
-        // Also when nothing can be claimed, for as long as that may last: what the peer has confirmed is settled.
-        let wait_ms = claimed.as_ref().map_or(PAUSE_AFTER_FAILURE_MS, |(_, wait_ms)| *wait_ms);
-        let wait_ms = destination.settle_what_is_due(common, wait_ms)?;
-        Ok((claimed?.0, wait_ms))
+    /// Claims of all destinations, and their settles. A settle waits for the disk, and all destinations with it: what is
+    /// ready by then is handed over before. Returns how many messages came, how long to wait, and whether nothing failed.
+    fn deliver(&mut self) -> (usize, u32, bool) {
+        let (mut claimed, mut wait_ms, mut all_well) = (0, self.common.settings.idle_backoff_ms, true);
+        for index in 0..self.destinations.len() {
+            claimed += self.open(index);
+        }
+        let common = &self.common;
+        let (last, first): (Vec<usize>, Vec<usize>) =
+            (0..self.destinations.len()).partition(|index| self.destinations[*index].settles_first(common));
+        let mut served = Vec::new();
+        for index in first.into_iter().chain(last) {
+            let result = self.claim(index, &mut claimed, &mut served);
+            wait_ms = wait_ms.min(result.unwrap_or_else(|failure| {
+                all_well = false;
+                self.failed(&failure) // the others go on
+            }));
+        }
+        // Also where nothing could be claimed, for as long as that may last: what the peer has confirmed is settled.
+        for index in served {
+            if self.destinations[index].is_settle_due(&self.common) {
+                if let Some(came) = self.receive() {
+                    claimed += came;
+                    wait_ms = 0; // what was given up, or has to wait for it, is claimed with the next pass
+                }
+                if let Err(failure) = self.destinations[index].settle(&self.common, STATEMENT_TIMEOUT_MS) {
+                    all_well = false;
+                    wait_ms = wait_ms.min(self.failed(&failure));
+                    continue;
+                }
+            }
+            let settles_in_ms = self.destinations[index].settles_in_ms(&self.common);
+            wait_ms = settles_in_ms.map_or(wait_ms, |ms| wait_ms.min(ms));
+        }
+        (claimed, wait_ms, all_well)
+    }
+
+    /// Notes whom it has served, and how many messages came. Returns how long to wait.
+    fn claim(&mut self, index: usize, claimed: &mut usize, served: &mut Vec<usize>) -> Result<u32, Failure> {
+        if self.destinations[index].settles_first(&self.common) {
+            *claimed += self.receive().unwrap_or_default();
+            self.destinations[index].settle(&self.common, STATEMENT_TIMEOUT_MS)?;
+            *claimed += self.open(index);
+        }
+        self.destinations[index].report(&self.common)?;
+        served.push(index);
+        let may_claim = !self.another_tries_one_alone(index);
+        let (count, wait_ms) = self.destinations[index].claim(&self.common, may_claim)?;
+        *claimed += count;
+        Ok(wait_ms)
+    }
+
+    fn open(&mut self, index: usize) -> usize {
+        let may_claim = !self.another_tries_one_alone(index);
+        self.destinations[index].open(&self.common, may_claim)
+    }
+
+    /// What crashes with that one would be charged to what is claimed beside it.
+    fn another_tries_one_alone(&self, index: usize) -> bool {
+        let mut destinations = self.destinations.iter().enumerate();
+        destinations.any(|(other, destination)| other != index && destination.tries_one_alone())
+    }
+
+    /// Takes in hand what has become ready since the pass began, if there is something. Returns how much it took.
+    fn receive(&mut self) -> Option<usize> {
+        self.common.shared.is_something_ready().then(|| {
+            let indexes = 0..self.destinations.len();
+            let may_take: Vec<usize> = indexes.filter(|index| !self.another_tries_one_alone(*index)).collect();
+            let receive = |index: usize| self.destinations[index].receive(&self.common);
+            may_take.into_iter().map(receive).sum()
+        })
     }
 
     /// Returns how long to wait.

@@ -40,10 +40,41 @@ pub fn shares(limit: u32, hungry: &[bool], rotation: u64) -> Vec<u32> {
         .collect()
 }
 
-/// How much a pass may take in hand, and how much it may take altogether, with so much room in the window. What is taken in
-/// hand leaves half of the room for what only the tables have: a claim is never held up by it for good.
-pub fn of_pass(room: u32, batch: u32) -> (u32, u32) {
-    (room.div_ceil(2).min(batch), room.min(batch.saturating_mul(2)))
+/// What may come in one pass of a worker, in hand and altogether. It is decided once, at the start of the pass, and counts down:
+/// what is taken in hand leaves half of the room for what only the tables have, so it never holds up a claim for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allowance {
+    in_hand: u32,
+    all: u32,
+}
+
+impl Allowance {
+    /// With so much room in the window.
+    pub fn of_pass(room: u32, batch: u32) -> Self {
+        Self {
+            in_hand: room.div_ceil(2).min(batch),
+            all: room.min(batch.saturating_mul(2)),
+        }
+    }
+
+    /// Messages more that may be taken in hand.
+    pub fn in_hand(&self) -> usize {
+        self.in_hand.min(self.all) as usize
+    }
+
+    /// Rows that a claim may bring.
+    pub fn rows(&self, batch: u32) -> u32 {
+        batch.min(self.all)
+    }
+
+    pub fn took_in_hand(&mut self, count: usize) {
+        self.in_hand = self.in_hand.saturating_sub(count as u32);
+        self.claimed(count);
+    }
+
+    pub fn claimed(&mut self, count: usize) {
+        self.all = self.all.saturating_sub(count as u32);
+    }
 }
 
 /// How many of the `limit` rows of a claim are kept for what waits behind others of its key, of which up to `wanted` may
@@ -56,14 +87,25 @@ pub fn kept_for_followers(limit: u32, wanted: u32, rotation: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::collection::vec;
     use proptest::prelude::*;
 
     proptest! {
         #[test]
-        fn a_pass_takes_no_more_than_there_is_room_and_always_leaves_some_for_a_claim(room in 2_u32..10_000, batch in 1_u32..5_000) {
-            let (in_hand, all) = of_pass(room, batch);
-            prop_assert!(in_hand >= 1 && in_hand <= batch);
-            prop_assert!(all <= room && in_hand < all, "{} of {}", in_hand, all);
+        fn a_pass_takes_no_more_than_there_is_room_and_always_leaves_some_for_a_claim(
+            room in 2_u32..10_000, batch in 1_u32..5_000, offers in vec(0_usize..6_000, 0..5),
+        ) {
+            let mut allowance = Allowance::of_pass(room, batch);
+            let (in_hand, all) = (allowance.in_hand(), allowance.all);
+            prop_assert!(in_hand >= 1 && in_hand <= batch as usize);
+            prop_assert!(all <= room && in_hand < all as usize, "{} of {}", in_hand, all);
+            for offer in offers {
+                allowance.took_in_hand(offer.min(allowance.in_hand()));
+            }
+            let rows = allowance.rows(batch);
+            prop_assert!(rows > 0 && rows <= batch);
+            allowance.claimed(rows as usize);
+            prop_assert!(allowance.in_hand() <= (all - rows) as usize);
         }
 
         #[test]

@@ -277,8 +277,13 @@ impl<P: Clone> Engine<P> {
     pub fn must_settle(&self) -> bool {
         self.unsettled.len() >= SETTLE_AT
             || (!self.unsettled.is_empty() && !self.leaving.is_empty())
-            || (self.unsettled.iter())
-                .any(|settled| settled.disposition != Disposition::Publish || settled.pointer.crashes > 0)
+            || self.settles_more_than_published()
+    }
+
+    /// Whether something is unsettled that decides what else may go.
+    fn settles_more_than_published(&self) -> bool {
+        (self.unsettled.iter())
+            .any(|settled| settled.disposition != Disposition::Publish || settled.pointer.crashes > 0)
     }
 
     /// In how many ms something is to be settled; None if there is nothing.

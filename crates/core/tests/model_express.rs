@@ -19,7 +19,8 @@
 //! A pass: takes what is ready for this worker, place by place; reads the registry; looks at what is ready and then at
 //! `reopen`; takes in hand what it may and gives up the rest; takes `reopen`, claims in a snapshot what is past the mark,
 //! recognises what it has in hand, takes away the places of the rest, reads the registry and looks again. Then it lets go
-//! of the places it needs no more. What it has sent is settled at some time between two passes. Why that is enough:
+//! of the places it needs no more. What it has sent is settled at some time between two passes. A pass may end before its
+//! claim: so it does where the worker takes in hand what is ready just before it settles. Why that is enough:
 //! crates/core/src/engine/in_hand.rs.
 //!
 //! What the protocol asks of those who write shared memory, besides the order of their steps:

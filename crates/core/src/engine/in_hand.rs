@@ -74,7 +74,8 @@ impl InHand {
 
 impl<P: Clone> Engine<P> {
     /// Takes in hand what has come by shared memory, up to `limit`, and makes ready what may go; the rest is given up.
-    /// Before a claim, when one may be made. Returns how many it took.
+    /// Before a claim, and before a settle, which waits for the disk; when a claim may be made. What is unsettled and goes
+    /// back must not be overtaken, so until that is settled all is left where it lies. Returns how many it took.
     pub fn receive(
         &mut self,
         express: &impl Express<P>,
@@ -84,6 +85,9 @@ impl<P: Clone> Engine<P> {
         rules: &Rules,
         mut make: impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
     ) -> usize {
+        if self.settles_more_than_published() {
+            return 0;
+        }
         let mut arrived = express.take(); // (b)
         if arrived.is_empty() {
             return 0;

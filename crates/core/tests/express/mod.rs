@@ -209,6 +209,8 @@ pub enum Action {
     Abort(usize),
     /// The next access of a worker.
     Worker(usize),
+    /// It makes no claim now: it is about to settle.
+    ClaimsNothing(usize),
     /// The transaction of its claim fails.
     ClaimFails(usize),
     /// What it has sent is answered, and settled.
@@ -458,7 +460,7 @@ impl Model for Express {
             Action::NoRoom(session) => self.session_acts(&mut next, session, false),
             Action::Abort(session) => self.abort(&mut next, session),
             Action::Worker(worker) => self.worker_acts(&mut next, worker),
-            Action::ClaimFails(worker) => next.workers[worker].fail_claim(),
+            Action::ClaimsNothing(worker) | Action::ClaimFails(worker) => next.workers[worker].leave_claim(),
             Action::Settle(worker) => self.settle(&mut next, worker),
             Action::LateClaim(worker) => {
                 next.late_claims += 1;

@@ -87,8 +87,8 @@ impl Worker {
         self.mark = self.mark.min(lowest.saturating_sub(1));
     }
 
-    /// The claim of this pass failed.
-    pub fn fail_claim(&mut self) {
+    /// The claim of this pass failed, or is left out.
+    pub fn leave_claim(&mut self) {
         self.at = At::LetGo;
         self.rest_if_over();
     }
@@ -133,6 +133,7 @@ impl Express {
                     actions.push(Action::LateClaim(number));
                 }
             }
+            At::TakeReopen => actions.extend([Action::Worker(number), Action::ClaimsNothing(number)]),
             At::Claim => actions.extend([Action::Worker(number), Action::ClaimFails(number)]),
             _ => actions.push(Action::Worker(number)),
         }

@@ -3,7 +3,7 @@
 use super::config::{Config, Flaw};
 use super::oracle::Fate;
 use super::world::{Failed, Ports, World, name, note_taken, partition_of, plain, unfinished};
-use outbox_core::budget;
+use outbox_core::budget::Allowance;
 use outbox_core::engine::{Bounds, Claimed, Engine, Errand, Express, Held, Sharing};
 use outbox_core::lease::{self, Lease};
 use outbox_core::message::{Outcome, Pointer, Properties, Publication};
@@ -302,16 +302,23 @@ impl Simulation {
         for (handle, outcome) in self.outcomes(number) {
             engine.conclude(handle, &outcome, &self.rules, now_ms, seed);
         }
-        if engine.must_settle() && self.settle(number, engine).is_err() {
-            return;
-        }
         if now_ms >= *leases_due_ms {
             let Ok(soon) = self.tend_leases(number, engine) else {
                 return;
             };
             *leases_due_ms = now_ms + if soon { 100 } else { LEASE_RENEW_MS };
         }
-        if self.claim(number, engine).is_ok() && engine.settle_in_ms(self.now_ms()) == Some(0) {
+        let mut allowance = self.open(number, engine);
+        if engine.must_settle() {
+            self.receive(number, engine, &mut allowance);
+            if self.settle(number, engine).is_err() {
+                return;
+            }
+            allowance = self.open(number, engine);
+        }
+        if self.claim(number, engine, &mut allowance).is_ok() && engine.settle_in_ms(self.now_ms()) == Some(0) {
+            self.interrupt(number);
+            self.receive(number, engine, &mut allowance);
             let _ = self.settle(number, engine); // it is tried again
         }
         engine.let_go(&self.ports(number));
@@ -388,11 +395,13 @@ impl Simulation {
         Ok(soon)
     }
 
-    fn claim(&self, number: usize, engine: &mut Engine<u64>) -> Result<(), Failed> {
+    /// What may come in this pass; and what is ready goes out.
+    fn open(&self, number: usize, engine: &mut Engine<u64>) -> Option<Allowance> {
         self.hand_over(number, engine);
-        let (now_ms, window, batch, connected) = self.with(|world| {
+        self.bound(engine);
+        let (window, batch, connected) = self.with(|world| {
             let Config { window, batch, .. } = world.config;
-            (world.now_ms, window, batch, world.brokers[number].is_connected())
+            (window, batch, world.brokers[number].is_connected())
         });
         let state = TickState {
             enabled: true,
@@ -406,34 +415,41 @@ impl Simulation {
             woken: false,
             idle_backoff_ms: 1_000,
         };
+        let room = tick::next(&state).claim;
+        let mut allowance = room.map(|room| Allowance::of_pass(room, batch));
+        self.receive(number, engine, &mut allowance);
+        allowance
+    }
+
+    /// Takes in hand what is ready, and hands it over.
+    fn receive(&self, number: usize, engine: &mut Engine<u64>, allowance: &mut Option<Allowance>) {
+        let Some(allowance) = allowance else { return };
+        let (memory, now_ms, limit) = (self.ports(number), self.now_ms(), allowance.in_hand());
+        let received = engine.receive(&memory, &memory, now_ms, limit, &self.rules, |handle, pointer, _| {
+            self.with(|world| note_taken(world, pointer.seq, 0));
+            self.publication(handle, pointer)
+        });
+        if received > 0 {
+            allowance.took_in_hand(received);
+            self.hand_over(number, engine);
+        }
+    }
+
+    fn claim(&self, number: usize, engine: &mut Engine<u64>, allowance: &mut Option<Allowance>) -> Result<(), Failed> {
+        self.receive(number, engine, allowance);
         let mut ports = self.ports(number);
         let memory = self.ports(number);
-        let Some(room) = tick::next(&state).claim else {
+        let Some(allowance) = allowance else {
             for (place, Claimed { pointer, .. }) in memory.take() {
                 memory.give_up(place, pointer.partition, pointer.seq);
             }
             return Ok(());
         };
-        self.bound(engine);
-        let (for_hand, for_all) = budget::of_pass(room, batch);
-        let received = engine.receive(
-            &memory,
-            &memory,
-            now_ms,
-            for_hand as usize,
-            &self.rules,
-            |handle, pointer, _| {
-                self.with(|world| note_taken(world, pointer.seq, 0));
-                self.publication(handle, pointer)
-            },
-        );
-        if received > 0 {
-            self.hand_over(number, engine);
-        }
-        let limit = batch.min(for_all.saturating_sub(received as u32));
-        engine.claim(&mut ports, &memory, now_ms, limit, &self.rules, |handle, pointer, _| {
+        let (now_ms, limit) = (self.now_ms(), allowance.rows(self.with(|world| world.config.batch)));
+        let claimed = engine.claim(&mut ports, &memory, now_ms, limit, &self.rules, |handle, pointer, _| {
             self.publication(handle, pointer)
         })?;
+        allowance.claimed(claimed);
         engine.note_claim();
         self.hand_over(number, engine);
         Ok(())

@@ -259,16 +259,14 @@ impl Destination {
         }
     }
 
-    /// Before a claim: what goes back, or would make the window too large. What is published can wait a little.
-    pub fn settle_what_must_be(&mut self, common: &Common) -> Result<(), Trouble> {
+    /// Whether something is to be settled before the next claim: what goes back, or would make the window too large. What is
+    /// published can wait a little.
+    pub fn settles_first(&mut self, common: &Common) -> bool {
         let is_off = !self.may_deliver(common) || (common.rests && !self.once);
         if is_off && self.engine.only_keeps_back() {
             self.engine.release_all("nothing is delivered now"); // a relay of somebody else's may deliver it
         }
-        match self.engine.must_settle() {
-            true => self.settle(common),
-            false => Ok(()),
-        }
+        self.engine.must_settle()
     }
 
     /// After a claim. Returns how long to wait at most.

@@ -375,15 +375,33 @@ impl<'a> Worker<'a> {
         }
         let may_claim = !self.args.once || self.has_its_share(now);
         let (mut wait_ms, mut first_trouble) = (self.common.settings.idle_backoff_ms, None);
-        for index in 0..self.destinations.len() {
-            match self.serve(index, may_claim) {
+        let mut note = |trouble: Trouble| match trouble.kind {
+            TroubleKind::Lost => Err(trouble),
+            _ => {
+                first_trouble.get_or_insert(trouble); // the others go on
+                Ok(())
+            }
+        };
+        // A settle waits for the disk of the server, and all destinations with it: what can be claimed goes out before.
+        let common = &self.common;
+        let (last, first): (Vec<usize>, Vec<usize>) =
+            (0..self.destinations.len()).partition(|index| self.destinations[*index].settles_first(common));
+        let mut served = Vec::new();
+        for index in first.into_iter().chain(last) {
+            match self.claim(index, may_claim, &mut served) {
                 Ok((claimed, wait)) => {
                     self.tick.claimed += claimed as u64;
                     self.totals.claimed += claimed as u64;
                     wait_ms = wait_ms.min(wait);
                 }
-                Err(trouble) if trouble.kind == TroubleKind::Lost => return Err(trouble),
-                Err(trouble) => first_trouble = first_trouble.or(Some(trouble)), // the others go on
+                Err(trouble) => note(trouble)?,
+            }
+        }
+        // Also where nothing could be claimed: what the peer has confirmed is settled.
+        for index in served {
+            match self.destinations[index].settle_what_is_due(&self.common, wait_ms) {
+                Ok(wait) => wait_ms = wait,
+                Err(trouble) => note(trouble)?,
             }
         }
         self.count();
@@ -409,18 +427,18 @@ impl<'a> Worker<'a> {
         }))
     }
 
-    fn serve(&mut self, index: usize, may_claim: bool) -> Result<(usize, u32), Trouble> {
+    /// Notes whom it has served. Returns how many messages came, and how long to wait for more.
+    fn claim(&mut self, index: usize, may_claim: bool, served: &mut Vec<usize>) -> Result<(usize, u32), Trouble> {
         let mut others = (self.destinations.iter().enumerate()).filter(|(other, _)| *other != index);
         let another_tries_one_alone = others.any(|(_, other)| other.tries_one_alone());
         let (common, destination) = (&self.common, &mut self.destinations[index]);
-        destination.settle_what_must_be(common)?;
+        if destination.settles_first(common) {
+            destination.settle(common)?;
+        }
         destination.report(common)?;
+        served.push(index);
         // What crashes with that one would be charged to what is claimed here.
-        let claimed = destination.claim(common, may_claim && !another_tries_one_alone);
-        // Also when nothing can be claimed: what the peer has confirmed is settled.
-        let wait_ms = (claimed.as_ref()).map_or(PAUSE_AFTER_FAILURE.as_millis() as u32, |(_, wait_ms)| *wait_ms);
-        let wait_ms = destination.settle_what_is_due(common, wait_ms)?;
-        Ok((claimed?.0, wait_ms))
+        destination.claim(common, may_claim && !another_tries_one_alone)
     }
 
     // ---- ticks ------------------------------------------------------------------------------------------------------

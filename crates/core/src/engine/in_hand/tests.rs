@@ -310,6 +310,39 @@ fn what_goes_back_is_read_again_from_the_table() {
 }
 
 #[test]
+fn nothing_is_taken_beside_what_goes_back_and_is_not_settled() {
+    let shared = Shared::with(&[1]);
+    let mut engine = having(&shared);
+    hand_over(&mut engine, 9);
+    engine.release_all("the connection is lost");
+    shared.ready.replace(vec![2]);
+    assert_eq!(receive(&mut engine, &shared, 10, 100), 0, "it would overtake 1");
+    assert!(
+        shared.given_up.borrow().is_empty() && *shared.ready.borrow() == [2],
+        "it stays"
+    );
+    settle(&mut engine, &shared);
+    let mut script = Script::default();
+    script.claims = vec![vec![1]];
+    claim(&mut engine, &mut script, &shared, 10);
+    assert_eq!(receive(&mut engine, &shared, 10, 100), 1);
+    assert_eq!(seqs(&hand_over(&mut engine, 9)), [1, 2]);
+}
+
+#[test]
+fn what_is_published_and_not_settled_does_not_keep_others_from_being_taken() {
+    let shared = Shared::with(&[1]);
+    let mut engine = having(&shared);
+    let sent = hand_over(&mut engine, 9);
+    engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
+    shared.ready.replace(vec![2]);
+    assert_eq!(receive(&mut engine, &shared, 10, 100), 1);
+    assert_eq!(seqs(&hand_over(&mut engine, 9)), [2]);
+    assert_eq!(settle(&mut engine, &shared), [Disposition::Publish]);
+    assert_eq!(shared.freed(), [1]);
+}
+
+#[test]
 fn a_lost_lease_lets_go_of_what_was_in_hand() {
     let shared = Shared::with(&[1, 2, 3]);
     let mut engine = having(&shared);

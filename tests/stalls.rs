@@ -1,0 +1,187 @@
+//! Does what is ready go out while a settle of the worker's own waits? A settle waits for the disk; here it waits for a
+//! trigger, for as long as a test says. On a real Postgres, with receivers that answer when a test lets them.
+
+mod common;
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use common::{DB, LONG, unconnected_cluster, wait_drained, wait_true};
+use postgres::Client;
+use support::{Cluster, Receiver, Reply, Request, wait_until};
+
+/// A settle waits for whoever holds the advisory lock of a message that it writes of. Who looks into pg_stat_activity sees for
+/// which one.
+const GATE: &str = "create function wait_at_the_gate() returns trigger language plpgsql set lock_timeout = 0 as $$
+    begin
+      perform set_config('application_name', 'settles ' || new.seq, true);
+      perform pg_advisory_xact_lock_shared(new.seq);
+      return new;
+    end $$;
+    create trigger gate before insert on outbox_history for each row execute function wait_at_the_gate();
+    create trigger gate before insert on outbox_attempts_log for each row execute function wait_at_the_gate()";
+
+/// A server with destinations a, b, c and z, which serves a first and z last, and who receives of all of them.
+struct Stage {
+    cluster: Cluster,
+    receiver: Receiver,
+    /// The session that holds the locks.
+    gate: RefCell<Client>,
+    /// Messages that are not answered yet, by their label.
+    unanswered: Arc<Mutex<BTreeSet<String>>>,
+}
+
+fn label(request: &Request) -> String {
+    let body = request.json();
+    body["payload"]["label"].as_str().unwrap_or_default().to_owned()
+}
+
+impl Stage {
+    /// Messages of these labels wait for their answer. The first answer for a label that begins with "bad" is 500.
+    fn new(unanswered: &[&str]) -> Self {
+        let labels = unanswered.iter().map(|label| (*label).to_owned());
+        let unanswered: Arc<Mutex<BTreeSet<String>>> = Arc::new(Mutex::new(labels.collect()));
+        let held = unanswered.clone();
+        let failed: Mutex<BTreeSet<String>> = Mutex::default();
+        let receiver = Receiver::start(move |request| {
+            let label = label(request);
+            wait_until("the test to let it be answered", LONG, || {
+                !held.lock().expect("no panic").contains(&label)
+            });
+            let fails = label.starts_with("bad") && failed.lock().expect("no panic").insert(label);
+            Reply::status(if fails { 500 } else { 200 })
+        });
+        // Nothing else of the worker comes in between.
+        let conf = [
+            "outbox.http_allow = '127.0.0.1'",
+            "outbox.lease_ttl = '120s'",
+            "outbox.lease_renew = '60s'",
+            "outbox.retry_backoff = '50ms'",
+        ];
+        let cluster = unconnected_cluster("", "nowhere", &conf);
+        let stage = Self {
+            gate: RefCell::new(cluster.connect(DB)),
+            cluster,
+            receiver,
+            unanswered,
+        };
+        for name in ["a", "b", "c", "z"] {
+            let url = stage.receiver.url(&format!("/{name}"));
+            let server = format!("create server {name} foreign data wrapper outbox_http options (url '{url}')");
+            stage.cluster.exec(DB, &server);
+            // Once it has arrived the worker has read the lanes of the destination to their end.
+            stage.publish(name, "first", "first");
+        }
+        wait_drained(&stage.cluster);
+        stage.cluster.exec(DB, GATE);
+        stage
+    }
+
+    /// The text of a statement.
+    fn publishes(destination: &str, label: &str, payload: &str) -> String {
+        let payload = format!("jsonb_build_object('label', '{label}') || {payload}");
+        format!("select outbox_publish('T', {payload}, 'a', '{label}', 'x', destination => '{destination}')")
+    }
+
+    fn publish(&self, destination: &str, label: &str, payload: &str) -> i64 {
+        let payload = format!("jsonb_build_object('more', '{payload}')");
+        self.cluster
+            .query_one(DB, &Self::publishes(destination, label, &payload))
+    }
+
+    fn has_arrived(&self, wanted: &str) -> bool {
+        self.receiver.requests().iter().any(|request| label(request) == wanted)
+    }
+
+    fn wait_for(&self, wanted: &str) {
+        wait_until(&format!("the message {wanted:?}"), LONG, || self.has_arrived(wanted));
+    }
+
+    /// Publishes one that is not answered until `answer`, and whose settle is held until `settle`. It is claimed by then.
+    fn publish_held(&self, destination: &str, label: &str) -> i64 {
+        let seq = self.publish(destination, label, "");
+        self.at_gate(&format!("pg_advisory_lock({seq})"));
+        self.wait_for(label);
+        let claimed = format!("select exists (select from outbox where seq = {seq} and claim_token is not null)");
+        wait_true(&self.cluster, "it to be claimed", &claimed);
+        seq
+    }
+
+    fn answer(&self, label: &str) {
+        self.unanswered.lock().expect("no panic").remove(label);
+    }
+
+    fn settle(&self, seq: i64) {
+        self.at_gate(&format!("pg_advisory_unlock({seq})"));
+    }
+
+    fn at_gate(&self, call: &str) {
+        let mut gate = self.gate.borrow_mut();
+        gate.batch_execute(&format!("select {call}")).expect("a lock");
+    }
+
+    /// Waits until the worker waits at the gate for one of these. Returns for which.
+    fn wait_at_gate(&self, seqs: &[i64]) -> i64 {
+        let named = |seq: &i64| format!("'settles {seq}'");
+        let names: Vec<String> = seqs.iter().map(named).collect();
+        let waits = format!(
+            "from pg_stat_activity where application_name in ({}) and wait_event = 'advisory'",
+            names.join(", ")
+        );
+        wait_true(
+            &self.cluster,
+            "a settle that waits",
+            &format!("select exists (select {waits})"),
+        );
+        let name: String = self.cluster.query_one(DB, &format!("select application_name {waits}"));
+        name["settles ".len()..].parse().expect("a seq")
+    }
+
+    /// No settle has failed: the one that waits is the one that began.
+    fn assert_still_waits(&self) {
+        let log = self.cluster.log();
+        let failed: Vec<&str> = log.lines().filter(|line| line.contains("; tries again")).collect();
+        assert!(failed.is_empty(), "the settle was over by then: {failed:?}");
+    }
+}
+
+#[test]
+fn what_is_ready_when_a_settle_begins_goes_out_while_the_settle_waits() {
+    let stage = Stage::new(&["slow", "bad a", "bad b"]);
+    let (slow, bad_a, bad_b) = (
+        stage.publish_held("c", "slow"),
+        stage.publish_held("a", "bad a"),
+        stage.publish_held("b", "bad b"),
+    );
+    stage.answer("slow");
+    stage.wait_at_gate(&[slow]);
+    // While the worker waits, two destinations get something to settle before they may claim, and another has something to
+    // send: by shared memory, and by the table, for it is too large.
+    stage.answer("bad a");
+    stage.answer("bad b");
+    stage.publish("z", "small", "");
+    let large = Stage::publishes("z", "large", "jsonb_build_object('more', repeat('x', 100000))");
+    stage.cluster.exec(DB, &large);
+    stage.settle(slow);
+    stage.wait_for("small");
+    stage.wait_for("large");
+    stage.assert_still_waits();
+    let first = stage.wait_at_gate(&[bad_a, bad_b]);
+    // Ready after the pass has claimed, and before its second settle begins.
+    stage.publish("z", "late", "");
+    assert!(!stage.has_arrived("late"));
+    stage.settle(first);
+    stage.wait_at_gate(&[bad_a + bad_b - first]);
+    stage.wait_for("late");
+    stage.assert_still_waits();
+    stage.settle(bad_a + bad_b - first);
+    wait_drained(&stage.cluster);
+    let mut arrived: Vec<String> = stage.receiver.requests().iter().map(label).collect();
+    arrived.retain(|label| label != "first");
+    arrived.sort();
+    assert_eq!(
+        arrived,
+        ["bad a", "bad a", "bad b", "bad b", "large", "late", "slow", "small"]
+    );
+}
