@@ -594,7 +594,7 @@ fn outbox_await_end(seen: Option<i64>, timeout_ms: Option<i32>) -> i64 {
 
 #[pg_extern(sql = false)]
 fn outbox_send_workers_away() -> bool {
-    hooks::send_workers_away(catalog::my_database())
+    hooks::send_workers_away(catalog::my_database(), true)
 }
 
 #[pg_extern(sql = false)]

@@ -198,7 +198,7 @@ fn known(partitions: &[i16]) -> Vec<Option<Partition>> {
 }
 
 /// Waits until the workers of this database are called, or `timeout_ms` are over. Of what is returned the first three are
-/// to be passed next: a call between two waits is not missed.
+/// to be passed next: a call between two waits is not missed. The last one: 1 or 2, the worker is to leave; 1, at once.
 #[pg_extern(sql = false)]
 fn outbox_work_wait(seen: Int8s, timeout_ms: i32, in_flight: i32, tell: bool) -> Vec<i64> {
     let (Some(database), here) = (shmem::my_database(), catalog::my_database()) else {
@@ -211,15 +211,17 @@ fn outbox_work_wait(seen: Int8s, timeout_ms: i32, in_flight: i32, tell: bool) ->
     let state = || {
         let changes = [database.calls(), database.worker_changes(), database.waiting_changes()];
         let numbers = changes.into_iter().map(i64::from);
-        numbers
-            .chain([i64::from(shmem::is_vacated(here))])
-            .collect::<Vec<i64>>()
+        let leaves = match shmem::is_vacated(here) {
+            false => 0,
+            true => 2 - i64::from(shmem::is_pressed(here)),
+        };
+        numbers.chain([leaves]).collect::<Vec<i64>>()
     };
     let until = Instant::now() + Duration::from_millis(u64::try_from(timeout_ms).unwrap_or(0));
     loop {
         let now = state();
         let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() || now.get(..3) != seen.0.get(..3) || now.last() == Some(&1) {
+        if left.is_zero() || now.get(..3) != seen.0.get(..3) || now.last() != Some(&0) {
             return now;
         }
         latch::wait(left.as_millis().max(1) as i64);

@@ -1,7 +1,8 @@
 //! Statements that need a database to themselves: DROP, RENAME, SET TABLESPACE and CREATE … TEMPLATE. Core refuses them
 //! while anybody is connected, and a worker is. So before one runs, in the session that runs it, the workers leave; they
 //! may come back when its transaction ends, however it ends (`wake`), and the launcher then looks at the databases anew.
-//! outbox_configure() needs the same.
+//! outbox_configure() and the like need the same, and leave them the time for what is on its way: the database lives on, and what
+//! is not confirmed would be sent twice.
 
 use crate::pg::utility::{self, DatabaseStatement, Kind};
 use crate::pg::{catalog, latch, signals};
@@ -10,6 +11,8 @@ use std::time::{Duration, Instant};
 
 /// Workers are gone within 2 s, whatever the broker does. After this long core may say that they are in the way.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Workers that are asked to leave in order are gone within 10 s.
+const PATIENCE_IN_ORDER: Duration = Duration::from_secs(12);
 /// A worker that has left wakes us; this is for one that came to no orderly end.
 const LOOK_AGAIN_MS: i64 = 100;
 
@@ -26,18 +29,18 @@ fn before(statement: &DatabaseStatement) {
     if statement.kind == Kind::Alters {
         wake::databases_change();
     } else {
-        send_workers_away(statement.database);
+        send_workers_away(statement.database, false);
     }
 }
 
-/// Lets the workers of a database end in order; they are let back when this transaction ends. False if some are still
-/// there after a few seconds.
-pub fn send_workers_away(database: u32) -> bool {
+/// Lets the workers of a database end, `in_order`: not before their peers have answered what is on its way, which they have 5 s
+/// for. They are let back when this transaction ends. False if some are still there after a few seconds.
+pub fn send_workers_away(database: u32, in_order: bool) -> bool {
     wake::databases_change();
-    if !shmem::vacate(database) {
+    if !shmem::vacate(database, in_order) {
         return !shmem::has_workers(database);
     }
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + if in_order { PATIENCE_IN_ORDER } else { PATIENCE };
     while shmem::has_workers(database) && Instant::now() < deadline {
         if !shmem::has_launcher() {
             shmem::terminate(database, |_| true);

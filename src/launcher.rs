@@ -427,10 +427,13 @@ impl Served {
             Some(place) if !place.has_extension() => settings.workers.min(1),
             Some(_) => settings.workers,
         };
+        let in_order = shmem::is_vacated(oid) && !shmem::is_pressed(oid);
         for (number, worker) in self.workers.iter_mut().enumerate().skip(self.wanted as usize) {
             if let Some(running) = &mut worker.running {
                 running.leaves.get_or_insert(now);
-                running.terminate(oid, number as u32);
+                if !(in_order && shmem::ask_to_leave(oid, number as u32)) {
+                    running.terminate(oid, number as u32);
+                }
             }
         }
         for (number, worker) in self.workers.iter().enumerate() {

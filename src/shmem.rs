@@ -15,7 +15,7 @@ use outbox_core::minutes::{Minutes, Took};
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::settle::Ended;
 use std::sync::atomic::{
-    AtomicI32, AtomicI64, AtomicU32, AtomicU64,
+    AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 
@@ -129,6 +129,8 @@ struct Vacated {
     /// Process number + 1; 0 = the slot is free.
     requester: AtomicI32,
     database: AtomicU32,
+    /// Nothing presses: its workers are asked to leave, and wait for what is on its way.
+    in_order: AtomicBool,
 }
 
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
@@ -281,24 +283,33 @@ fn static_state() -> Option<&'static State> {
 // A worker takes its place and then looks whether the database is vacated; a session vacates it and then looks for
 // workers. Sequentially consistent, so at least one of them sees the other.
 
-/// From here until `let_back` the launcher lets the workers of this database end and starts none. False when there is no
-/// shared memory, or no slot left in it.
-pub fn vacate(database: u32) -> bool {
+/// From here until `let_back` the launcher lets the workers of this database end and starts none; `in_order`: it asks them to
+/// leave, and sends no signal. False when there is no shared memory, or no slot left in it.
+pub fn vacate(database: u32, in_order: bool) -> bool {
     let Some(state) = STATE.get() else { return false };
     let me = latch::my_proc_number() + 1;
     let free = |vacated: &&Vacated| vacated.requester.compare_exchange(0, me, Relaxed, Relaxed).is_ok();
     let Some(slot) = state.vacated.iter().find(free) else {
         return false;
     };
+    slot.in_order.store(in_order, SeqCst);
     slot.database.store(database, SeqCst);
     wake_launcher();
     true
 }
 
 pub fn is_vacated(database: u32) -> bool {
-    STATE
-        .get()
-        .is_some_and(|state| state.vacated.iter().any(|v| v.database.load(SeqCst) == database))
+    is_vacated_by(database, |_| true)
+}
+
+/// Whether a session waits for the end of the workers that does not leave them the time for what is on its way.
+pub fn is_pressed(database: u32) -> bool {
+    is_vacated_by(database, |vacated| !vacated.in_order.load(SeqCst))
+}
+
+fn is_vacated_by(database: u32, fits: impl Fn(&Vacated) -> bool) -> bool {
+    let is_it = |vacated: &Vacated| vacated.database.load(SeqCst) == database && fits(vacated);
+    STATE.get().is_some_and(|state| state.vacated.iter().any(is_it))
 }
 
 /// This process needs no database for itself any more. Called at the end of a transaction: no allocation, no error.

@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use support::{Broker, Consumer, Receiver, Reply, fresh_names, process};
+use support::wait::pass_time_until;
+use support::{Broker, Consumer, Receiver, Reply, fresh_names, process, wait_until};
 
 use crate::common::load::{Load, Plan};
 use crate::common::oracle::{Arrived, judge};
@@ -453,6 +454,35 @@ fn another_number_of_partitions_while_it_works_loses_doubles_and_reorders_nothin
     let sent = load.stop();
     wait_drained(&cluster);
     judge(&sent, &arrived(broker, &queue)).assert_perfect();
+}
+
+#[test]
+fn what_is_on_its_way_when_the_partitions_change_is_answered_and_goes_once() {
+    // Answers take longer than a worker has that somebody waits for.
+    let slow = Receiver::start(|_| {
+        pass_time_until(Instant::now() + Duration::from_millis(1_500));
+        Reply::status(200)
+    });
+    let broker = Broker::shared();
+    let (exchange, _) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &["outbox.http_allow = '127.0.0.1'"]);
+    cluster.exec(
+        DB,
+        &format!(
+            "create server slow foreign data wrapper outbox_http options (url '{}');
+             grant usage on foreign server slow to courier",
+            slow.url("/")
+        ),
+    );
+    let _outside = Outside::start(&cluster, "patient");
+    cluster.exec(
+        DB,
+        "select outbox_publish('T', '{}', 'item', 'a', 'x', destination => 'slow')",
+    );
+    wait_until("the message", LONG, || !slow.requests().is_empty());
+    cluster.exec(DB, "select outbox_configure(partition_count => 5)");
+    wait_drained(&cluster);
+    assert_eq!(slow.requests().len(), 1, "it came once");
 }
 
 #[test]

@@ -125,8 +125,10 @@ pub struct Seen {
     counters: Vec<i64>,
     pub worker_changes: i64,
     pub waiting_changes: u32,
-    /// A statement needs the database without workers.
+    /// A statement needs the database without workers,
     pub is_vacated: bool,
+    /// and waits for nothing that is on its way.
+    pub is_pressed: bool,
 }
 
 pub struct Session {
@@ -348,12 +350,13 @@ impl Session {
             &[&seen.counters, &limit_ms, &in_flight, &tell],
         )?;
         let mut counters: Vec<i64> = row.get(0);
-        let is_vacated = counters.pop() == Some(1);
+        let leaves = counters.pop().unwrap_or_default();
         Ok(Seen {
             worker_changes: counters.get(1).copied().unwrap_or_default(),
             waiting_changes: counters.get(2).copied().unwrap_or_default() as u32,
             counters,
-            is_vacated,
+            is_vacated: leaves != 0,
+            is_pressed: leaves == 1,
         })
     }
 

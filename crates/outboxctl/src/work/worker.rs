@@ -31,7 +31,7 @@ const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(500);
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 /// At the end: how long answers of the brokers are waited for.
 const LAST_OUTCOMES: Duration = Duration::from_secs(5);
-/// The same while a statement waits for the database, or a new session is needed.
+/// The same while DROP DATABASE or the like waits for this worker.
 const FEW_OUTCOMES: Duration = Duration::from_millis(700);
 const LAST_WORDS: Duration = Duration::from_millis(200);
 /// A tick that goes on for longer is told of in pieces.
@@ -264,7 +264,7 @@ impl<'a> Worker<'a> {
             return ended;
         }
         self.finish(match ended {
-            Ok(End::Again) => FEW_OUTCOMES,
+            Ok(End::Again) if self.seen.is_pressed => FEW_OUTCOMES,
             _ => LAST_OUTCOMES,
         });
         self.end_tick();
