@@ -2,6 +2,8 @@
 //! are those of `common`; a fault lasts until a signal says that it did its work.
 
 mod common;
+#[path = "faults/deleted.rs"]
+mod deleted;
 
 use common::load::{Load, Plan};
 use common::oracle::{Arrived, judge};

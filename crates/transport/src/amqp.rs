@@ -24,6 +24,8 @@ use tokio_rustls::TlsConnector;
 const HEARTBEAT_S: u16 = 8;
 /// One to publish on, one to check with, and spares: lapin frees a closed channel's number late.
 const CHANNELS_MAX: u16 = 8;
+/// The end of a connection that only asks.
+const ASIDE_LIMIT: Duration = Duration::from_secs(1);
 /// How long to wait for lapin to tell the cause too, after a channel or connection broke.
 pub(crate) const CAUSE_LIMIT: Duration = Duration::from_millis(100);
 const REPLY_SUCCESS: u16 = 200;
@@ -116,6 +118,22 @@ pub(crate) async fn renew_channel(config: &AmqpConfig, link: &mut Link) -> Resul
     within(config.connect_timeout, "closing a channel", close).await?;
     link.channel = confirming_channel(config, &link.connection).await?;
     Ok(())
+}
+
+/// Whether the broker answers over a connection of its own, which is closed again.
+pub(crate) async fn answers_elsewhere(config: &AmqpConfig) -> bool {
+    let mut wire = None;
+    let answered = match connect(config, &mut wire).await {
+        Ok(link) => {
+            close(&link.connection, ASIDE_LIMIT).await;
+            true
+        }
+        Err(_) => false,
+    };
+    if let Some(wire) = wire {
+        wire.cut(ASIDE_LIMIT).await;
+    }
+    answered
 }
 
 /// Says goodbye. The caller cuts the wire afterwards in any case.

@@ -79,6 +79,7 @@ pub(crate) async fn serve(
     let mut look = pin!(sleep_until(Instant::now()));
     let mut session = Session::new(link, config, patience);
     let mut probe: Option<Probe> = None;
+    let mut elsewhere: Option<Pin<Box<dyn Future<Output = bool> + '_>>> = None;
     let mut stop = None;
     loop {
         if stop.is_none() {
@@ -88,12 +89,19 @@ pub(crate) async fn serve(
         intake.say_outcomes(std::mem::take(&mut session.outcomes));
         session.look_at_stall(intake);
         if session.is_given_up() && session.broken.is_none() && stop.is_none() {
+            if session.patience.is_stuck() {
+                session.give_up_connection();
+                break;
+            }
             session.give_up_channel();
             intake.say_last_outcomes(std::mem::take(&mut session.outcomes));
             return Ended::Unconfirmed;
         }
         if session.wants_probe() && probe.is_none() {
             probe = Some(Box::pin(link.channel.confirm_select(ConfirmSelectOptions::default())));
+        }
+        if session.patience.asks_elsewhere(Instant::now()) && elsewhere.is_none() && stop.is_none() {
+            elsewhere = Some(Box::pin(amqp::answers_elsewhere(config)));
         }
         if session.broken.is_some() || (stop.is_some() && session.open.is_empty()) {
             break;
@@ -118,6 +126,11 @@ pub(crate) async fn serve(
                 if answered.is_ok() {
                     session.probe_answered();
                 }
+            }
+            has_answered = async { elsewhere.as_mut().expect("asked only if there is one").await }, if elsewhere.is_some() => {
+                elsewhere = None;
+                session.patience.answered_elsewhere(Instant::now(), has_answered);
+                session.timer_armed = false;
             }
             () = look.as_mut(), if session.look_armed => session.look_armed = false,
             next = intake.next_or_stop(want_batch), if stop.is_none() => match next {
@@ -395,6 +408,16 @@ impl<'a> Session<'a> {
             let reason = reason.to_owned();
             self.outcomes.push(Answered::now(open.handle, Outcome::Lost { reason }));
         }
+    }
+
+    /// The broker answers over another connection, and neither confirms nor answers over this one.
+    fn give_up_connection(&mut self) {
+        let detail = format!(
+            "{} unconfirmed, and the broker answers over another connection only",
+            self.open.len()
+        );
+        self.patience.resends(Instant::now());
+        self.break_off(u8::MAX, Fault::new(DownReason::Timeout, detail));
     }
 
     fn hear(&mut self, event: LapinEvent, intake: &Intake<'_>) {

@@ -6,6 +6,10 @@
 //! does not confirm them. The session then publishes nothing for a moment, so that what is merely on its way is confirmed,
 //! and gives up the channel. The worker sends what was open again, in order.
 //!
+//! A quorum queue that is deleted with messages on their way can do worse: the broker waits for it and reads no more from this
+//! connection (credit flow that is never granted, seen with RabbitMQ 3.10). So an answer is asked for over another
+//! connection, too. If only that one answers, the connection is given up in the place of the channel.
+//!
 //! The trap is a queue that is only slow: each repeat is a duplicate and adds to its load. So patience doubles with each
 //! repeat, up to the confirm timeout, and begins at its first length only after a time without one.
 
@@ -33,6 +37,10 @@ pub(crate) enum Phase {
 pub(crate) struct Stall {
     /// When the oldest of them was published first.
     pub(crate) since: Instant,
+    /// Since when there has been no answer, here or over another connection.
+    asked_at: Instant,
+    /// The broker answers over another connection only.
+    is_stuck: bool,
     pub(crate) phase: Phase,
     told_at: Option<Instant>,
 }
@@ -87,6 +95,8 @@ impl Patience {
             None if is_late => {
                 self.stall = Some(Stall {
                     since: oldest.unwrap_or(now),
+                    asked_at: now,
+                    is_stuck: false,
                     phase: Phase::Asked,
                     told_at: None,
                 })
@@ -94,7 +104,7 @@ impl Patience {
             None => {}
             Some(stall) => match stall.phase {
                 Phase::Resent if heard || oldest.is_none() => self.stall = None,
-                Phase::Resent if is_late => stall.phase = Phase::Asked,
+                Phase::Resent if is_late => (stall.phase, stall.asked_at) = (Phase::Asked, now),
                 Phase::Asked | Phase::Answered { .. } if !is_late => self.stall = None,
                 Phase::Answered { .. } if heard => {
                     let until = now + self.first / GRACE_PART;
@@ -121,10 +131,34 @@ impl Patience {
 
     /// The broker has answered to what it was asked.
     pub(crate) fn answered(&mut self, now: Instant) {
-        if let Some(stall) = self.stall.as_mut().filter(|stall| stall.phase == Phase::Asked) {
-            let until = now + self.first / GRACE_PART;
-            stall.phase = Phase::Answered { until };
+        let until = now + self.first / GRACE_PART;
+        if let Some(stall) = self.stall.as_mut()
+            && (stall.phase == Phase::Asked || stall.is_stuck)
+        {
+            (stall.phase, stall.is_stuck) = (Phase::Answered { until }, false);
         }
+    }
+
+    /// Whether the broker is to be asked over another connection, since this one gives no answer.
+    pub(crate) fn asks_elsewhere(&self, now: Instant) -> bool {
+        let stall = self.stall.as_ref().filter(|stall| stall.phase == Phase::Asked);
+        stall.is_some_and(|stall| now >= stall.asked_at + TELL_EVERY)
+    }
+
+    /// Whether the broker has answered there.
+    pub(crate) fn answered_elsewhere(&mut self, now: Instant, has_answered: bool) {
+        let until = now + self.first / GRACE_PART;
+        if let Some(stall) = self.stall.as_mut().filter(|stall| stall.phase == Phase::Asked) {
+            match has_answered {
+                true => (stall.phase, stall.is_stuck) = (Phase::Answered { until }, true),
+                false => stall.asked_at = now,
+            }
+        }
+    }
+
+    /// Whether the connection is to be given up with what is open, and not the channel alone.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.stall.as_ref().is_some_and(|stall| stall.is_stuck)
     }
 
     /// Whether nothing may be published for now.
@@ -232,6 +266,22 @@ mod tests {
         now += 60 * S;
         assert_eq!(phase(&mut patience, now, None), None);
         assert_eq!(patience.next_look(now), now + 5 * S);
+    }
+
+    #[test]
+    fn a_connection_is_given_up_if_the_broker_answers_over_another_one_only() {
+        let (mut patience, start) = (Patience::new(5 * S, 30 * S), Instant::now());
+        let at = |s| start + s * S;
+        phase(&mut patience, at(5), Some(start));
+        assert!(!patience.asks_elsewhere(at(6)) && patience.asks_elsewhere(at(7)));
+        patience.answered_elsewhere(at(7), false);
+        assert!(!patience.asks_elsewhere(at(8)) && patience.asks_elsewhere(at(9)));
+        patience.answered_elsewhere(at(9), true);
+        assert!(!patience.asks_elsewhere(at(20)) && patience.stands_back());
+        assert!(patience.is_stuck() && !patience.is_over(at(11)) && patience.is_over(at(12)));
+        // It answers here after all.
+        patience.answered(at(11));
+        assert!(!patience.is_stuck() && !patience.is_over(at(13)) && patience.is_over(at(14)));
     }
 
     #[test]

@@ -492,6 +492,50 @@ fn a_broker_that_does_not_answer_either_is_told_of_and_nothing_is_sent_again() {
     desk.stop();
 }
 
+/// As RabbitMQ 3.10 does when a quorum queue is deleted: it reads no more from the connection, and others are well.
+#[test]
+fn a_connection_that_is_stuck_is_replaced_once_the_broker_answers_over_another() {
+    let _alone = alone();
+    let stuck = Mutex::new(None);
+    let (seen, arrived) = mpsc::channel();
+    let port = broker(move |peer| {
+        peer.connect()?;
+        let got = peer.next_message()?;
+        seen.send(got.body).unwrap();
+        let mut stuck = stuck.lock().unwrap();
+        if stuck.is_none() {
+            *stuck = Some(peer.tcp.try_clone()?); // stays open
+            return Ok(());
+        }
+        peer.ack(got.tag, false)?;
+        peer.until_closed()
+    });
+    let mut desk = Desk::start(AmqpConfig {
+        patience: Duration::from_millis(200),
+        confirm_timeout: DEADLINE * 10,
+        ..config(port)
+    });
+    desk.until_connected();
+    desk.publish(messages(0..1));
+    desk.until_answered(1);
+    assert!(matches!(desk.outcomes[&0], Outcome::Lost { .. }), "{:?}", desk.outcomes);
+    let is_told = |d: &Desk| {
+        d.states
+            .iter()
+            .any(|s| matches!(s, ConnectionState::Unconfirmed { messages: 1, .. }))
+    };
+    assert!(is_told(&desk), "{:?}", desk.states);
+    let is_replaced = |s: &ConnectionState| matches!(s, ConnectionState::Down { detail, .. } if detail.contains("over another connection only"));
+    desk.until("replaced", |d| d.states.iter().any(is_replaced));
+    desk.until_connected();
+    desk.publish(vec![publication(100, "", "k", b"body 0".to_vec())]);
+    desk.until_answered(2);
+    assert_eq!(desk.outcomes[&100], Outcome::Confirmed);
+    desk.stop();
+    let bodies: Vec<_> = arrived.try_iter().collect();
+    assert_eq!(bodies, [b"body 0", b"body 0"]);
+}
+
 #[test]
 fn while_blocked_nothing_is_published_and_nothing_times_out() {
     let _alone = alone();
