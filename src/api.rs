@@ -6,7 +6,7 @@ use crate::error::{self, UserError, invalid};
 use crate::faults::{self, Fault};
 use crate::pg::args::{Args, Int2s, Int8s, Jsonb, Legible, Seqs, Text, Texts, Utf8};
 use crate::pg::catalog::{self, Oid, OptionsOf};
-use crate::pg::lanes::Lanes;
+use crate::pg::lanes::{self, Lanes};
 use crate::pg::{latch, security, signals, trigger, txn};
 use crate::shmem::Class;
 use crate::store::source::{Criteria, Source};
@@ -649,6 +649,22 @@ fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
         [first.destination, partition, seq, enqueued_at_us]
     });
     texts.map(|text| Some(Text::from(text))).collect()
+}
+
+/// The seq of the first dead letter, or of the first that blocks others.
+#[pg_extern(sql = false)]
+fn outbox_first_dead(blocks: bool, fcinfo: pg_sys::FunctionCallInfo) -> Option<i64> {
+    let table = catalog::table_beside(catalog::called_function(fcinfo), c"outbox_dead");
+    let first = |floor| lanes::first_dead(table, blocks, floor);
+    match shmem::my_database() {
+        Some(database) => database.floors().look_at_dead(blocks, first),
+        None => first(0),
+    }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_note_dead(more: i64, more_block: i64, seq: i64) {
+    wake::dead_changed([more, more_block], seq);
 }
 
 #[pg_extern(sql = false)]

@@ -66,10 +66,15 @@ unsafe impl Shareable for Table {}
 
 static TABLE: Shared<Table> = Shared::new();
 
-/// How the floors of a database are used: a version, which grows with each change, and a mode. Written by readers, and by
-/// who is in doubt.
+/// The floors of a database.
 #[repr(C)]
-pub struct Use(AtomicU32);
+pub struct Use {
+    /// How those of its lanes are used: a version, which grows with each change, and a mode. Written by readers, and by who is
+    /// in doubt.
+    word: AtomicU32,
+    /// Of its dead letters; of those that block others.
+    dead: [Floor; 2],
+}
 
 #[derive(Clone, Copy, PartialEq)]
 enum Mode {
@@ -81,7 +86,7 @@ enum Mode {
 
 impl Use {
     fn now(&self) -> (u32, Mode) {
-        let word = self.0.load(SeqCst);
+        let word = self.word.load(SeqCst);
         let mode = match word & 3 {
             0 => Mode::Off,
             1 => Mode::Beginning,
@@ -94,20 +99,39 @@ impl Use {
     /// Returns the new word; None = somebody else has changed it.
     fn change(&self, word: u32, to: Mode) -> Option<u32> {
         let changed = (word & !3).wrapping_add(4) | to as u32;
-        let done = self.0.compare_exchange(word, changed, SeqCst, SeqCst);
+        let done = self.word.compare_exchange(word, changed, SeqCst, SeqCst);
         done.is_ok().then_some(changed)
     }
 
     /// What waits may have changed without a word: look at all of it. No allocation, no error.
     pub fn doubt(&self) {
-        _ = self.0.fetch_update(SeqCst, SeqCst, |word| {
+        self.dead.iter().for_each(|floor| floor.tell(0));
+        _ = self.word.fetch_update(SeqCst, SeqCst, |word| {
             (word & 3 != Mode::Unfit as u32).then_some((word & !3).wrapping_add(4))
         });
     }
 
     /// The database is new in its place.
     pub fn forget(&self) {
-        self.0.store(0, SeqCst);
+        self.doubt();
+        self.word.store(0, SeqCst);
+    }
+
+    /// A dead letter is visible now, which may block others. Called in the commit callback: no allocation, no error.
+    pub fn tell_dead(&self, blocks: bool, seq: i64) {
+        self.dead[usize::from(blocks)].tell(seq);
+    }
+
+    /// The first dead letter; the first that blocks others. `first` looks for one that is not below a seq.
+    pub fn look_at_dead(&self, blocks: bool, first: impl Fn(i64) -> Option<i64>) -> Option<i64> {
+        let floor = &self.dead[usize::from(blocks)];
+        if !xact::may_judge_for_all() {
+            return first(floor.peek().from()?);
+        }
+        let ticket = floor.take();
+        let found = first(ticket.from()?);
+        floor.raise(ticket, found);
+        found
     }
 }
 

@@ -108,6 +108,10 @@ pub struct Database {
     next_due_us: AtomicI64,
     /// Messages that wait. Producers add at commit, workers subtract at settle, and the upkeep sets it right when it counts.
     pending: AtomicI64,
+    /// Dead letters, and those of them that block others. Changed at COMMIT; the upkeep sets them right when it counts.
+    dead: [AtomicI64; 2],
+    /// 1 = they were counted since the memory was made.
+    dead_counted: AtomicU32,
     /// Totals since `reset_at_us`. Written by workers.
     published: AtomicU64,
     failed: AtomicU64,
@@ -367,6 +371,7 @@ pub fn add_database(oid: u32, now_us: i64) -> Option<&'static Database> {
         minutes.forget();
     }
     free.pending.store(0, Relaxed);
+    free.forget_dead();
     free.published.store(0, Relaxed);
     free.failed.store(0, Relaxed);
     free.reset_at_us.store(now_us, Relaxed);
@@ -617,6 +622,40 @@ impl Database {
     pub fn installed(&self) {
         self.floors.doubt();
         self.pending.store(0, Relaxed);
+        self.forget_dead();
+    }
+
+    /// So many more dead letters, or fewer, and so many of them that block others. Called in the commit callback.
+    pub fn dead_changed(&self, by: [i64; 2]) {
+        for (count, by) in self.dead.iter().zip(by) {
+            count.fetch_add(by, SeqCst);
+        }
+    }
+
+    /// Dead letters, and those that block others; None = nobody has counted them.
+    pub fn dead(&self) -> Option<[i64; 2]> {
+        (self.dead_counted.load(SeqCst) == 1).then(|| self.dead_seen())
+    }
+
+    pub fn dead_seen(&self) -> [i64; 2] {
+        [0, 1].map(|index| self.dead[index].load(SeqCst))
+    }
+
+    /// The upkeep counted so many. While they come and go a count may see one and the counter too, so what is known already
+    /// is set right only if nothing changed since `before`.
+    pub fn count_dead(&self, before: [i64; 2], found: [i64; 2]) {
+        if self.dead().is_none() || self.dead_seen() == before {
+            if before != found {
+                self.floors.doubt(); // somebody wrote by hand
+            }
+            self.dead_changed([0, 1].map(|index| found[index] - before[index]));
+        }
+        self.dead_counted.store(1, SeqCst);
+    }
+
+    fn forget_dead(&self) {
+        self.dead_counted.store(0, SeqCst);
+        self.dead.iter().for_each(|count| count.store(0, SeqCst));
     }
 
     pub fn pending(&self) -> i64 {
@@ -682,8 +721,9 @@ impl Database {
         Some(self.minutes(static_state()?)?.shown(now_us))
     }
 
-    /// [pending, in flight, published, failed, published in the last 60 s, failed in the last 60 s, reset at in µs].
-    pub fn counters(&self, now_us: i64) -> [i64; 7] {
+    /// [pending, in flight, published, failed, published in the last 60 s, failed in the last 60 s, reset at in µs, dead letters,
+    /// those of them that block others; -1 = not counted].
+    pub fn counters(&self, now_us: i64) -> [i64; 9] {
         let now_s = now_us.div_euclid(1_000_000);
         let (mut published_60s, mut failed_60s) = (0, 0);
         for bucket in &self.buckets {
@@ -692,6 +732,7 @@ impl Database {
                 failed_60s += bucket.failed.load(Relaxed);
             }
         }
+        let [dead, blocking] = self.dead().map_or([-1; 2], |dead| dead.map(|count| count.max(0)));
         let oid = self.oid.load(Relaxed);
         let in_flight: u32 = static_state()
             .map(|s| {
@@ -710,6 +751,8 @@ impl Database {
             published_60s as i64,
             failed_60s as i64,
             self.reset_at_us.load(Relaxed),
+            dead,
+            blocking,
         ]
     }
 }

@@ -119,6 +119,7 @@ impl Upkeep {
             }
             self.kept.hear();
             self.count();
+            self.count_dead();
             let more = self.clear();
             self.look_at_what_nobody_counted();
             let wait_us = if more { 0 } else { EVERY_US };
@@ -180,6 +181,24 @@ impl Upkeep {
                 .collect();
             each.end(&counted);
             kept.set_counted();
+        }
+    }
+
+    /// Where there are more than are counted at once it goes by what COMMIT tells, from the first count on.
+    fn count_dead(&self) {
+        let (database, store) = (self.database, &self.store);
+        let before = database.dead_seen();
+        if database.dead().is_some_and(|[dead, _]| dead >= COUNT_ROWS_MAX) {
+            return;
+        }
+        let counted = held_transaction(
+            c"outbox: count dead letters",
+            COUNT_TIMEOUT_MS,
+            Durability::Relaxed,
+            || store.count_dead(LARGE_COUNT_ROWS_MAX),
+        );
+        if let Some(found) = told(c"outbox: count dead letters", counted) {
+            database.count_dead(before, found);
         }
     }
 

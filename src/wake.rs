@@ -29,6 +29,10 @@ thread_local! {
     static LOWS: RefCell<BTreeMap<(Class, Partition), i64>> = const { RefCell::new(BTreeMap::new()) };
     /// The lowest seq in each lane of a destination, by its number, and its name: for views, which are told at COMMIT.
     static FIRSTS: RefCell<BTreeMap<(u64, Partition), (String, i64)>> = const { RefCell::new(BTreeMap::new()) };
+    /// How many more dead letters there are, and how many that block others.
+    static DEAD: RefCell<Nested<[i64; 2]>> = const { RefCell::new(Nested::new()) };
+    /// The lowest seq of a new one of each, whether or not its savepoint lasts.
+    static DEAD_LOWS: Cell<[i64; 2]> = const { Cell::new([i64::MAX; 2]) };
     /// Messages that may go by express.
     static PARCELS: RefCell<Nested<Parcel>> = const { RefCell::new(Nested::new()) };
     /// What a relay ended.
@@ -177,6 +181,19 @@ pub fn is_shown(destination: &str, partition: Partition, seq: i64) {
     });
 }
 
+/// This transaction made so many more dead letters, or fewer, and so many that block others, with this seq.
+pub fn dead_changed(by: [i64; 2], seq: i64) {
+    DEAD.with_borrow_mut(|notes| notes.add(xact::current_savepoint(), by, add_dead));
+    let low = |index: usize, low: i64| if by[index] > 0 { low.min(seq) } else { low };
+    let lows = DEAD_LOWS.get();
+    DEAD_LOWS.set([low(0, lows[0]), low(1, lows[1])]);
+}
+
+fn add_dead(before: &mut [i64; 2], by: &[i64; 2]) -> bool {
+    before.iter_mut().zip(by).for_each(|(before, by)| *before += by);
+    true
+}
+
 /// After this transaction a lane of this class is to be read again from here.
 pub fn read_again(class: Class, partition: Partition, seq: i64) {
     LOWS.with_borrow_mut(|lows| {
@@ -312,6 +329,7 @@ fn ended(end: End) {
             ENQUEUED.with_borrow_mut(|notes| notes.release(id, into, add_count));
             PENDING.with_borrow_mut(|notes| notes.release(id, into, add_pending));
             PARCELS.with_borrow_mut(|notes| notes.release(id, into, |_, _| false));
+            DEAD.with_borrow_mut(|notes| notes.release(id, into, add_dead));
             ENDED.with_borrow_mut(|notes| notes.release(id, into, add_ended));
             TOOK.with_borrow_mut(|notes| notes.release(id, into, |_, _| false));
             FAULTS.with_borrow_mut(|notes| notes.release(id, into, |_, _| false));
@@ -323,6 +341,7 @@ fn ended(end: End) {
                 notes.abort(id, sums);
             });
             PARCELS.with_borrow_mut(|notes| notes.abort(id, |_| ()));
+            DEAD.with_borrow_mut(|notes| notes.abort(id, |_| ()));
             ENDED.with_borrow_mut(|notes| notes.abort(id, |_| ()));
             TOOK.with_borrow_mut(|notes| notes.abort(id, |_| ()));
             FAULTS.with_borrow_mut(|notes| notes.abort(id, |_| ()));
@@ -337,6 +356,17 @@ fn ended(end: End) {
 
 /// After Committed: what is visible now, views find it.
 fn tell_views() {
+    DEAD.with_borrow(|notes| {
+        let Some(database) = shmem::my_database().filter(|_| !notes.is_empty()) else {
+            return;
+        };
+        for (blocks, low) in [false, true].into_iter().zip(DEAD_LOWS.get()) {
+            if low < i64::MAX {
+                database.floors().tell_dead(blocks, low);
+            }
+        }
+        notes.iter().for_each(|by| database.dead_changed(*by));
+    });
     FIRSTS.with_borrow(|firsts| {
         let Some(database) = shmem::my_database().filter(|_| !firsts.is_empty()) else {
             return;
@@ -395,4 +425,6 @@ fn leave() {
     PENDING_SUMS.with_borrow_mut(BTreeMap::clear);
     LOWS.with_borrow_mut(BTreeMap::clear);
     FIRSTS.with_borrow_mut(BTreeMap::clear);
+    DEAD.with_borrow_mut(Nested::clear);
+    DEAD_LOWS.set([i64::MAX; 2]);
 }

@@ -306,6 +306,65 @@ fn the_views_cost_the_same_wherever_in_a_lane_the_rows_lie_that_a_held_snapshot_
 }
 
 #[test]
+fn the_views_cost_the_same_after_dead_letters_that_a_held_snapshot_keeps() {
+    let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "autovacuum = off"]); // with its upkeep
+    let counted = "select coalesce((outbox_counters())[8] >= 0, false)";
+    wait_true(&cluster, "the upkeep to have counted", counted);
+    let mut client = cluster.connect(DB);
+    let mut holder = cluster.connect(DB);
+    hold_snapshot(&mut holder);
+    let bury = |from: i32, to: i32| {
+        let sql = format!(
+            "insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason, blocks)
+             select n, now(), 1, n % 16, 'default', 'k' || n, 'reason ' || n, true from generate_series({from}, {to}) n"
+        );
+        cluster.exec(DB, &sql);
+    };
+    bury(1, 1); // before them
+    let mut costs_after = |from: i32, to: i32| {
+        bury(from, to + 1);
+        let discard = format!("select outbox_discard_where(seq_from => {from}, seq_to => {to}, dry_run => false)");
+        cluster.exec(DB, &discard);
+        costs_of(&mut client, &POLLED)
+    };
+    let few = costs_after(2, 300);
+    let many = costs_after(302, 3300);
+    for ((sql, few), many) in POLLED.iter().zip(&few).zip(&many) {
+        assert!(*many <= few + 10, "{sql}: {few} blocks, then {many}");
+    }
+    // What is left: one before, two after.
+    let said = |left: i32, first: i32| {
+        assert_eq!(
+            cluster.query_one::<i64>(DB, "select dead from outbox_status"),
+            i64::from(left)
+        );
+        let (_, dead) = common::health(&cluster, "dead letters");
+        assert_eq!(dead, format!("{left} dead letter(s), one of them: reason {first}"));
+        let (_, keys) = common::health(&cluster, "keys");
+        let (_, keys) = keys.split_once("one of them: ").expect("an example");
+        assert_eq!(keys, format!("k{first} (seq {first})"));
+    };
+    said(3, 1);
+    // Whoever takes one away, and however.
+    cluster.exec(DB, "begin; delete from outbox_dead where seq = 301; rollback");
+    cluster.exec(DB, "begin; savepoint s; delete from outbox_dead; rollback to s; commit");
+    said(3, 1);
+    cluster.exec(DB, "delete from outbox_dead where seq = 1");
+    said(2, 301);
+    bury(200, 200);
+    said(3, 200);
+    cluster.exec(
+        DB,
+        "select outbox_discard(200), outbox_retry(301), outbox_discard(3301)",
+    );
+    assert_eq!(cluster.query_one::<i64>(DB, "select dead from outbox_status"), 0);
+    assert!(common::health(&cluster, "dead letters").0 && common::health(&cluster, "keys").0);
+    cluster.restart();
+    wait_true(&cluster, "the upkeep to have counted", counted);
+    assert_eq!(cluster.query_one::<i64>(DB, "select dead from outbox_status"), 0);
+}
+
+#[test]
 fn the_status_costs_no_more_while_messages_wait_in_every_lane_than_while_none_does() {
     let cluster = quiet_cluster();
     let mut client = cluster.connect(DB);

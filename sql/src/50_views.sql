@@ -128,10 +128,25 @@ where not (select @extschema@.outbox_nothing_waits());
 comment on view @extschema@.outbox_first_shown is
   'Internal: outbox_first_pending for views that are asked again and again, from shared memory and a look at the rest: the first message of outbox in each lane (destination, partition) that has one. could_go = the lane does not wait behind a message that failed.';
 
+create function @extschema@.outbox_first_dead(blocks boolean)
+returns bigint language c stable strict as 'MODULE_PATHNAME', 'outbox_first_dead_wrapper';
+comment on function @extschema@.outbox_first_dead(boolean) is
+  'Internal: the seq of the first dead letter, or of the first that blocks others; read by outbox_health.';
+
+-- Counted from the table only where nobody counts: a held snapshot keeps the rows of those that were retried or discarded.
+create view @extschema@.outbox_dead_counts as
+select coalesce(case when c.counters[8] > 10000 then 10000 else c.counters[8] end,
+                (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) d)) as dead,
+       coalesce(case when c.counters[9] > 10000 then 10000 else c.counters[9] end,
+                (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) d)) as blocking
+from (select pg_catalog.array_replace(@extschema@.outbox_counters(), -1::bigint, null::bigint) as counters) c;
+comment on view @extschema@.outbox_dead_counts is
+  'Internal: how many dead letters there are, and how many of them block others, both up to 10000.';
+
 create view @extschema@.outbox_status as
 select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- NULL = not preloaded: nobody counts
        c.counters[2] as in_flight,
-       (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) d) as dead,
+       (select d.dead from @extschema@.outbox_dead_counts d) as dead,
        -- A volatile function here would be asked for even by who selects other columns, and the look walks what a held snapshot
        -- keeps of ended messages.
        (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_first_shown o where o.could_go) as oldest_pending_age,
@@ -418,19 +433,22 @@ union all
 select 'dead letters', d.n = 0,
        case when d.n > 0 then pg_catalog.format('%s dead letter(s), one of them: %s', case when d.n = 10000 then '10000 or more' else d.n::text end, d.reason) end,
        case when d.n > 0 then 'select * from outbox_dead; then outbox_retry(seq) or outbox_discard(seq)' end
-from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) x) as n,
-             (select x.reason from @extschema@.outbox_dead x limit 1) as reason) d
+from (select c.dead as n, x.reason from @extschema@.outbox_dead_counts c
+      left join lateral (select y.reason from @extschema@.outbox_dead y
+                         where y.seq = (select @extschema@.outbox_first_dead(false)) and c.dead > 0 limit 1) x on true) d
 union all
 select 'keys', b.keys = 0,
        case when b.keys > 0 then pg_catalog.format('%s key(s) stand still behind a dead letter, one of them: %s (seq %s)',
          case when b.keys = 10000 then '10000 or more' else b.keys::text end, b.key, b.seq) end,
        case when b.keys > 0 then 'outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one' end
-from (select (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) x) as keys, case when y.whole then 'partition ' || @extschema@.outbox_partition_label(y.partition::integer) else y.key end as key, y.seq
+from (select (select c.blocking from @extschema@.outbox_dead_counts c) as keys, case when y.whole then 'partition ' || @extschema@.outbox_partition_label(y.partition::integer) else y.key end as key, y.seq
       from (select) one left join (
         select d.key, d.partition, d.seq, exists (
           select from @extschema@.outbox_destinations() x
           where x.destination = d.destination and 'ordering=partition' = any (x.options)) as whole
-        from @extschema@.outbox_dead d where d.blocks limit 1) y on true) b
+        from @extschema@.outbox_dead d
+        where d.blocks and d.seq = (select @extschema@.outbox_first_dead(true))
+          and (select c.blocking > 0 from @extschema@.outbox_dead_counts c) limit 1) y on true) b
 union all
 select 'room', f.destination is null,
        case when f.destination is not null

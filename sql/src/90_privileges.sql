@@ -57,11 +57,11 @@ grant select on
   @extschema@.outbox_health, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_history,
   @extschema@.outbox_dead, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings,
   @extschema@.outbox_identity, @extschema@.outbox_destination_status, @extschema@.outbox_connections, @extschema@.outbox_paused,
-  @extschema@.outbox_first_pending, @extschema@.outbox_first_that_could_go, @extschema@.outbox_first_shown, @extschema@.outbox_source, @extschema@.outbox_attempts_log,
+  @extschema@.outbox_first_pending, @extschema@.outbox_first_that_could_go, @extschema@.outbox_first_shown, @extschema@.outbox_dead_counts, @extschema@.outbox_source, @extschema@.outbox_attempts_log,
   @extschema@.outbox_throughput, @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_ticks
   to outbox_monitor;
 grant execute on function
-  @extschema@.outbox_is_preloaded(), @extschema@.outbox_nothing_waits(), @extschema@.outbox_first_waiting(), @extschema@.outbox_counters(), @extschema@.outbox_server_state(), @extschema@.outbox_registry(),
+  @extschema@.outbox_is_preloaded(), @extschema@.outbox_nothing_waits(), @extschema@.outbox_first_waiting(), @extschema@.outbox_first_dead(boolean), @extschema@.outbox_counters(), @extschema@.outbox_server_state(), @extschema@.outbox_registry(),
   @extschema@.outbox_server_workers(), @extschema@.outbox_has_ended(text), @extschema@.outbox_leases_last(text),
   @extschema@.outbox_open_transactions(), @extschema@.outbox_missing_slots(),
   @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations(), @extschema@.outbox_is_taken(text, smallint, bigint),

@@ -1,6 +1,6 @@
-//! The first row of a lane (destination and partition) of `outbox`, by its primary key and without a statement: views ask for it
-//! again and again, so it costs no plan; and each probe has a snapshot of its own, where a statement in a view would share
-//! that of the query around it.
+//! The first row of a lane (destination and partition) of `outbox`, and the first dead letter, by primary keys and without a
+//! statement: views ask for them again and again, so it costs no plan; and each probe has a snapshot of its own, where a
+//! statement in a view would share that of the query around it.
 
 use super::text;
 use pgrx::pg_sys;
@@ -30,26 +30,25 @@ impl First {
     }
 }
 
-/// `outbox`, open. It has no destructor: an ERROR leaves no more than the end of the transaction clears away.
-pub struct Lanes {
+/// A table, open, with its primary key. It has no destructor: an ERROR leaves no more than the end of the transaction clears
+/// away.
+struct Keyed<const N: usize> {
     table: pg_sys::Relation,
     index: pg_sys::Relation,
-    /// Of destination, partition, seq and enqueued_at.
-    columns: [i16; 4],
+    /// The numbers of the columns that are asked for, first those of the key.
+    columns: [i16; N],
 }
 
-const COLUMNS: [&CStr; 4] = [c"destination", c"partition", c"seq", c"enqueued_at"];
-
-impl Lanes {
-    /// None: the table is gone, or has another primary key.
-    pub fn open(table: u32) -> Option<Self> {
+impl<const N: usize> Keyed<N> {
+    /// None: the table is gone, lacks a column, or its primary key begins with other columns than the first `keys`.
+    fn open(table: u32, columns: [&CStr; N], keys: usize) -> Option<Self> {
         // SAFETY: inside a transaction, on the main thread; what is opened is closed by `close`, or by the end of the transaction.
         unsafe {
             let relation = pg_sys::try_relation_open(table.into(), pg_sys::AccessShareLock as i32);
             if relation.is_null() {
                 return None;
             }
-            let columns = COLUMNS.map(|name| pg_sys::get_attnum(table.into(), name.as_ptr()));
+            let columns = columns.map(|name| pg_sys::get_attnum(table.into(), name.as_ptr()));
             #[cfg(not(feature = "pg18"))]
             let key = pg_sys::RelationGetPrimaryKeyIndex(relation);
             #[cfg(feature = "pg18")]
@@ -60,22 +59,22 @@ impl Lanes {
             }
             let index = pg_sys::index_open(key, pg_sys::AccessShareLock as i32);
             let described = (*index).rd_index;
-            let keys = (*described).indkey.values.as_slice((*described).indnkeyatts as usize);
-            let lanes = Self {
+            let of_key = (*described).indkey.values.as_slice((*described).indnkeyatts as usize);
+            let keyed = Self {
                 table: relation,
                 index,
                 columns,
             };
-            if keys == &columns[..3] && columns[3] > 0 {
-                return Some(lanes);
+            if of_key.starts_with(&columns[..keys]) && columns.iter().all(|column| *column > 0) {
+                return Some(keyed);
             }
-            lanes.close();
+            keyed.close();
             None
         }
     }
 
     /// The locks stay.
-    pub fn close(self) {
+    fn close(self) {
         // SAFETY: both are open.
         unsafe {
             pg_sys::index_close(self.index, pg_sys::NoLock as i32);
@@ -83,17 +82,66 @@ impl Lanes {
         }
     }
 
+    fn key(&self, column: usize, strategy: u32, function: u32, value: pg_sys::Datum) -> pg_sys::ScanKeyData {
+        let mut key = pg_sys::ScanKeyData::default();
+        // SAFETY: fills the key. The function compares what is in the column, by the collation "C", as the columns have it.
+        unsafe { pg_sys::ScanKeyInit(&mut key, self.columns[column], strategy as u16, function.into(), value) };
+        key
+    }
+
+    /// What `read` makes of the first row, in the order of the key, of which it makes something.
+    fn first<T>(&self, keys: &mut [pg_sys::ScanKeyData], read: impl Fn([pg_sys::Datum; N]) -> Option<T>) -> Option<T> {
+        // SAFETY: both relations are open and the keys are of them; a tuple is read while the scan holds it. The columns are
+        // never NULL.
+        unsafe {
+            let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
+            let (count, keys) = (keys.len() as i32, keys.as_mut_ptr());
+            let scan = pg_sys::systable_beginscan_ordered(self.table, self.index, snapshot, count, keys);
+            let descriptor = (*self.table).rd_att;
+            let columns = (*descriptor).natts as usize;
+            let (mut values, mut nulls) = (vec![pg_sys::Datum::null(); columns], vec![true; columns]);
+            let mut first = None;
+            while first.is_none() {
+                let tuple = pg_sys::systable_getnext_ordered(scan, pg_sys::ScanDirection::ForwardScanDirection);
+                if tuple.is_null() {
+                    break;
+                }
+                pg_sys::heap_deform_tuple(tuple, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
+                first = read(self.columns.map(|column| values[column as usize - 1]));
+            }
+            pg_sys::systable_endscan_ordered(scan);
+            pg_sys::UnregisterSnapshot(snapshot);
+            first
+        }
+    }
+}
+
+/// `outbox`, open.
+pub struct Lanes(Keyed<4>);
+
+impl Lanes {
+    /// None: the table is gone, or has another primary key.
+    pub fn open(table: u32) -> Option<Self> {
+        let columns = [c"destination", c"partition", c"seq", c"enqueued_at"];
+        Keyed::open(table, columns, 3).map(Self)
+    }
+
+    pub fn close(self) {
+        self.0.close();
+    }
+
     /// The first row of a lane that is not below `floor`.
     pub fn first(&self, destination: &str, partition: u16, floor: i64) -> Option<First> {
         let mut keys = [
-            self.key(
+            self.0.key(
                 0,
                 pg_sys::BTEqualStrategyNumber,
                 pg_sys::F_TEXTEQ,
                 text::to_datum(destination),
             ),
             self.partition(pg_sys::BTEqualStrategyNumber, pg_sys::F_INT2EQ, partition),
-            self.key(2, pg_sys::BTGreaterEqualStrategyNumber, pg_sys::F_INT8GE, floor.into()),
+            self.0
+                .key(2, pg_sys::BTGreaterEqualStrategyNumber, pg_sys::F_INT8GE, floor.into()),
         ];
         self.first_row(&mut keys)
     }
@@ -105,56 +153,41 @@ impl Lanes {
         };
         let raw = || text::raw_to_datum(&before.raw);
         let mut same = [
-            self.key(0, pg_sys::BTEqualStrategyNumber, pg_sys::F_TEXTEQ, raw()),
+            self.0.key(0, pg_sys::BTEqualStrategyNumber, pg_sys::F_TEXTEQ, raw()),
             self.partition(pg_sys::BTGreaterStrategyNumber, pg_sys::F_INT2GT, before.partition),
         ];
-        let mut other = [self.key(0, pg_sys::BTGreaterStrategyNumber, pg_sys::F_TEXT_GT, raw())];
+        let mut other = [self.0.key(0, pg_sys::BTGreaterStrategyNumber, pg_sys::F_TEXT_GT, raw())];
         self.first_row(&mut same).or_else(|| self.first_row(&mut other))
     }
 
     fn partition(&self, strategy: u32, function: u32, partition: u16) -> pg_sys::ScanKeyData {
-        self.key(1, strategy, function, (partition as i16).into())
-    }
-
-    fn key(&self, column: usize, strategy: u32, function: u32, value: pg_sys::Datum) -> pg_sys::ScanKeyData {
-        let mut key = pg_sys::ScanKeyData::default();
-        // SAFETY: fills the key. The function compares what is in the column, by the collation "C", as the column has it.
-        unsafe { pg_sys::ScanKeyInit(&mut key, self.columns[column], strategy as u16, function.into(), value) };
-        key
+        self.0.key(1, strategy, function, (partition as i16).into())
     }
 
     fn first_row(&self, keys: &mut [pg_sys::ScanKeyData]) -> Option<First> {
-        // SAFETY: both relations are open and the keys are of them; the tuple is read while the scan holds it.
-        unsafe {
-            let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
-            let (count, keys) = (keys.len() as i32, keys.as_mut_ptr());
-            let scan = pg_sys::systable_beginscan_ordered(self.table, self.index, snapshot, count, keys);
-            let tuple = pg_sys::systable_getnext_ordered(scan, pg_sys::ScanDirection::ForwardScanDirection);
-            let first = (!tuple.is_null()).then(|| self.read(tuple));
-            pg_sys::systable_endscan_ordered(scan);
-            pg_sys::UnregisterSnapshot(snapshot);
-            first
-        }
-    }
-
-    /// # Safety
-    /// The tuple is of the table, whose columns have the types that the extension gave them.
-    unsafe fn read(&self, tuple: pg_sys::HeapTuple) -> First {
-        // SAFETY: as above; these columns are never NULL.
-        unsafe {
-            let descriptor = (*self.table).rd_att;
-            let columns = (*descriptor).natts as usize;
-            let (mut values, mut nulls) = (vec![pg_sys::Datum::null(); columns], vec![true; columns]);
-            pg_sys::heap_deform_tuple(tuple, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
-            let [destination, partition, seq, enqueued_at] = self.columns.map(|column| values[column as usize - 1]);
-            let raw = text::with_bytes(destination, |bytes| Ok(bytes.to_vec())).unwrap_or_default();
-            First {
+        self.0.first(keys, |[destination, partition, seq, enqueued_at]| {
+            // SAFETY: a text, not NULL.
+            let raw = unsafe { text::with_bytes(destination, |bytes| Ok(bytes.to_vec())) }.unwrap_or_default();
+            Some(First {
                 destination: text::from_server_lossy(&raw),
                 partition: partition.value() as i16 as u16,
                 seq: seq.value() as i64,
                 enqueued_at: enqueued_at.value() as i64,
                 raw,
-            }
-        }
+            })
+        })
     }
+}
+
+/// The seq of the first dead letter that is not below `floor`; of the first that blocks others, if `blocks`. None: there is
+/// none, or the table is not as it should be.
+pub fn first_dead(table: u32, blocks: bool, floor: i64) -> Option<i64> {
+    let dead: Keyed<2> = Keyed::open(table, [c"seq", c"blocks"], 1)?;
+    let strategy = pg_sys::BTGreaterEqualStrategyNumber;
+    let mut keys = [dead.key(0, strategy, pg_sys::F_INT8GE, floor.into())];
+    let first = dead.first(&mut keys, |[seq, does_block]| {
+        (!blocks || does_block.value() & 0xff != 0).then_some(seq.value() as i64)
+    });
+    dead.close();
+    first
 }

@@ -53,6 +53,20 @@ impl Store {
         })
     }
 
+    /// How many dead letters there are, and how many that block others; of at most `limit`.
+    pub fn count_dead(&self, limit: i64) -> SpiResult<[i64; 2]> {
+        Spi::connect(|client| {
+            let sql = format!(
+                "select pg_catalog.count(*), pg_catalog.count(*) filter (where d.blocks)
+                 from (select x.blocks from {}.outbox_dead x limit $1) d",
+                self.schema
+            );
+            let count = || client.select(sql.as_str(), None, &[limit.into()]);
+            let (dead, blocking) = guc::with(&[(c"enable_seqscan", c"on")], count)?.first().get_two()?;
+            Ok([dead.unwrap_or_default(), blocking.unwrap_or_default()])
+        })
+    }
+
     /// How many messages wait, as the last vacuum or analyze estimated.
     pub fn estimate_pending(&self) -> SpiResult<i64> {
         let sql = format!(
