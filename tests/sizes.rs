@@ -46,7 +46,7 @@ fn where_memory_is_short_the_statement_fails_and_the_server_stays() {
             format!("select outbox_publish('T', '{{}}', headers => jsonb_build_object('x', {large}))"),
             format!("select outbox_enqueue(1, {large})"),
             format!("insert into t select 1, {large}"),
-            format!("insert into t select n, repeat('x', 15000000) from generate_series(1, 4) n; rollback to s"),
+            "insert into t select n, repeat('x', 15000000) from generate_series(1, 4) n; rollback to s".to_owned(),
             format!("select outbox_enqueue_many(array_fill(0::bigint, array[{MB} * 100000]))"),
         ] {
             let error = cluster.connect(DB).batch_execute(&sql).expect_err(&sql);
