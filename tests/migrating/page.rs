@@ -120,7 +120,10 @@ impl Shop {
     /// With the old system's tables, which `tables` makes as the role of the application; it may write, no more.
     pub fn with(tables: &str, conf: &[&str]) -> Self {
         let broker = Broker::shared();
-        let builder = Cluster::builder().conf(&format!("outbox.url = '{}'", broker.url()));
+        // The old systems' events are from long ago; the upkeep would remove them.
+        let builder = Cluster::builder()
+            .conf(&format!("outbox.url = '{}'", broker.url()))
+            .conf("outbox.events_retention = -1");
         let cluster = conf.iter().fold(builder, |builder, line| builder.conf(line)).start();
         cluster.exec("postgres", "create role shop login");
         cluster.exec("postgres", "create database shop");
