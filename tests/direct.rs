@@ -474,7 +474,7 @@ fn a_full_lock_table_ends_the_call_in_a_savepoint_and_not_the_server() {
         "outbox.enabled = off",
         "max_connections = 8",
         "max_wal_senders = 0",
-        "max_locks_per_transaction = 10",
+        "max_locks_per_transaction = 16",
     ];
     let cluster = unconnected_cluster("amqp://127.0.0.1:1", "nowhere", &small);
     let started: String = cluster.query_one(DB, STARTED);
