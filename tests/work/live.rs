@@ -94,6 +94,8 @@ fn a_person_sees_what_it_delivers_holds_it_and_ends_it() {
     screen.pty.send("?");
     screen.wait_for(&["Keys", "ctrl-c"]);
     screen.pty.send("\u{1b}");
+    // crossterm leaves a key in the terminal that comes together with a change of its size, until the next key.
+    screen.wait_until("the help to close", |text| !text.contains("Esc goes back"));
     // Also one that is for a moment smaller, and has lost what it showed.
     let sizes = [
         (60, 24),
