@@ -139,7 +139,7 @@ fn outbox_work_token() -> i64 {
 fn outbox_work_own(partitions: Int2s, ttl_s: i32) {
     let Some(database) = shmem::my_database() else { return };
     as_me(|me| {
-        me.slot.hold_leases(u64::try_from(ttl_s).unwrap_or(0));
+        me.slot.hold_leases(ttl_s);
         for partition in known(&partitions.0).into_iter().flatten() {
             database.own_lanes(partition, me.slot);
         }

@@ -91,7 +91,7 @@ fn table() -> Option<&'static Table> {
     TABLE.get()
 }
 
-/// The same name under the same build is the same number.
+/// The same name, or other text, under the same build is the same number.
 pub fn number_of(name: &str) -> u64 {
     // Without a random seed, so that all processes agree.
     let mut hasher = std::hash::DefaultHasher::new();

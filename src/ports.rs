@@ -259,7 +259,7 @@ impl Shared {
 
     /// From now on this worker reads these partitions, and nobody else, for so long.
     pub fn own_lanes(&self, leases: &[Held], ttl_s: i32) {
-        self.slot.hold_leases(u64::try_from(ttl_s).unwrap_or(0));
+        self.slot.hold_leases(ttl_s);
         if let Some(database) = self.database {
             for (partition, _) in leases {
                 database.own_lanes(*partition, self.slot);

@@ -22,7 +22,6 @@ use outbox_core::settle::Ended;
 use outbox_transport::{Bell, Deadline, ask_for_short_slices};
 use std::cell::RefCell;
 use std::collections::HashSet;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
 /// Wait after a transaction failed.
@@ -99,9 +98,7 @@ pub fn enter(database: u32, number: u32) -> &'static shmem::Worker {
 
 /// Tells the workers that start from now on. Returns the hash that they know it by.
 fn note_session_defaults(defaults: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    defaults.hash(&mut hasher);
-    let hash = hasher.finish().max(1);
+    let hash = figures::number_of(defaults).max(1);
     if let Some(database) = shmem::my_database() {
         database.set_session_defaults(hash);
     }

@@ -1,5 +1,6 @@
 //! Statements that are no queries: a word before those that change which databases there are, CREATE EXTENSION outbox by one
-//! session at a time, and no name of a destination that core would cut. Every session of the server comes through the hook, so what is about neither passes it untouched.
+//! session at a time, and no name of a destination that core would cut. Every session of the server comes through the hook, so
+//! all else passes it untouched.
 
 use super::text;
 use crate::error::UserError;

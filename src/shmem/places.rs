@@ -206,8 +206,8 @@ impl Worker {
 
     /// It has renewed or taken leases for so long from now on. While their rows are locked: whoever finds them run out by the
     /// wall clock asks here as well.
-    pub fn hold_leases(&self, ttl_s: u64) {
-        let until_ns = Deadline::now() + ttl_s * 1_000_000_000;
+    pub fn hold_leases(&self, ttl_s: i32) {
+        let until_ns = Deadline::now() + u64::try_from(ttl_s).unwrap_or(0) * 1_000_000_000;
         self.leases_until_ns.store(until_ns, SeqCst);
     }
 

@@ -30,6 +30,7 @@
 //! - [`backoff`]: how long a failed message waits.
 //! - [`session`]: what the session of a worker sets for itself.
 //! - [`latency`]: how long messages took, counted in buckets.
+//! - [`floor`]: from where views look for what waits first.
 //! - [`minutes`]: what was delivered in each of the last minutes.
 //! - [`nested`]: what a transaction has noted, until its savepoints are over.
 //! - [`written`]: the name of a server as a statement has it.

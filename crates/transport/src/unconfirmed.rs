@@ -90,7 +90,7 @@ impl Patience {
             (self.resent_at, self.limit) = (None, self.first);
         }
         let is_late = oldest.is_some_and(|oldest| now >= oldest + self.limit);
-        let heard = std::mem::take(&mut self.has_heard);
+        let (heard, answered) = (std::mem::take(&mut self.has_heard), self.grace_from(now));
         match &mut self.stall {
             None if is_late => {
                 self.stall = Some(Stall {
@@ -106,10 +106,7 @@ impl Patience {
                 Phase::Resent if heard || oldest.is_none() => self.stall = None,
                 Phase::Resent if is_late => (stall.phase, stall.asked_at) = (Phase::Asked, now),
                 Phase::Asked | Phase::Answered { .. } if !is_late => self.stall = None,
-                Phase::Answered { .. } if heard => {
-                    let until = now + self.first / GRACE_PART;
-                    stall.phase = Phase::Answered { until };
-                }
+                Phase::Answered { .. } if heard => stall.phase = answered,
                 _ => {}
             },
         }
@@ -129,13 +126,19 @@ impl Patience {
         }
     }
 
+    /// It has answered: what is on its way has some time from now on.
+    fn grace_from(&self, now: Instant) -> Phase {
+        let until = now + self.first / GRACE_PART;
+        Phase::Answered { until }
+    }
+
     /// The broker has answered to what it was asked.
     pub(crate) fn answered(&mut self, now: Instant) {
-        let until = now + self.first / GRACE_PART;
+        let answered = self.grace_from(now);
         if let Some(stall) = self.stall.as_mut()
             && (stall.phase == Phase::Asked || stall.is_stuck)
         {
-            (stall.phase, stall.is_stuck) = (Phase::Answered { until }, false);
+            (stall.phase, stall.is_stuck) = (answered, false);
         }
     }
 
@@ -147,10 +150,10 @@ impl Patience {
 
     /// Whether the broker has answered there.
     pub(crate) fn answered_elsewhere(&mut self, now: Instant, has_answered: bool) {
-        let until = now + self.first / GRACE_PART;
+        let answered = self.grace_from(now);
         if let Some(stall) = self.stall.as_mut().filter(|stall| stall.phase == Phase::Asked) {
             match has_answered {
-                true => (stall.phase, stall.is_stuck) = (Phase::Answered { until }, true),
+                true => (stall.phase, stall.is_stuck) = (answered, true),
                 false => stall.asked_at = now,
             }
         }
