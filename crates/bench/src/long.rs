@@ -202,7 +202,7 @@ impl Seconds {
     }
 }
 
-/// A thread that writes a block to a file every 100 ms, and notes from when to when each fsync of it took.
+/// A thread that writes a block to a file every 100 ms, once at least, and notes from when to when each fsync of it took.
 struct Probe {
     ends: Arc<AtomicBool>,
     thread: JoinHandle<Vec<(Instant, Instant)>>,
@@ -215,7 +215,7 @@ impl Probe {
         let thread = thread::spawn(move || {
             let mut probe = File::create(&file).expect("create a file beside the server's");
             let mut all = Vec::new();
-            while !is_over.load(Ordering::Relaxed) {
+            loop {
                 let due = Instant::now() + PROBE_EVERY;
                 probe
                     .rewind()
@@ -224,6 +224,9 @@ impl Probe {
                 let from = Instant::now();
                 probe.sync_all().expect("fsync");
                 all.push((from, Instant::now()));
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
                 thread::sleep(due.saturating_duration_since(Instant::now()));
             }
             std::fs::remove_file(&file).expect("remove a file of ours");
