@@ -1273,10 +1273,17 @@ $$;
 comment on function @extschema@.outbox_purge_workers() is
   'Worker protocol: removes workers that have ended, and those whose heartbeat ended more than a minute ago.';
 
+create function @extschema@.outbox_json_text(jsonb)
+returns text language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_json_text_wrapper';
+comment on function @extschema@.outbox_json_text(jsonb) is
+  'Internal: what the cast to text gives, in less time where strings are long.';
+
 create view @extschema@.outbox_event_text as
-select e.seq, e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload::text as payload,
-       e.previous_payload::text as previous_payload, e.metadata::text as metadata, e.headers::text as headers, e.actor,
-       e.correlation_id,
+select e.seq, e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.operation,
+       @extschema@.outbox_json_text(e.payload) as payload,
+       @extschema@.outbox_json_text(e.previous_payload) as previous_payload,
+       @extschema@.outbox_json_text(e.metadata) as metadata,
+       @extschema@.outbox_json_text(e.headers) as headers, e.actor, e.correlation_id,
        pg_catalog.to_char(e.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as created_at,
        pg_catalog.floor(extract(epoch from e.created_at))::bigint as created_at_s, e.body_bytes::bigint as body_bytes,
        e.ctid as tid

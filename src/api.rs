@@ -4,7 +4,7 @@
 use crate::config::Settings;
 use crate::error::{self, UserError, invalid};
 use crate::faults::{self, Fault};
-use crate::pg::args::{Args, Int2s, Int8s, Jsonb, Legible, Seqs, Text, Texts, Utf8};
+use crate::pg::args::{Args, Int2s, Int8s, JsonText, Jsonb, Legible, Seqs, Text, Texts, Utf8};
 use crate::pg::catalog::{self, Oid, OptionsOf};
 use crate::pg::lanes::{self, Lanes};
 use crate::pg::{latch, security, signals, trigger, txn};
@@ -823,6 +823,12 @@ fn outbox_unreadable(fcinfo: pg_sys::FunctionCallInfo) -> Option<Text> {
         })
     };
     store::sendable(key, event()).err().map(Text::from)
+}
+
+#[pg_extern(sql = false)]
+fn outbox_json_text(fcinfo: pg_sys::FunctionCallInfo) -> Option<JsonText> {
+    // SAFETY: the call's own fcinfo; the types are as sql/src/30_worker.sql declares them.
+    unsafe { Args::new(fcinfo) }.jsonb(0).map(Jsonb::into_text)
 }
 
 #[pg_extern(sql = false)]

@@ -1,5 +1,6 @@
-//! Whether the usual publish writes the row that the statements write, or is refused as they are: random changes of the two
-//! tables × random events. OUTBOX_DIRECT_ROUNDS says how many, OUTBOX_DIRECT_SEED plays a run again. On a real Postgres.
+//! Does what goes past the server's own machinery end as that would? The usual publish writes the row that the statements write,
+//! or is refused as they are: random changes of the two tables × random events. JSON that a worker reads is what the cast
+//! gives. OUTBOX_DIRECT_ROUNDS says how many, OUTBOX_DIRECT_SEED plays a run again. On a real Postgres.
 
 mod common;
 
@@ -120,6 +121,34 @@ impl Random {
             0 => self.one(bad),
             _ => self.one(good),
         }
+    }
+
+    /// JSON with strings of all lengths, and in each what has to be escaped at any place.
+    fn json(&mut self, depth: usize) -> Value {
+        let many = if depth == 0 { 0 } else { self.below(5) };
+        match self.below(if depth == 0 { 5 } else { 8 }) {
+            0 => Value::Null,
+            1 => Value::Bool(self.below(2) == 0),
+            2 => self
+                .one(&["0", "-7", "99.90", "1e-7", "12345678901234567890.123"])
+                .parse()
+                .expect("a number"),
+            3 | 4 => Value::String(self.string()),
+            5 | 6 => (0..many).map(|_| self.json(depth - 1)).collect(),
+            _ => (0..many).map(|_| (self.string(), self.json(depth - 1))).collect(),
+        }
+    }
+
+    fn string(&mut self) -> String {
+        const PLAIN: [char; 8] = ['a', 'Z', ' ', '/', '\u{7f}', 'ä', '€', '😀'];
+        let longest = [3, 40, 300][self.below(3)];
+        let length = self.below(longest);
+        let escaped_in = 1 + self.below(100);
+        let mut character = || match self.below(escaped_in) {
+            0 => [b'"', b'\\', self.below(31) as u8 + 1][self.below(3)].into(),
+            _ => PLAIN[self.below(PLAIN.len())],
+        };
+        (0..length).map(|_| character()).collect()
     }
 
     fn publish(&mut self) -> String {
@@ -304,4 +333,32 @@ fn without_own(data: &str) -> String {
         .filter(|word| !own.iter().any(|own| word.starts_with(own)));
     let words = words.filter(|word| !(word.ends_with("+00'") && word.contains(':'))); // of a time, behind its date
     words.collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn json_is_read_as_the_cast_gives_it() {
+    let cluster = unconnected_cluster("amqp://127.0.0.1:1", "nowhere", &["outbox.enabled = off"]);
+    let mut client = cluster.connect(DB);
+    // Compressed, out of line, and in place.
+    client.batch_execute("create temp table t (j jsonb)").expect("a table");
+    let mut random = Random::new();
+    for _ in 0..rounds() / 10 + 10 {
+        let some: Vec<Value> = (0..50).map(|_| random.json(4)).collect();
+        client
+            .execute("insert into t select unnest($1::jsonb[])", &[&some])
+            .expect("insert");
+    }
+    let more = "insert into t select to_jsonb(repeat(chr(n), 40)) from generate_series(1, 300) n;
+                insert into t select to_jsonb(repeat('plain text', 20000)) union all select '1e400' union all select '[[], {}, [[1]]]'
+                union all select (select jsonb_object_agg(n, md5(n::text)) from generate_series(1, 5000) n)";
+    client.batch_execute(more).expect("insert");
+    let wrong = "select j::text, outbox_json_text(j) from t where outbox_json_text(j) is distinct from j::text limit 1";
+    let wrong: Vec<(String, String)> = (client.query(wrong, &[]).expect("compare").iter())
+        .map(|row| (row.get(0), row.get(1)))
+        .collect();
+    assert_eq!(wrong, [], "as the cast gives it, and as it was read");
+    let seen =
+        "select count(*) filter (where j::text like '%\\u00%'), count(*) filter (where length(j::text) > 1000) from t";
+    let seen = client.query_one(seen, &[]).expect("count");
+    assert!(seen.get::<_, i64>(0) > 20 && seen.get::<_, i64>(1) > 20, "{seen:?}");
 }

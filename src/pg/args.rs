@@ -2,13 +2,12 @@
 //! there is, and JSON is handed on as it came.
 
 use super::text::Unreadable;
-use super::{array, text};
+use super::{array, json, text};
 use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
 use pgrx::datum::{Datum, FromDatum, IntoDatum, TimestampWithTimeZone, Uuid};
 use pgrx::nullable::Nullable;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgLogLevel, PgSqlErrorCode, function_name, impl_sql_translatable, pg_sys};
-use std::ffi::CStr;
 use std::ops::Deref;
 
 /// The arguments of the call that is running. The declaration in sql/src says of which type each is; asking for another
@@ -20,6 +19,9 @@ const SMALL_BYTES: usize = 64 * 1024;
 
 /// A jsonb value, not looked into.
 pub struct Jsonb(pg_sys::Datum);
+
+/// Its text as a result, in the memory of the call.
+pub struct JsonText(pg_sys::Datum);
 
 impl Args {
     /// # Safety
@@ -79,18 +81,23 @@ impl Jsonb {
 
     /// Raises if it is longer than a body may be.
     pub fn to_text(&self) -> String {
-        // SAFETY: a jsonb datum, so its output function fits. The server's own memory takes the text first, so a lack of it
-        // is an error; it is copied, and given back at once, for it may be large.
+        // SAFETY: a jsonb datum. The server's own memory takes the text first, so a lack of it is an error; it is copied, and
+        // given back at once, for it may be large.
         unsafe {
-            let json = pg_sys::OidOutputFunctionCall(pg_sys::Oid::from(pg_sys::F_JSONB_OUT), self.0);
-            let bytes = CStr::from_ptr(json).to_bytes();
-            if bytes.len() > SMALL_BYTES {
-                text::check_memory(bytes.len().min(text::MAX_BYTES) * 4); // for what is made of it next
+            let json = json::to_text(self.0);
+            let bytes = pgrx::varlena::varsize_4b(json.cast_mut_ptr());
+            if bytes > SMALL_BYTES {
+                text::check_memory(bytes.min(text::MAX_BYTES) * 4); // for what is made of it next
             }
-            let copy = text::from_server(bytes);
-            pg_sys::pfree(json.cast());
+            let copy = text::of_datum(json);
+            pg_sys::pfree(json.cast_mut_ptr());
             copy.unwrap_or_else(|why| why.raise())
         }
+    }
+
+    pub fn into_text(self) -> JsonText {
+        // SAFETY: a jsonb datum.
+        JsonText(unsafe { json::to_text(self.0) })
     }
 
     pub(super) fn datum(&self) -> pg_sys::Datum {
@@ -243,6 +250,7 @@ macro_rules! argument {
 
 argument!(Text, Legible, Utf8, Texts, Int8s, Int2s, Seqs);
 impl_sql_translatable!(Text, "text");
+impl_sql_translatable!(JsonText, "text");
 impl_sql_translatable!(Legible, "text");
 impl_sql_translatable!(Utf8, "bytea");
 impl_sql_translatable!(Texts, "text[]");
@@ -255,5 +263,13 @@ unsafe impl BoxRet for Text {
     unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> Datum<'fcx> {
         // SAFETY: as above, in the memory of the call.
         unsafe { fcinfo.return_raw_datum(text::to_datum(&self.0)) }
+    }
+}
+
+// SAFETY: a datum of type text.
+unsafe impl BoxRet for JsonText {
+    unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> Datum<'fcx> {
+        // SAFETY: as above, in the memory of the call.
+        unsafe { fcinfo.return_raw_datum(self.0) }
     }
 }

@@ -10,6 +10,7 @@ pub mod bgworker;
 pub mod catalog;
 pub mod foreign;
 pub mod guc;
+pub mod json;
 pub mod lanes;
 pub mod latch;
 mod names;
