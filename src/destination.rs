@@ -483,7 +483,7 @@ impl Destination {
         }
         let Some(allowance) = self.allowance else {
             leave_in_table(&memory);
-            return Ok((in_hand, self.wait_ms(common)));
+            return Ok((in_hand, self.wait_ms(common, may_claim)));
         };
         let Ok(target) = &self.target else {
             return Ok((in_hand, common.settings.idle_backoff_ms)); // without a target there is no connection
@@ -523,7 +523,7 @@ impl Destination {
         self.hand_over(common);
         // One row may have been asked of a lane that has none, and others wait in another.
         self.proven |= claimed == 0 && !self.engine.wants_more() && self.engine.outstanding() == 0;
-        let wait_ms = self.wait_ms(common);
+        let wait_ms = self.wait_ms(common, may_claim);
         if by_hand.is_some() {
             return Ok((claimed + in_hand, wait_ms)); // what is due later is left alone
         }
@@ -552,15 +552,21 @@ impl Destination {
             queue_has_room: self.engine.is_ready_empty() && self.engine.has_room_in_bytes(),
             last_claim_was_full: self.engine.wants_more(),
             woken: false,
+            claims_in_hand_in_ms: None, // looked for where it counts
             idle_backoff_ms: common.settings.idle_backoff_ms,
         }
     }
 
-    /// How long to wait at most, as far as this destination is concerned.
-    fn wait_ms(&mut self, common: &Common) -> u32 {
-        let wait_ms = tick::next(&self.tick(common)).wait_ms;
-        let in_hand_ms = self.engine.claims_in_hand_in_ms(common.now_ms());
-        let wait_ms = in_hand_ms.map_or(wait_ms, |ms| wait_ms.min(ms as u32));
+    /// How long to wait at most, as far as this destination is concerned. `may_claim`: another destination does not stand in
+    /// the way.
+    fn wait_ms(&mut self, common: &Common, may_claim: bool) -> u32 {
+        let state = self.tick(common);
+        let state = TickState {
+            enabled: state.enabled && may_claim,
+            claims_in_hand_in_ms: self.engine.claims_in_hand_in_ms(common.now_ms()).map(|ms| ms as u32),
+            ..state
+        };
+        let wait_ms = tick::next(&state).wait_ms;
         // Outcomes wake who waits for room with the publisher; nobody wakes who waits for his turn.
         match self.engine.is_ready_empty() {
             true => wait_ms,

@@ -22,6 +22,8 @@ pub struct TickState {
     pub last_claim_was_full: bool,
     /// A wake came since the most recent claim began: there is probably a row that it did not see.
     pub woken: bool,
+    /// In so many ms something that came by shared memory is to be claimed, if a claim may be made.
+    pub claims_in_hand_in_ms: Option<u32>,
     /// The sleep when nothing calls for haste.
     pub idle_backoff_ms: u32,
 }
@@ -71,7 +73,7 @@ pub fn next(state: &TickState) -> Next {
     };
     Next {
         claim: Some(free_slots),
-        wait_ms,
+        wait_ms: (state.claims_in_hand_in_ms).map_or(wait_ms, |ms| ms.min(wait_ms)),
     }
 }
 
@@ -89,6 +91,7 @@ mod tests {
         queue_has_room: true,
         last_claim_was_full: false,
         woken: false,
+        claims_in_hand_in_ms: None,
         idle_backoff_ms: 250,
     };
 
@@ -141,6 +144,7 @@ mod tests {
             let hasty = TickState {
                 last_claim_was_full: true,
                 woken: true,
+                claims_in_hand_in_ms: Some(0),
                 ..state
             };
             assert_eq!(
@@ -185,6 +189,15 @@ mod tests {
             0
         );
         assert_eq!(next(&TickState { woken: true, ..READY }).wait_ms, 0);
+    }
+
+    #[test]
+    fn it_comes_by_for_what_is_in_hand() {
+        let in_hand = |ms| TickState {
+            claims_in_hand_in_ms: Some(ms),
+            ..READY
+        };
+        assert_eq!([0, 40, 400].map(|ms| next(&in_hand(ms)).wait_ms), [0, 40, 250]);
     }
 
     #[test]

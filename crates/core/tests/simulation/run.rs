@@ -413,6 +413,7 @@ impl Simulation {
             queue_has_room: engine.is_ready_empty() && engine.has_room_in_bytes(),
             last_claim_was_full: engine.wants_more(),
             woken: false,
+            claims_in_hand_in_ms: None,
             idle_backoff_ms: 1_000,
         };
         let room = tick::next(&state).claim;

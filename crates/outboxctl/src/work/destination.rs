@@ -432,6 +432,7 @@ impl Destination {
             queue_has_room: self.engine.is_ready_empty() && self.engine.has_room_in_bytes(),
             last_claim_was_full: self.engine.wants_more(),
             woken: false,
+            claims_in_hand_in_ms: None, // nothing comes by shared memory
             idle_backoff_ms: common.settings.idle_backoff_ms,
         }
     }
