@@ -376,10 +376,10 @@ impl Worker {
 
     /// Notes whom it has served, and how many messages came. Returns how long to wait.
     fn claim(&mut self, index: usize, claimed: &mut usize, served: &mut Vec<usize>) -> Result<u32, Failure> {
+        *claimed += self.receive().unwrap_or_default(); // what came while another was served
         if self.destinations[index].settles_first(&self.common) {
-            *claimed += self.receive().unwrap_or_default();
             self.destinations[index].settle(&self.common, STATEMENT_TIMEOUT_MS)?;
-            *claimed += self.open(index);
+            *claimed += self.open(index) + self.receive().unwrap_or_default();
         }
         self.destinations[index].report(&self.common)?;
         served.push(index);
