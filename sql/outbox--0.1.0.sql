@@ -1078,8 +1078,9 @@ returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_server_workers_
 comment on function @extschema@.outbox_server_workers() is
   'Worker protocol: the ids of the workers that run in the server for this database, from shared memory; NULL when not preloaded.';
 
+-- These two have no SET clause, so that they are inlined: called for each lease they were most of what an idle worker did.
 create function @extschema@.outbox_has_ended(worker text)
-returns boolean language sql volatile set search_path = pg_catalog, pg_temp
+returns boolean language sql volatile
 begin atomic
   select $1 like 'server-%' and not $1 = any (coalesce(@extschema@.outbox_server_workers(), '{}'));
 end;
@@ -1092,10 +1093,12 @@ comment on function @extschema@.outbox_leases_last(text) is
   'Worker protocol: whether what this worker leased last is not over by a clock that does not jump, from shared memory; false for a worker that has no place there.';
 
 create function @extschema@.outbox_lease_is_live(lease_owner text, lease_until timestamptz)
-returns boolean language sql volatile set search_path = pg_catalog, pg_temp as $$
+returns boolean language sql volatile
+begin atomic
   -- Its publisher counts by the clock of outbox_leases_last(), and must not trust a lease that another worker takes.
-  select $1 is not null and ($2 > clock_timestamp() or @extschema@.outbox_leases_last($1)) and not @extschema@.outbox_has_ended($1);
-$$;
+  select $1 is not null and ($2 > pg_catalog.clock_timestamp() or @extschema@.outbox_leases_last($1))
+     and not @extschema@.outbox_has_ended($1);
+end;
 comment on function @extschema@.outbox_lease_is_live(text, timestamptz) is
   'Worker protocol: whether a lease holds: it is over when both the wall clock and the clock of its worker say so, or the worker has ended. So a wall clock that is set forward takes no lease away.';
 

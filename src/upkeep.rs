@@ -20,8 +20,10 @@ use std::ffi::CStr;
 use std::time::{Duration, Instant};
 
 const SECOND_US: i64 = 1_000_000;
-/// From the end of one step to the next.
+/// From the end of one step to the next,
 const EVERY_US: i64 = 60 * SECOND_US;
+/// and where nothing waits, nothing is dead and nothing was committed since the one before.
+const QUIET_EVERY_US: i64 = 5 * EVERY_US;
 /// A process that has something to do within this time waits for it.
 const LINGER_US: i64 = 2 * SECOND_US;
 /// It ends after this long all the same, for processes of other databases may wait for its place.
@@ -118,11 +120,19 @@ impl Upkeep {
                 self.kept.round_due_us.set(None); // other times may hold now
             }
             self.kept.hear();
+            let calls = Some(self.database.calls().into());
             self.count();
             self.count_dead();
             let more = self.clear();
             self.look_at_what_nobody_counted();
-            let wait_us = if more { 0 } else { EVERY_US };
+            let nothing_is_there = self.database.pending() == 0 && self.database.dead() == Some([0, 0]);
+            let is_quiet = nothing_is_there && self.kept.calls_seen.get() == calls;
+            self.kept.calls_seen.set(calls);
+            let wait_us = match (more, is_quiet) {
+                (true, _) => 0,
+                (false, true) => QUIET_EVERY_US,
+                (false, false) => EVERY_US,
+            };
             self.kept.due_us.set(Some(now_us() + wait_us));
         }
         match self.expire() {

@@ -43,6 +43,9 @@ const CLOCK_WAS_SET_US: i64 = 1_000_000;
 const STOP_GONE: Duration = Duration::from_millis(200);
 
 const CONFIG_CHECK_EVERY: Duration = Duration::from_secs(1);
+/// What has changed in a catalog is read again then. This long after it was read last all of it is, whatever happened: most of it
+/// stands in catalogs, and the rest is written by calls that tell of it.
+const CONFIG_READ_EVERY: Duration = Duration::from_secs(10);
 
 pub fn main(database: u32, number: u32) -> ! {
     // Read before the session begins, which has these settings or newer ones.
@@ -132,6 +135,9 @@ struct Worker {
     /// What the clock of the server showed when this worker began, as of the last pass.
     clock_began_us: i64,
     config_check_due: Instant,
+    config_read_due: Instant,
+    /// What `catalog::changes` said then.
+    catalog_changes: u64,
     /// The most recent ask of a session that this one heard of; 0 = none.
     heard: u32,
     /// What it is about, while it is not done.
@@ -213,6 +219,8 @@ impl Worker {
             leases_due: now,
             clock_began_us: now_us(),
             config_check_due: now,
+            config_read_due: now,
+            catalog_changes: 0,
             heard: 0,
             task: None,
             tick: Report::default(),
@@ -245,7 +253,7 @@ impl Worker {
         }
         for destination in &mut self.destinations {
             if destination.take_question() {
-                self.config_check_due = now; // what was changed just now counts
+                self.config_read_due = now; // what was changed just now counts
             }
         }
         self.look_at_clock(now);
@@ -499,7 +507,7 @@ impl Worker {
             destination.begin_errand(errand);
         }
         self.leases_due = now;
-        self.config_check_due = now; // what was changed just now counts
+        self.config_read_due = now; // what was changed just now counts
     }
 
     fn drop_task(&mut self) {
@@ -570,7 +578,13 @@ impl Worker {
         let owner_of_lanes = &self.common.shared;
         let (id, sharing, before) = (&self.common.id, self.sharing, &self.leases);
         let (mut taken, mut freed) = (0, 0);
-        let (held, leaving, first, shares) = in_transaction(c"outbox: leases", Durability::Relaxed, || {
+        // An asynchronous commit keeps the WAL writer up for 10 s, which is until the next heartbeat.
+        let durability = if self.idle {
+            Durability::Full
+        } else {
+            Durability::Relaxed
+        };
+        let (held, leaving, first, shares) = in_transaction(c"outbox: leases", durability, || {
             let workers = store.heartbeat(bgworker::my_pid(), settings.heartbeat_ttl_s)?;
             let first = workers.first() == Some(id);
             if sharing == Sharing::RowClaims {
@@ -670,30 +684,44 @@ impl Worker {
     fn look_at_settings(&mut self, now: Instant) -> Result<(), Failure> {
         let store = &self.common.store;
         let changes = changes_by_hand();
-        if now >= self.config_check_due || changes != self.common.changes_seen {
-            self.config_check_due = now + CONFIG_CHECK_EVERY;
-            let looked = in_transaction(c"outbox: look at settings", Durability::Relaxed, || {
-                let looked = (store.session_defaults()?, store.destinations()?, store.not_adopted()?);
-                store.look_at_source()?; // after it was seen to be adopted: a restored dump is complete then
-                Ok(looked)
-            });
-            let (defaults, described, not_adopted) = looked?;
-            self.common.not_adopted = not_adopted;
-            note_session_defaults(&defaults);
-            if self.session_defaults.as_ref() != Some(&defaults) {
-                pgrx::log!(
-                    "outbox {}: settings of the database or role changed, starts anew",
-                    self.common.id
-                );
-                ask_for_upkeep();
-                self.finish();
-                signals::exit(0);
-            }
-            if described != self.described {
-                self.describe(described);
-            }
-            self.common.changes_seen = changes;
+        let by_hand = changes != self.common.changes_seen;
+        let must_read = by_hand || now >= self.config_read_due;
+        if now < self.config_check_due && !must_read {
+            return Ok(());
         }
+        self.config_check_due = now + CONFIG_CHECK_EVERY;
+        self.config_read_due = self.config_read_due.max(self.config_check_due); // also where it fails
+        let known = self.catalog_changes;
+        let looked = in_transaction(c"outbox: look at settings", Durability::Relaxed, || {
+            let catalog_changes = catalog::changes();
+            let read = match must_read || catalog_changes != known {
+                true => Some((store.session_defaults()?, store.destinations()?)),
+                false => None,
+            };
+            let looked = (catalog_changes, read, store.not_adopted()?);
+            store.look_at_source()?; // after it was seen to be adopted: a restored dump is complete then
+            Ok(looked)
+        });
+        let (catalog_changes, read, not_adopted) = looked?;
+        self.common.not_adopted = not_adopted;
+        let Some((defaults, described)) = read else {
+            return Ok(());
+        };
+        (self.config_read_due, self.catalog_changes) = (now + CONFIG_READ_EVERY, catalog_changes);
+        note_session_defaults(&defaults);
+        if self.session_defaults.as_ref() != Some(&defaults) {
+            pgrx::log!(
+                "outbox {}: settings of the database or role changed, starts anew",
+                self.common.id
+            );
+            ask_for_upkeep();
+            self.finish();
+            signals::exit(0);
+        }
+        if described != self.described {
+            self.describe(described);
+        }
+        self.common.changes_seen = changes;
         Ok(())
     }
 

@@ -16,6 +16,12 @@ pub fn my_database() -> u32 {
     unsafe { pg_sys::MyDatabaseId.to_u32() }
 }
 
+/// Grows when a catalog of any database has changed; as of the start of the transaction. Rows of tables do not count.
+pub fn changes() -> u64 {
+    // SAFETY: a plain static of this process.
+    unsafe { pg_sys::SharedInvalidMessageCounter }
+}
+
 /// The number that initdb gave this server.
 pub fn system_identifier() -> u64 {
     // SAFETY: reads the control file's copy in shared memory.

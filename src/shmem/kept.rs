@@ -46,6 +46,8 @@ pub struct Kept {
     counted: AtomicU32,
     /// When the next run is due, in µs since 1970.
     pub due_us: Mark,
+    /// How often the workers had been called when the last run began.
+    pub calls_seen: Mark,
     /// When a large backlog is counted again, and what the counter said when that was decided.
     pub large_count_due_us: Mark,
     pub pending_seen: Mark,
@@ -72,6 +74,7 @@ impl Kept {
         self.large_count_due_us.set(Some(0));
         self.round_due_us.set(Some(0));
         for mark in [
+            &self.calls_seen,
             &self.pending_seen,
             &self.events_reached,
             &self.attempts_reached,

@@ -88,8 +88,8 @@ fn no_overload_is_called_by_workers_or_by_what_a_person_does() {
     assert_unharmed(&cluster);
     // What was not called proves nothing. These are called by the server itself, or their bodies are made part of another
     // statement, or only after something moved rows (locate), or where events of a source do not fit (relay_return).
-    let beside = "{outbox_amqp_validator,outbox_http_validator,outbox_attach_name,outbox_claim,outbox_claim_unleased,outbox_locate,
-                   outbox_partition_label,outbox_readable,outbox_remarks,outbox_suspicion}";
+    let beside = "{outbox_amqp_validator,outbox_http_validator,outbox_attach_name,outbox_claim,outbox_claim_unleased,outbox_has_ended,
+                   outbox_lease_is_live,outbox_locate,outbox_partition_label,outbox_readable,outbox_remarks,outbox_suspicion}";
     call(
         &cluster,
         "outbox_locate",
