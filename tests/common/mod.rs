@@ -20,7 +20,7 @@ use support::{Broker, Cluster, Consumer, Delivery, fresh_names, process, wait_fo
 pub const DB: &str = "postgres";
 
 /// Far above what anything here takes on a slow machine: a test that fails waits so long, no other does.
-pub const LONG: Duration = Duration::from_secs(120);
+pub const LONG: Duration = Duration::from_secs(300);
 
 /// A server with the extension, whose worker is connected to `broker` and delivers to `exchange`, which must exist.
 pub fn outbox_cluster(broker: &Broker, exchange: &str) -> Cluster {

@@ -20,7 +20,7 @@ use crate::wait::{wait_for, wait_until};
 use crate::workdir::{ServerDir, last_lines};
 use crate::{process, template};
 
-const START_TIMEOUT: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(180);
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 const LOG_TIMEOUT: Duration = Duration::from_secs(30);
 

@@ -22,7 +22,7 @@ use crate::wait::wait_for;
 use crate::workdir::{ServerDir, last_lines};
 use crate::{amqp, process};
 
-const START_TIMEOUT: Duration = Duration::from_secs(120);
+const START_TIMEOUT: Duration = Duration::from_secs(300);
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How much of the machine a broker may take.
