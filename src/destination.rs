@@ -26,6 +26,8 @@ use outbox_transport::{Answered, Bell};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+/// Rows of a claim, at most, while other destinations wait for it: some 2 ms.
+const BATCH_BESIDE_OTHERS: u32 = 100;
 const LANE_BY_LANE: Duration = Duration::from_secs(5);
 /// How long a publisher without a connection may take to end; other destinations wait for it.
 const LAST_WORDS: Duration = Duration::from_millis(200);
@@ -342,11 +344,30 @@ impl Destination {
         Some(self.engine.settle_in_ms(common.now_ms())? as u32)
     }
 
+    /// All that has ended.
     pub fn settle(&mut self, common: &Common, timeout_ms: i32) -> Result<(), Failure> {
+        self.settle_by(common, timeout_ms, |engine, tables, settled| {
+            engine.settle(tables, common.now_ms(), settled)
+        })
+    }
+
+    /// As much of it as other destinations can wait for. Returns whether more is left.
+    pub fn settle_some(&mut self, common: &Common, timeout_ms: i32) -> Result<bool, Failure> {
+        self.settle_by(common, timeout_ms, |engine, tables, settled| {
+            engine.settle_some(tables, common.now_ms(), settled)
+        })
+    }
+
+    fn settle_by<T>(
+        &mut self,
+        common: &Common,
+        timeout_ms: i32,
+        settle: impl FnOnce(&mut Engine<Tid>, &mut Tables, &mut dyn FnMut(&[Settlement])) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         let rules = self.rules(common);
         let mut tables = Tables::new(common, &self.name, &rules, timeout_ms);
         let (name, figures, took, sum) = (&self.name, &self.figures, &mut self.took, &mut self.ended);
-        let settled = self.engine.settle(&mut tables, common.now_ms(), |batch| {
+        let settled = settle(&mut self.engine, &mut tables, &mut |batch| {
             sum.add(count_settled(batch, took));
             figures.settled(batch, now_us());
             let expired = batch.iter().filter(|ended| ended.disposition == Disposition::Expire);
@@ -442,9 +463,16 @@ impl Destination {
         self.receive(common)
     }
 
-    /// What cannot go soon is better left for later: in the table it expires, is paused and harms nobody.
+    /// What cannot go soon is better left for later: in the table it expires, is paused and harms nobody. And other destinations
+    /// wait for a claim.
     fn batch(&self, common: &Common) -> u32 {
-        (common.settings.batch_size).min(self.pace.per_second().unwrap_or(u32::MAX))
+        let bearable = if common.shared.serves_several() {
+            BATCH_BESIDE_OTHERS
+        } else {
+            u32::MAX
+        };
+        let at_once = self.pace.per_second().unwrap_or(u32::MAX).min(bearable);
+        common.settings.batch_size.min(at_once)
     }
 
     /// Whether messages may be taken in hand. The body is drawn in the claim. And a claim asks whether the destination is

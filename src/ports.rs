@@ -220,6 +220,11 @@ impl Shared {
             .replace(destinations.into_iter().map(|name| known(name, &mut told)).collect());
     }
 
+    /// Whether there is more than one.
+    pub fn serves_several(&self) -> bool {
+        self.told.borrow().len() > 1
+    }
+
     pub fn begin_pass(&self) {
         self.brought.set(None);
     }

@@ -370,7 +370,7 @@ impl Worker {
                     claimed += came;
                     wait_ms = 0; // what was given up, or has to wait for it, is claimed with the next pass
                 }
-                if let Err(failure) = self.destinations[index].settle(&self.common, STATEMENT_TIMEOUT_MS) {
+                if let Err(failure) = self.settle(index, &mut claimed) {
                     all_well = false;
                     wait_ms = wait_ms.min(self.failed(&failure));
                     continue;
@@ -386,7 +386,7 @@ impl Worker {
     fn claim(&mut self, index: usize, claimed: &mut usize, served: &mut Vec<usize>) -> Result<u32, Failure> {
         *claimed += self.receive().unwrap_or_default(); // what came while another was served
         if self.destinations[index].settles_first(&self.common) {
-            self.destinations[index].settle(&self.common, STATEMENT_TIMEOUT_MS)?;
+            self.settle(index, claimed)?;
             *claimed += self.open(index) + self.receive().unwrap_or_default();
         }
         self.destinations[index].report(&self.common)?;
@@ -395,6 +395,14 @@ impl Worker {
         let (count, wait_ms) = self.destinations[index].claim(&self.common, may_claim)?;
         *claimed += count;
         Ok(wait_ms)
+    }
+
+    /// Settles what has ended, and hands over between what comes meanwhile.
+    fn settle(&mut self, index: usize, claimed: &mut usize) -> Result<(), Failure> {
+        while self.destinations[index].settle_some(&self.common, STATEMENT_TIMEOUT_MS)? {
+            *claimed += self.receive().unwrap_or_default();
+        }
+        Ok(())
     }
 
     fn open(&mut self, index: usize) -> usize {

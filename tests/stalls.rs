@@ -185,3 +185,42 @@ fn what_is_ready_when_a_settle_begins_goes_out_while_the_settle_waits() {
         ["bad a", "bad a", "bad b", "bad b", "large", "late", "slow", "small"]
     );
 }
+
+#[test]
+fn what_is_ready_after_a_part_of_many_failures_is_settled_goes_out_before_the_rest() {
+    let failing: Vec<String> = (1..=60).map(|number| format!("bad {number}")).collect();
+    let labels: Vec<&str> = failing.iter().map(String::as_str).chain(["slow"]).collect();
+    let stage = Stage::new(&labels);
+    let slow = stage.publish_held("c", "slow");
+    let mut failed: Vec<i64> = (failing.iter())
+        .map(|label| {
+            let seq = stage.publish("a", label, "");
+            stage.at_gate(&format!("pg_advisory_lock({seq})"));
+            seq
+        })
+        .collect();
+    stage.answer("slow");
+    stage.wait_at_gate(&[slow]);
+    // Their answers come while the worker waits.
+    failing.iter().for_each(|label| stage.answer(label));
+    failing.iter().for_each(|label| stage.wait_for(label));
+    let settled = || -> i64 { stage.cluster.query_one(DB, "select count(*) from outbox_attempts_log") };
+    let before = settled();
+    stage.settle(slow);
+    stage.wait_at_gate(&failed);
+    stage.publish("z", "late", "");
+    while settled() == before {
+        let seq = stage.wait_at_gate(&failed);
+        assert!(!stage.has_arrived("late"));
+        failed.retain(|other| *other != seq);
+        stage.settle(seq);
+        if !failed.is_empty() {
+            stage.wait_at_gate(&failed);
+        }
+    }
+    assert!(failed.len() > failing.len() / 2, "only {} are left", failed.len());
+    stage.wait_for("late");
+    stage.assert_still_waits();
+    failed.iter().for_each(|seq| stage.settle(*seq));
+    wait_drained(&stage.cluster);
+}

@@ -272,32 +272,6 @@ impl<P: Clone> Engine<P> {
         self.ready.is_empty()
     }
 
-    /// Whether something must be settled before the next claim: a message that goes back would be overtaken by later
-    /// ones of its key.
-    pub fn must_settle(&self) -> bool {
-        self.unsettled.len() >= SETTLE_AT
-            || (!self.unsettled.is_empty() && !self.leaving.is_empty())
-            || self.settles_more_than_published()
-    }
-
-    /// Whether something is unsettled that decides what else may go.
-    fn settles_more_than_published(&self) -> bool {
-        (self.unsettled.iter())
-            .any(|settled| settled.disposition != Disposition::Publish || settled.pointer.crashes > 0)
-    }
-
-    /// In how many ms something is to be settled; None if there is nothing.
-    pub fn settle_in_ms(&self, now_ms: u64) -> Option<u64> {
-        let due_ms = self.unsettled_since_ms + SETTLE_AFTER_MS;
-        (!self.unsettled.is_empty()).then(|| {
-            if self.must_settle() {
-                0
-            } else {
-                due_ms.saturating_sub(now_ms)
-            }
-        })
-    }
-
     /// The last claim left something behind: claim again at once.
     pub fn wants_more(&self) -> bool {
         (self.full || self.drains) && !self.has_suspects(1) // whose answers ring
@@ -406,32 +380,6 @@ impl<P: Clone> Engine<P> {
         let mut handles: Vec<Handle> = self.messages.keys().copied().collect();
         handles.sort_unstable();
         self.release(handles, reason);
-    }
-
-    /// Writes what ended, and tells of it: `settled` sees each batch that is done.
-    pub fn settle<S: Store<Place = P>>(
-        &mut self,
-        store: &mut S,
-        now_ms: u64,
-        mut settled: impl FnMut(&[Settlement<P>]),
-    ) -> Result<(), S::Error> {
-        while !self.unsettled.is_empty() {
-            let rows = self.unsettled.len().min(self.bounds.settle_rows);
-            store.settle(&self.unsettled[..rows])?;
-            for settlement in &self.unsettled[..rows] {
-                match settlement.disposition {
-                    Disposition::Release { .. } => {
-                        lower(&mut self.marks, settlement.pointer.partition, settlement.pointer.seq)
-                    }
-                    Disposition::Retry { delay_ms, .. } => self.due_at_ms = self.due_at_ms.min(now_ms + delay_ms),
-                    _ => {}
-                }
-                self.in_hand.end(settlement.pointer.partition, settlement.pointer.seq);
-            }
-            settled(&self.unsettled[..rows]);
-            self.unsettled.drain(..rows);
-        }
-        Ok(())
     }
 
     // ---- claim and hand over ----------------------------------------------------------------------------------------
@@ -833,5 +781,6 @@ mod hand_over;
 mod in_hand;
 mod leases;
 mod listen;
+mod settling;
 #[cfg(test)]
 mod tests;

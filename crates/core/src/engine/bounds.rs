@@ -5,6 +5,8 @@
 pub struct Bounds {
     /// Rows of one settle, at most.
     pub settle_rows: usize,
+    /// Of these not published, at most, while other destinations wait: such a row costs ten times as much.
+    pub settle_failures: usize,
     /// Messages kept in memory for an earlier one of their key, at most; more go to `outbox_waiting`. They count as
     /// outstanding, so a worker's window must be larger by a quarter at least, or nothing is claimed any more.
     pub parked: usize,
@@ -18,6 +20,7 @@ pub struct Bounds {
 impl Bounds {
     pub const USUAL: Self = Self {
         settle_rows: 2000,
+        settle_failures: 20,
         parked: 500,
         drains: 8,
         drain_rows: 500,

@@ -421,6 +421,34 @@ fn without_leases_a_heartbeat_forgets_nothing_that_is_in_flight() {
     assert_eq!((engine.unsettled.len(), engine.outstanding()), (1, 2));
 }
 
+#[test]
+fn while_other_destinations_wait_many_failures_are_settled_in_parts() {
+    let seqs: Vec<i64> = (1..=60).collect();
+    let bounds = Bounds {
+        settle_failures: 25,
+        ..Bounds::USUAL
+    };
+    let mut engine = Engine::bounded(Sharing::RowClaims, bounds);
+    let mut script = Script::bringing(vec![seqs]);
+    claim(&mut engine, &mut script, &Shared::default(), 0, 0);
+    for (handle, seq) in hand_over(&mut engine, 60) {
+        let reason = "500".to_owned();
+        let outcome = if seq <= 5 {
+            Outcome::Confirmed
+        } else {
+            Outcome::Failed { reason }
+        };
+        engine.conclude(handle, &outcome, &RULES, 0, 0);
+    }
+    let mut parts = Vec::new();
+    let mut part = || -> bool {
+        let Ok(more) = engine.settle_some(&mut script, 0, |batch| parts.push(batch.len()));
+        more
+    };
+    assert_eq!([part(), part(), part(), part()], [true, true, false, false]);
+    assert_eq!(parts, [30, 25, 5]);
+}
+
 // ---- what a session asks for ----------------------------------------------------------------------------------------
 
 fn tally(engine: &Engine<()>) -> [u64; 3] {

@@ -71,6 +71,7 @@ impl Simulation {
             },
             bounds: Bounds {
                 settle_rows: 30,
+                settle_failures: 5,
                 parked: config.window / 2,
                 drains: 3,
                 drain_rows: 10,
@@ -311,7 +312,7 @@ impl Simulation {
         let mut allowance = self.open(number, engine);
         if engine.must_settle() {
             self.receive(number, engine, &mut allowance);
-            if self.settle(number, engine).is_err() {
+            if self.settle(number, engine, &mut allowance).is_err() {
                 return;
             }
             allowance = self.open(number, engine);
@@ -319,15 +320,19 @@ impl Simulation {
         if self.claim(number, engine, &mut allowance).is_ok() && engine.settle_in_ms(self.now_ms()) == Some(0) {
             self.interrupt(number);
             self.receive(number, engine, &mut allowance);
-            let _ = self.settle(number, engine); // it is tried again
+            let _ = self.settle(number, engine, &mut allowance); // it is tried again
         }
         engine.let_go(&self.ports(number));
         let outstanding = engine.outstanding();
         self.with(|world| world.oracle.outstanding(number, outstanding, world.config.window));
     }
 
-    fn settle(&self, number: usize, engine: &mut Engine<u64>) -> Result<(), Failed> {
-        engine.settle(&mut self.ports(number), self.now_ms(), |_| {})
+    fn settle(&self, number: usize, engine: &mut Engine<u64>, allowance: &mut Option<Allowance>) -> Result<(), Failed> {
+        while engine.settle_some(&mut self.ports(number), self.now_ms(), |_| {})? {
+            self.interrupt(number);
+            self.receive(number, engine, allowance);
+        }
+        Ok(())
     }
 
     fn now_ms(&self) -> u64 {

@@ -1,0 +1,93 @@
+//! Writes what ended: when, and how much at once. Called by the worker's main thread.
+
+use super::{Engine, SETTLE_AFTER_MS, SETTLE_AT, Settlement, Store, lower};
+use crate::settle::Disposition;
+
+impl<P: Clone> Engine<P> {
+    /// Whether something must be settled before the next claim: a message that goes back would be overtaken by later
+    /// ones of its key.
+    pub fn must_settle(&self) -> bool {
+        self.unsettled.len() >= SETTLE_AT
+            || (!self.unsettled.is_empty() && !self.leaving.is_empty())
+            || self.settles_more_than_published()
+    }
+
+    /// Whether something is unsettled that decides what else may go.
+    pub(super) fn settles_more_than_published(&self) -> bool {
+        (self.unsettled.iter())
+            .any(|settled| settled.disposition != Disposition::Publish || settled.pointer.crashes > 0)
+    }
+
+    /// In how many ms something is to be settled; None if there is nothing.
+    pub fn settle_in_ms(&self, now_ms: u64) -> Option<u64> {
+        let due_ms = self.unsettled_since_ms + SETTLE_AFTER_MS;
+        (!self.unsettled.is_empty()).then(|| {
+            if self.must_settle() {
+                0
+            } else {
+                due_ms.saturating_sub(now_ms)
+            }
+        })
+    }
+
+    /// Writes what ended, and tells of it: `settled` sees each batch that is done.
+    pub fn settle<S: Store<Place = P>>(
+        &mut self,
+        store: &mut S,
+        now_ms: u64,
+        mut settled: impl FnMut(&[Settlement<P>]),
+    ) -> Result<(), S::Error> {
+        while !self.unsettled.is_empty() {
+            let rows = self.unsettled.len().min(self.bounds.settle_rows);
+            self.settle_first(rows, store, now_ms, &mut settled)?;
+        }
+        Ok(())
+    }
+
+    /// The same with as much as other destinations can wait for. Returns whether more is left.
+    pub fn settle_some<S: Store<Place = P>>(
+        &mut self,
+        store: &mut S,
+        now_ms: u64,
+        mut settled: impl FnMut(&[Settlement<P>]),
+    ) -> Result<bool, S::Error> {
+        let mut failures = 0;
+        let fits = |settlement: &&Settlement<P>| {
+            failures += usize::from(settlement.disposition != Disposition::Publish);
+            failures <= self.bounds.settle_failures
+        };
+        let rows = self
+            .unsettled
+            .iter()
+            .take(self.bounds.settle_rows)
+            .take_while(fits)
+            .count();
+        if rows > 0 {
+            self.settle_first(rows, store, now_ms, &mut settled)?;
+        }
+        Ok(!self.unsettled.is_empty())
+    }
+
+    fn settle_first<S: Store<Place = P>>(
+        &mut self,
+        rows: usize,
+        store: &mut S,
+        now_ms: u64,
+        settled: &mut impl FnMut(&[Settlement<P>]),
+    ) -> Result<(), S::Error> {
+        store.settle(&self.unsettled[..rows])?;
+        for settlement in &self.unsettled[..rows] {
+            match settlement.disposition {
+                Disposition::Release { .. } => {
+                    lower(&mut self.marks, settlement.pointer.partition, settlement.pointer.seq)
+                }
+                Disposition::Retry { delay_ms, .. } => self.due_at_ms = self.due_at_ms.min(now_ms + delay_ms),
+                _ => {}
+            }
+            self.in_hand.end(settlement.pointer.partition, settlement.pointer.seq);
+        }
+        settled(&self.unsettled[..rows]);
+        self.unsettled.drain(..rows);
+        Ok(())
+    }
+}
