@@ -9,10 +9,6 @@ use support::{Broker, Cluster, Consumer, fresh_names, process, wait_until};
 use crate::common::*;
 use crate::{payload, publish};
 
-/// The workers that wait for a lock.
-const WAITS: &str =
-    "select max(pid) from pg_stat_activity where backend_type = 'outbox worker' and wait_event_type = 'Lock'";
-
 #[test]
 fn health_names_the_process_that_keeps_leases_locked_and_the_partitions_come_back_with_it() {
     let broker = Broker::start();
@@ -38,25 +34,32 @@ fn health_names_the_process_that_keeps_leases_locked_and_the_partitions_come_bac
         .batch_execute("begin; select from outbox for update")
         .expect("lock");
     broker.resume();
+    // Another worker may wait for the leases that this one has locked.
+    let waits = format!(
+        "select max(pid) from pg_stat_activity where backend_type = 'outbox worker' and {} = any (pg_blocking_pids(pid))",
+        holder
+            .query_one("select pg_backend_pid()", &[])
+            .expect("its id")
+            .get::<_, i32>(0)
+    );
     let mut stopped = 0;
     wait_until("a worker that is stopped while it settles", LONG, || {
-        let Some(pid) = cluster.query_one::<Option<i32>>(DB, WAITS) else {
+        let Some(pid) = cluster.query_one::<Option<i32>>(DB, &waits) else {
             return false;
         };
         process::suspend(pid as u32);
         stopped = pid;
-        let still = cluster.query_one::<Option<i32>>(DB, WAITS) == Some(pid);
+        let still = cluster.query_one::<Option<i32>>(DB, &waits) == Some(pid);
         if !still {
             process::signal(pid as u32, libc::SIGCONT);
         }
         still
     });
     holder.batch_execute("commit").expect("commit");
-    let problem = wait_for_problem(&cluster, "locks");
-    assert!(
-        problem.starts_with(&format!("process {stopped} (outbox worker) has had rows")),
-        "{problem}"
-    );
+    let named = format!("process {stopped} (outbox worker) has had rows");
+    wait_until("health to name the stopped worker", LONG, || {
+        health(&cluster, "locks").1.starts_with(&named) // a slow one may come first
+    });
     let remedy: String = cluster.query_one(DB, r#"select remedy from outbox_health where "check" = 'locks'"#);
     assert!(remedy.contains(&format!("kill -CONT {stopped}")), "{remedy}");
     process::signal(stopped as u32, libc::SIGCONT);
