@@ -504,4 +504,22 @@ fn much_history_is_summarised_by_the_upkeep_and_asks_autovacuum_for_nothing() {
         0,
         "ranges that nobody has summarised"
     );
+
+    // More than it summarises one by one.
+    let mut client = cluster.connect(DB);
+    let mut own = client.transaction().expect("begin");
+    let more = "lock table only outbox_history in share update exclusive mode;
+                do $$ declare p regclass; begin
+                  for p in select inhrelid from pg_inherits where inhparent = 'outbox_history'::regclass loop
+                    execute format('lock table %s in share update exclusive mode', p); -- the upkeep leaves them
+                  end loop;
+                end $$;
+                insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination)
+                select n, now(), now(), 1, 0, 'default' from generate_series(1, 50000) n";
+    own.batch_execute(more).expect("more history");
+    let summarised = "select outbox_summarize_history(clock_timestamp(), 10)";
+    let summarised: i32 = own.query_one(summarised, &[]).expect("summarise").get(0);
+    assert!(summarised > 10, "{summarised}");
+    own.commit().expect("commit");
+    assert_eq!(cluster.query_one::<i64>(DB, left), 0, "ranges after the first ten");
 }

@@ -81,16 +81,20 @@ $$;
 comment on function @extschema@.outbox_make_partitions(integer, timestamptz) is
   'Makes partitions of the history ahead: one an hour, a day or a month, as retention_s (NULL = forever) asks for; returns how many. None while the history is empty.';
 
-create function @extschema@.outbox_summarize_history(moment timestamptz default pg_catalog.clock_timestamp())
+create function @extschema@.outbox_summarize_history(moment timestamptz default pg_catalog.clock_timestamp(), most integer default 1000)
 returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 declare
   index record;
+  before integer;
   summarised integer := 0;
 begin
   for index in
     select i.indexrelid::regclass as name, c.reloptions::text like '%autosummarize=%' as asks,
            -- Rows come into these; those of the past were summarised when they were the present.
-           p.partition is null or (p.starts_at <= moment and p.ends_at > moment - interval '1 day') as grows
+           p.partition is null or (p.starts_at <= moment and p.ends_at > moment - interval '1 day') as grows,
+           pg_relation_size(i.indrelid) / current_setting('block_size')::bigint as blocks,
+           coalesce((select o.option_value from pg_options_to_table(c.reloptions) o where o.option_name = 'pages_per_range'), '128')::bigint
+             as pages
     from pg_inherits h join pg_index i on i.indrelid = h.inhrelid join pg_class c on c.oid = i.indexrelid
     join pg_am a on a.oid = c.relam and a.amname = 'brin'
     left join @extschema@.outbox_history_partitions() p on p.partition = h.inhrelid
@@ -101,7 +105,18 @@ begin
         execute format('alter index %s reset (autosummarize)', index.name);
       end if;
       if index.grows or index.asks then
-        summarised := summarised + brin_summarize_new_values(index.name);
+        -- Rows come at the end: from there back to what is summarised. A minute of a drain takes half a second of processor time,
+        -- so there is a pause after each range, while nothing is locked.
+        before := summarised;
+        for number in reverse (index.blocks - 1) / index.pages .. 0 loop
+          exit when index.blocks = 0 or brin_summarize_range(index.name, number * index.pages) = 0;
+          summarised := summarised + 1;
+          if summarised - before = most then
+            summarised := summarised + brin_summarize_new_values(index.name);
+            exit;
+          end if;
+          perform pg_sleep(0.005);
+        end loop;
       end if;
     exception when lock_not_available or insufficient_privilege then
       null; -- a vacuum has it, or a stranger owns it; the next run tries again
@@ -110,8 +125,8 @@ begin
   return summarised;
 end
 $$;
-comment on function @extschema@.outbox_summarize_history(timestamptz) is
-  'Summarises new ranges of the BRIN indexes of the history, and ends their requests to autovacuum; returns how many ranges.';
+comment on function @extschema@.outbox_summarize_history(timestamptz, integer) is
+  'Summarises new ranges of the BRIN indexes of the history, and ends their requests to autovacuum; returns how many ranges. It pauses after each, up to so many of an index.';
 
 -- DROP locks the whole history against everyone: it waits for its readers, and every settle waits behind it.
 create function @extschema@.outbox_drop_partitions(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())

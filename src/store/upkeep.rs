@@ -107,7 +107,10 @@ impl Store {
 
     /// Summarises new ranges of the indexes of the history; returns how many.
     pub fn summarize_history(&self) -> SpiResult<i32> {
-        let sql = format!("select {}.outbox_summarize_history(clock_timestamp())", self.schema);
+        let sql = format!(
+            "select {}.outbox_summarize_history(clock_timestamp(), 1000)",
+            self.schema
+        );
         Ok(Spi::get_one(&sql)?.unwrap_or_default())
     }
 
