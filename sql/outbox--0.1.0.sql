@@ -1927,7 +1927,7 @@ begin
         -- so there is a pause after each range, while nothing is locked.
         before := summarised;
         for number in reverse (index.blocks - 1) / index.pages .. 0 loop
-          exit when index.blocks = 0 or brin_summarize_range(index.name, number * index.pages) = 0;
+          exit when brin_summarize_range(index.name, number * index.pages) = 0;
           summarised := summarised + 1;
           if summarised - before = most then
             summarised := summarised + brin_summarize_new_values(index.name);
@@ -1944,7 +1944,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_summarize_history(timestamptz, integer) is
-  'Summarises new ranges of the BRIN indexes of the history, and ends their requests to autovacuum; returns how many ranges. It pauses after each, up to so many of an index.';
+  'Summarises new ranges of the BRIN indexes of the history, and ends their requests to autovacuum; returns how many ranges. It pauses after each of the first `most` of an index.';
 
 -- DROP locks the whole history against everyone: it waits for its readers, and every settle waits behind it.
 create function @extschema@.outbox_drop_partitions(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())

@@ -469,8 +469,8 @@ fn a_worker_with_nothing_to_do_plans_no_statement_and_gives_back_no_lease_that_i
     for what in OF_CATALOGS {
         let calls = calls_of(what).into_iter().max().unwrap_or_default();
         assert!(
-            calls < BEATS / 2,
-            "{what} was read {calls} times, but nothing has changed"
+            (1..BEATS / 2).contains(&calls),
+            "{what} was read {calls} times in {BEATS} heartbeats, and once a catalog had changed"
         );
     }
     for what in ["outbox_lease_release(", "outbox_lease_take("] {

@@ -22,7 +22,7 @@ pub struct TickState {
     pub last_claim_was_full: bool,
     /// A wake came since the most recent claim began: there is probably a row that it did not see.
     pub woken: bool,
-    /// In so many ms something that came by shared memory is to be claimed, if a claim may be made.
+    /// Milliseconds until something that came by shared memory is to be claimed, if a claim may be made; None = nothing is.
     pub claims_in_hand_in_ms: Option<u32>,
     /// The sleep when nothing calls for haste.
     pub idle_backoff_ms: u32,
