@@ -43,7 +43,7 @@ demo: private ## commit one event, roll back another, see what a consumer gets, 
 
 test: test-tools private ## every test, on private servers under target/
 	$(CARGO) build --locked -p outbox-tests -p outboxctl --bins
-	$(CARGO) test --locked -p outbox-core -p outbox-bench -p outboxctl
+	$(CARGO) test --locked -p outbox-core -p outbox-worker -p outbox-bench -p outboxctl
 	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-transport
 	$(RUN) target/debug/with-broker $(CARGO) test --locked -p outbox-tests -- --test-threads=2
 
@@ -81,7 +81,7 @@ sql: ## put sql/src/*.sql together into the install script
 
 lint: tools ## formatting and clippy, warnings denied
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --all-targets -p outbox-core -p outbox-transport -p outboxctl -p outbox-tests -p outbox-bench -- -D warnings
+	$(CARGO) clippy --locked --all-targets -p outbox-core -p outbox-transport -p outbox-worker -p outboxctl -p outbox-tests -p outbox-bench -- -D warnings
 	PGRX_PG_CONFIG_PATH=$(PG_CONFIG_PATH) CARGO_TARGET_DIR=$(PG_TARGET) \
 	  $(CARGO) clippy --locked --profile $(PROFILE) --no-default-features --features pg$(PG_MAJOR) -p outbox -- -D warnings
 

@@ -1,7 +1,6 @@
 //! What SQL calls: shims that check arguments and hand on. Declared by hand in sql/src, so `sql = false`. Main thread of
 //! a user's backend, which never starts a thread and never opens a socket.
 
-use crate::config::Settings;
 use crate::error::{self, UserError, invalid};
 use crate::faults::{self, Fault};
 use crate::pg::args::{Args, Int2s, Int8s, JsonText, Jsonb, Legible, Seqs, Text, Texts, Utf8};
@@ -513,7 +512,7 @@ fn outbox_judge(
     error: Option<Text>,
     unsendable: Option<bool>,
 ) -> Vec<Text> {
-    let default = Settings::snapshot().target;
+    let default = config::default_target();
     let kind = wrapper.and_then(|name| Kind::of_wrapper(&name)).unwrap_or(Kind::Amqp);
     // What cannot be understood is judged by the settings, as a worker does.
     let rules =

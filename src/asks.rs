@@ -6,6 +6,7 @@
 use crate::pg::latch;
 use crate::shmem;
 use outbox_core::engine::Errand;
+use outbox_worker::Report;
 use std::sync::atomic::{
     AtomicI32, AtomicI64, AtomicU32,
     Ordering::{Relaxed, SeqCst},
@@ -28,51 +29,28 @@ pub struct Answer {
     /// The ask that it heard last, and the one that it is done with.
     heard: AtomicU32,
     done: AtomicU32,
-    figures: [AtomicI64; Report::FIGURES],
+    figures: [AtomicI64; FIGURES],
 }
 
-/// What a worker says of its pass.
-#[derive(Clone, Debug, Default)]
-pub struct Report {
-    pub claimed: u64,
-    pub published: u64,
-    pub failed: u64,
-    pub duration_us: u64,
-    pub backoff_ms: u32,
-    pub renewed_heartbeat: bool,
-    pub purged_stale: i64,
-    pub active_workers: usize,
-    pub desired: usize,
-    pub owned: usize,
-    pub leased: usize,
-    pub released: usize,
-}
+/// Numbers of a report.
+pub const FIGURES: usize = 12;
 
-impl Report {
-    pub const FIGURES: usize = 12;
-
-    /// In the order that outbox_ask_workers() and outbox_ticks read them in.
-    pub fn figures(&self) -> [i64; Self::FIGURES] {
-        [
-            self.claimed as i64,
-            self.published as i64,
-            self.failed as i64,
-            self.duration_us as i64,
-            i64::from(self.backoff_ms),
-            i64::from(self.renewed_heartbeat),
-            self.purged_stale,
-            self.active_workers as i64,
-            self.desired as i64,
-            self.owned as i64,
-            self.leased as i64,
-            self.released as i64,
-        ]
-    }
-
-    /// Whether there is more to tell than that the worker lives.
-    pub fn says_something(&self) -> bool {
-        self.claimed + self.published + self.failed > 0 || self.purged_stale > 0 || self.leased + self.released > 0
-    }
+/// A report, in the order that outbox_ask_workers() and outbox_ticks read it in.
+pub fn figures(report: &Report) -> [i64; FIGURES] {
+    [
+        report.claimed as i64,
+        report.published as i64,
+        report.failed as i64,
+        report.duration_us as i64,
+        i64::from(report.backoff_ms),
+        i64::from(report.renewed_heartbeat),
+        report.purged_stale,
+        report.active_workers as i64,
+        report.desired as i64,
+        report.owned as i64,
+        report.leased as i64,
+        report.released as i64,
+    ]
 }
 
 // ---- a worker -------------------------------------------------------------------------------------------------------
@@ -101,7 +79,7 @@ impl Answer {
 
     /// What became of the ask so far; with the last word its session is woken.
     pub fn tell(&self, ask: &Ask, ticket: u32, report: &Report, done: bool) {
-        for (figure, value) in self.figures.iter().zip(report.figures()) {
+        for (figure, value) in self.figures.iter().zip(figures(report)) {
             figure.store(value, Relaxed);
         }
         self.heard.store(ticket, SeqCst);

@@ -395,17 +395,12 @@ pub fn define() {
     reserve_prefix(c"outbox");
 }
 
-/// What a worker needs, read at one moment.
-#[derive(Clone, PartialEq, Debug)]
+/// What a worker in the server needs, read at one moment.
 pub struct Settings {
-    pub enabled: bool,
-    /// The default destination, and what the others leave out.
-    pub target: Target,
+    /// What any worker goes by.
+    pub worker: outbox_worker::Settings,
     pub lease_ttl_s: i32,
-    pub lease_renew: Duration,
     pub heartbeat_ttl_s: i32,
-    pub batch_size: u32,
-    pub idle_backoff_ms: u32,
     pub claim_ttl_s: i32,
     pub retention: Retention,
 }
@@ -422,15 +417,19 @@ pub struct Retention {
 
 impl Settings {
     pub fn snapshot() -> Self {
-        let lease_ttl_s = LEASE_TTL.get();
+        let (lease_ttl_s, target) = (LEASE_TTL.get(), default_target());
         Self {
-            enabled: ENABLED.get(),
-            target: default_target(),
+            worker: outbox_worker::Settings {
+                enabled: ENABLED.get(),
+                rules: target.rules,
+                limits: target.limits,
+                target: Ok(target),
+                lease_renew: Duration::from_millis((LEASE_RENEW.get() as u64 * 1000).min(lease_ttl_s as u64 * 500)),
+                batch_size: BATCH_SIZE.get() as u32,
+                idle_backoff_ms: IDLE_BACKOFF.get() as u32,
+            },
             lease_ttl_s,
-            lease_renew: Duration::from_millis((LEASE_RENEW.get() as u64 * 1000).min(lease_ttl_s as u64 * 500)),
             heartbeat_ttl_s: HEARTBEAT_TTL.get().max(lease_ttl_s),
-            batch_size: BATCH_SIZE.get() as u32,
-            idle_backoff_ms: IDLE_BACKOFF.get() as u32,
             claim_ttl_s: CLAIM_TTL.get(),
             retention: Retention::snapshot(),
         }
@@ -458,7 +457,8 @@ fn pem_file(setting: &Text) -> Option<Pem> {
     Some(string(setting)).filter(|path| !path.is_empty()).map(Pem::File)
 }
 
-fn default_target() -> Target {
+/// The default destination, and what the others leave out.
+pub fn default_target() -> Target {
     Target {
         transport: Transport::Amqp(Amqp {
             url: string(&URL),

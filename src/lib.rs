@@ -3,10 +3,8 @@
 
 mod api;
 mod asks;
-mod broker;
 mod capture;
 mod config;
-mod destination;
 mod error;
 mod express;
 mod external;
@@ -14,6 +12,7 @@ mod faults;
 mod figures;
 mod floors;
 mod hooks;
+mod host;
 mod launcher;
 mod limits;
 mod pg;

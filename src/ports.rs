@@ -1,386 +1,243 @@
-//! What the engine of crates/core stands on here: the tables, each call a transaction of its own, and shared memory. Called
-//! by the worker, on its main thread.
+//! A destination as crates/worker sees it from a worker in the server: the tables, each call a transaction of its own, what
+//! shared memory says of its lanes, and its statistics. Main thread of a worker.
 
-use crate::asks::Report;
-use crate::destination::Common;
+use crate::config::Settings;
+use crate::express;
+use crate::faults::{self, Fault};
+use crate::figures::Figures;
 use crate::pg::spi::SpiResult;
 use crate::pg::tid::Tid;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, signals};
-use crate::shmem::Class;
+use crate::registry;
+use crate::shmem::{self, Class};
 use crate::store::{ClaimedBatch, Settlement, Store, Whereto, now_us};
-use crate::{express, registry, shmem};
-use outbox_core::engine::{self, Batch, Claimed, Due, Errand, Express, Held, Lane, Memory, Place};
+use outbox_core::engine::{Batch, Claimed, Held, Lane, Place};
 use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::hold::OpenTransaction;
+use outbox_core::message::Pointer;
+use outbox_core::minutes::Took;
 use outbox_core::partition::Partition;
-use outbox_core::settle::Rules;
+use outbox_core::settle::Ended;
 use outbox_transport::BodyFunction;
+use outbox_transport::target::{Limits, Target};
+use outbox_worker::{Patience, Status};
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::ffi::CStr;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// No statement of a worker may take longer.
 pub const STATEMENT_TIMEOUT_MS: i32 = 30_000;
+/// Nor a transaction that others wait for, at the end.
+pub const LAST_TRANSACTION_MS: i32 = 300;
 /// Due messages that one transaction brings back, at most.
 const DUE_ROWS: i32 = 1000;
 
-/// The tables.
-pub struct Tables<'a> {
-    common: &'a Common,
-    store: &'a Store,
-    destination: &'a str,
-    /// What makes the bodies, if not the format alone.
-    pub body: Option<&'a BodyFunction>,
-    timeout_ms: i32,
-    /// How a dead letter is settled.
-    dead_action: &'static str,
-    /// Rows of some lane were locked lately: each lane is claimed alone, and a locked one left out.
-    pub lane_by_lane: bool,
-    /// WAL must be on disk up to here before what was claimed goes out.
-    pub wal_position: u64,
-    /// Messages that were no longer ours to settle.
-    pub missed: usize,
+/// What the destinations of a worker have in common.
+pub struct Here {
+    pub id: String,
+    pub store: Store,
+    pub database: Option<&'static shmem::Database>,
+    pub slot: &'static shmem::Worker,
+    pub settings: RefCell<Settings>,
+    /// With leasing off: the token of this process' claims, negative.
+    pub row_token: i64,
+    /// Of the changes by hand, how many there were before this worker looked last.
+    pub changes_seen: Cell<u32>,
 }
 
-impl<'a> Tables<'a> {
-    pub fn new(common: &'a Common, destination: &'a str, rules: &Rules, timeout_ms: i32) -> Self {
+impl Here {
+    /// How often a person has changed something in this database.
+    pub fn changes_by_hand(&self) -> u32 {
+        self.database.map_or(0, shmem::Database::changes_by_hand)
+    }
+}
+
+pub struct Port {
+    here: Rc<Here>,
+    destination: String,
+    /// Its word of *reopen* is shared by all destinations of a class.
+    class: Class,
+    figures: RefCell<Figures>,
+    /// How long messages took that are not settled yet.
+    took: RefCell<Took>,
+    /// What makes the bodies, if not the format alone.
+    body: RefCell<Option<BodyFunction>>,
+    /// WAL must be on disk up to here before what was claimed goes out.
+    wal_position: Cell<u64>,
+}
+
+impl Port {
+    pub fn new(here: Rc<Here>, destination: &str) -> Self {
         Self {
-            common,
-            store: &common.store,
-            destination,
-            body: None,
-            timeout_ms,
-            dead_action: rules.dead_action(),
-            lane_by_lane: false,
-            wal_position: 0,
-            missed: 0,
+            here,
+            destination: destination.to_owned(),
+            class: Class::of(destination),
+            figures: RefCell::new(Figures::of(destination)),
+            took: RefCell::default(),
+            body: RefCell::default(),
+            wal_position: Cell::new(0),
         }
     }
 
-    fn whereto(&self) -> Whereto<'a> {
-        Whereto {
-            destination: self.destination,
-            body: self.body,
-        }
-    }
-
-    /// All of them with the same reach.
-    fn claim_lanes(&mut self, lanes: &[Lane]) -> Result<Batch<Tid>, Failure> {
-        let (store, whereto, patient) = (self.store, self.whereto(), !self.lane_by_lane);
-        let claimed = in_transaction(c"outbox: claim", Durability::Relaxed, || {
-            if !patient {
-                txn::set_locally(c"lock_timeout", c"20ms");
-            }
-            store.claim(whereto, lanes)
-        })?;
-        Ok(self.note(claimed))
-    }
-
-    fn note(&mut self, claimed: ClaimedBatch) -> Batch<Tid> {
-        self.wal_position = self.wal_position.max(claimed.wal_position);
+    fn note(&self, claimed: ClaimedBatch) -> Batch<Tid> {
+        self.wal_position.set(self.wal_position.get().max(claimed.wal_position));
         claimed.batch
     }
 }
 
-impl engine::Store for Tables<'_> {
+impl outbox_worker::Port for Port {
     type Place = Tid;
     type Error = Failure;
 
-    fn settle(&mut self, batch: &[Settlement]) -> Result<(), Failure> {
-        let (store, dead_action) = (self.store, self.dead_action);
-        let changed = held_transaction(c"outbox: settle", self.timeout_ms, Durability::Full, || {
-            let changed = store.settle(batch, dead_action)?;
+    fn describe(&self, target: Result<&Target, &str>, limits: &Limits) {
+        self.body.replace(target.ok().and_then(|target| target.body.clone()));
+        self.figures.borrow().set_max_pending(limits.max_pending);
+    }
+
+    // ---- tables -----------------------------------------------------------------------------------------------------
+
+    fn settle(&self, batch: &[Settlement], dead: &'static str, patience: Patience) -> Result<usize, Failure> {
+        let store = &self.here.store;
+        let timeout_ms = match patience {
+            Patience::Usual => STATEMENT_TIMEOUT_MS,
+            Patience::Little => LAST_TRANSACTION_MS,
+        };
+        held_transaction(c"outbox: settle", timeout_ms, Durability::Full, || {
+            let changed = store.settle(batch, dead)?;
             if changed == batch.len() {
                 return Ok(changed);
             }
             // Rows that moved (VACUUM FULL) are found again by key. Rows that are gone or carry another token are no
             // longer ours.
-            Ok(changed + store.settle_by_key(batch, dead_action)?)
-        })?;
-        self.missed += batch.len().saturating_sub(changed);
-        Ok(())
+            Ok(changed + store.settle_by_key(batch, dead)?)
+        })
     }
 
-    fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<Tid>, Failure> {
-        if !self.lane_by_lane && engine::reach_the_same(lanes) {
-            match self.claim_lanes(lanes) {
-                Err(failure) if failure.locked => self.lane_by_lane = true,
-                claimed => return claimed,
-            }
-        }
-        // Somebody holds a row of these lanes: a session by hand, or a worker that hangs. The other lanes go on. Or some are
-        // read only as far as one that failed.
-        let mut all = Batch::default();
-        for lane in lanes {
-            if all.is_large() {
-                all.cut = true; // the other lanes have their turn with the next claim
-                break;
-            }
-            match self.claim_lanes(std::slice::from_ref(lane)) {
-                Ok(batch) => all.add(batch),
-                // Those before it are claimed and committed: whatever happened, they go on.
-                Err(failure) if failure.locked || !all.rows.is_empty() => {
-                    self.lane_by_lane |= failure.locked;
-                    all.locked.push(lane.partition);
-                }
-                Err(failure) => return Err(failure),
-            }
-        }
-        all.rows.sort_by_key(|claimed| claimed.pointer.seq);
-        Ok(all)
-    }
-
-    fn claim_unleased(&mut self, limit: u32) -> Result<Batch<Tid>, Failure> {
-        let (store, whereto) = (self.store, self.whereto());
-        let (token, ttl_s) = (self.common.row_token, self.common.settings.claim_ttl_s);
+    fn claim(&self, lanes: &[Lane], is_patient: bool) -> Result<Batch<Tid>, Failure> {
+        let body = self.body.borrow();
+        let whereto = Whereto {
+            destination: &self.destination,
+            body: body.as_ref(),
+        };
         let claimed = in_transaction(c"outbox: claim", Durability::Relaxed, || {
-            store.claim_unleased(whereto, token, ttl_s, limit)
+            if !is_patient {
+                txn::set_locally(c"lock_timeout", c"20ms");
+            }
+            self.here.store.claim(whereto, lanes)
+        })?;
+        Ok(self.note(claimed))
+    }
+
+    fn claim_unleased(&self, limit: u32) -> Result<Batch<Tid>, Failure> {
+        let body = self.body.borrow();
+        let whereto = Whereto {
+            destination: &self.destination,
+            body: body.as_ref(),
+        };
+        let (token, ttl_s) = (self.here.row_token, self.here.settings.borrow().claim_ttl_s);
+        let claimed = in_transaction(c"outbox: claim", Durability::Relaxed, || {
+            self.here.store.claim_unleased(whereto, token, ttl_s, limit)
         })?;
         Ok(self.note(claimed))
     }
 
     fn claim_waiting(
-        &mut self,
+        &self,
         key: &OrderedKey,
         epoch: i64,
         reach: i64,
         limit: u32,
     ) -> Result<(Batch<Tid>, bool), Failure> {
-        let (store, body) = (self.store, self.body);
+        let body = self.body.borrow();
         let (claimed, more) = in_transaction(c"outbox: claim", Durability::Relaxed, || {
-            store.claim_waiting(body, key, epoch, reach, limit)
+            self.here.store.claim_waiting(body.as_ref(), key, epoch, reach, limit)
         })?;
         Ok((self.note(claimed), more))
     }
 
-    /// For all destinations at once, by the first that asks in a pass; the others are told where theirs are.
-    fn bring_due(&mut self, leases: Option<&[Held]>) -> Result<Due, Failure> {
-        let (store, shared) = (self.store, &self.common.shared);
-        if let Some(next_ms) = shared.brought_in_this_pass() {
-            return Ok((Vec::new(), next_ms));
-        }
-        let (moved, next_ms) = in_transaction(c"outbox: bring back what is due", Durability::Relaxed, || {
-            store.bring_due(leases, DUE_ROWS)
+    fn bring_due(&self, leases: Option<&[Held]>) -> Result<(Vec<(String, Partition, i64)>, Option<u64>), Failure> {
+        let brought = in_transaction(c"outbox: bring back what is due", Durability::Relaxed, || {
+            self.here.store.bring_due(leases, DUE_ROWS)
         })?;
-        let mut own = Vec::new();
-        for (destination, partition, seq) in moved {
-            match destination == self.destination {
-                true => own.push((partition, seq)),
-                false => shared.tell(&destination, partition, seq),
-            }
+        if let Some(database) = self.here.database {
+            database.set_next_due_us(brought.1.map(|ms| now_us() + ms as i64 * 1000));
         }
-        shared.brought(next_ms);
-        Ok((own, next_ms))
+        Ok(brought)
     }
 
-    fn gates(&mut self, partitions: &[Partition]) -> Result<Vec<Found>, Failure> {
-        let (store, destination) = (self.store, self.destination);
-        let mut found = in_transaction(c"outbox: read the gates", Durability::Relaxed, || {
-            store.gates(partitions)
-        })?;
-        found.retain(|found| found.key.destination == destination);
-        Ok(found)
-    }
-}
-
-/// Shared memory as a worker in this place sees it, and what its destinations tell each other. Destinations of one class
-/// share a word of *reopen*: the first that takes it tells the others.
-pub struct Shared {
-    database: Option<&'static shmem::Database>,
-    slot: &'static shmem::Worker,
-    /// The destinations that are served, and from where each must read a partition again.
-    told: RefCell<Vec<(String, Lows)>>,
-    /// Whether this pass has brought back what is due, and in how many ms the next is.
-    brought: Cell<Option<Option<u64>>>,
-}
-
-type Lows = HashMap<Partition, i64>;
-
-impl Shared {
-    pub fn new(database: Option<&'static shmem::Database>, slot: &'static shmem::Worker) -> Self {
-        Self {
-            database,
-            slot,
-            told: RefCell::default(),
-            brought: Cell::new(None),
-        }
+    fn gates(&self, partitions: &[Partition]) -> Result<Vec<Found>, Failure> {
+        in_transaction(c"outbox: read the gates", Durability::Relaxed, || {
+            self.here.store.gates(partitions)
+        })
     }
 
-    /// These destinations are served from now on.
-    pub fn serve(&self, destinations: Vec<String>) {
-        let mut told = self.told.take();
-        let known = |name: String, told: &mut Vec<(String, Lows)>| {
-            let lows = told.iter_mut().find(|(known, _)| *known == name);
-            let lows = lows.map(|(_, lows)| std::mem::take(lows)).unwrap_or_default();
-            (name, lows)
-        };
-        self.told
-            .replace(destinations.into_iter().map(|name| known(name, &mut told)).collect());
+    fn is_locked(failure: &Failure) -> bool {
+        failure.locked
     }
 
-    /// Whether there is more than one.
-    pub fn serves_several(&self) -> bool {
-        self.told.borrow().len() > 1
+    /// A commit with synchronous_commit off is visible before it is on disk.
+    fn make_durable(&self) {
+        txn::flush_wal(self.wal_position.take());
     }
 
-    pub fn begin_pass(&self) {
-        self.brought.set(None);
+    fn body_rests_ms(&self) -> Option<u32> {
+        self.here.store.bodies.rests_ms(&self.destination)
     }
 
-    /// What a session asks for, with its ticket.
-    pub fn asked(&self) -> Option<(u32, Errand)> {
-        self.database?.ask().now()
+    fn is_body_unusable(&self) -> bool {
+        self.here.store.bodies.is_unusable(&self.destination)
     }
 
-    /// Answers it; with the last word the session is woken.
-    pub fn answer(&self, ticket: u32, report: &Report, done: bool) {
-        if let Some(database) = self.database {
-            self.slot.answer().tell(database.ask(), ticket, report, done);
-        }
-    }
+    // ---- shared memory ----------------------------------------------------------------------------------------------
 
-    /// A pass is over; one that did nothing is not told of.
-    pub fn note_tick(&self, report: &Report) {
-        if report.says_something() {
-            self.slot.note_tick(report);
-        }
-    }
-
-    pub fn set_in_flight(&self, count: usize) {
-        self.slot.set_in_flight(count);
-    }
-
-    /// This worker has nothing to do, as of so many calls; None = it has.
-    pub fn set_idle(&self, calls: Option<u32>) {
-        self.slot.set_idle(calls);
-    }
-
-    /// The launcher wants the slot of this worker for another database.
-    pub fn is_to_leave(&self) -> bool {
-        self.slot.is_to_leave()
-    }
-
-    /// From now on this worker reads these partitions, and nobody else, for so long.
-    pub fn own_lanes(&self, leases: &[Held], ttl_s: i32) {
-        self.slot.hold_leases(ttl_s);
-        if let Some(database) = self.database {
-            for (partition, _) in leases {
-                database.own_lanes(*partition, self.slot);
-            }
-        }
-    }
-
-    /// These leases are new: their lanes are read from the start.
-    pub fn begin_lanes(&self, leases: &[Held]) {
-        leases.iter().for_each(|(partition, _)| express::begin_lane(*partition));
-    }
-
-    /// Whether something lies ready to be taken in hand.
-    pub fn is_something_ready(&self) -> bool {
-        express::is_something_ready(self.slot.place())
-    }
-
-    /// As one destination sees it.
-    pub fn of<'a>(&'a self, destination: &'a str) -> Lanes<'a> {
-        Lanes {
-            shared: self,
-            destination,
-            class: Class::of(destination),
-        }
-    }
-
-    fn brought_in_this_pass(&self) -> Option<Option<u64>> {
-        self.brought.get()
-    }
-
-    fn brought(&self, next_ms: Option<u64>) {
-        self.brought.set(Some(next_ms));
-        if let Some(database) = self.database {
-            database.set_next_due_us(next_ms.map(|ms| now_us() + ms as i64 * 1000));
-        }
-    }
-
-    fn tell(&self, destination: &str, partition: Partition, seq: i64) {
-        self.tell_those(|name| name == destination, partition, seq);
-    }
-
-    fn tell_those(&self, whom: impl Fn(&str) -> bool, partition: Partition, seq: i64) {
-        for (_, lows) in self.told.borrow_mut().iter_mut().filter(|(name, _)| whom(name)) {
-            let low = lows.entry(partition).or_insert(seq);
-            *low = seq.min(*low);
-        }
-    }
-}
-
-/// The lanes of one destination.
-pub struct Lanes<'a> {
-    shared: &'a Shared,
-    destination: &'a str,
-    class: Class,
-}
-
-impl Lanes<'_> {
-    fn told<T>(&self, read: impl FnOnce(&mut Lows) -> Option<T>) -> Option<T> {
-        let mut told = self.shared.told.borrow_mut();
-        let (_, lows) = told.iter_mut().find(|(name, _)| name == self.destination)?;
-        read(lows)
-    }
-}
-
-impl Memory for Lanes<'_> {
-    fn notice_prepared(&self) {
+    fn refresh(&self) -> Result<(), Failure> {
         registry::reap();
+        Ok(())
     }
 
-    fn open_transactions(&self) -> Vec<OpenTransaction> {
-        registry::open_transactions()
+    fn open_transactions(&self) -> Result<Vec<OpenTransaction>, Failure> {
+        Ok(registry::open_transactions())
     }
 
     fn take_reopen(&self, partition: Partition) -> Option<i64> {
-        if let Some(database) = self.shared.database
-            && let Some(low) = database.take_reopen(self.class, partition, self.shared.slot)
-        {
-            self.shared
-                .tell_those(|name| Class::of(name) == self.class, partition, low);
-        }
-        self.told(|lows| lows.remove(&partition))
+        self.here.database?.take_reopen(self.class, partition, self.here.slot)
     }
 
     fn look_at_reopen(&self, partition: Partition) -> Option<i64> {
-        // In this order: who takes away what is ready tells of it before.
-        let ready = express::lowest_ready(self.destination, partition);
-        let told = self.told(|lows| lows.get(&partition).copied());
-        let new = self
-            .shared
-            .database
-            .and_then(|database| database.look_at_reopen(self.class, partition));
-        told.into_iter().chain(new).chain(ready).min()
+        self.here.database?.look_at_reopen(self.class, partition)
     }
 
-    fn revoke(&self, claimed: &[(Partition, i64)]) {
-        express::revoke(self.destination, claimed);
+    fn shares_reopen_with(&self, destination: &str) -> bool {
+        Class::of(destination) == self.class
     }
 
     fn waiting_changes(&self) -> u32 {
-        self.shared.database.map_or(0, shmem::Database::waiting_changes)
+        self.here.database.map_or(0, shmem::Database::waiting_changes)
     }
-}
 
-impl Express<Tid> for Lanes<'_> {
-    fn take(&self) -> Vec<(Place, Claimed<Tid>)> {
-        let worker = self.shared.slot.place();
-        (express::take(self.destination, worker).into_iter())
-            .map(|(place, tid, pointer, event)| {
-                let claimed = Claimed {
-                    place: tid,
-                    pointer,
-                    event: Ok(event),
-                };
-                (place, claimed)
-            })
-            .collect()
+    // ---- fast path --------------------------------------------------------------------------------------------------
+
+    fn take_ready(&self) -> Vec<(Place, Claimed<Tid>)> {
+        let ready = express::take(&self.destination, self.here.slot.place()).into_iter();
+        let claimed = |(place, tid, pointer, event)| {
+            let claimed = Claimed {
+                place: tid,
+                pointer,
+                event: Ok(event),
+            };
+            (place, claimed)
+        };
+        ready.map(claimed).collect()
+    }
+
+    fn lowest_ready(&self, partition: Partition) -> Option<i64> {
+        express::lowest_ready(&self.destination, partition)
+    }
+
+    fn revoke(&self, claimed: &[(Partition, i64)]) {
+        express::revoke(&self.destination, claimed);
     }
 
     fn let_go(&self, place: Place) {
@@ -388,10 +245,53 @@ impl Express<Tid> for Lanes<'_> {
     }
 
     fn give_up(&self, place: Place, partition: Partition, seq: i64) {
-        if let Some(database) = self.shared.database {
+        if let Some(database) = self.here.database {
             database.reopen(self.class, partition, seq);
         }
         express::free(place);
+    }
+
+    // ---- statistics -------------------------------------------------------------------------------------------------
+
+    fn confirmed(&self, pointer: &Pointer, at_us: i64) {
+        self.figures.borrow().confirmed(pointer.enqueued_at_us, at_us);
+        self.took
+            .borrow_mut()
+            .note(at_us.saturating_sub(pointer.enqueued_at_us));
+    }
+
+    fn settled(&self, batch: &[Settlement]) {
+        let (now_us, mut ended) = (now_us(), Ended::default());
+        batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
+        if let Some(database) = self.here.database {
+            database.settled(&ended, now_us);
+            if ended.published > 0 {
+                database.confirmed(&mut self.took.borrow_mut(), now_us);
+            }
+        }
+        self.figures.borrow().settled(batch, now_us);
+    }
+
+    fn note_in_flight(&self, count: usize) {
+        self.figures.borrow().set_in_flight(count);
+    }
+
+    fn take_question(&self) -> bool {
+        self.figures.borrow_mut().take_look()
+    }
+
+    fn report(&self, status: Option<&Status>, asked_at_us: Option<i64>) -> Result<(), Failure> {
+        let state = status.map(|status| status.state);
+        let reason = status.and_then(|status| status.reason);
+        let detail = status.and_then(|status| status.detail.as_deref());
+        in_transaction(c"outbox: report", Durability::Relaxed, || {
+            let store = &self.here.store;
+            store.report(&self.destination, state, reason, detail, asked_at_us)
+        })
+    }
+
+    fn note_fault(&self, reason: &'static str, detail: &str) {
+        faults::note(&Fault::of_destination(&self.destination, reason, detail));
     }
 }
 

@@ -17,7 +17,7 @@ pub use enqueue::{
     new_id, partition_by, publish,
 };
 pub use upkeep::Expired;
-pub use worker::{ClaimedBatch, Described, Settlement, Store, Whereto, sendable};
+pub use worker::{ClaimedBatch, Settlement, Store, Whereto, sendable};
 
 /// The time, in µs since 1970.
 pub fn now_us() -> i64 {

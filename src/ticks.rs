@@ -2,11 +2,12 @@
 //! at the end of a pass, read by outbox_ticks. A place goes to another worker, of another database perhaps, so each entry
 //! says whose it is. As in `shmem`, nothing here is an authority, and a restart of the server begins anew.
 
-use crate::asks::Report;
+use crate::asks::{FIGURES, figures};
 use crate::pg::catalog;
 use crate::pg::shmem::{Shareable, Shared};
 use crate::shmem::MAX_WORKERS;
 use crate::store::now_us;
+use outbox_worker::Report;
 use std::sync::atomic::{
     AtomicI64, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
@@ -33,7 +34,7 @@ struct Tick {
     /// server-N is its name.
     worker: AtomicU32,
     at_us: AtomicI64,
-    figures: [AtomicI64; Report::FIGURES],
+    figures: [AtomicI64; FIGURES],
 }
 
 // SAFETY: only atomics and arrays of them; zero is a valid value of each.
@@ -63,7 +64,7 @@ pub fn note(place: usize, worker: u32, report: &Report) {
     tick.database.store(catalog::my_database(), Relaxed);
     tick.worker.store(worker, Relaxed);
     tick.at_us.store(now_us(), Relaxed);
-    for (figure, value) in tick.figures.iter().zip(report.figures()) {
+    for (figure, value) in tick.figures.iter().zip(figures(report)) {
         figure.store(value, Relaxed);
     }
     tick.number.store(number, Release);

@@ -3,10 +3,11 @@
 //! and freed by the worker, or by the session of a worker outside the server; read by the launcher and by all sessions.
 
 use super::{State, static_state, wake_workers_of};
-use crate::asks::{Answer, Report};
+use crate::asks::Answer;
 use crate::pg::{bgworker, catalog, latch, signals};
 use crate::{express, figures, ticks};
 use outbox_transport::Deadline;
+use outbox_worker::Report;
 use std::cell::Cell;
 use std::sync::atomic::{
     AtomicI32, AtomicU32, AtomicU64,

@@ -18,6 +18,7 @@ use outbox_core::partition::Partition;
 use outbox_core::settle::{Disposition, EXPIRED};
 use outbox_transport::BodyFunction;
 use outbox_transport::target::{Kind, split};
+use outbox_worker::Described;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::spi::quote_identifier;
 use pgrx::{PgBuiltInOids, PgOid};
@@ -46,17 +47,6 @@ pub struct Store {
 pub struct Whereto<'a> {
     pub destination: &'a str,
     pub body: Option<&'a BodyFunction>,
-}
-
-/// A destination as the catalogs describe it. It has no Debug: `mapping` holds secrets.
-#[derive(Clone, PartialEq)]
-pub struct Described {
-    pub name: String,
-    pub kind: Kind,
-    /// Of the server; none if the settings describe it.
-    pub options: Vec<(String, String)>,
-    pub mapping: Vec<(String, String)>,
-    pub paused: bool,
 }
 
 /// Messages that were brought back, each with its destination and partition, and in how many ms the next is due.

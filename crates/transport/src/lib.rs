@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | [`url`] | what does `outbox.url` say? | any, pure |
 //! | `config` | where to connect, as whom, with which limits? | any, plain data |
-//! | [`broker`] | how is a publisher made of a description, and its state put into words? | the worker's main thread |
+//! | `started` | how is a publisher made of a description? | the worker's main thread |
 //! | `function` | which function does the option `body` name? | any, pure |
 //! | `publisher` | how does the worker hand over batches and learn outcomes? | the worker's main thread |
 //! | `publisher_thread` | how is one connection kept, used and given up? | `outbox-publish` |
@@ -31,7 +31,6 @@
 //! | `ssrf` | may a request go to this address? | `outbox-http`, pure |
 
 mod amqp;
-pub mod broker;
 mod config;
 mod function;
 mod guard;
@@ -44,6 +43,7 @@ mod sendable;
 mod session;
 mod signature;
 mod ssrf;
+mod started;
 pub mod target;
 mod tls;
 mod unconfirmed;
@@ -56,5 +56,6 @@ pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication, Te
 pub use publisher::{Answered, Bell, ConnectionState, DownReason, Event, Publisher, prepare_process};
 pub use scheduler::ask_for_short_slices;
 pub use ssrf::{AllowList, AllowListError};
+pub use started::{Started, Starter};
 pub use tls::{ClientCertificate, Tls, TlsError, TlsPart};
 pub use url::{AmqpAddress, HttpAddress, UrlError, parse_http_url, parse_url};

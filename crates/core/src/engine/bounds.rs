@@ -3,6 +3,9 @@
 /// How much at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
+    /// Messages of a destination that are in hand, or claimed and not settled, at most: one batch on the wire while the next is
+    /// claimed.
+    pub window: usize,
     /// Rows of one settle, at most.
     pub settle_rows: usize,
     /// Of these not published, at most, while other destinations wait: such a row costs ten times as much.
@@ -19,6 +22,7 @@ pub struct Bounds {
 
 impl Bounds {
     pub const USUAL: Self = Self {
+        window: 2000,
         settle_rows: 2000,
         settle_failures: 20,
         parked: 500,

@@ -1,4 +1,4 @@
-//! What the engine promises beside the order of keys. The simulation in tests/simulation.rs found each of these broken.
+//! What the engine promises beside the order of keys. The simulation in crates/worker/tests found each of these broken.
 
 use super::*;
 use crate::message::{Properties, Text};

@@ -3,22 +3,24 @@
 //!
 //! | module | question it answers |
 //! |---|---|
-//! | `worker` | in which order does what happen, and what if it fails? |
-//! | `destination` | a destination: its messages between claim and settle, its connection |
-//! | `ports` | what does the engine of crates/core stand on? |
+//! | `worker` | when does a session begin, a pass, a tick, and the end? |
+//! | `host` | what does the worker of crates/worker stand on here? |
+//! | `port` | and each of its destinations? |
 //! | `session` | which SQL is called, and what do the answers mean? |
 //! | `settings` | what does it go by, and where are the secrets? |
+//! | `totals` | what did the run do? |
 //! | `report` | what is printed? |
 //! | `board` | what do the worker and its screen tell each other? |
 //! | `screen` | what is shown on a terminal? |
 
 mod board;
-mod destination;
-mod ports;
+mod host;
+mod port;
 mod report;
 mod screen;
 mod session;
 mod settings;
+mod totals;
 mod worker;
 
 use crate::commands::Context;
@@ -138,11 +140,11 @@ pub async fn run(context: &Context, args: &WorkArgs) -> Result<ExitCode, Failure
     if ended.is_ok() || has_begun {
         printer.flush();
     }
-    let totals = ended?;
+    let failed = ended?;
     if let Some(error) = trouble {
         return Err(Failure::new(Code::Refused, format!("the terminal: {error}")));
     }
-    Ok(match once && totals.failed() > 0 {
+    Ok(match once && failed > 0 {
         true => ExitCode::from(Code::SomeFailed as u8),
         false => ExitCode::SUCCESS,
     })

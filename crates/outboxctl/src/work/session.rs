@@ -13,6 +13,7 @@ use outbox_core::partition::Partition;
 use outbox_core::session;
 use outbox_core::settle::{Disposition, EXPIRED};
 use outbox_transport::target::{Kind, split};
+use outbox_worker::Described;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
@@ -94,17 +95,6 @@ pub struct Reopened {
     pub partition: Partition,
     pub default: Option<i64>,
     pub others: Option<i64>,
-}
-
-/// A destination as the catalogs describe it to this role. It has no Debug: `mapping` holds secrets.
-#[derive(Clone, PartialEq)]
-pub struct Described {
-    pub name: String,
-    pub kind: Kind,
-    pub options: Vec<(String, String)>,
-    /// Of this role's own user mapping.
-    pub mapping: Vec<(String, String)>,
-    pub paused: bool,
 }
 
 /// What is looked at each second.
@@ -431,10 +421,10 @@ impl Session {
         })
     }
 
-    /// One lane, and no patience with what is locked there.
-    pub fn claim_lane(&self, destination: &str, lane: &Lane) -> Result<Batch<Place>, Trouble> {
+    /// The same without patience for what is locked there, and without a look.
+    pub fn claim_at_once(&self, destination: &str, lanes: &[Lane]) -> Result<Batch<Place>, Trouble> {
         self.wait_for(self.client.batch_execute("set lock_timeout = '20ms'"))?;
-        let lanes = Lanes::of(std::slice::from_ref(lane));
+        let lanes = Lanes::of(lanes);
         let claimed = self
             .rows(CLAIM, &lanes.params(&destination))
             .and_then(|rows| batch(&rows));

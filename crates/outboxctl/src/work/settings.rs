@@ -2,12 +2,13 @@
 //! program knows: the address of the broker as seen from here, and the secrets. No secret of the server is asked for.
 
 use super::WorkArgs;
-use super::session::{Described, Look};
+use super::session::Look;
 use outbox_core::message::Text;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
-use outbox_transport::target::{Amqp, Certificates, Limits, Password, Pem, Target, Transport, described};
+use outbox_transport::target::{Amqp, Certificates, Limits, Password, Pem, Target, Transport};
 use outbox_transport::{AllowList, ExchangeType, Secret};
+use outbox_worker::Settings;
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -15,34 +16,18 @@ use std::str::FromStr;
 use std::time::Duration;
 
 /// Read at one moment.
-#[derive(PartialEq)]
-pub struct Settings {
-    pub enabled: bool,
-    /// The default destination, and what the others leave out; or why it cannot be understood.
-    pub target: Result<Target, String>,
-    pub lease_renew: Duration,
-    pub batch_size: u32,
-    pub idle_backoff_ms: u32,
-}
-
-impl Settings {
-    pub fn read(look: &Look, args: &WorkArgs) -> Self {
-        let known = Known(&look.settings);
-        let lease_ttl_s: u64 = known.number("lease_ttl", 15);
-        Self {
-            enabled: known.text("enabled") != "off",
-            target: default_target(&known, args),
-            lease_renew: Duration::from_millis((known.number::<u64>("lease_renew", 6) * 1000).min(lease_ttl_s * 500)),
-            batch_size: known.number("batch_size", 1000),
-            idle_backoff_ms: known.number("idle_backoff", 1000),
-        }
-    }
-
-    /// What a destination means under these settings.
-    pub fn target_of(&self, description: &Described) -> Result<Target, String> {
-        let default = self.target.as_ref().map_err(String::clone)?;
-        described(description.kind, default, &description.options, &description.mapping)
-            .map_err(|refused| refused.message)
+pub fn read(look: &Look, args: &WorkArgs) -> Settings {
+    let known = Known(&look.settings);
+    let lease_ttl_s: u64 = known.number("lease_ttl", 15);
+    let (rules, limits) = (rules(&known), limits(&known));
+    Settings {
+        enabled: known.text("enabled") != "off",
+        target: default_target(&known, args, rules, limits),
+        rules,
+        limits,
+        lease_renew: Duration::from_millis((known.number::<u64>("lease_renew", 6) * 1000).min(lease_ttl_s * 500)),
+        batch_size: known.number("batch_size", 1000),
+        idle_backoff_ms: known.number("idle_backoff", 1000),
     }
 }
 
@@ -63,8 +48,27 @@ impl Known<'_> {
     }
 }
 
-fn default_target(known: &Known, args: &WorkArgs) -> Result<Target, String> {
+fn rules(known: &Known) -> Rules {
     let retry_ms = known.number("retry_backoff", 1000);
+    Rules {
+        retry: RetryPolicy {
+            max_attempts: known.number("max_attempts", 15),
+            base_ms: retry_ms,
+            max_ms: known.number("retry_backoff_max", 600_000).max(retry_ms),
+        },
+        dead_blocks: known.text("on_dead") != "skip",
+        ordering: Ordering::Key,
+    }
+}
+
+fn limits(known: &Known) -> Limits {
+    Limits {
+        max_pending: known.number("max_pending", 0),
+        max_rate: known.number("max_rate", 0),
+    }
+}
+
+fn default_target(known: &Known, args: &WorkArgs, rules: Rules, limits: Limits) -> Result<Target, String> {
     Ok(Target {
         transport: Transport::Amqp(Amqp {
             url: args.url.clone().unwrap_or_else(|| known.text("url").to_owned()),
@@ -89,38 +93,27 @@ fn default_target(known: &Known, args: &WorkArgs) -> Result<Target, String> {
         format: Format::default(),
         body: None,
         statics: Statics::default(),
-        rules: Rules {
-            retry: RetryPolicy {
-                max_attempts: known.number("max_attempts", 15),
-                base_ms: retry_ms,
-                max_ms: known.number("retry_backoff_max", 600_000).max(retry_ms),
-            },
-            dead_blocks: known.text("on_dead") != "skip",
-            ordering: Ordering::Key,
-        },
-        limits: Limits {
-            max_pending: known.number("max_pending", 0),
-            max_rate: known.number("max_rate", 0),
-        },
+        rules,
+        limits,
         connect_timeout: known.millis("connect_timeout", 10_000),
         confirm_timeout: known.millis("confirm_timeout", 30_000),
     })
 }
 
 fn pem(path: &Path) -> Result<Pem, String> {
-    read(path).map(|text| Pem::Given(Secret::new(text)))
+    content(path).map(|text| Pem::Given(Secret::new(text)))
 }
 
 fn first_line(path: &Path) -> Result<String, String> {
     check_secret(path)?;
-    let text = read(path)?;
+    let text = content(path)?;
     match text.lines().next().map(str::trim_end) {
         Some(line) if !line.is_empty() => Ok(line.to_owned()),
         _ => Err(format!("{} is empty", path.display())),
     }
 }
 
-fn read(path: &Path) -> Result<String, String> {
+fn content(path: &Path) -> Result<String, String> {
     std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
 }
 

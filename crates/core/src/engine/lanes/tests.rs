@@ -1,4 +1,4 @@
-//! One partition as one order, on a table of one lane; tests/simulation.rs asks the same with every fault.
+//! One partition as one order, on a table of one lane; the simulation in crates/worker/tests asks the same with every fault.
 
 use super::*;
 use crate::engine::{Batch, Due, Held, Lane, Memory, Store};

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]
 pub struct Row {
+    pub destination: usize,
     pub key: Option<u32>,
     pub attempts: i32,
     pub crashes: i32,
@@ -14,8 +15,9 @@ pub struct Row {
 }
 
 impl Row {
-    pub fn new(key: Option<u32>) -> Self {
+    pub fn new(destination: usize, key: Option<u32>) -> Self {
         Self {
+            destination,
             key,
             attempts: 0,
             crashes: 0,
@@ -29,7 +31,7 @@ impl Row {
             attempts: waiting.attempts,
             crashes: waiting.crashes,
             token,
-            ..Self::new(waiting.key)
+            ..Self::new(waiting.destination, waiting.key)
         }
     }
 }
@@ -45,6 +47,7 @@ pub enum Why {
 #[derive(Clone, Debug)]
 pub struct Waiting {
     pub partition: u16,
+    pub destination: usize,
     pub key: Option<u32>,
     pub due_ms: u64,
     pub why: Why,
@@ -56,6 +59,7 @@ pub struct Waiting {
 #[derive(Clone, Debug)]
 pub struct Dead {
     pub partition: u16,
+    pub destination: usize,
     pub key: Option<u32>,
     pub reason: String,
     pub blocks: bool,
@@ -67,6 +71,9 @@ pub struct Lease {
     pub until_ms: u64,
     pub epoch: i64,
 }
+
+/// (partition, destination, key)
+pub type Order = (u16, usize, u32);
 
 /// (seq, partition, row)
 pub type Claim = (i64, u16, Row);
@@ -84,7 +91,7 @@ pub struct Tables {
     pub outbox: Vec<BTreeMap<i64, Row>>,
     pub waiting: BTreeMap<i64, Waiting>,
     /// The indexes of `waiting`.
-    behind: BTreeMap<(u16, u32), BTreeSet<i64>>,
+    behind: BTreeMap<Order, BTreeSet<i64>>,
     due: BTreeSet<(u64, i64)>,
     pub dead: BTreeMap<i64, Dead>,
     pub leases: Vec<Lease>,
@@ -179,13 +186,14 @@ impl Tables {
     }
 
     /// What a claim sees of one lane.
-    pub fn see(&self, worker: &str, lane: &Lane, again: bool) -> Vec<Claim> {
+    pub fn see(&self, worker: &str, destination: usize, lane: &Lane, again: bool) -> Vec<Claim> {
         let (partition, epoch) = (lane.partition.index(), lane.epoch);
         if !self.held(worker, partition, epoch) {
             return Vec::new();
         }
         let rows = self.outbox[usize::from(partition)].range(lane.mark + 1..=lane.reach);
-        rows.filter(|(_, row)| again || row.token != Some(epoch))
+        rows.filter(|(_, row)| row.destination == destination)
+            .filter(|(_, row)| again || row.token != Some(epoch))
             .take(lane.limit as usize)
             .map(|(seq, row)| {
                 let mut row = row.clone();
@@ -210,7 +218,7 @@ impl Tables {
     }
 
     /// What a claim sees of a key that waits: (seq, version).
-    pub fn see_waiting(&self, worker: &str, of: (u16, u32), epoch: i64, reach: i64, limit: usize) -> Vec<(i64, u64)> {
+    pub fn see_waiting(&self, worker: &str, of: Order, epoch: i64, reach: i64, limit: usize) -> Vec<(i64, u64)> {
         match self.behind.get(&of) {
             Some(behind) if self.held(worker, of.0, epoch) => (behind.range(..=reach).take(limit))
                 .map(|seq| (*seq, self.waiting[seq].version))
@@ -234,11 +242,18 @@ impl Tables {
         claimed
     }
 
-    pub fn waits_behind(&self, of: (u16, u32)) -> bool {
+    pub fn waits_behind(&self, of: Order) -> bool {
         self.behind.contains_key(&of)
     }
 
-    pub fn bring_due(&mut self, worker: &str, leases: &[(u16, i64)], now_ms: u64, limit: usize) -> Vec<(u16, i64)> {
+    /// (destination, partition, seq)
+    pub fn bring_due(
+        &mut self,
+        worker: &str,
+        leases: &[(u16, i64)],
+        now_ms: u64,
+        limit: usize,
+    ) -> Vec<(usize, u16, i64)> {
         let mine = |seq: &i64| {
             let partition = self.waiting[seq].partition;
             (leases.iter()).any(|(p, epoch)| *p == partition && self.held(worker, *p, *epoch))
@@ -255,7 +270,7 @@ impl Tables {
             if !self.outbox[usize::from(was.partition)].contains_key(&seq) {
                 self.insert_ready(was.partition, seq, Row::of(&was, None));
             }
-            moved.push((was.partition, seq));
+            moved.push((was.destination, was.partition, seq));
         }
         moved
     }
@@ -264,23 +279,24 @@ impl Tables {
         self.due.first().map(|(due_ms, _)| due_ms.saturating_sub(now_ms))
     }
 
-    /// (partition, key) → (head, followers)
-    pub fn gates(&self, partitions: &[u16]) -> BTreeMap<(u16, Option<u32>), (Option<i64>, bool)> {
-        let mut gates: BTreeMap<(u16, Option<u32>), (Option<i64>, bool)> = BTreeMap::new();
-        for (partition, key) in self.behind.keys() {
-            gates.entry((*partition, Some(*key))).or_default().1 = true;
+    /// (partition, destination, key) → (head, followers)
+    pub fn gates(&self, partitions: &[u16]) -> BTreeMap<(u16, usize, Option<u32>), (Option<i64>, bool)> {
+        let mut gates: BTreeMap<_, (Option<i64>, bool)> = BTreeMap::new();
+        for (partition, destination, key) in self.behind.keys() {
+            gates.entry((*partition, *destination, Some(*key))).or_default().1 = true;
         }
         let backing_off = self.due.iter().filter_map(|(_, seq)| {
             let waiting = &self.waiting[seq];
-            (waiting.why == Why::BacksOff).then_some((waiting.partition, waiting.key, *seq))
+            let of = (waiting.partition, waiting.destination, waiting.key);
+            (waiting.why == Why::BacksOff).then_some((of, *seq))
         });
         let blocking = (self.dead.iter()).filter(|(_, dead)| dead.blocks);
-        let blocking = blocking.map(|(seq, dead)| (dead.partition, dead.key, *seq));
-        for (partition, key, seq) in backing_off.chain(blocking) {
-            let (head, _) = gates.entry((partition, key)).or_default();
+        let blocking = blocking.map(|(seq, dead)| ((dead.partition, dead.destination, dead.key), *seq));
+        for (of, seq) in backing_off.chain(blocking) {
+            let (head, _) = gates.entry(of).or_default();
             *head = Some(head.map_or(seq, |known| known.min(seq)));
         }
-        gates.retain(|(partition, _), _| partitions.contains(partition));
+        gates.retain(|(partition, _, _), _| partitions.contains(partition));
         gates
     }
 
@@ -305,6 +321,7 @@ impl Tables {
         let Some(row) = lane.remove(&seq) else { return };
         let mut waiting = Waiting {
             partition,
+            destination: row.destination,
             key: row.key,
             due_ms: 0,
             why: Why::Behind,
@@ -317,6 +334,7 @@ impl Tables {
             Action::Dead { reason, blocks } => {
                 let dead = Dead {
                     partition,
+                    destination: row.destination,
                     key: row.key,
                     reason,
                     blocks,
@@ -338,7 +356,8 @@ impl Tables {
         waiting.version = self.versions;
         match (waiting.why, waiting.key) {
             (Why::Behind, Some(key)) => {
-                self.behind.entry((waiting.partition, key)).or_default().insert(seq);
+                let of = (waiting.partition, waiting.destination, key);
+                self.behind.entry(of).or_default().insert(seq);
             }
             _ => {
                 self.due.insert((waiting.due_ms, seq));
@@ -351,7 +370,7 @@ impl Tables {
         let was = self.waiting.remove(&seq)?;
         self.due.remove(&(was.due_ms, seq));
         if let (Why::Behind, Some(key)) = (was.why, was.key) {
-            let of = (was.partition, key);
+            let of = (was.partition, was.destination, key);
             if let Some(behind) = self.behind.get_mut(&of) {
                 behind.remove(&seq);
                 if behind.is_empty() {
@@ -394,7 +413,7 @@ impl Tables {
         if self.waiting.contains_key(&seq) || self.find(seq).is_some() {
             return Some(None);
         }
-        self.insert_ready(risen.partition, seq, Row::new(risen.key));
+        self.insert_ready(risen.partition, seq, Row::new(risen.destination, risen.key));
         Some(Some(risen.partition))
     }
 

@@ -1,4 +1,4 @@
-//! Shared memory: what `src/registry.rs`, `src/shmem.rs` and `src/wake.rs` keep there. Each function here is one access
+//! Shared memory: what sessions and workers of a server keep there. Each function here is one access
 //! there; what lies between two of them may be interrupted.
 
 use super::config::Flaw;
@@ -28,7 +28,8 @@ impl Entry {
 struct Lane {
     /// The worker's place + 1.
     owner: usize,
-    reopen: Option<i64>,
+    /// Of the default destination, and of the others.
+    reopen: [Option<i64>; 2],
 }
 
 pub struct Memory {
@@ -114,9 +115,9 @@ impl Memory {
         }
     }
 
-    pub fn reopen(&mut self, partition: u16, seq: i64) {
-        let lane = &mut self.lanes[usize::from(partition)];
-        lane.reopen = Some(lane.reopen.map_or(seq, |known| known.min(seq)));
+    pub fn reopen(&mut self, partition: u16, destination: usize, seq: i64) {
+        let word = &mut self.lanes[usize::from(partition)].reopen[class(destination)];
+        *word = Some(word.map_or(seq, |known| known.min(seq)));
     }
 
     pub fn lanes(&self) -> u16 {
@@ -131,17 +132,22 @@ impl Memory {
         self.lanes[usize::from(partition)].owner.checked_sub(1)
     }
 
-    pub fn take_reopen(&mut self, partition: u16, worker: usize) -> Option<i64> {
+    pub fn take_reopen(&mut self, partition: u16, destination: usize, worker: usize) -> Option<i64> {
         let lane = &mut self.lanes[usize::from(partition)];
         if lane.owner != worker + 1 && self.flaw != Some(Flaw::AnybodyTakesReopen) {
             return None;
         }
-        let low = lane.reopen.take();
+        let low = lane.reopen[class(destination)].take();
         low.filter(|_| self.flaw != Some(Flaw::ReopenTakenUnread))
     }
 
-    pub fn look_at_reopen(&self, partition: u16) -> Option<i64> {
-        let low = self.lanes[usize::from(partition)].reopen;
+    pub fn look_at_reopen(&self, partition: u16, destination: usize) -> Option<i64> {
+        let low = self.lanes[usize::from(partition)].reopen[class(destination)];
         low.filter(|_| self.flaw != Some(Flaw::NoLookAtReopen))
     }
+}
+
+/// Which word of *reopen* tells of a destination.
+pub fn class(destination: usize) -> usize {
+    usize::from(destination > 0)
 }

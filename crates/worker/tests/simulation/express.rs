@@ -1,15 +1,12 @@
-//! Messages that sessions lay down for the worker of their lane: what `src/express.rs` keeps in shared memory. Each function
+//! Messages that sessions lay down for the worker of their lane: the fast path in shared memory. Each function
 //! here is one access there, but for those that say otherwise.
 
 use super::config::Flaw;
 use super::memory::Memory;
-use super::run::Simulation;
-use super::world::{Ports, World, as_claimed};
-use outbox_core::engine::{self, Claimed, Place};
-use outbox_core::partition::Partition;
+use outbox_core::engine::Place;
 
 /// Fewer than sessions may want: some messages go by the table.
-const PLACES: usize = 10;
+pub const PLACES: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -27,6 +24,7 @@ pub struct Spot {
     /// The worker that read the lane when this was laid down.
     pub owner: usize,
     pub partition: u16,
+    pub destination: usize,
     pub seq: i64,
 }
 
@@ -52,7 +50,7 @@ impl Places {
         self.spots.iter().flatten().next().copied()
     }
 
-    pub fn lay_down(&mut self, owner: usize, partition: u16, seq: i64) -> Option<Place> {
+    pub fn lay_down(&mut self, owner: usize, (partition, seq): (u16, i64), destination: usize) -> Option<Place> {
         let free = self.spots.iter().position(Option::is_none)?;
         self.tenants += 1;
         self.spots[free] = Some(Spot {
@@ -60,6 +58,7 @@ impl Places {
             tenant: self.tenants,
             owner,
             partition,
+            destination,
             seq,
         });
         Some(free as Place)
@@ -80,7 +79,7 @@ impl Places {
         spot.map(|spot| spot.state = to).is_some()
     }
 
-    fn find(&self, at: (u16, i64)) -> Vec<Place> {
+    pub fn find(&self, at: (u16, i64)) -> Vec<Place> {
         let is_it = |spot: &Option<Spot>| spot.is_some_and(|spot| (spot.partition, spot.seq) == at);
         (0..PLACES as Place)
             .filter(|place| is_it(&self.spots[*place as usize]))
@@ -93,9 +92,15 @@ impl Places {
         taken.any(|spot| (spot.partition, spot.seq) == at)
     }
 
-    fn lowest_ready(&self, partition: u16) -> Option<i64> {
+    pub fn is_something_ready(&self, worker: usize) -> bool {
+        let mut spots = self.spots.iter().flatten();
+        spots.any(|spot| spot.state == State::Ready && spot.owner == worker)
+    }
+
+    pub fn lowest_ready(&self, partition: u16, destination: usize) -> Option<i64> {
         let spots = self.spots.iter().flatten();
-        let ready = spots.filter(|spot| spot.state == State::Ready && spot.partition == partition);
+        let is_there = |spot: &&Spot| (spot.partition, spot.destination) == (partition, destination);
+        let ready = spots.filter(|spot| spot.state == State::Ready).filter(is_there);
         ready.map(|spot| spot.seq).min()
     }
 }
@@ -114,7 +119,7 @@ impl Memory {
         match spot.state {
             State::Laid => self.places.go(place, spot.tenant, State::Laid, State::Revoked),
             State::Ready => {
-                self.reopen(spot.partition, spot.seq);
+                self.reopen(spot.partition, spot.destination, spot.seq);
                 self.places.free(place);
                 true
             }
@@ -150,88 +155,5 @@ impl Memory {
     pub fn is_free_to_end(&mut self, at: (u16, i64)) -> bool {
         let found = self.places.find(at);
         found.into_iter().all(|place| self.withdraw(place))
-    }
-}
-
-// ---- a worker -------------------------------------------------------------------------------------------------------
-
-impl Ports<'_> {
-    fn memory<T>(&self, access: impl FnOnce(&mut Memory) -> T) -> T {
-        let Simulation { world, .. } = self.simulation;
-        self.simulation.interrupt(self.worker);
-        access(&mut world.borrow_mut().memory)
-    }
-
-    /// (d), first half.
-    pub fn lowest_ready(&self, partition: u16) -> Option<i64> {
-        let flaw = self.flaw();
-        self.memory(|memory| memory.places.lowest_ready(partition))
-            .filter(|_| flaw != Some(Flaw::NoLookAtReady))
-    }
-
-    fn flaw(&self) -> Option<Flaw> {
-        self.simulation.world.borrow().config.flaw
-    }
-
-    pub fn revoke_one(&self, at: (u16, i64)) {
-        if self.flaw() == Some(Flaw::ClaimedNotRevoked) {
-            return;
-        }
-        for place in self.memory(|memory| memory.places.find(at)) {
-            while let Some(spot) = self.memory(|memory| memory.places.get(place)) {
-                let is_over = match spot.state {
-                    _ if (spot.partition, spot.seq) != at => true,
-                    State::Laid => self.memory(|m| m.places.go(place, spot.tenant, State::Laid, State::Revoked)),
-                    State::Ready => {
-                        self.memory(|memory| memory.reopen(spot.partition, spot.seq));
-                        let is_ours = self.memory(|m| m.places.go(place, spot.tenant, State::Ready, State::Revoked));
-                        if is_ours {
-                            self.memory(|memory| memory.places.free(place));
-                        }
-                        is_ours
-                    }
-                    State::Taken | State::Revoked => true,
-                };
-                if is_over {
-                    break;
-                }
-            }
-        }
-    }
-}
-
-impl engine::Express<u64> for Ports<'_> {
-    fn take(&self) -> Vec<(Place, Claimed<u64>)> {
-        let mut taken = Vec::new();
-        for place in 0..PLACES as Place {
-            let Some(spot) = self.memory(|memory| memory.places.get(place)) else {
-                continue;
-            };
-            let is_mine = spot.state == State::Ready && spot.owner == self.worker;
-            if !is_mine || self.memory(|memory| memory.reader(spot.partition)) != Some(self.worker) {
-                continue;
-            }
-            if self.memory(|memory| memory.places.go(place, spot.tenant, State::Ready, State::Taken)) {
-                let world = self.simulation.world.borrow();
-                taken.push((place, as_claimed(&world, spot.seq)));
-            }
-        }
-        taken
-    }
-
-    fn let_go(&self, place: Place) {
-        self.memory(|memory| memory.places.free(place));
-    }
-
-    fn give_up(&self, place: Place, partition: Partition, seq: i64) {
-        self.memory(|memory| memory.reopen(partition.index(), seq));
-        self.memory(|memory| memory.places.free(place));
-    }
-}
-
-impl World {
-    /// A worker ends, however it does.
-    pub fn end_worker(&mut self, worker: usize) {
-        self.memory.end_worker(worker, self.config.flaw);
     }
 }

@@ -1,5 +1,6 @@
 //! What is true of every message, kept apart from the tables, and the complaints when the engine does what it must not.
 
+use super::config::POSTED_RATE;
 use outbox_core::message::Outcome;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,6 +29,7 @@ pub struct Message {
     /// What it is ordered by: its key, or its partition.
     pub order: Option<u32>,
     pub partition: u16,
+    pub destination: usize,
     /// Its seq was drawn in the order of announcing, it is not scheduled, and nobody brought it back after later ones.
     pub ordered: bool,
     pub fate: Fate,
@@ -65,6 +67,8 @@ pub struct Oracle {
     pub unclaimed: u64,
     pub published: u64,
     by_partition: bool,
+    /// A second, and how many went in it.
+    posted: (u64, u32),
     /// The message to be told of.
     trace: Option<i64>,
 }
@@ -84,6 +88,13 @@ impl Oracle {
         self.complaint.get_or_insert(complaint);
     }
 
+    /// Prints what a worker logs, when a seed is looked into.
+    pub fn say(&self, what: impl Fn() -> String) {
+        if self.trace.is_some() {
+            println!("{}", what());
+        }
+    }
+
     /// Prints what happens to one message (OUTBOX_SIM_TRACE) and its key, when a seed is looked into.
     pub fn note(&self, seq: i64, what: impl Fn() -> String) {
         let Some(traced) = self.trace else { return };
@@ -95,16 +106,18 @@ impl Oracle {
 
     // ---- producers and persons --------------------------------------------------------------------------------------
 
-    pub fn drawn(&mut self, seq: i64, key: Option<u32>, partition: u16, ordered: bool, fate: Fate) {
+    pub fn drawn(&mut self, seq: i64, key: Option<u32>, partition: u16, destination: usize, fate: Fate) {
         let order = match self.by_partition {
             true => Some(u32::from(partition)),
             false => key,
         };
+        let order = order.map(|order| order + 1_000 * destination as u32);
         let message = Message {
             key,
             order,
             partition,
-            ordered,
+            destination,
+            ordered: true,
             fate,
             committed: false,
             end: None,
@@ -228,10 +241,10 @@ impl Oracle {
     }
 
     /// After each pass: what a worker may send again when it crashes is bounded by what it says is outstanding, and that by
-    /// its window.
-    pub fn outstanding(&mut self, worker: usize, outstanding: usize, window: usize) {
-        if outstanding > window {
-            self.complain(format!("{worker} has {outstanding} in flight, and room for {window}"));
+    /// its windows.
+    pub fn outstanding(&mut self, worker: usize, outstanding: usize, room: usize) {
+        if outstanding > room {
+            self.complain(format!("{worker} has {outstanding} in flight, and room for {room}"));
         }
         let ahead = self.ahead[worker].len();
         if ahead > outstanding {
@@ -249,6 +262,19 @@ impl Oracle {
         for seq in lost {
             self.touch(seq);
             self.ahead[worker].remove(&seq);
+        }
+    }
+
+    /// One goes to the destination with a rate.
+    pub fn posted(&mut self, now_ms: u64) {
+        let second = now_ms / 1_000;
+        if self.posted.0 != second {
+            self.posted = (second, 0);
+        }
+        self.posted.1 += 1;
+        // A burst is a tenth of it, and workers that come and go each begin with their part.
+        if self.posted.1 > POSTED_RATE * 2 {
+            self.complain(format!("{} went in a second where {POSTED_RATE} may", self.posted.1));
         }
     }
 
@@ -304,7 +330,9 @@ impl Oracle {
             .and_then(|key| self.keys.get(&key))
             .map_or(0, |key| key.failed);
         if touched.max(key_failed) < before.min(handed_over) {
-            self.complain(format!("{seq} was delivered twice and nothing had happened to it"));
+            self.complain(format!(
+                "{seq} was delivered twice, handed over at {before} and {handed_over}, and nothing had happened to it since {touched}"
+            ));
         }
     }
 

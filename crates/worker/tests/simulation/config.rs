@@ -23,8 +23,10 @@ pub enum Flaw {
     SettleHoldsNoLease,
     /// A worker that takes a partition is told of no closed key.
     GatesForgotten,
-    /// A worker hands over whatever became of its lease.
+    /// A publisher goes on whatever became of the lease.
     NoDeadline,
+    /// A publisher that was stopped goes on with what it had.
+    StopsNothing,
     /// A session tells its lowest seq, and in which partition it is only then.
     TellsLaneLate,
     /// What is claimed may still be taken in hand.
@@ -35,12 +37,20 @@ pub enum Flaw {
     EndsInHand,
 }
 
+/// The destinations that there may be. The first has its own word of *reopen*, the others share one. The second is slow, and
+/// the third may be sent to only so often.
+pub const DESTINATIONS: [&str; 3] = ["default", "slow", "posted"];
+/// Messages a second of the third, of all workers together.
+pub const POSTED_RATE: u32 = 400;
+
 #[derive(Clone, Debug)]
 pub struct Config {
     pub name: &'static str,
     pub ordering: Ordering,
     pub partitions: u16,
     pub workers: usize,
+    /// Of those in `DESTINATIONS`, how many there are.
+    pub destinations: usize,
     pub sessions: usize,
     pub keys: usize,
     pub dead_blocks: bool,
@@ -60,8 +70,10 @@ pub struct Config {
     pub messages: u64,
     pub window: usize,
     pub batch: u32,
-    /// Of ten thousand claims, those from which on a worker may go no further than some seq, for a while.
+    /// Of ten thousand steps, those with which a session asks for delivery up to some seq, for a while.
     pub errands: u32,
+    /// Of ten thousand steps of a worker, those with which a person pauses a destination, or lets it go on.
+    pub pauses: u32,
     /// Of ten thousand messages, those that lie in shared memory, too.
     pub express: u32,
     pub flaw: Option<Flaw>,
@@ -73,6 +85,7 @@ impl Config {
         ordering: Ordering::Key,
         partitions: 4,
         workers: 2,
+        destinations: 1,
         sessions: 6,
         keys: 8,
         dead_blocks: true,
@@ -86,6 +99,7 @@ impl Config {
         window: 60,
         batch: 20,
         errands: 0,
+        pauses: 0,
         express: 8_000,
         flaw: None,
     };

@@ -16,6 +16,7 @@ pub struct Enqueued {
     seq: i64,
     key: Option<u32>,
     partition: u16,
+    destination: usize,
     due_ms: Option<u64>,
     by_express: bool,
     place: Option<Place>,
@@ -77,7 +78,8 @@ pub struct Session {
     stalled_until: u64,
     messages: Vec<Enqueued>,
     wanted: u64,
-    lows: BTreeMap<u16, i64>,
+    /// By partition and destination.
+    lows: BTreeMap<(u16, usize), i64>,
     scheduled: bool,
 }
 
@@ -201,17 +203,18 @@ impl World {
                 }
             }
             At::Visible => {
-                let Some((partition, low)) = session.lows.pop_first() else {
+                let Some(((partition, destination), low)) = session.lows.pop_first() else {
                     session.at = At::Reopened;
                     return;
                 };
-                self.memory.reopen(partition, low);
+                self.memory.reopen(partition, destination, low);
             }
             At::Reopened => {
                 if session.scheduled {
                     self.memory.waiting_changes += 1;
                 }
                 self.memory.leave(number);
+                self.wake_all();
                 *session = Session::new();
             }
         }
@@ -254,18 +257,23 @@ impl World {
             },
             false => Fate::Routed,
         };
-        self.oracle.drawn(seq, key, partition as u16, true, fate);
+        let destination = self.dice.below(self.config.destinations);
+        self.oracle.drawn(seq, key, partition as u16, destination, fate);
         seq
     }
 
     fn enqueue(&mut self, session: &mut Session, key: Option<u32>, seq: i64) {
-        let partition = self.oracle.messages[&seq].partition;
+        let (partition, destination) = {
+            let message = &self.oracle.messages[&seq];
+            (message.partition, message.destination)
+        };
         let due_ms = self.dice.chance(300).then(|| self.now_ms + self.dice.between(1, 800));
         let by_express = due_ms.is_none() && self.dice.chance(self.config.express);
         session.messages.push(Enqueued {
             seq,
             key,
             partition,
+            destination,
             due_ms,
             by_express,
             place: None,
@@ -274,7 +282,7 @@ impl World {
             self.oracle.out_of_order(seq);
             session.scheduled = true;
         } else if !by_express {
-            let low = session.lows.entry(partition).or_insert(seq);
+            let low = session.lows.entry((partition, destination)).or_insert(seq);
             *low = seq.min(*low);
         }
     }
@@ -317,7 +325,8 @@ impl World {
             At::Laying(index, reader) => match (session.messages.get_mut(index), reader) {
                 (None, _) => At::Committing,
                 (Some(message), Some(reader)) => {
-                    message.place = places.lay_down(reader, message.partition, message.seq);
+                    let at = (message.partition, message.seq);
+                    message.place = places.lay_down(reader, at, message.destination);
                     At::Laying(index + 1, None)
                 }
                 (Some(message), None) => match self.memory.reader(message.partition).filter(|_| message.by_express) {
@@ -356,7 +365,7 @@ impl World {
             }
             At::Telling(index) => {
                 let message = &session.messages[index];
-                self.memory.reopen(message.partition, message.seq);
+                self.memory.reopen(message.partition, message.destination, message.seq);
                 At::Handing(index + 1)
             }
             other => other,
@@ -367,12 +376,16 @@ impl World {
         for message in messages {
             match message.due_ms {
                 None => {
-                    self.tables
-                        .insert_ready(message.partition, message.seq, Row::new(message.key));
+                    self.tables.insert_ready(
+                        message.partition,
+                        message.seq,
+                        Row::new(message.destination, message.key),
+                    );
                 }
                 Some(due_ms) => {
                     let waiting = Waiting {
                         partition: message.partition,
+                        destination: message.destination,
                         key: message.key,
                         due_ms,
                         why: Why::Scheduled,
@@ -416,7 +429,7 @@ fn crc_of(key: Option<u32>) -> Option<u32> {
 
 #[derive(Clone, Copy)]
 pub enum Effect {
-    Reopen(u16, i64),
+    Reopen(u16, usize, i64),
     WaitingChanged,
 }
 
@@ -425,8 +438,14 @@ pub type Effects = VecDeque<Effect>;
 
 impl World {
     pub fn person_step(&mut self) {
-        match self.effects.pop_front() {
-            Some(Effect::Reopen(partition, seq)) => return self.memory.reopen(partition, seq),
+        let effect = self.effects.pop_front();
+        if effect.is_some() {
+            self.wake_all();
+        }
+        match effect {
+            Some(Effect::Reopen(partition, destination, seq)) => {
+                return self.memory.reopen(partition, destination, seq);
+            }
             Some(Effect::WaitingChanged) => return self.memory.waiting_changes += 1,
             None => {}
         }
@@ -463,9 +482,10 @@ impl World {
         {
             message.fate = Fate::Routed; // mended
         }
+        let destination = self.oracle.messages[&seq].destination;
         if let Some(reopened) = self.tables.retry(seq, self.now_ms) {
             self.effects
-                .extend(reopened.map(|partition| Effect::Reopen(partition, seq)));
+                .extend(reopened.map(|partition| Effect::Reopen(partition, destination, seq)));
             self.effects.push_back(Effect::WaitingChanged);
         }
     }

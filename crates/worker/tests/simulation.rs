@@ -1,22 +1,24 @@
-//! The engine of crates/core, driven as `src/worker.rs` drives it, with everything else made up: tables, shared memory,
-//! brokers, sessions, a person, a clock, and faults of all kinds. An oracle that keeps its own books complains when a
+//! Workers with everything around them made up: tables, shared memory, several destinations, publishers and brokers, sessions, a
+//! person, clocks, and faults of all kinds, shutdowns and lost sessions among them. An oracle that keeps its own books complains when a
 //! message is lost, sent too early, out of order or twice for no reason, or never ends.
 //!
 //! OUTBOX_SIM_SEED chooses the first seed, OUTBOX_SIM_STEPS the steps of all runs together, OUTBOX_SIM_TRACE a message to
 //! be told of.
 
-#[path = "simulation/broker.rs"]
-mod broker;
 #[path = "simulation/config.rs"]
 mod config;
 #[path = "simulation/dice.rs"]
 mod dice;
 #[path = "simulation/express.rs"]
 mod express;
+#[path = "simulation/host.rs"]
+mod host;
 #[path = "simulation/memory.rs"]
 mod memory;
 #[path = "simulation/oracle.rs"]
 mod oracle;
+#[path = "simulation/publisher.rs"]
+mod publisher;
 #[path = "simulation/run.rs"]
 mod run;
 #[path = "simulation/sessions.rs"]
@@ -161,6 +163,17 @@ fn workers_that_come_and_go_all_the_time_keep_order() {
 }
 
 #[test]
+fn each_of_several_destinations_keeps_its_order_and_its_pace() {
+    let config = Config {
+        name: "rough, several destinations",
+        destinations: 3,
+        pauses: 100,
+        ..Config::ROUGH
+    };
+    assert_keeps_its_promises(&config, 5);
+}
+
+#[test]
 fn workers_that_may_go_only_so_far_keep_order() {
     let config = Config {
         name: "rough, with errands",
@@ -261,7 +274,12 @@ fn a_session_that_tells_late_of_its_partition_is_found() {
 
 #[test]
 fn a_worker_that_sends_after_its_lease_is_found() {
-    assert_finds(Flaw::NoDeadline, "handed over");
+    assert_finds(Flaw::NoDeadline, "after its lease");
+}
+
+#[test]
+fn a_publisher_that_goes_on_after_it_was_stopped_is_found() {
+    assert_finds(Flaw::StopsNothing, "after its lease");
 }
 
 #[test]

@@ -1,0 +1,279 @@
+//! The process that a worker outside the server runs in, as crates/worker sees it: the tables by a session, the settings that the
+//! server shows, and what is printed. On the worker's thread, which waits for each answer of the server.
+
+use super::port::{Here, Port};
+use super::session::{Look, Trouble, TroubleKind};
+use super::{Stop, WorkArgs, settings};
+use crate::failure::{Code, Failure};
+use crate::work::board::Board;
+use outbox_core::engine::{Errand, Held, Sharing};
+use outbox_core::lease::Lease;
+use outbox_transport::target::Target;
+use outbox_transport::{Deadline, Started, Starter};
+use outbox_worker::{DEFAULT_DESTINATION, News, Orders, PassEnd, Plan, Report, Tended};
+use std::cell::{Cell, RefCell};
+use std::fmt::Arguments;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const PAUSE_AFTER_FAILURE_MS: u32 = 500;
+/// How long a single tick waits for partitions that others are to give back.
+const SHARE_PATIENCE: Duration = Duration::from_secs(3);
+/// The ticket of the tick that `--once` asks for.
+const ONCE: u32 = 1;
+
+pub struct Host {
+    pub here: Rc<Here>,
+    args: WorkArgs,
+    stop: Stop,
+    screen: Option<Arc<Board>>,
+    sharing: Sharing,
+    session_defaults: String,
+    starter: Starter,
+    began: Instant,
+    look_due: Cell<Instant>,
+    /// Between two ticks: nothing is claimed until then.
+    pub rests_until: Cell<Instant>,
+    /// The other workers shall look at the leases.
+    pub tells: Cell<bool>,
+    /// What the last pass did, until it is taken.
+    pub ended: RefCell<Option<PassEnd>>,
+    /// The tick that `--once` asks for is done.
+    pub has_run_once: Cell<bool>,
+}
+
+impl Host {
+    pub fn new(
+        here: Here,
+        args: &WorkArgs,
+        stop: &Stop,
+        screen: Option<&Arc<Board>>,
+        starter: Starter,
+        look: &Look,
+        sharing: Sharing,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            here: Rc::new(here),
+            args: args.clone(),
+            stop: stop.clone(),
+            screen: screen.cloned(),
+            sharing,
+            session_defaults: look.session_defaults.clone(),
+            starter,
+            began: now,
+            look_due: Cell::new(now + LOOK_EVERY),
+            rests_until: Cell::new(now),
+            tells: Cell::new(false),
+            ended: RefCell::default(),
+            has_run_once: Cell::new(false),
+        }
+    }
+
+    /// Nothing more is published.
+    pub fn end(&self) {
+        self.starter.deadline.end();
+    }
+}
+
+impl outbox_worker::Host for Host {
+    type Error = Trouble;
+    type Port = Port;
+    type Publisher = Started;
+    const HAS_FAST_PATH: bool = false;
+    const PURGE_EVERY: Option<Duration> = Some(Duration::from_secs(60));
+
+    fn id(&self) -> &str {
+        &self.here.session.id
+    }
+
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn now_us(&self) -> i64 {
+        self.here.session.now_us()
+    }
+
+    fn boottime_ns(&self) -> u64 {
+        Deadline::now()
+    }
+
+    // ---- a destination ----------------------------------------------------------------------------------------------
+
+    fn port(&self, destination: &str) -> Port {
+        Port::new(Rc::clone(&self.here), destination)
+    }
+
+    fn start(&self, target: &Target, connection: &str) -> Result<Started, String> {
+        self.starter.start(target, connection)
+    }
+
+    fn serves(&self, _destinations: &[&str]) {}
+
+    // ---- control ----------------------------------------------------------------------------------------------------
+
+    fn begin_pass(&self) {
+        self.starter.bell.silence();
+    }
+
+    fn end_pass(&self, end: PassEnd) {
+        self.here.totals.borrow_mut().claimed += end.report.claimed;
+        self.ended.replace(Some(end));
+    }
+
+    fn orders(&self) -> Orders {
+        let held = self.screen.as_ref().is_some_and(|board| board.holds());
+        Orders {
+            leave: None,
+            rests: Instant::now() < self.rests_until.get(),
+            held: held.then_some("held at the terminal of this worker"),
+            once: self.args.once,
+            share_by: self.args.once.then(|| self.began + SHARE_PATIENCE),
+            request: self.args.once.then_some((ONCE, Errand::Tick)),
+        }
+    }
+
+    fn is_ending(&self) -> bool {
+        self.stop.is_asked()
+    }
+
+    fn answer(&self, _ticket: u32, _report: &Report, done: bool) {
+        self.has_run_once.set(done);
+    }
+
+    /// Nothing comes by shared memory.
+    fn is_something_ready(&self) -> bool {
+        false
+    }
+
+    fn nothing_waits(&self) -> bool {
+        false // not known here
+    }
+
+    // ---- settings ---------------------------------------------------------------------------------------------------
+
+    fn look(&self, at_once: bool) -> Result<outbox_worker::Look, Trouble> {
+        let now = Instant::now();
+        if now < self.look_due.get() && !at_once {
+            return Ok(outbox_worker::Look::Skipped);
+        }
+        self.look_due.set(now + LOOK_EVERY);
+        let look = self.here.session.look()?;
+        match sharing(&look) {
+            Ok(sharing) if sharing != self.sharing => return Ok(outbox_worker::Look::NewSession),
+            Err(trouble) if trouble.kind != TroubleKind::NotNow => return Err(trouble),
+            _ => {}
+        }
+        if look.session_defaults != self.session_defaults {
+            return Ok(outbox_worker::Look::NewSession); // what ALTER DATABASE and ALTER ROLE say is for new sessions
+        }
+        Ok(outbox_worker::Look::News(News {
+            settings: Some(settings::read(&look, &self.args)),
+            not_adopted: look.not_adopted,
+            described: Some(look.destinations),
+        }))
+    }
+
+    fn is_stale(&self) -> bool {
+        false // nothing is taken in hand
+    }
+
+    // ---- leases -----------------------------------------------------------------------------------------------------
+
+    fn tend(&self, _is_idle: bool, plan: &mut dyn FnMut(&[String], &[Lease]) -> Plan) -> Result<Tended, Trouble> {
+        let session = &self.here.session;
+        let mut workers = session.heartbeat()?;
+        if self.sharing == Sharing::RowClaims {
+            return Ok(Tended { workers, leased: None });
+        }
+        if self.args.no_leasing {
+            workers = vec![session.id.clone()];
+        }
+        let plan = plan(&workers, &session.leases()?);
+        let (held, ttl_s) = session.lease(&plan.renew, &plan.release, &plan.take)?;
+        let partitions = held.iter().map(|(partition, _): &Held| *partition);
+        self.here.partitions.replace(partitions.collect());
+        // With none there is nothing to publish.
+        let lasts = Duration::from_secs(ttl_s.unwrap_or_default());
+        Ok(Tended {
+            workers,
+            leased: Some((held, lasts)),
+        })
+    }
+
+    fn set_deadline(&self, deadline: Option<(u64, Duration)>) {
+        match deadline {
+            Some((from_ns, lasts)) => self.starter.deadline.set(from_ns, lasts),
+            None => self.starter.deadline.lift(),
+        }
+    }
+
+    fn worker_changes(&self) -> u64 {
+        self.here.seen.borrow().worker_changes as u64
+    }
+
+    fn call_others(&self) {
+        self.tells.set(true); // with the next wait
+    }
+
+    fn purge(&self) -> Result<i64, Trouble> {
+        self.here.session.purge()
+    }
+
+    fn leave(&self) -> Result<(), Trouble> {
+        self.here.session.leave()
+    }
+
+    // ---- log --------------------------------------------------------------------------------------------------------
+
+    fn log(&self, destination: Option<&str>, text: Arguments) {
+        match destination {
+            None | Some(DEFAULT_DESTINATION) => self.here.say.line(text),
+            Some(name) => self.here.say.line(format_args!("destination {name}: {text}")),
+        }
+    }
+
+    fn failed(&self, trouble: Trouble) -> Result<u32, Trouble> {
+        let is_final = trouble.kind == TroubleKind::Lost || trouble.failure.code != Code::Refused || self.args.once;
+        if is_final {
+            return Err(trouble);
+        }
+        let message = &trouble.failure.message;
+        self.here.say.line(format_args!("{message}; tries again"));
+        Ok(PAUSE_AFTER_FAILURE_MS)
+    }
+}
+
+/// How partitions are shared; or why nothing can be delivered from here: what others alone can do must not wait in its
+/// partitions.
+pub fn sharing(look: &Look) -> Result<Sharing, Trouble> {
+    let others_alone = |what: String| Trouble {
+        kind: TroubleKind::Failed,
+        failure: Failure::new(
+            Code::Incompatible,
+            format!("{what}, which only workers in the server can do"),
+        )
+        .hint("Let them deliver: outbox.workers = 1."),
+    };
+    if let Some(source) = &look.source {
+        return Err(others_alone(format!("events are read from {source}")));
+    }
+    let with_function = (look.destinations.iter()).find(|known| known.options.iter().any(|(name, _)| name == "body"));
+    if let Some(destination) = with_function {
+        let name = &destination.name;
+        return Err(others_alone(format!(
+            "a function makes the bodies for destination {name}"
+        )));
+    }
+    match look.leasing {
+        Some(true) => Ok(Sharing::Leases),
+        Some(false) => Ok(Sharing::RowClaims),
+        None => Err(Trouble {
+            kind: TroubleKind::NotNow,
+            failure: Failure::new(Code::Refused, "outbox_configure() changes the partitions"),
+        }),
+    }
+}

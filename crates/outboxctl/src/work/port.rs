@@ -1,0 +1,244 @@
+//! A destination as crates/worker sees it from outside the server: its tables and what shared memory says of its lanes, both by
+//! the session. On the worker's thread.
+
+use super::report::Say;
+use super::session::{Glance, Place, Reopened, Seen, Session, Trouble, TroubleKind};
+use super::totals::Totals;
+use outbox_core::engine::{Batch, Held, Lane, Settlement};
+use outbox_core::gate::{Found, OrderedKey};
+use outbox_core::hold::OpenTransaction;
+use outbox_core::message::Pointer;
+use outbox_core::partition::Partition;
+use outbox_core::settle::{Disposition, EXPIRED};
+use outbox_transport::target::{Limits, Target};
+use outbox_worker::{DEFAULT_DESTINATION, Patience, Status};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// What the destinations of one worker have in common, and what the session last told of shared memory.
+pub struct Here {
+    pub session: Session,
+    pub say: Say,
+    /// What the last wait returned.
+    pub seen: RefCell<Seen>,
+    /// The partitions that are leased.
+    pub partitions: RefCell<Vec<Partition>>,
+    pub totals: Rc<RefCell<Totals>>,
+    /// From which seq on partitions must be read again, of the default destination (true) and of the others: taken from shared
+    /// memory, and not asked for yet.
+    lows: RefCell<HashMap<(Partition, bool), i64>>,
+    /// Seen right after a claim, and not asked for yet.
+    glance: RefCell<Option<Result<Glance, Trouble>>>,
+    /// What was committed meanwhile, as the last glance saw it.
+    reopened: RefCell<Vec<Reopened>>,
+}
+
+impl Here {
+    pub fn new(session: Session, say: Say, totals: Rc<RefCell<Totals>>) -> Self {
+        Self {
+            session,
+            say,
+            seen: RefCell::default(),
+            partitions: RefCell::default(),
+            totals,
+            lows: RefCell::default(),
+            glance: RefCell::default(),
+            reopened: RefCell::default(),
+        }
+    }
+
+    fn lower(&self, partition: Partition, is_default: bool, seq: i64) {
+        let mut lows = self.lows.borrow_mut();
+        let low = lows.entry((partition, is_default)).or_insert(seq);
+        *low = seq.min(*low);
+    }
+}
+
+pub struct Port {
+    here: Rc<Here>,
+    destination: String,
+    is_default: bool,
+    /// When messages were confirmed that are not settled yet, by seq, in µs since 1970.
+    confirmed_us: RefCell<HashMap<i64, i64>>,
+    /// How much in flight the server was told of.
+    told_in_flight: Cell<usize>,
+}
+
+impl Port {
+    pub fn new(here: Rc<Here>, destination: &str) -> Self {
+        Self {
+            here,
+            destination: destination.to_owned(),
+            is_default: destination == DEFAULT_DESTINATION,
+            confirmed_us: RefCell::default(),
+            told_in_flight: Cell::new(0),
+        }
+    }
+
+    /// How long the published ones took, in µs.
+    fn took_us(&self, batch: &[Settlement<Place>]) -> Vec<i64> {
+        let confirmed_us = self.confirmed_us.borrow();
+        let took = |ended: &Settlement<Place>| {
+            let at_us = confirmed_us.get(&ended.pointer.seq)?;
+            Some((at_us - ended.pointer.enqueued_at_us).max(0))
+        };
+        let published = batch.iter().filter(|ended| ended.disposition == Disposition::Publish);
+        published.filter_map(took).collect()
+    }
+}
+
+impl outbox_worker::Port for Port {
+    type Place = Place;
+    type Error = Trouble;
+
+    fn describe(&self, _target: Result<&Target, &str>, _limits: &Limits) {}
+
+    // ---- tables -----------------------------------------------------------------------------------------------------
+
+    fn settle(&self, batch: &[Settlement<Place>], dead: &'static str, _patience: Patience) -> Result<usize, Trouble> {
+        let took_us = self.took_us(batch);
+        self.here.session.settle(&self.destination, batch, dead, &took_us)
+    }
+
+    /// With patience also what is to be seen after a claim comes in the same round trip.
+    fn claim(&self, lanes: &[Lane], is_patient: bool) -> Result<Batch<Place>, Trouble> {
+        let (session, destination) = (&self.here.session, &self.destination);
+        // What was seen before is older than this claim.
+        self.here.glance.replace(None);
+        if !is_patient {
+            return session.claim_at_once(destination, lanes);
+        }
+        let both = session.claim_and_glance(destination, lanes, &self.here.partitions.borrow())?;
+        let batch = both.claimed?;
+        self.here.glance.replace(Some(both.glance));
+        Ok(batch)
+    }
+
+    fn claim_unleased(&self, limit: u32) -> Result<Batch<Place>, Trouble> {
+        self.here.session.claim_unleased(&self.destination, limit)
+    }
+
+    fn claim_waiting(
+        &self,
+        key: &OrderedKey,
+        epoch: i64,
+        reach: i64,
+        limit: u32,
+    ) -> Result<(Batch<Place>, bool), Trouble> {
+        self.here.session.claim_waiting(key, epoch, reach, limit)
+    }
+
+    fn bring_due(&self, leases: Option<&[Held]>) -> Result<(Vec<(String, Partition, i64)>, Option<u64>), Trouble> {
+        let session = &self.here.session;
+        match session.next_due_ms()? {
+            Some(0) => Ok((session.bring_due(leases)?, session.next_due_ms()?)),
+            next_ms => Ok((Vec::new(), next_ms)),
+        }
+    }
+
+    fn gates(&self, partitions: &[Partition]) -> Result<Vec<Found>, Trouble> {
+        self.here.session.gates(partitions)
+    }
+
+    fn is_locked(trouble: &Trouble) -> bool {
+        trouble.kind == TroubleKind::Locked
+    }
+
+    // ---- shared memory ----------------------------------------------------------------------------------------------
+
+    /// The session answers for all partitions and destinations at once.
+    fn refresh(&self) -> Result<(), Trouble> {
+        let partitions = self.here.partitions.borrow();
+        match self.here.session.reopened(&partitions) {
+            Ok(lows) => {
+                for low in lows {
+                    for (seq, is_default) in [(low.default, true), (low.others, false)] {
+                        if let Some(seq) = seq {
+                            self.here.lower(low.partition, is_default, seq);
+                        }
+                    }
+                }
+                Ok(())
+            }
+            Err(trouble) => {
+                // It may have been taken and lost on its way: all is read from its start.
+                for partition in partitions.iter() {
+                    self.here.lower(*partition, true, 1);
+                    self.here.lower(*partition, false, 1);
+                }
+                Err(trouble)
+            }
+        }
+    }
+
+    fn open_transactions(&self) -> Result<Vec<OpenTransaction>, Trouble> {
+        let seen = self.here.glance.take();
+        let seen = seen.unwrap_or_else(|| self.here.session.glance(&self.here.partitions.borrow()));
+        let (open, reopened) = match seen {
+            Ok(glance) => (Ok(glance.open), glance.reopened),
+            Err(trouble) => (Err(trouble), Vec::new()),
+        };
+        self.here.reopened.replace(reopened);
+        open
+    }
+
+    fn take_reopen(&self, partition: Partition) -> Option<i64> {
+        self.here.lows.borrow_mut().remove(&(partition, self.is_default))
+    }
+
+    fn look_at_reopen(&self, partition: Partition) -> Option<i64> {
+        let reopened = self.here.reopened.borrow();
+        let low = reopened.iter().find(|low| low.partition == partition)?;
+        match self.is_default {
+            true => low.default,
+            false => low.others,
+        }
+    }
+
+    fn shares_reopen_with(&self, destination: &str) -> bool {
+        (destination == DEFAULT_DESTINATION) == self.is_default
+    }
+
+    fn waiting_changes(&self) -> u32 {
+        self.here.seen.borrow().waiting_changes
+    }
+
+    // ---- statistics -------------------------------------------------------------------------------------------------
+
+    fn confirmed(&self, pointer: &Pointer, at_us: i64) {
+        self.confirmed_us.borrow_mut().insert(pointer.seq, at_us);
+    }
+
+    fn settled(&self, batch: &[Settlement<Place>]) {
+        let mut confirmed_us = self.confirmed_us.borrow_mut();
+        let mut totals = self.here.totals.borrow_mut();
+        for settlement in batch {
+            let seq = settlement.pointer.seq;
+            confirmed_us.remove(&seq);
+            totals.note(&self.destination, &settlement.disposition);
+            let failed = |error: &str, is_dead| self.here.say.failed(&self.destination, seq, error, is_dead);
+            match &settlement.disposition {
+                Disposition::Retry { error, .. } => failed(error, false),
+                Disposition::Dead { reason } => failed(reason, true),
+                Disposition::Expire => failed(EXPIRED, true),
+                Disposition::Publish | Disposition::Release { .. } | Disposition::Wait => {}
+            }
+        }
+    }
+
+    fn report_in_flight(&self, count: usize) -> Result<(), Trouble> {
+        if (count == 0) != (self.told_in_flight.get() == 0) {
+            self.here.session.holds(&self.destination, count)?;
+            self.told_in_flight.set(count);
+        }
+        Ok(())
+    }
+
+    fn report(&self, status: Option<&Status>, _asked_at_us: Option<i64>) -> Result<(), Trouble> {
+        let state = status.map(|status| status.state);
+        let reason = status.and_then(|status| status.reason);
+        let detail = status.and_then(|status| status.detail.as_deref());
+        self.here.session.report(&self.destination, state, reason, detail)
+    }
+}

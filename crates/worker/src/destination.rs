@@ -1,0 +1,720 @@
+//! A destination as a worker serves it: its messages between claim and settle, and its connection. Each has both for
+//! itself, so that one that is down or slow holds up no other.
+
+use crate::connection::{Connection, Outcomes, Status};
+use crate::host::{Host, Patience, Port};
+use crate::notices::Notices;
+use crate::settings::{Described, Settings};
+use crate::tables::{Lanes, Tables};
+use outbox_core::budget::Allowance;
+use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Held, Listen, Settlement, Sharing, Tally};
+use outbox_core::gate::Handle;
+use outbox_core::message::{Event, Outcome, Pointer, Publication, Text};
+use outbox_core::pace::Pace;
+use outbox_core::partition::Partition;
+use outbox_core::route::{Route, Template, TransportKind};
+use outbox_core::settle::{Disposition, Ended, Rules};
+use outbox_core::tick::{self, TickState};
+use outbox_transport::Answered;
+use outbox_transport::target::{Target, Transport};
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+/// Rows of a claim in the server, at most, while other destinations wait for it: some 2 ms.
+const BATCH_BESIDE_OTHERS: u32 = 100;
+const LANE_BY_LANE: Duration = Duration::from_secs(5);
+/// How long a publisher without a connection may take to end; other destinations wait for it.
+pub const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// What the destinations of one worker have in common.
+pub struct Common<H: Host> {
+    pub host: H,
+    pub notices: Notices,
+    pub settings: Settings,
+    /// Why nothing is delivered from this database; None = it is adopted.
+    pub not_adopted: Option<String>,
+    /// Workers of this database that live, as far as is known.
+    pub workers: u32,
+    pub began: Instant,
+    /// It claims nothing more: it leaves, ends, rests, or its leases are over.
+    pub rests: bool,
+    /// Nothing is sent any more.
+    pub leaves: bool,
+    /// Why its destinations are held, if they are.
+    pub held: Option<&'static str>,
+    /// It claims for a request alone.
+    pub once: bool,
+}
+
+impl<H: Host> Common<H> {
+    /// ms since this worker began.
+    pub fn now_ms(&self) -> u64 {
+        self.since_began().as_millis() as u64
+    }
+
+    fn now_us(&self) -> u64 {
+        self.since_began().as_micros() as u64
+    }
+
+    pub fn since_began(&self) -> Duration {
+        self.host.now().saturating_duration_since(self.began)
+    }
+}
+
+/// A row's place, in the words of the host.
+type Place<H> = <<H as Host>::Port as Port>::Place;
+
+pub struct Destination<H: Host> {
+    pub name: String,
+    port: H::Port,
+    connection: Connection<H::Publisher>,
+    engine: Engine<Place<H>>,
+    target: Result<Target, String>,
+    paused: bool,
+    /// Until then the lanes are claimed one by one, for rows of some were locked.
+    locked_until: Option<Instant>,
+    reported: Option<Status>,
+    /// Since when its state is the one that was reported.
+    since: Instant,
+    /// Since it was down last the peer has answered a message, or there was none to try it with. A connection to a broker
+    /// says so itself; by HTTP "connected" means only that the pause is over.
+    proven: bool,
+    /// What was settled in this pass.
+    ended: Ended,
+    pace: Pace,
+    /// What may still come in this pass; None = nothing.
+    allowance: Option<Allowance>,
+    /// A session wants a fresh look at the connection,
+    wants_look: bool,
+    /// and waits for what is known then, however little of it is new. When this worker heard of it, in µs since 1970.
+    asked_at_us: Option<i64>,
+    /// What a session asks for, while it is not done.
+    errand: Option<Errand>,
+    /// Where a message goes that goes to no exchange.
+    nothing: (Text, Template),
+}
+
+/// How a destination is, for who shows it.
+pub struct Condition<'a> {
+    pub name: &'a str,
+    pub status: &'a Status,
+    pub since: Instant,
+    pub in_flight: usize,
+}
+
+impl<H: Host> Destination<H> {
+    pub fn new(common: &Common<H>, description: &Described, sharing: Sharing, leases: &[Held]) -> Self {
+        let host = &common.host;
+        let target = description.target(&common.settings);
+        let mut engine = Engine::bounded(sharing, host.bounds());
+        engine.set_leases(leases.to_vec(), HashSet::new());
+        let mut connection = Connection::new(host, &description.name, connection_of(&target));
+        connection.ensure(host);
+        let mut destination = Self {
+            name: description.name.clone(),
+            port: host.port(&description.name),
+            connection,
+            engine,
+            target,
+            paused: description.paused,
+            locked_until: None,
+            reported: None,
+            since: host.now(),
+            proven: true,
+            ended: Ended::default(),
+            pace: Pace::new(0, 1, common.now_us()),
+            allowance: None,
+            wants_look: false,
+            asked_at_us: None,
+            errand: None,
+            nothing: (Text::default(), Template::parse("").expect("an empty template")),
+        };
+        destination.take_limits(common);
+        destination
+    }
+
+    /// Takes over what the description and the settings say now.
+    pub fn describe(&mut self, common: &Common<H>, description: &Described) {
+        self.paused = description.paused;
+        self.target = description.target(&common.settings);
+        self.take_limits(common);
+        if let Some(last) = self
+            .connection
+            .reconfigure(connection_of(&self.target), common.host.now())
+        {
+            self.conclude_all(common, last);
+            self.engine.release_all("the settings of the broker changed");
+            self.engine.look_anew();
+            self.connection.ensure(&common.host);
+        }
+    }
+
+    /// Also when another number of workers share them.
+    pub fn take_limits(&mut self, common: &Common<H>) {
+        let target = self.target.as_ref();
+        let limits = target.map_or(common.settings.limits, |target| target.limits);
+        self.port.describe(target.map_err(String::as_str), &limits);
+        self.pace.set(limits.max_rate, common.workers, common.now_us());
+    }
+
+    pub fn outstanding(&self) -> usize {
+        self.engine.outstanding()
+    }
+
+    pub fn ordered_keys(&self) -> usize {
+        self.engine.ordered_keys()
+    }
+
+    pub fn in_use(&self) -> HashSet<Partition> {
+        self.engine.in_use()
+    }
+
+    pub fn set_leases(&mut self, held: &[Held], leaving: &HashSet<Partition>) {
+        self.engine.set_leases(held.to_vec(), leaving.clone());
+    }
+
+    /// How it is.
+    pub fn condition(&self) -> Condition<'_> {
+        Condition {
+            name: &self.name,
+            status: self.reported.as_ref().unwrap_or(&self.connection.status),
+            since: self.since,
+            in_flight: self.outstanding(),
+        }
+    }
+
+    // ---- connection -------------------------------------------------------------------------------------------------
+
+    /// It is not known yet whether there is a connection.
+    pub fn connects(&self) -> bool {
+        matches!(self.connection.status.state, "starting" | "connecting")
+    }
+
+    /// Why it cannot deliver, in words, though it should.
+    pub fn obstacle(&self, common: &Common<H>) -> Option<String> {
+        let is_well = self.connection.is_connected() || !self.may_deliver(common);
+        (!is_well).then(|| words(&self.connection.status))
+    }
+
+    pub fn ensure(&mut self, common: &Common<H>) {
+        self.connection.ensure(&common.host);
+    }
+
+    /// Whether a session has asked for a fresh look.
+    pub fn take_question(&mut self, common: &Common<H>) -> bool {
+        let is_new = self.port.take_question();
+        if is_new {
+            self.wants_look = true;
+            self.asked_at_us = Some(common.host.now_us());
+        }
+        is_new
+    }
+
+    /// If a session wants to know whether this can be used: what cannot be connected to is tried at once. What works is
+    /// left alone, and so is a peer that said when to come again.
+    pub fn look_afresh(&mut self, common: &Common<H>) {
+        if !std::mem::take(&mut self.wants_look) {
+            return;
+        }
+        let is_amqp = (self.target.as_ref()).is_ok_and(|target| matches!(target.transport, Transport::Amqp(_)));
+        match self.connection.status.state {
+            "down" if is_amqp => {
+                let last = self.connection.try_at_once(LAST_WORDS, common.host.now());
+                self.conclude_all(common, last);
+                self.engine.release_all("the connection is made anew");
+            }
+            "unconfigured" => _ = self.connection.try_at_once(LAST_WORDS, common.host.now()),
+            _ => return,
+        }
+        self.connection.ensure(&common.host);
+    }
+
+    /// Nothing more is sent; what the peer has got it may still answer, for a third of `limit` at most.
+    pub fn ask_to_stop(&self, limit: Duration) {
+        self.connection.ask_to_stop(limit);
+    }
+
+    /// Gives up the connection; what it has not answered by then goes back.
+    pub fn stop(&mut self, common: &Common<H>, limit: Duration, reason: &str) {
+        self.lanes(common).leave_in_table();
+        let last = self.connection.stop(limit);
+        self.conclude_all(common, last);
+        self.engine.release_all(reason);
+    }
+
+    /// Writes the state of the connection where outbox_health reads it, when it changed; and how much is in flight.
+    pub fn report(&mut self, common: &Common<H>) -> Result<(), H::Error> {
+        self.port.report_in_flight(self.outstanding())?;
+        let off = |detail: Option<String>| Status {
+            state: if self.outstanding() > 0 { "pausing" } else { "paused" },
+            reason: None,
+            detail,
+        };
+        let status = match (self.may_deliver(common), &common.not_adopted) {
+            (true, _) if common.held.is_some() => off(common.held.map(str::to_owned)),
+            (true, _) => self.connection.status.clone(),
+            (false, None) => off(None),
+            (false, why) => Status {
+                state: "not adopted",
+                reason: None,
+                detail: why.clone(),
+            },
+        };
+        if self.connection.status.state == "down" {
+            self.proven = !self.is_http();
+        }
+        // Between two failed attempts the reason is worth more than the word "connecting", or "connected" while nobody
+        // has answered.
+        let trying = status.state == "connecting" || (status.state == "connected" && !self.proven);
+        let trying_again = trying && self.reported.as_ref().is_some_and(|r| r.state == "down");
+        let is_known = !["starting", "connecting"].contains(&status.state);
+        let asked_at_us = self.asked_at_us.filter(|_| is_known);
+        let is_new = self.reported.as_ref() != Some(&status);
+        if trying_again || (!is_new && asked_at_us.is_none()) {
+            return Ok(());
+        }
+        self.port.report(Some(&status), asked_at_us)?;
+        self.asked_at_us = self.asked_at_us.filter(|_| !is_known);
+        if is_new && ["down", "blocked"].contains(&status.state) {
+            let detail = status.detail.as_deref().unwrap_or_default();
+            self.port.note_fault(status.reason.unwrap_or(status.state), detail);
+        }
+        let before = self.reported.replace(status);
+        let status = self.reported.as_ref().unwrap_or(&self.connection.status);
+        if before.as_ref().is_none_or(|before| before.state != status.state) {
+            self.since = common.host.now();
+        }
+        let is_said = before.is_some_and(|before| (before.state, before.reason) == (status.state, status.reason));
+        if !is_said && status.state != "connecting" {
+            let peer = if self.is_http() { "receiver" } else { "broker" };
+            let words = words(status);
+            common.host.log(Some(&self.name), format_args!("{peer} {words}"));
+        }
+        Ok(())
+    }
+
+    /// The destination is dropped: what has ended is settled, and its state goes.
+    pub fn retire(&mut self, common: &Common<H>, limit: Duration) -> Result<(), H::Error> {
+        self.stop(common, limit, "the destination is gone");
+        let ended = self.settle(common, Patience::Little);
+        ended.and_then(|()| self.port.report(None, None))
+    }
+
+    // ---- what a session asks for ------------------------------------------------------------------------------------
+
+    pub fn begin_errand(&mut self, errand: Errand) {
+        self.errand = Some(errand);
+        self.engine.begin_errand(errand);
+        self.wants_look = true; // what is down is tried at once
+    }
+
+    pub fn end_errand(&mut self) {
+        self.errand = None;
+        self.engine.end_errand();
+    }
+
+    pub fn tally(&self) -> Tally {
+        self.engine.tally()
+    }
+
+    /// Whether all of it is done that can be done now.
+    pub fn has_run_errand(&self, common: &Common<H>) -> bool {
+        let may_claim = (self.may_deliver(common) || self.by_hand(common).is_some()) && !self.port.is_body_unusable();
+        let connection = self.connection.is_connected() || self.connects();
+        let claims_on = may_claim && connection && self.engine.claimable() > 0 && !self.engine.has_claimed();
+        let is_settled = self.engine.settle_in_ms(common.now_ms()).is_none();
+        !claims_on && is_settled && !self.engine.is_under_way()
+    }
+
+    /// Up to which seq this is to deliver although delivery is switched off.
+    fn by_hand(&self, common: &Common<H>) -> Option<i64> {
+        let may = !common.settings.enabled && !self.paused && common.not_adopted.is_none();
+        match self.errand {
+            Some(Errand::UpTo(seq)) if may && !self.engine.has_claimed() => Some(seq),
+            _ => None,
+        }
+    }
+
+    pub fn may_deliver(&self, common: &Common<H>) -> bool {
+        common.settings.enabled && !self.paused && common.not_adopted.is_none()
+    }
+
+    fn is_on(&self, common: &Common<H>) -> bool {
+        !common.rests && (self.may_deliver(common) || self.by_hand(common).is_some())
+    }
+
+    fn rules(&self, common: &Common<H>) -> Rules {
+        (self.target.as_ref()).map_or(common.settings.rules, |target| target.rules)
+    }
+
+    fn is_http(&self) -> bool {
+        matches!(&self.target, Ok(target) if target.transport.kind() == TransportKind::Http)
+    }
+
+    fn lanes<'a>(&'a self, common: &'a Common<H>) -> Lanes<'a, H::Port> {
+        Lanes::new(&self.port, &common.notices, &self.name)
+    }
+
+    // ---- outcomes and settle ----------------------------------------------------------------------------------------
+
+    pub fn take_outcomes(&mut self, common: &Common<H>, now: Instant) {
+        let (outcomes, is_gone) = self.connection.take(now);
+        self.conclude_all(common, outcomes);
+        if is_gone {
+            self.engine.release_all("the publisher ended");
+        }
+    }
+
+    fn conclude_all(&mut self, common: &Common<H>, outcomes: Outcomes) {
+        if outcomes.is_empty() {
+            return;
+        }
+        let (now_ms, now_us, rules) = (common.now_ms(), common.host.now_us(), self.rules(common));
+        let now = common.host.now();
+        for Answered { handle, outcome, at } in outcomes {
+            let age = now.saturating_duration_since(at);
+            self.proven |= matches!(
+                outcome,
+                Outcome::Confirmed | Outcome::Failed { .. } | Outcome::Refused { .. }
+            );
+            if outcome == Outcome::Confirmed
+                && let Some(pointer) = self.engine.pointer(handle)
+            {
+                self.port.confirmed(pointer, now_us - age.as_micros() as i64);
+            }
+            let since_ms = self.engine.waits_since_ms(now_ms, age.as_millis() as u64);
+            self.engine.conclude(handle, &outcome, &rules, since_ms, now_us as u64);
+        }
+    }
+
+    /// Before each wait: which answers end it. Returns how long it may be, in ms, for this destination. `polls`: no answer ends
+    /// the wait, so that the worker looks after so many ms where it would be woken.
+    pub fn listen(&mut self, common: &Common<H>, polls: Option<u32>) -> Option<u32> {
+        let has_room = self.tick(common).has_room();
+        let listen = match common.leaves {
+            false => self.engine.listen(common.now_ms(), has_room),
+            true => Listen::TO_EACH,
+        };
+        self.connection.listen(listen.confirms);
+        let comes_by = listen.comes_by_in_ms.map(|ms| ms as u32);
+        match polls {
+            None => comes_by,
+            Some(_) if comes_by.is_some() && has_room => comes_by,
+            Some(polls) => (comes_by.is_some() || self.awaits()).then_some(polls),
+        }
+    }
+
+    /// Each answer wakes the worker.
+    pub fn listen_to_each(&self) {
+        self.connection.listen(Listen::TO_EACH.confirms);
+    }
+
+    /// There will be news of messages: they are with the peer, or wait to be settled.
+    pub fn awaits(&self) -> bool {
+        self.engine.is_under_way() || self.engine.settle_in_ms(0).is_some()
+    }
+
+    /// Answers are to come, and there is somebody to give them.
+    pub fn awaits_answers(&self) -> bool {
+        self.engine.is_under_way() && self.connection.is_connected()
+    }
+
+    /// Whether something is to be settled before the next claim: what goes back, or would make the window too large. What is
+    /// published can wait a little.
+    pub fn settles_first(&mut self, common: &Common<H>) -> bool {
+        if !self.is_on(common) && self.engine.only_keeps_back() {
+            self.engine.release_all("nothing is delivered now"); // a relay of somebody else's may deliver it
+        }
+        self.engine.must_settle()
+    }
+
+    /// Whether something is to be settled after the claims.
+    pub fn is_settle_due(&self, common: &Common<H>) -> bool {
+        let awaited = (self.errand.is_some() || common.rests) && !self.engine.is_under_way();
+        let in_ms = self.engine.settle_in_ms(common.now_ms());
+        in_ms == Some(0) || (awaited && in_ms.is_some())
+    }
+
+    /// At most how long to wait for the next settle.
+    pub fn settles_in_ms(&self, common: &Common<H>) -> Option<u32> {
+        Some(self.engine.settle_in_ms(common.now_ms())? as u32)
+    }
+
+    /// All that has ended.
+    pub fn settle(&mut self, common: &Common<H>, patience: Patience) -> Result<(), H::Error> {
+        self.settle_by(common, patience, false).map(drop)
+    }
+
+    /// As much of it as other destinations can wait for. Returns whether more is left.
+    pub fn settle_some(&mut self, common: &Common<H>) -> Result<bool, H::Error> {
+        self.settle_by(common, Patience::Usual, H::HAS_FAST_PATH)
+    }
+
+    fn settle_by(&mut self, common: &Common<H>, patience: Patience, in_parts: bool) -> Result<bool, H::Error> {
+        let (now_ms, dead) = (common.now_ms(), self.rules(common).dead_action());
+        let mut tables = Tables::new(&self.port, &common.notices, &self.name, dead, patience);
+        let (name, port, ended) = (&self.name, &self.port, &mut self.ended);
+        let settled = |batch: &[Settlement<Place<H>>]| {
+            batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
+            port.settled(batch);
+            log_dead(common, name, batch);
+        };
+        let result = match in_parts {
+            true => self.engine.settle_some(&mut tables, now_ms, settled),
+            false => self.engine.settle(&mut tables, now_ms, settled).map(|()| false),
+        };
+        if tables.missed > 0 {
+            let (host, missed) = (&common.host, tables.missed);
+            host.log(
+                Some(name),
+                format_args!("{missed} messages were no longer ours to settle"),
+            );
+        }
+        result
+    }
+
+    /// What was settled since the last call.
+    pub fn take_ended(&mut self) -> Ended {
+        std::mem::take(&mut self.ended)
+    }
+
+    // ---- claim and hand over ----------------------------------------------------------------------------------------
+
+    /// Whether it has claimed a message that so many workers crashed with that it goes alone.
+    pub fn tries_one_alone(&self) -> bool {
+        self.engine.has_suspects(CRASHES_ALONE)
+    }
+
+    /// All that may go now has gone, or nothing may.
+    pub fn is_at_rest(&self, common: &Common<H>) -> bool {
+        let state = self.tick(common);
+        let looks = state.connected && state.owned_partitions > 0 && !state.last_claim_was_full;
+        let may_not = !state.enabled || self.connection.status.state == "unconfigured";
+        self.outstanding() == 0 && (looks || may_not)
+    }
+
+    /// Decides what may come in this pass, and hands over what is ready. Before a settle of any destination, which waits
+    /// for the disk. Returns how many messages came.
+    pub fn open(&mut self, common: &Common<H>, may_claim: bool) -> usize {
+        if !common.leaves {
+            self.hand_over(common);
+        }
+        self.engine.set_reach(self.by_hand(common));
+        let room = tick::next(&self.tick(common))
+            .claim
+            .map(|room| room.min(self.room(common)));
+        let may_claim = may_claim && !(common.once && self.engine.has_claimed());
+        let room = room.filter(|room| may_claim && *room > 0);
+        self.allowance = room.map(|room| Allowance::of_pass(room, self.batch(common)));
+        self.receive(common)
+    }
+
+    /// What cannot go soon is better left for later: in the table it expires, is paused and harms nobody. And other destinations
+    /// wait for a claim.
+    fn batch(&self, common: &Common<H>) -> u32 {
+        let bearable = match H::HAS_FAST_PATH && common.notices.serves_several() {
+            true => BATCH_BESIDE_OTHERS,
+            false => u32::MAX,
+        };
+        let at_once = self.pace.per_second().unwrap_or(u32::MAX).min(bearable);
+        common.settings.batch_size.min(at_once)
+    }
+
+    /// Whether messages may be taken in hand. The body is drawn in the claim. And a claim asks whether the destination is
+    /// paused: a worker may not know yet.
+    fn may_receive(&self, common: &Common<H>) -> bool {
+        self.target.as_ref().is_ok_and(|target| target.body.is_none()) && !common.host.is_stale()
+    }
+
+    /// Takes in hand what sessions have laid ready, as far as this pass may, and hands it over.
+    pub fn receive(&mut self, common: &Common<H>) -> usize {
+        let Some(mut allowance) = self.allowance.filter(|_| self.may_receive(common)) else {
+            return 0;
+        };
+        let Ok(target) = &self.target else { return 0 };
+        let lanes = Lanes::new(&self.port, &common.notices, &self.name);
+        let (now_ms, limit) = (common.now_ms(), allowance.in_hand());
+        let make = maker(target.route(&self.nothing));
+        let count = (self.engine).receive(&lanes, &lanes, now_ms, limit, &target.rules, make);
+        if count > 0 {
+            allowance.took_in_hand(count);
+            self.allowance = Some(allowance);
+            self.hand_over(common);
+        }
+        count
+    }
+
+    /// Claims, if this pass may, and hands over. Returns how many messages came, and how long to wait for more.
+    pub fn claim(&mut self, common: &Common<H>, may_claim: bool) -> Result<(usize, u32), H::Error> {
+        let now_ms = common.now_ms();
+        self.allowance = self.allowance.filter(|_| may_claim);
+        let by_hand = self.by_hand(common);
+        let in_hand = self.receive(common);
+        if !self.may_receive(common) {
+            self.lanes(common).leave_in_table();
+        }
+        let Some(allowance) = self.allowance else {
+            self.lanes(common).leave_in_table();
+            return Ok((in_hand, self.wait_ms(common, may_claim)));
+        };
+        let Ok(target) = &self.target else {
+            return Ok((in_hand, common.settings.idle_backoff_ms)); // without a target there is no connection
+        };
+        let rests_ms = target.body.as_ref().and_then(|_| self.port.body_rests_ms());
+        if let Some(rests_ms) = rests_ms {
+            return Ok((in_hand, rests_ms.min(common.settings.idle_backoff_ms)));
+        }
+        // The claim may take a while: what is in hand shows meanwhile.
+        self.note_in_flight();
+        let host = &common.host;
+        let dead = target.rules.dead_action();
+        let mut tables = Tables::new(&self.port, &common.notices, &self.name, dead, Patience::Usual);
+        let lanes = Lanes::new(&self.port, &common.notices, &self.name);
+        tables.lane_by_lane = self.locked_until.is_some_and(|until| host.now() < until);
+        let known_locked = tables.lane_by_lane;
+        let (limit, make) = (allowance.rows(self.batch(common)), maker(target.route(&self.nothing)));
+        let claimed = (self.engine).claim(&mut tables, &lanes, now_ms, limit, &target.rules, make);
+        self.port.make_durable();
+        if tables.lane_by_lane && !known_locked {
+            let text = format_args!("somebody holds messages locked; their partitions wait");
+            host.log(Some(&self.name), text);
+            self.locked_until = Some(host.now() + LANE_BY_LANE);
+        }
+        let failed = tables.failed.take().or(lanes.failed.take());
+        let claimed = claimed?;
+        if let Some(allowance) = &mut self.allowance {
+            allowance.claimed(claimed);
+        }
+        self.engine.note_claim();
+        self.hand_over(common);
+        if let Some(failed) = failed {
+            return Err(failed); // what came has gone
+        }
+        // One row may have been asked of a lane that has none, and others wait in another.
+        self.proven |= claimed == 0 && !self.engine.wants_more() && self.engine.outstanding() == 0;
+        let wait_ms = self.wait_ms(common, may_claim);
+        if by_hand.is_some() {
+            return Ok((claimed + in_hand, wait_ms)); // what is due later is left alone
+        }
+        let due_ms = self.engine.due_at_ms().saturating_sub(now_ms).max(1) as u32;
+        Ok((claimed + in_hand, wait_ms.min(due_ms)))
+    }
+
+    /// Whether there is room for another claim.
+    pub fn has_room(&self, common: &Common<H>) -> bool {
+        self.tick(common).has_room()
+    }
+
+    /// Messages more that may be in flight.
+    fn room(&self, common: &Common<H>) -> u32 {
+        common.host.bounds().window.saturating_sub(self.engine.outstanding()) as u32
+    }
+
+    fn tick(&self, common: &Common<H>) -> TickState {
+        // What a person asks for is done at once, whatever was before.
+        let (window, outstanding) = match self.connection.small_window() {
+            Some(small) if self.errand.is_none() => (small, self.engine.outstanding_there()),
+            _ => (common.host.bounds().window, self.engine.outstanding()),
+        };
+        TickState {
+            enabled: self.is_on(common),
+            connected: self.connection.is_connected(),
+            blocked: false, // blocked is a state of its own, in which it is not connected
+            owned_partitions: self.engine.claimable(),
+            outstanding,
+            window,
+            queue_has_room: self.engine.is_ready_empty() && self.engine.has_room_in_bytes(),
+            last_claim_was_full: self.engine.wants_more(),
+            woken: false,
+            claims_in_hand_in_ms: None, // looked for where it counts
+            idle_backoff_ms: common.settings.idle_backoff_ms,
+        }
+    }
+
+    /// How long to wait at most, as far as this destination is concerned. `may_claim`: another destination does not stand in
+    /// the way.
+    fn wait_ms(&mut self, common: &Common<H>, may_claim: bool) -> u32 {
+        let state = self.tick(common);
+        let state = TickState {
+            enabled: state.enabled && may_claim && !(common.once && self.engine.has_claimed()),
+            claims_in_hand_in_ms: self.engine.claims_in_hand_in_ms(common.now_ms()).map(|ms| ms as u32),
+            ..state
+        };
+        let wait_ms = tick::next(&state).wait_ms;
+        // Outcomes wake who waits for room with the publisher; nobody wakes who waits for his turn.
+        match self.engine.is_ready_empty() {
+            true => wait_ms,
+            false => match self.pace.next_us(common.now_us()) {
+                0 => wait_ms,
+                next_us => wait_ms.min(u32::try_from(next_us.div_ceil(1_000)).unwrap_or(u32::MAX)),
+            },
+        }
+    }
+
+    /// Gives what is ready to the publisher, as fast as the destination may be sent to; the engine keeps the rest, in order,
+    /// also while the publisher's queue is full. Without a connection the publisher answers each message as lost.
+    fn hand_over(&mut self, common: &Common<H>) {
+        let rules = self.rules(common);
+        self.engine.expire(&rules, common.host.now_us());
+        let (connection, pace) = (&self.connection, &mut self.pace);
+        let room = pace.room(common.now_us()).unwrap_or(usize::MAX);
+        if room == 0 {
+            return;
+        }
+        self.engine.hand_over(|mut now| {
+            let mut later = now.split_off(room.min(now.len()));
+            let count = now.len();
+            match connection.publish(now) {
+                Ok(()) => pace.went(count),
+                Err(refused) => later.splice(..0, refused).for_each(drop),
+            }
+            later
+        });
+    }
+
+    /// Tells how much is in flight.
+    pub fn note_in_flight(&self) {
+        self.port.note_in_flight(self.outstanding());
+    }
+
+    /// What was in hand is settled or claimed: nobody needs it in shared memory any more.
+    pub fn let_go(&mut self, common: &Common<H>) {
+        let lanes = Lanes::new(&self.port, &common.notices, &self.name);
+        self.engine.let_go(&lanes);
+    }
+}
+
+/// Makes of a message what goes to the wire.
+fn maker(route: Route<'_>) -> impl Fn(Handle, &Pointer, &Event) -> Result<Publication, String> {
+    move |handle, pointer, event| {
+        outbox_core::envelope::publication(handle, pointer, event, &route).map_err(|refusal| refusal.to_string())
+    }
+}
+
+/// What the connection is made from.
+fn connection_of(target: &Result<Target, String>) -> Result<Target, String> {
+    target.clone().map(Target::unlimited)
+}
+
+fn words(status: &Status) -> String {
+    let words = [Some(status.state), status.reason, status.detail.as_deref()];
+    words.into_iter().flatten().collect::<Vec<&str>>().join(" ")
+}
+
+/// What a person should hear of.
+fn log_dead<P>(common: &Common<impl Host>, name: &str, batch: &[Settlement<P>]) {
+    let host = &common.host;
+    let expired = batch
+        .iter()
+        .filter(|ended| ended.disposition == Disposition::Expire)
+        .count();
+    if expired > 0 {
+        host.log(Some(name), format_args!("{expired} messages have expired"));
+    }
+    for ended in batch {
+        if let Disposition::Dead { reason } = &ended.disposition {
+            let seq = ended.pointer.seq;
+            host.log(Some(name), format_args!("message {seq} is a dead letter: {reason}"));
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! The tables and shared memory as the engine sees them, for one destination.
+
+use crate::host::{Patience, Port};
+use crate::notices::Notices;
+use outbox_core::engine::{self, Batch, Claimed, Due, Express, Held, Lane, Memory, Place, Settlement, Store};
+use outbox_core::gate::{Found, OrderedKey};
+use outbox_core::hold::{FILTER_WORDS, OpenTransaction};
+use outbox_core::partition::Partition;
+use std::cell::RefCell;
+
+/// One use of the tables by the engine.
+pub struct Tables<'a, P: Port> {
+    port: &'a P,
+    notices: &'a Notices,
+    destination: &'a str,
+    /// How a dead letter is settled.
+    dead: &'static str,
+    patience: Patience,
+    /// Rows of some lane were locked lately: each lane is claimed alone, and a locked one left out.
+    pub lane_by_lane: bool,
+    /// Messages that were no longer ours to settle.
+    pub missed: usize,
+    /// What failed after something had been claimed, which goes on.
+    pub failed: Option<P::Error>,
+}
+
+impl<'a, P: Port> Tables<'a, P> {
+    pub fn new(
+        port: &'a P,
+        notices: &'a Notices,
+        destination: &'a str,
+        dead: &'static str,
+        patience: Patience,
+    ) -> Self {
+        Self {
+            port,
+            notices,
+            destination,
+            dead,
+            patience,
+            lane_by_lane: false,
+            missed: 0,
+            failed: None,
+        }
+    }
+}
+
+impl<P: Port> Store for Tables<'_, P> {
+    type Place = P::Place;
+    type Error = P::Error;
+
+    fn settle(&mut self, batch: &[Settlement<P::Place>]) -> Result<(), P::Error> {
+        let changed = self.port.settle(batch, self.dead, self.patience)?;
+        self.missed += batch.len().saturating_sub(changed);
+        Ok(())
+    }
+
+    fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<P::Place>, P::Error> {
+        if !self.lane_by_lane && engine::reach_the_same(lanes) {
+            match self.port.claim(lanes, true) {
+                Err(error) if P::is_locked(&error) => self.lane_by_lane = true,
+                claimed => return claimed,
+            }
+        }
+        // Somebody holds a row of these lanes: a session by hand, or a worker that hangs. The other lanes go on. Or some are
+        // read only as far as one that failed.
+        let mut all = Batch::default();
+        for lane in lanes {
+            if all.is_large() {
+                all.cut = true; // the other lanes have their turn with the next claim
+                break;
+            }
+            match self.port.claim(std::slice::from_ref(lane), !self.lane_by_lane) {
+                Ok(batch) => all.add(batch),
+                Err(error) if P::is_locked(&error) => {
+                    self.lane_by_lane = true;
+                    all.locked.push(lane.partition);
+                }
+                // Those before it are claimed and committed: whatever happened, they go on.
+                Err(error) if !all.rows.is_empty() => {
+                    all.locked.push(lane.partition);
+                    self.failed = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        all.rows.sort_by_key(|claimed| claimed.pointer.seq);
+        Ok(all)
+    }
+
+    fn claim_unleased(&mut self, limit: u32) -> Result<Batch<P::Place>, P::Error> {
+        self.port.claim_unleased(limit)
+    }
+
+    fn claim_waiting(
+        &mut self,
+        key: &OrderedKey,
+        epoch: i64,
+        reach: i64,
+        limit: u32,
+    ) -> Result<(Batch<P::Place>, bool), P::Error> {
+        self.port.claim_waiting(key, epoch, reach, limit)
+    }
+
+    /// For all destinations at once, by the first that asks in a pass; the others are told where theirs are.
+    fn bring_due(&mut self, leases: Option<&[Held]>) -> Result<Due, P::Error> {
+        if let Some(next_ms) = self.notices.brought() {
+            return Ok((Vec::new(), next_ms));
+        }
+        let (moved, next_ms) = self.port.bring_due(leases)?;
+        let mut own = Vec::new();
+        for (destination, partition, seq) in moved {
+            match destination == self.destination {
+                true => own.push((partition, seq)),
+                false => self.notices.tell(|name| name == destination, partition, seq),
+            }
+        }
+        self.notices.has_brought(next_ms);
+        Ok((own, next_ms))
+    }
+
+    fn gates(&mut self, partitions: &[Partition]) -> Result<Vec<Found>, P::Error> {
+        let mut found = self.port.gates(partitions)?;
+        found.retain(|found| found.key.destination == self.destination);
+        Ok(found)
+    }
+}
+
+/// Shared memory. Where it could not be read the engine gets the answer that keeps most back, and `failed` tells.
+pub struct Lanes<'a, P: Port> {
+    port: &'a P,
+    notices: &'a Notices,
+    destination: &'a str,
+    pub failed: RefCell<Option<P::Error>>,
+}
+
+impl<'a, P: Port> Lanes<'a, P> {
+    pub fn new(port: &'a P, notices: &'a Notices, destination: &'a str) -> Self {
+        Self {
+            port,
+            notices,
+            destination,
+            failed: RefCell::new(None),
+        }
+    }
+
+    /// Nothing is taken in hand now.
+    pub fn leave_in_table(&self) {
+        for (place, claimed) in self.take() {
+            self.give_up(place, claimed.pointer.partition, claimed.pointer.seq);
+        }
+    }
+}
+
+impl<P: Port> Memory for Lanes<'_, P> {
+    fn notice_prepared(&self) {
+        if let Err(error) = self.port.refresh() {
+            self.failed.replace(Some(error));
+        }
+    }
+
+    fn open_transactions(&self) -> Vec<OpenTransaction> {
+        self.port.open_transactions().unwrap_or_else(|error| {
+            self.failed.replace(Some(error));
+            vec![OpenTransaction {
+                low: i64::MIN,
+                filter: Box::new([u64::MAX; FILTER_WORDS]),
+            }]
+        })
+    }
+
+    fn take_reopen(&self, partition: Partition) -> Option<i64> {
+        if let Some(low) = self.port.take_reopen(partition) {
+            let shares = |name: &str| self.port.shares_reopen_with(name);
+            self.notices.tell(shares, partition, low);
+        }
+        self.notices.take(self.destination, partition)
+    }
+
+    fn look_at_reopen(&self, partition: Partition) -> Option<i64> {
+        // In this order: who takes away what is ready tells of it before.
+        let ready = self.port.lowest_ready(partition);
+        let told = self.notices.look(self.destination, partition);
+        let new = self.port.look_at_reopen(partition);
+        told.into_iter().chain(new).chain(ready).min()
+    }
+
+    fn revoke(&self, claimed: &[(Partition, i64)]) {
+        self.port.revoke(claimed);
+    }
+
+    fn waiting_changes(&self) -> u32 {
+        self.port.waiting_changes()
+    }
+}
+
+impl<P: Port> Express<P::Place> for Lanes<'_, P> {
+    fn take(&self) -> Vec<(Place, Claimed<P::Place>)> {
+        self.port.take_ready()
+    }
+
+    fn let_go(&self, place: Place) {
+        self.port.let_go(place);
+    }
+
+    fn give_up(&self, place: Place, partition: Partition, seq: i64) {
+        self.port.give_up(place, partition, seq);
+    }
+}

@@ -1,0 +1,716 @@
+//! The pass of a worker, in the order in which ARCHITECTURE.md tells it: outcomes, settings, leases, receive, claim, hand
+//! over, settle. A step that fails is logged and tried again, and the others go on: while a lease lasts, what was claimed
+//! under it is settled, whatever became of a heartbeat.
+
+use crate::destination::{Common, Condition, Destination, LAST_WORDS};
+use crate::host::{Host, Look, News, Orders, Patience};
+use crate::leases::{Decided, Leases};
+use crate::notices::Notices;
+use crate::report::{PassEnd, Report};
+use crate::settings::{Described, Settings};
+use outbox_core::engine::{Errand, Held, Sharing};
+use outbox_core::partition::Partition;
+use outbox_core::settle::Ended;
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+/// After settings or leases could not be looked at, and while a partition is to be given back or there is none to own yet.
+const SOON: Duration = Duration::from_millis(500);
+/// The clock of the server was set, if between two passes it went by so much more or less than time did.
+const CLOCK_WAS_SET_US: i64 = 1_000_000;
+
+/// What comes after a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// The next one, after so many ms, or when something calls.
+    Wait(u32),
+    /// What a new session would go by is not what this one does: the worker shall finish, and another begin.
+    NewSession,
+    /// It was asked to leave, and has.
+    Left,
+}
+
+/// How long the orderly end may take.
+pub struct Budget {
+    /// For answers to what is with the brokers.
+    pub outcomes: Duration,
+    /// For the connections to close.
+    pub words: Duration,
+    /// No settle begins later.
+    pub settles: Duration,
+    /// Answers are settled as they come, not at the end alone.
+    pub settles_meanwhile: bool,
+}
+
+pub struct Worker<H: Host> {
+    common: Common<H>,
+    destinations: Vec<Destination<H>>,
+    /// What the catalogs said of them last.
+    described: Vec<Described>,
+    sharing: Sharing,
+    leases: Leases,
+    /// The last pass claimed nothing.
+    is_idle: bool,
+    /// Whether this one does what one worker of the database must do.
+    is_first: bool,
+    /// As of the last look at the leases; None: there was none yet.
+    worker_changes: Option<u64>,
+    leases_due: Instant,
+    purge_due: Option<Instant>,
+    /// The settings are looked at in the next pass, whatever happened.
+    looks_at_once: bool,
+    /// The settings or the leases could not be looked at: not before then again. Who does not know what holds claims nothing;
+    /// what it has is settled.
+    retry_at: Option<Instant>,
+    /// What the clock of the server showed when this worker began, as of the last pass.
+    clock_began_us: i64,
+    leaves_by: Option<Instant>,
+    /// The most recent request that this worker heard of; 0 = none.
+    heard: u32,
+    /// What it is about, while it is not done.
+    task: Option<Task>,
+    /// What this pass did, and how partitions are shared as of the last look at the leases.
+    report: Report,
+}
+
+/// What a session asked for.
+struct Task {
+    ticket: u32,
+    errand: Errand,
+    began: Instant,
+    purged: bool,
+    report: Report,
+}
+
+impl<H: Host> Worker<H> {
+    pub fn new(host: H, sharing: Sharing, settings: Settings, not_adopted: Option<String>) -> Self {
+        let (now, now_us) = (host.now(), host.now_us());
+        Self {
+            common: Common {
+                host,
+                notices: Notices::default(),
+                settings,
+                not_adopted,
+                workers: 1,
+                began: now,
+                rests: false,
+                leaves: false,
+                held: None,
+                once: false,
+            },
+            destinations: Vec::new(),
+            described: Vec::new(),
+            sharing,
+            leases: Leases::default(),
+            is_idle: false,
+            is_first: false,
+            worker_changes: None,
+            leases_due: now,
+            purge_due: H::PURGE_EVERY.map(|every| now + every),
+            looks_at_once: false,
+            retry_at: None,
+            clock_began_us: now_us,
+            leaves_by: None,
+            heard: 0,
+            task: None,
+            report: Report::default(),
+        }
+    }
+
+    pub fn host(&self) -> &H {
+        &self.common.host
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.common.settings
+    }
+
+    pub fn not_adopted(&self) -> Option<&str> {
+        self.common.not_adopted.as_deref()
+    }
+
+    /// Workers of this database that live, as far as is known.
+    pub fn workers(&self) -> u32 {
+        self.common.workers
+    }
+
+    pub fn leases(&self) -> &[Held] {
+        &self.leases.held
+    }
+
+    /// How many partitions it should have.
+    pub fn desired(&self) -> usize {
+        self.leases.desired
+    }
+
+    /// How each destination is.
+    pub fn conditions(&self) -> impl Iterator<Item = Condition<'_>> {
+        self.destinations.iter().map(Destination::condition)
+    }
+
+    /// Messages claimed and not settled.
+    pub fn outstanding(&self) -> usize {
+        self.destinations.iter().map(Destination::outstanding).sum()
+    }
+
+    /// Keys that take memory: something of them is under way, or they are closed.
+    pub fn ordered_keys(&self) -> usize {
+        self.destinations.iter().map(Destination::ordered_keys).sum()
+    }
+
+    /// Whether it is not known yet of some destination that should deliver whether there is a connection.
+    pub fn is_undecided(&self) -> bool {
+        let mut destinations = self.destinations.iter();
+        destinations.any(|destination| destination.may_deliver(&self.common) && destination.connects())
+    }
+
+    /// Which destinations cannot deliver though they should, and why, in words.
+    pub fn obstacles(&self) -> Vec<String> {
+        let of = |destination: &Destination<H>| {
+            let why = destination.obstacle(&self.common)?;
+            Some(format!("destination {}: {why}", destination.name))
+        };
+        self.destinations.iter().filter_map(of).collect()
+    }
+
+    // ---- a pass -----------------------------------------------------------------------------------------------------
+
+    /// One pass. An error is one after which the host cannot go on.
+    pub fn pass(&mut self) -> Result<Pass, H::Error> {
+        let host = &self.common.host;
+        let now = host.now();
+        host.begin_pass();
+        self.common.notices.begin_pass();
+        let orders = host.orders();
+        self.begin_to_leave(&orders, now);
+        self.take_up(&orders, now);
+        for destination in &mut self.destinations {
+            if !self.common.leaves {
+                destination.ensure(&self.common);
+            }
+            destination.take_outcomes(&self.common, now);
+            self.looks_at_once |= destination.take_question(&self.common);
+        }
+        self.look_at_clock(now);
+        let mut pause_ms = None;
+        if self.retry_at.is_none_or(|at| now >= at) {
+            match self.look_around(now) {
+                Ok(true) => return Ok(Pass::NewSession),
+                Ok(false) => self.retry_at = None,
+                Err(error) => {
+                    self.retry_at = Some(now + SOON);
+                    note(&mut pause_ms, self.common.host.failed(error)?);
+                }
+            }
+        }
+        self.rest(&orders, now);
+        if !self.common.leaves {
+            let host = &self.common.host;
+            // Each may wait for a connection to close.
+            for destination in self.destinations.iter_mut().take_while(|_| !host.is_ending()) {
+                destination.look_afresh(&self.common);
+            }
+        }
+        let (claimed, wait_ms) = self.deliver(&mut pause_ms)?;
+        let retries_in_ms = self
+            .retry_at
+            .map(|at| at.saturating_duration_since(now).as_millis() as u32);
+        let wait_ms = retries_in_ms.unwrap_or(wait_ms).min(pause_ms.unwrap_or(u32::MAX));
+        self.is_idle = claimed == 0;
+        for destination in &mut self.destinations {
+            destination.note_in_flight();
+            destination.let_go(&self.common);
+        }
+        let is_at_rest = pause_ms.is_none() && self.is_idle && self.is_at_rest();
+        self.answer(orders.share_by);
+        self.end_pass(now, claimed, wait_ms, is_at_rest);
+        Ok(match self.has_left() {
+            true => Pass::Left,
+            false => Pass::Wait(wait_ms),
+        })
+    }
+
+    /// Before each wait of `wait_ms`: which answers end it. Returns how long it may be. `polls`: no answer does, so that the worker
+    /// looks after so many ms where it would be woken.
+    pub fn listen(&mut self, wait_ms: u32, polls: Option<u32>) -> u32 {
+        let common = &self.common;
+        let by = (self.destinations.iter_mut()).filter_map(|destination| destination.listen(common, polls));
+        by.min().map_or(wait_ms, |by| wait_ms.min(by))
+    }
+
+    fn begin_to_leave(&mut self, orders: &Orders, now: Instant) {
+        if let Some(limit) = orders.leave
+            && self.leaves_by.is_none()
+        {
+            self.leaves_by = Some(now + limit / 2);
+            self.common.leaves = true;
+            self.destinations
+                .iter()
+                .for_each(|destination| destination.ask_to_stop(limit));
+        }
+    }
+
+    /// Whether it was asked to leave, and what it had is settled or given back, or will not be soon.
+    fn has_left(&self) -> bool {
+        let by = |leaves_by| self.outstanding() == 0 || self.common.host.now() >= leaves_by;
+        self.leaves_by.is_some_and(by)
+    }
+
+    /// Whether anything may be claimed in this pass.
+    fn rest(&mut self, orders: &Orders, now: Instant) {
+        let has_no_share = orders.share_by.is_some_and(|by| !self.has_its_share(by, now));
+        let is_over = self.leases.are_over(self.common.host.boottime_ns());
+        (self.common.held, self.common.once) = (orders.held, orders.once);
+        self.common.rests = self.common.leaves || orders.rests || orders.held.is_some() || has_no_share || is_over;
+    }
+
+    fn has_its_share(&self, by: Instant, now: Instant) -> bool {
+        self.sharing == Sharing::RowClaims || self.leases.held.len() >= self.leases.desired || now >= by
+    }
+
+    /// Whether there is nothing to do: then another database may have the slot at once.
+    fn is_at_rest(&self) -> bool {
+        let nothing_waits = self.common.host.nothing_waits();
+        self.destinations.iter().all(|destination| {
+            destination.is_at_rest(&self.common) || (nothing_waits && destination.outstanding() == 0)
+        })
+    }
+
+    /// Tells the host what the pass did.
+    fn end_pass(&mut self, began: Instant, claimed: usize, wait_ms: u32, is_at_rest: bool) {
+        let mut ended = Ended::default();
+        for destination in &mut self.destinations {
+            ended.add(destination.take_ended());
+        }
+        let next = Report {
+            active_workers: self.report.active_workers,
+            desired: self.report.desired,
+            ..Report::default()
+        };
+        let report = std::mem::replace(&mut self.report, next);
+        let host = &self.common.host;
+        host.end_pass(PassEnd {
+            report: Report {
+                claimed: claimed as u64,
+                published: ended.published,
+                failed: ended.retried + ended.buried(),
+                duration_us: host.now().saturating_duration_since(began).as_micros() as u64,
+                backoff_ms: wait_ms,
+                owned: self.leases.held.len(),
+                ..report
+            },
+            is_at_rest,
+            in_flight: self.outstanding(),
+            awaits: self.destinations.iter().any(Destination::awaits),
+        });
+    }
+
+    // ---- claims and settles -----------------------------------------------------------------------------------------
+
+    /// Claims of all destinations, and their settles. A settle waits for the disk, and all destinations with it: what is
+    /// ready by then is handed over before. Returns how many messages came, and how long to wait.
+    fn deliver(&mut self, pause_ms: &mut Option<u32>) -> Result<(usize, u32), H::Error> {
+        let (mut claimed, mut wait_ms) = (0, self.common.settings.idle_backoff_ms);
+        for index in 0..self.destinations.len() {
+            claimed += self.open(index); // also where nothing may come: that is what it decides
+        }
+        let common = &self.common;
+        let (last, first): (Vec<usize>, Vec<usize>) =
+            (0..self.destinations.len()).partition(|index| self.destinations[*index].settles_first(common));
+        let mut served = Vec::with_capacity(self.destinations.len());
+        for index in first.into_iter().chain(last) {
+            if self.common.host.is_ending() {
+                break;
+            }
+            match self.claim(index, &mut claimed, &mut served) {
+                Ok(ms) => wait_ms = wait_ms.min(ms),
+                Err(error) => note(pause_ms, self.common.host.failed(error)?), // the others go on
+            }
+        }
+        // Also where nothing could be claimed, for as long as that may last: what the peer has confirmed is settled.
+        for index in served {
+            if self.destinations[index].is_settle_due(&self.common) {
+                let had_room = self.destinations[index].has_room(&self.common);
+                if let Some(came) = self.receive() {
+                    claimed += came;
+                    wait_ms = 0; // what was given up, or has to wait for it, is claimed with the next pass
+                }
+                if let Err(error) = self.settle(index, &mut claimed) {
+                    note(pause_ms, self.common.host.failed(error)?);
+                    if self.retry_at.is_some() {
+                        break; // it is not this one's own trouble
+                    }
+                    continue;
+                }
+                if !had_room && self.destinations[index].has_room(&self.common) {
+                    wait_ms = 0; // the claim of this pass came too early
+                }
+            }
+            let settles_in_ms = self.destinations[index].settles_in_ms(&self.common);
+            wait_ms = settles_in_ms.map_or(wait_ms, |ms| wait_ms.min(ms));
+        }
+        Ok((claimed, wait_ms))
+    }
+
+    /// Notes whom it has served, and how many messages came. Returns how long to wait.
+    fn claim(&mut self, index: usize, claimed: &mut usize, served: &mut Vec<usize>) -> Result<u32, H::Error> {
+        *claimed += self.receive().unwrap_or_default(); // what came while another was served
+        if self.destinations[index].settles_first(&self.common) {
+            self.settle(index, claimed)?;
+            *claimed += self.open(index) + self.receive().unwrap_or_default();
+        }
+        served.push(index);
+        self.destinations[index].report(&self.common)?;
+        let may_claim = self.may_claim(index);
+        let (count, wait_ms) = self.destinations[index].claim(&self.common, may_claim)?;
+        *claimed += count;
+        Ok(wait_ms)
+    }
+
+    /// Settles what has ended, and hands over between what comes meanwhile.
+    fn settle(&mut self, index: usize, claimed: &mut usize) -> Result<(), H::Error> {
+        while self.destinations[index].settle_some(&self.common)? {
+            *claimed += self.receive().unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, index: usize) -> usize {
+        let may_claim = self.may_claim(index);
+        self.destinations[index].open(&self.common, may_claim)
+    }
+
+    /// Not while another destination tries a message alone: what crashes with it would be charged to what is claimed beside it.
+    fn may_claim(&self, index: usize) -> bool {
+        let mut others = (self.destinations.iter().enumerate()).filter(|(other, _)| *other != index);
+        self.retry_at.is_none() && others.all(|(_, other)| !other.tries_one_alone())
+    }
+
+    /// Takes in hand what has become ready since the pass began, if there is something. Returns how much it took.
+    fn receive(&mut self) -> Option<usize> {
+        self.common.host.is_something_ready().then(|| {
+            let indexes = 0..self.destinations.len();
+            let may_take: Vec<usize> = indexes.filter(|index| self.may_claim(*index)).collect();
+            let receive = |index: usize| self.destinations[index].receive(&self.common);
+            may_take.into_iter().map(receive).sum()
+        })
+    }
+
+    // ---- what a session asks for ------------------------------------------------------------------------------------
+
+    /// Takes up what a session asks for, and drops what nobody waits for any more.
+    fn take_up(&mut self, orders: &Orders, now: Instant) {
+        let ticket = orders.request.map_or(0, |(ticket, _)| ticket);
+        if self.task.as_ref().is_some_and(|task| task.ticket != ticket) {
+            self.drop_task();
+        }
+        let Some((ticket, errand)) = orders.request.filter(|(ticket, _)| *ticket != self.heard) else {
+            return;
+        };
+        self.heard = ticket;
+        self.task = Some(Task {
+            ticket,
+            errand,
+            began: now,
+            purged: false,
+            report: Report::default(),
+        });
+        for destination in &mut self.destinations {
+            destination.begin_errand(errand);
+        }
+        self.leases_due = now;
+        self.looks_at_once = true; // what was changed just now counts
+    }
+
+    fn drop_task(&mut self) {
+        self.task = None;
+        self.destinations.iter_mut().for_each(Destination::end_errand);
+    }
+
+    /// Removes workers that have ended: from time to time, and once for each request.
+    fn purge(&mut self, now: Instant) -> Result<(), H::Error> {
+        let is_asked = self.task.as_ref().is_some_and(|task| !task.purged);
+        let is_due = self.purge_due.is_some_and(|due| now >= due);
+        if !self.is_first || !(is_asked || is_due) {
+            return Ok(());
+        }
+        self.purge_due = H::PURGE_EVERY.map(|every| now + every);
+        if let Some(task) = &mut self.task {
+            task.purged = true;
+        }
+        let purged = self.common.host.purge()?;
+        self.report.purged_stale += purged;
+        if let Some(task) = &mut self.task {
+            task.report.purged_stale += purged;
+        }
+        Ok(())
+    }
+
+    /// At the end of a pass. A request that is to have its share first is not done before.
+    fn answer(&mut self, share_by: Option<Instant>) {
+        let now = self.common.host.now();
+        let has_share = share_by.is_none_or(|by| self.has_its_share(by, now));
+        let (common, destinations) = (&self.common, &self.destinations);
+        let Some(task) = &mut self.task else { return };
+        let tallies = || destinations.iter().map(Destination::tally);
+        let report = &mut task.report;
+        report.claimed = tallies().map(|tally| tally.claimed).sum();
+        report.published = tallies().map(|tally| tally.published).sum();
+        report.failed = tallies().map(|tally| tally.failed).sum();
+        report.duration_us = now.saturating_duration_since(task.began).as_micros() as u64;
+        report.backoff_ms = match report.claimed {
+            0 => common.settings.idle_backoff_ms,
+            _ => 0,
+        };
+        report.owned = self.leases.held.len();
+        let mut each = destinations.iter();
+        let done = has_share && each.all(|destination| destination.has_run_errand(common));
+        common.host.answer(task.ticket, report, done);
+        if done {
+            self.drop_task();
+        }
+    }
+
+    // ---- leases -----------------------------------------------------------------------------------------------------
+
+    /// Leases go by the clock of the server, and the publishers' deadline by one that goes on while the machine is suspended. No
+    /// timer of this process does: after either has jumped, the leases are over and would not be looked at for long.
+    fn look_at_clock(&mut self, now: Instant) {
+        let began_us = self.common.host.now_us() - self.common.since_began().as_micros() as i64;
+        if (began_us - self.clock_began_us).abs() > CLOCK_WAS_SET_US {
+            let host = &self.common.host;
+            host.log(None, format_args!("the clock was set; looks at its leases"));
+            self.leases_due = now;
+        }
+        self.clock_began_us = began_us;
+    }
+
+    /// Heartbeat; renews, takes and gives back leases as the plan says.
+    fn tend_leases(&mut self, now: Instant) -> Result<(), H::Error> {
+        let host = &self.common.host;
+        let changes = host.worker_changes();
+        if now < self.leases_due && self.worker_changes == Some(changes) {
+            return Ok(());
+        }
+        let asked_at_ns = host.boottime_ns();
+        let in_use: HashSet<Partition> = self.destinations.iter().flat_map(Destination::in_use).collect();
+        let (leases, mut decided) = (&self.leases, Decided::default());
+        let tended = host.tend(self.is_idle, &mut |workers, found| {
+            let plan = leases.plan(host.id(), workers, found, &in_use);
+            decided = plan.1;
+            plan.0
+        })?;
+        let is_new = self.worker_changes.is_none();
+        self.is_first = tended.workers.first().is_some_and(|first| first == host.id());
+        self.set_workers(tended.workers.len() as u32);
+        let mut taken = 0;
+        if let Some((held, lasts)) = tended.leased {
+            self.give_up_what_has_run_out(&held, &decided.freed);
+            taken = held.iter().filter(|lease| !self.leases.held.contains(lease)).count();
+            // Counted from before the lease was, and less a tenth.
+            let lasts = lasts * 9 / 10;
+            self.common.host.set_deadline(Some((asked_at_ns, lasts)));
+            self.leases.until_ns = Some(asked_at_ns + lasts.as_nanos() as u64);
+            self.set_leases(held, &decided);
+        } else {
+            self.common.host.set_deadline(None);
+        }
+        for report in (self.task.iter_mut().map(|task| &mut task.report)).chain([&mut self.report]) {
+            report.renewed_heartbeat = true;
+            (report.active_workers, report.desired) = (tended.workers.len(), decided.desired);
+            (report.leased, report.released) = (report.leased + taken, report.released + decided.freed.len());
+        }
+        if is_new || !decided.freed.is_empty() {
+            self.common.host.call_others(); // at a worker that is new, or at partitions that are free
+        }
+        self.worker_changes = Some(changes);
+        let soon = !decided.leaving.is_empty() || (self.leases.held.is_empty() && self.sharing == Sharing::Leases);
+        let next = self.common.settings.lease_renew;
+        self.leases_due = now + if soon { next.min(SOON) } else { next };
+        Ok(())
+    }
+
+    fn set_workers(&mut self, workers: u32) {
+        if workers != self.common.workers {
+            self.common.workers = workers;
+            for destination in &mut self.destinations {
+                destination.take_limits(&self.common);
+            }
+        }
+    }
+
+    /// What the publishers still hold of leases that are lost, or that they may not publish under any more, must not go: they
+    /// are stopped before they may publish for longer.
+    fn give_up_what_has_run_out(&mut self, held: &[Held], freed: &[Held]) {
+        let host = &self.common.host;
+        let run_out = self.leases.run_out(held, freed, host.boottime_ns());
+        if run_out.is_empty() {
+            return;
+        }
+        host.log(None, format_args!("the leases have run out"));
+        let is_hit = |index: &usize| !self.destinations[*index].in_use().is_disjoint(&run_out);
+        let hit: Vec<usize> = (0..self.destinations.len()).filter(is_hit).collect();
+        let limit = if host.is_ending() { Duration::ZERO } else { LAST_WORDS };
+        for index in &hit {
+            self.destinations[*index].ask_to_stop(limit);
+        }
+        let deadline = host.now() + limit;
+        for index in hit {
+            let left = deadline.saturating_duration_since(self.common.host.now());
+            self.destinations[index].stop(&self.common, left, "the leases have run out");
+            self.destinations[index].ensure(&self.common);
+        }
+    }
+
+    fn set_leases(&mut self, held: Vec<Held>, decided: &Decided) {
+        if held.len() != self.leases.held.len() {
+            let host = &self.common.host;
+            host.log(None, format_args!("owns {} partitions", held.len()));
+        }
+        for destination in &mut self.destinations {
+            destination.set_leases(&held, &decided.leaving);
+        }
+        (self.leases.held, self.leases.desired) = (held, decided.desired);
+    }
+
+    // ---- settings and destinations ----------------------------------------------------------------------------------
+
+    /// Settings, then leases. What has been changed may be the cause of whatever fails, and its change the end of it; so the
+    /// settings come first. Returns whether a new session is needed.
+    fn look_around(&mut self, now: Instant) -> Result<bool, H::Error> {
+        let looked = self.look();
+        if let Ok(true) = looked {
+            return Ok(true);
+        }
+        // The first heartbeat makes the row that the reports belong to.
+        self.tend_leases(now).and_then(|()| self.purge(now))?;
+        looked
+    }
+
+    /// Returns whether a new session is needed.
+    fn look(&mut self) -> Result<bool, H::Error> {
+        let look = self.common.host.look(self.looks_at_once)?;
+        self.looks_at_once = false;
+        match look {
+            Look::Skipped => Ok(false),
+            Look::NewSession => Ok(true),
+            Look::News(News {
+                not_adopted,
+                settings,
+                described,
+            }) => {
+                self.common.not_adopted = not_adopted;
+                if let Some(settings) = settings.filter(|settings| *settings != self.common.settings) {
+                    self.take_settings(settings);
+                }
+                if let Some(described) = described.filter(|described| *described != self.described) {
+                    self.describe(described);
+                }
+                Ok(false)
+            }
+        }
+    }
+
+    /// Goes by these from now on.
+    pub fn take_settings(&mut self, settings: Settings) {
+        self.common.settings = settings;
+        self.leases_due = self.common.host.now();
+        let described = std::mem::take(&mut self.described);
+        self.describe(described);
+    }
+
+    /// Serves the destinations that there are now, as they are described now.
+    pub fn describe(&mut self, described: Vec<Described>) {
+        for description in &described {
+            if self.common.host.is_ending() {
+                return; // each may wait for a connection to close
+            }
+            match (self.destinations.iter_mut()).find(|known| known.name == description.name) {
+                Some(known) => known.describe(&self.common, description),
+                None => {
+                    let mut new = Destination::new(&self.common, description, self.sharing, &self.leases.held);
+                    if let Some(task) = &self.task {
+                        new.begin_errand(task.errand);
+                    }
+                    self.destinations.push(new);
+                }
+            }
+        }
+        let gone = |destination: &mut Destination<H>| described.iter().all(|still| still.name != destination.name);
+        for mut destination in self.destinations.extract_if(.., gone) {
+            let host = &self.common.host;
+            let limit = if host.is_ending() { Duration::ZERO } else { LAST_WORDS };
+            if let Err(error) = destination.retire(&self.common, limit) {
+                // What it held goes again when the lanes are read anew.
+                _ = host.failed(error);
+            }
+            destination.let_go(&self.common);
+        }
+        let names = self.destinations.iter().map(|destination| destination.name.clone());
+        self.common.notices.serve(names);
+        let names: Vec<&str> = described.iter().map(|described| described.name.as_str()).collect();
+        self.common.host.serves(&names);
+        self.described = described;
+    }
+
+    // ---- the end ----------------------------------------------------------------------------------------------------
+
+    /// The orderly end: what the brokers confirm within a moment is settled, the rest is released, the leases go back. `wait`
+    /// waits for answers, at most so long.
+    pub fn finish(&mut self, budget: &Budget, wait: &mut dyn FnMut(&Self, Duration)) -> Result<(), H::Error> {
+        self.common.rests = true;
+        let began = self.common.host.now();
+        let deadline = began + budget.outcomes;
+        self.destinations.iter().for_each(Destination::listen_to_each);
+        while self.destinations.iter().any(Destination::awaits_answers) {
+            let left = deadline.saturating_duration_since(self.common.host.now());
+            if left.is_zero() {
+                break;
+            }
+            wait(self, left);
+            let (now, mut ended) = (self.common.host.now(), Ok(()));
+            for destination in &mut self.destinations {
+                destination.take_outcomes(&self.common, now);
+                if budget.settles_meanwhile && destination.is_settle_due(&self.common) {
+                    ended = ended.and(destination.settle(&self.common, Patience::Little));
+                }
+            }
+            if let Err(error) = ended {
+                self.common.host.failed(error)?;
+            }
+        }
+        self.destinations
+            .iter()
+            .for_each(|destination| destination.ask_to_stop(budget.words));
+        self.stop(budget.words, "the worker ended");
+        let deadline = self.common.host.now() + budget.settles;
+        let mut ended = Ok(());
+        for destination in &mut self.destinations {
+            // What is not settled in time goes again.
+            if self.common.host.now() < deadline {
+                ended = ended.and(destination.settle(&self.common, Patience::Little));
+            }
+        }
+        self.end_pass(began, 0, 0, false);
+        let left = self.common.host.leave();
+        ended.and(left)
+    }
+
+    /// Gives up the connections, and settles nothing: the session is lost. What is with the brokers may arrive, and goes again.
+    pub fn abandon(&mut self, limit: Duration) {
+        self.stop(limit, "the session is lost");
+    }
+
+    fn stop(&mut self, limit: Duration, reason: &str) {
+        let deadline = self.common.host.now() + limit;
+        for destination in &mut self.destinations {
+            let left = deadline.saturating_duration_since(self.common.host.now());
+            destination.stop(&self.common, left, reason);
+        }
+    }
+}
+
+/// Something failed, and a pause of so many ms follows.
+fn note(pause_ms: &mut Option<u32>, ms: u32) {
+    *pause_ms = Some(pause_ms.map_or(ms, |pause_ms| pause_ms.min(ms)));
+}

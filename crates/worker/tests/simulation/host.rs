@@ -1,0 +1,734 @@
+//! The process that a worker runs in, made up: what src/worker and `outboxctl work` bring on a real server. Before each access the
+//! others may take a few steps.
+
+use super::config::{Config, DESTINATIONS, Flaw};
+use super::express::{PLACES, State};
+use super::memory::{Entry, Memory, class};
+use super::publisher::Publisher;
+use super::run::Shared;
+use super::world::{
+    World, as_claimed, claimed, destination_number, key_name, key_number, name, note_expiring, note_taken,
+    partition_of, plain, settle_one,
+};
+use outbox_core::engine::{Batch, Bounds, Claimed, Held, Lane, Place, Settlement};
+use outbox_core::gate::{Found, OrderedKey};
+use outbox_core::hold::OpenTransaction;
+use outbox_core::lease::Lease;
+use outbox_core::message::{Pointer, Text};
+use outbox_core::partition::Partition;
+use outbox_core::route::{Format, Statics, Template};
+use outbox_core::settle::{RetryPolicy, Rules};
+use outbox_transport::target::{Amqp, Certificates, Limits, Password, Target, Transport};
+use outbox_transport::{AllowList, ExchangeType};
+use outbox_worker::{Look, News, Orders, PassEnd, Patience, Plan, Report, Settings, Status, Tended};
+use std::cell::Cell;
+use std::fmt::Arguments;
+use std::rc::{Rc, Weak};
+use std::time::{Duration, Instant};
+
+pub const LEASE_TTL_MS: u64 = 3_000;
+const LEASE_RENEW_MS: u64 = 1_000;
+const HEARTBEAT_TTL_MS: u64 = 3_000;
+const LOOK_EVERY_MS: u64 = 1_000;
+pub const IDLE_MS: u32 = 1_000;
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Failed {
+    /// Somebody holds rows locked.
+    Locked,
+    Else,
+}
+
+/// What one worker stands on.
+#[derive(Clone)]
+pub struct Host {
+    simulation: Weak<Shared>,
+    worker: usize,
+    id: String,
+    seen: Rc<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    /// Of the changes by hand, how many there were before the last look.
+    changes: Cell<u32>,
+    look_due_ms: Cell<u64>,
+}
+
+impl Host {
+    pub fn new(simulation: &Rc<Shared>, worker: usize) -> Self {
+        Self {
+            simulation: Rc::downgrade(simulation),
+            worker,
+            id: name(worker),
+            seen: Rc::default(),
+        }
+    }
+
+    fn simulation(&self) -> Rc<Shared> {
+        self.simulation.upgrade().expect("the simulation outlives its workers")
+    }
+
+    fn interrupt(&self) {
+        self.simulation().interrupt(self.worker);
+    }
+
+    fn with<T>(&self, body: impl FnOnce(&mut World) -> T) -> T {
+        body(&mut self.simulation().world.borrow_mut())
+    }
+
+    /// Another transaction: the others take steps before it, and it may fail.
+    fn transaction<T>(&self, body: impl FnOnce(&mut World, &str) -> T) -> Result<T, Failed> {
+        self.interrupt();
+        self.with(|world| match world.store_fails() {
+            true => Err(Failed::Else),
+            false => Ok(body(world, &self.id)),
+        })
+    }
+
+    /// One access to shared memory.
+    fn memory<T>(&self, access: impl FnOnce(&mut Memory) -> T) -> T {
+        self.interrupt();
+        self.with(|world| access(&mut world.memory))
+    }
+
+    /// A worker begins: the first one after a crash of the server looks for what is prepared.
+    pub fn begin(&self) {
+        self.with(|world| {
+            world.memory.places.begin_worker(self.worker);
+            world.workers[self.worker].held.clear();
+            world.workers[self.worker].deadline_ms = None;
+        });
+        if self.with(|world| world.memory.has_adopted) {
+            return;
+        }
+        let found: Vec<u64> = self.with(|world| world.prepared.keys().copied().collect());
+        self.interrupt();
+        self.with(|world| {
+            world.memory.adopt(&found);
+            world.memory.has_adopted = true;
+        });
+        self.interrupt();
+        self.reopen_all(1);
+    }
+
+    fn reopen_all(&self, low: i64) {
+        for partition in 0..self.with(|world| world.memory.lanes()) {
+            for destination in [0, 1] {
+                self.with(|world| world.memory.reopen(partition, destination, low));
+            }
+            self.interrupt();
+        }
+    }
+
+    /// Forgets prepared transactions that are over.
+    fn reap(&self) {
+        for place in 0..self.with(|world| world.memory.prepared.len()) {
+            let entry = |world: &World| world.memory.prepared[place].as_ref().map(|e| (e.tenant, e.xid, e.low));
+            let Some((tenant, _, _)) = self.with(|world| entry(world)) else {
+                continue;
+            };
+            self.interrupt();
+            let over = self.with(|world| entry(world).is_some_and(|(_, xid, _)| !world.is_in_progress(xid)));
+            if !over {
+                continue;
+            }
+            self.interrupt();
+            // Two may see it at once: each tells before either frees.
+            if let Some((_, _, low)) = self.with(|world| entry(world)) {
+                self.reopen_all(low);
+            }
+            self.with(|world| {
+                if entry(world).is_some_and(|(now, _, _)| now == tenant) {
+                    world.memory.prepared[place] = None;
+                }
+            });
+        }
+    }
+
+    /// The entry of a session, read piece by piece; None when it has none.
+    fn read_session(&self, session: usize) -> Option<OpenTransaction> {
+        let entry = |world: &World| world.memory.sessions.get(&session).map(|e| (e.tenant, e.low));
+        loop {
+            let (tenant, low) = self.with(|world| entry(world))?;
+            self.interrupt();
+            let filter = self.with(|world| Some(world.memory.sessions.get(&session)?.filter.clone()));
+            let same = self.with(|world| entry(world).is_some_and(|(now, _)| now == tenant));
+            if let (Some(filter), true) = (filter, same) {
+                return Some(OpenTransaction { low, filter });
+            }
+        }
+    }
+}
+
+/// What the settings of the server say.
+pub fn settings(config: &Config, enabled: bool) -> Settings {
+    let rules = Rules {
+        retry: RetryPolicy {
+            max_attempts: 4,
+            base_ms: 40,
+            max_ms: 300,
+        },
+        dead_blocks: config.dead_blocks,
+        ordering: config.ordering,
+    };
+    Settings {
+        enabled,
+        rules,
+        limits: Limits::default(),
+        target: Ok(Target {
+            transport: Transport::Amqp(Amqp {
+                url: "amqp://default/".to_owned(),
+                user: None,
+                password: Password::Default,
+                exchange: Text::shared("exchange"),
+                exchange_type: ExchangeType::None,
+                routing_key: Template::parse("key").expect("a template"),
+                max_in_flight: config.window,
+            }),
+            certificates: Certificates::default(),
+            http_allow: AllowList::default(),
+            format: Format::default(),
+            body: None,
+            statics: Statics::default(),
+            rules,
+            limits: Limits::default(),
+            connect_timeout: Duration::from_secs(1),
+            confirm_timeout: Duration::from_secs(1),
+        }),
+        lease_renew: Duration::from_millis(LEASE_RENEW_MS),
+        batch_size: config.batch,
+        idle_backoff_ms: IDLE_MS,
+    }
+}
+
+impl outbox_worker::Host for Host {
+    type Error = Failed;
+    type Port = Port;
+    type Publisher = Publisher;
+    const HAS_FAST_PATH: bool = true;
+    const PURGE_EVERY: Option<Duration> = None;
+
+    fn bounds(&self) -> Bounds {
+        let window = self.with(|world| world.config.window);
+        Bounds {
+            window,
+            settle_rows: 30,
+            settle_failures: 5,
+            parked: window / 2,
+            drains: 3,
+            drain_rows: 10,
+            bytes: 10_000,
+        }
+    }
+
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn now(&self) -> Instant {
+        self.simulation().now()
+    }
+
+    fn now_us(&self) -> i64 {
+        self.with(|world| world.now_ms as i64 * 1_000)
+    }
+
+    fn boottime_ns(&self) -> u64 {
+        self.with(|world| world.now_ms * 1_000_000)
+    }
+
+    // ---- a destination ----------------------------------------------------------------------------------------------
+
+    fn port(&self, destination: &str) -> Port {
+        Port {
+            host: self.clone(),
+            destination: destination_number(destination),
+        }
+    }
+
+    fn start(&self, _: &Target, connection: &str) -> Result<Publisher, String> {
+        let is_it = |name: &&&str| connection.ends_with(*name);
+        let destination = DESTINATIONS
+            .iter()
+            .find(is_it)
+            .map_or(0, |name| destination_number(name));
+        Ok(Publisher::start(self.simulation.clone(), self.worker, destination))
+    }
+
+    fn serves(&self, _: &[&str]) {}
+
+    // ---- control ----------------------------------------------------------------------------------------------------
+
+    fn begin_pass(&self) {
+        self.with(|world| world.workers[self.worker].is_woken = false);
+    }
+
+    fn end_pass(&self, end: PassEnd) {
+        self.with(|world| {
+            let room = world.config.window * world.config.destinations;
+            world.oracle.outstanding(self.worker, end.in_flight, room);
+        });
+    }
+
+    fn orders(&self) -> Orders {
+        Orders {
+            request: self.with(|world| world.request),
+            ..Orders::default()
+        }
+    }
+
+    fn is_ending(&self) -> bool {
+        false
+    }
+
+    fn answer(&self, _: u32, _: &Report, _: bool) {}
+
+    fn is_something_ready(&self) -> bool {
+        self.memory(|memory| memory.places.is_something_ready(self.worker))
+    }
+
+    fn nothing_waits(&self) -> bool {
+        false
+    }
+
+    // ---- settings ---------------------------------------------------------------------------------------------------
+
+    fn look(&self, at_once: bool) -> Result<Look, Failed> {
+        let due_ms = self.seen.look_due_ms.get();
+        if !at_once && !outbox_worker::Host::is_stale(self) && self.with(|world| world.now_ms < due_ms) {
+            return Ok(Look::Skipped);
+        }
+        let changes = self.with(|world| world.changes);
+        let news = self.transaction(|world, _| News {
+            not_adopted: None,
+            settings: Some(settings(&world.config, world.enabled)),
+            described: Some(world.described()),
+        })?;
+        self.seen.changes.set(changes);
+        let now_ms = self.with(|world| world.now_ms);
+        self.seen.look_due_ms.set(now_ms + LOOK_EVERY_MS);
+        Ok(Look::News(news))
+    }
+
+    fn is_stale(&self) -> bool {
+        self.with(|world| world.changes) != self.seen.changes.get()
+    }
+
+    // ---- leases -----------------------------------------------------------------------------------------------------
+
+    fn tend(&self, _: bool, plan: &mut dyn FnMut(&[String], &[Lease]) -> Plan) -> Result<Tended, Failed> {
+        self.interrupt();
+        if self.with(|world| world.leases_locked || world.store_fails()) {
+            return Err(Failed::Locked);
+        }
+        // What nobody else sees until it is committed.
+        let (leases, held, taken, workers) = self.with(|world| {
+            let now_ms = world.now_ms;
+            let committed = world.tables.leases.clone();
+            let workers = world.tables.heartbeat(&self.id, now_ms, HEARTBEAT_TTL_MS);
+            let leases: Vec<Lease> = (world.tables.leases.iter().zip(0..))
+                .map(|(lease, partition)| Lease {
+                    partition: partition_of(partition),
+                    owner: lease.owner.clone(),
+                    live: lease.owner.is_some() && lease.until_ms > now_ms,
+                    epoch: lease.epoch,
+                })
+                .collect();
+            let plan = plan(&workers, &leases);
+            let take: Vec<u16> = plan.take.iter().map(|partition| partition.index()).collect();
+            world.tables.give_back(&self.id, &plain(&plan.release));
+            let renew = plain(&plan.renew);
+            let mut held = world.tables.renew(&self.id, &renew, now_ms, LEASE_TTL_MS);
+            let taken = world.tables.take(&self.id, &take, now_ms, LEASE_TTL_MS);
+            held.extend(&taken);
+            held.sort_unstable();
+            // Before anybody else can take them, for the rows of the leases are still locked.
+            for (partition, _) in &held {
+                world.memory.own_lane(*partition, self.worker);
+            }
+            for (partition, _) in &taken {
+                world.memory.begin_lane(*partition);
+            }
+            world.leases_locked = true;
+            let leases = std::mem::replace(&mut world.tables.leases, committed);
+            (leases, held, taken, workers)
+        });
+        self.interrupt();
+        self.with(|world| {
+            world.leases_locked = false;
+            world.tables.leases = leases;
+            for (partition, _) in &taken {
+                world.oracle.touch_partition(*partition);
+            }
+            world.oracle.keep(self.worker, &held);
+            world.workers[self.worker].held = held.iter().copied().collect();
+        });
+        let held = held.into_iter().map(|(p, epoch)| (partition_of(p), epoch));
+        Ok(Tended {
+            workers,
+            leased: Some((held.collect(), Duration::from_millis(LEASE_TTL_MS))),
+        })
+    }
+
+    fn set_deadline(&self, deadline: Option<(u64, Duration)>) {
+        let until_ms = deadline.map(|(from_ns, lasts)| from_ns / 1_000_000 + lasts.as_millis() as u64);
+        self.with(|world| world.workers[self.worker].deadline_ms = until_ms);
+    }
+
+    fn worker_changes(&self) -> u64 {
+        self.with(|world| world.worker_changes)
+    }
+
+    fn call_others(&self) {
+        self.with(|world| {
+            world.worker_changes += 1;
+            world.wake_all();
+        });
+    }
+
+    fn purge(&self) -> Result<i64, Failed> {
+        Ok(0)
+    }
+
+    fn leave(&self) -> Result<(), Failed> {
+        self.with(|world| {
+            if world.leases_locked {
+                return Err(Failed::Locked);
+            }
+            world.tables.leave(&self.id);
+            Ok(())
+        })
+    }
+
+    // ---- log --------------------------------------------------------------------------------------------------------
+
+    fn log(&self, destination: Option<&str>, text: Arguments) {
+        self.with(|world| {
+            let (now, me) = (world.oracle.now, &self.id);
+            world
+                .oracle
+                .say(|| format!("{now:>8} {me} {}: {text}", destination.unwrap_or_default()));
+        });
+    }
+
+    fn failed(&self, _: Failed) -> Result<u32, Failed> {
+        Ok(50)
+    }
+}
+
+// ---- a destination --------------------------------------------------------------------------------------------------
+
+pub struct Port {
+    host: Host,
+    destination: usize,
+}
+
+impl Port {
+    fn with<T>(&self, body: impl FnOnce(&mut World) -> T) -> T {
+        self.host.with(body)
+    }
+
+    fn flaw(&self) -> Option<Flaw> {
+        self.with(|world| world.config.flaw)
+    }
+
+    fn note_claimed(&self, world: &mut World, seq: i64, epoch: i64, crashes: i32) {
+        let me = &self.host.id;
+        world.oracle.note(seq, || format!("claimed by {me}, {crashes} crashes"));
+        note_taken(world, self.host.worker, seq, epoch, crashes);
+    }
+
+    fn revoke_one(&self, at: (u16, i64)) {
+        if self.flaw() == Some(Flaw::ClaimedNotRevoked) {
+            return;
+        }
+        let host = &self.host;
+        for place in host.memory(|memory| memory.places.find(at)) {
+            while let Some(spot) = host.memory(|memory| memory.places.get(place)) {
+                let is_over = match spot.state {
+                    _ if (spot.partition, spot.seq) != at => true,
+                    State::Laid => host.memory(|m| m.places.go(place, spot.tenant, State::Laid, State::Revoked)),
+                    State::Ready => {
+                        host.memory(|memory| memory.reopen(spot.partition, spot.destination, spot.seq));
+                        let is_ours = host.memory(|m| m.places.go(place, spot.tenant, State::Ready, State::Revoked));
+                        if is_ours {
+                            host.memory(|memory| memory.places.free(place));
+                        }
+                        is_ours
+                    }
+                    State::Taken | State::Revoked => true,
+                };
+                if is_over {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+impl outbox_worker::Port for Port {
+    type Place = u64;
+    type Error = Failed;
+
+    fn describe(&self, _: Result<&Target, &str>, _: &Limits) {}
+
+    fn settle(&self, batch: &[Settlement<u64>], _: &'static str, _: Patience) -> Result<usize, Failed> {
+        let worker = self.host.worker;
+        let flaw = self.flaw();
+        let before = match flaw {
+            Some(Flaw::SettleHoldsNoLease) => {
+                let leases = self.with(|world| world.tables.leases.clone());
+                self.host.interrupt();
+                Some(leases)
+            }
+            _ => None,
+        };
+        self.host.transaction(|world, me| {
+            let fenced = flaw != Some(Flaw::SettleIgnoresLease);
+            let now = before.map(|before| std::mem::replace(&mut world.tables.leases, before));
+            let mut changed = 0;
+            for Settlement {
+                pointer, disposition, ..
+            } in batch
+            {
+                let (seq, epoch) = (pointer.seq, pointer.lease_epoch);
+                let at = (pointer.partition.index(), seq);
+                let ours = world.tables.is_claimed(me, at, epoch, fenced, true);
+                world.oracle.note(seq, || format!("{disposition:?}, ours: {ours}"));
+                if ours {
+                    settle_one(world, me, at, epoch, disposition);
+                    changed += 1;
+                }
+                world.oracle.settled(worker, seq, epoch, ours);
+            }
+            if let Some(now) = now {
+                world.tables.leases = now;
+            }
+            changed
+        })
+    }
+
+    /// One transaction: what it saw may have changed when it comes to update it.
+    fn claim(&self, lanes: &[Lane], _: bool) -> Result<Batch<u64>, Failed> {
+        let locks = |world: &mut World| !world.calm && world.config.faults > 0 && world.dice.chance(300);
+        if self.with(locks) {
+            return Err(Failed::Locked);
+        }
+        let epoch = |partition| {
+            let lane = lanes.iter().find(|lane| lane.partition.index() == partition);
+            lane.expect("asked for").epoch
+        };
+        let (seen, cut) = self.host.transaction(|world, me| {
+            if world.paused.contains(&self.destination) {
+                return (Vec::new(), false);
+            }
+            let again = world.config.flaw == Some(Flaw::ClaimRepeats);
+            let mut seen = (lanes.iter())
+                .flat_map(|lane| world.tables.see(me, self.destination, lane, again))
+                .collect();
+            let cut = world.cut(&mut seen);
+            (seen, cut)
+        })?;
+        self.host.transaction(|world, _| {
+            let wanted = seen.len();
+            let rows = world.tables.mark_claimed(seen, epoch);
+            for (seq, partition, row) in &rows {
+                self.note_claimed(world, *seq, epoch(*partition), row.crashes);
+            }
+            Batch {
+                missed: rows.len() < wanted,
+                rows: rows
+                    .iter()
+                    .map(|row| claimed(row, epoch(row.1), &world.oracle))
+                    .collect(),
+                cut,
+                locked: Vec::new(),
+            }
+        })
+    }
+
+    fn claim_unleased(&self, _: u32) -> Result<Batch<u64>, Failed> {
+        Err(Failed::Else)
+    }
+
+    fn claim_waiting(
+        &self,
+        key: &OrderedKey,
+        epoch: i64,
+        reach: i64,
+        limit: u32,
+    ) -> Result<(Batch<u64>, bool), Failed> {
+        let name = key.key.as_deref().expect("of a partition nothing waits behind another");
+        let of = (key.partition.index(), self.destination, key_number(name));
+        let (seen, cut) = self.host.transaction(|world, me| {
+            if world.leases_locked {
+                return Err(Failed::Locked);
+            }
+            // Or what it moves lies where the next worker has read already.
+            world.tables.kept.push(of.0);
+            let mut seen = world.tables.see_waiting(me, of, epoch, reach, limit as usize);
+            let cut = seen.len() > 1 && world.dice.chance(500);
+            if cut {
+                seen.truncate(1 + world.dice.below(seen.len() - 1));
+            }
+            Ok((seen, cut))
+        })??;
+        let claimed = self.host.transaction(|world, _| {
+            let rows = world.tables.claim_waiting(&seen, epoch);
+            for (seq, _, row) in &rows {
+                self.note_claimed(world, *seq, epoch, row.crashes);
+                note_expiring(world, *seq);
+            }
+            let batch = Batch {
+                missed: rows.len() < seen.len(),
+                rows: rows.iter().map(|row| claimed(row, epoch, &world.oracle)).collect(),
+                cut,
+                locked: Vec::new(),
+            };
+            (batch, world.tables.waits_behind(of))
+        });
+        self.with(|world| world.tables.kept.pop());
+        claimed
+    }
+
+    fn bring_due(&self, leases: Option<&[Held]>) -> Result<(Vec<(String, Partition, i64)>, Option<u64>), Failed> {
+        self.host.transaction(|world, me| {
+            let leases = plain(leases.unwrap_or_default());
+            let moved = world.tables.bring_due(me, &leases, world.now_ms, 20);
+            for (_, _, seq) in &moved {
+                world.oracle.note(*seq, || "due".into());
+            }
+            let named = |(destination, partition, seq): (usize, u16, i64)| {
+                (DESTINATIONS[destination].to_owned(), partition_of(partition), seq)
+            };
+            (
+                moved.into_iter().map(named).collect(),
+                world.tables.next_due_ms(world.now_ms),
+            )
+        })
+    }
+
+    fn gates(&self, partitions: &[Partition]) -> Result<Vec<Found>, Failed> {
+        self.host.transaction(|world, _| {
+            if world.config.flaw == Some(Flaw::GatesForgotten) {
+                return Vec::new();
+            }
+            let partitions: Vec<u16> = partitions.iter().map(|partition| partition.index()).collect();
+            let gates = world.tables.gates(&partitions).into_iter();
+            let found = gates.map(|((partition, destination, key), (head, followers))| Found {
+                key: OrderedKey {
+                    partition: partition_of(partition),
+                    destination: DESTINATIONS[destination].into(),
+                    key: key.map(key_name),
+                },
+                head,
+                followers,
+            });
+            found.collect()
+        })
+    }
+
+    fn is_locked(failed: &Failed) -> bool {
+        *failed == Failed::Locked
+    }
+
+    // ---- shared memory ----------------------------------------------------------------------------------------------
+
+    fn refresh(&self) -> Result<(), Failed> {
+        self.host.reap();
+        Ok(())
+    }
+
+    fn open_transactions(&self) -> Result<Vec<OpenTransaction>, Failed> {
+        self.host.interrupt();
+        self.host.reap();
+        // Entry by entry, sessions first.
+        let sessions = 0..self.with(|world| world.sessions.len());
+        let mut open: Vec<OpenTransaction> = sessions.filter_map(|session| self.host.read_session(session)).collect();
+        self.host.interrupt();
+        self.with(|world| {
+            let prepared = world.memory.prepared.iter().flatten().cloned();
+            open.extend(prepared.map(|Entry { low, filter, .. }| OpenTransaction { low, filter }));
+        });
+        Ok(open)
+    }
+
+    fn take_reopen(&self, partition: Partition) -> Option<i64> {
+        let (worker, destination) = (self.host.worker, self.destination);
+        self.host
+            .memory(|memory| memory.take_reopen(partition.index(), destination, worker))
+    }
+
+    fn look_at_reopen(&self, partition: Partition) -> Option<i64> {
+        self.host
+            .memory(|memory| memory.look_at_reopen(partition.index(), self.destination))
+    }
+
+    fn shares_reopen_with(&self, destination: &str) -> bool {
+        class(destination_number(destination)) == class(self.destination)
+    }
+
+    fn waiting_changes(&self) -> u32 {
+        self.with(|world| world.memory.waiting_changes)
+    }
+
+    // ---- fast path --------------------------------------------------------------------------------------------------
+
+    fn take_ready(&self) -> Vec<(Place, Claimed<u64>)> {
+        let (host, worker) = (&self.host, self.host.worker);
+        let mut taken = Vec::new();
+        for place in 0..PLACES as Place {
+            let Some(spot) = host.memory(|memory| memory.places.get(place)) else {
+                continue;
+            };
+            let is_mine = spot.state == State::Ready && spot.owner == worker && spot.destination == self.destination;
+            if !is_mine || host.memory(|memory| memory.reader(spot.partition)) != Some(worker) {
+                continue;
+            }
+            if host.memory(|memory| memory.places.go(place, spot.tenant, State::Ready, State::Taken)) {
+                let claimed = self.with(|world| {
+                    let epoch = world.workers[worker].held.get(&spot.partition).copied();
+                    note_taken(world, worker, spot.seq, epoch.unwrap_or_default(), 0);
+                    as_claimed(world, spot.seq)
+                });
+                taken.push((place, claimed));
+            }
+        }
+        taken
+    }
+
+    /// (d), first half.
+    fn lowest_ready(&self, partition: Partition) -> Option<i64> {
+        let (flaw, destination) = (self.flaw(), self.destination);
+        self.host
+            .memory(|memory| memory.places.lowest_ready(partition.index(), destination))
+            .filter(|_| flaw != Some(Flaw::NoLookAtReady))
+    }
+
+    fn revoke(&self, claimed: &[(Partition, i64)]) {
+        let claimed = claimed.iter().map(|(partition, seq)| (partition.index(), *seq));
+        claimed.for_each(|at| self.revoke_one(at));
+    }
+
+    fn let_go(&self, place: Place) {
+        self.host.memory(|memory| memory.places.free(place));
+    }
+
+    fn give_up(&self, place: Place, partition: Partition, seq: i64) {
+        let destination = self.destination;
+        self.host
+            .memory(|memory| memory.reopen(partition.index(), destination, seq));
+        self.host.memory(|memory| memory.places.free(place));
+    }
+
+    // ---- statistics -------------------------------------------------------------------------------------------------
+
+    fn confirmed(&self, _: &Pointer, _: i64) {}
+
+    fn settled(&self, _: &[Settlement<u64>]) {}
+
+    fn report(&self, _: Option<&Status>, _: Option<i64>) -> Result<(), Failed> {
+        self.host.transaction(|_, _| ())
+    }
+}

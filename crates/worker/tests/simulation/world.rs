@@ -1,0 +1,364 @@
+//! Everything that the workers share: tables, memory, sessions, publishers, the clock and the dice.
+
+use super::config::{Config, DESTINATIONS, POSTED_RATE};
+use super::dice::Dice;
+use super::memory::Memory;
+use super::oracle::{End, Fate, Oracle};
+use super::publisher::Broker;
+use super::sessions::{Effects, Prepared, Session};
+use super::tables::{Action, Claim, Row, Tables};
+use outbox_core::engine::{CRASHES_MAX, Claimed, Errand, Held};
+use outbox_core::message::{Event, Outcome, Pointer};
+use outbox_core::partition::Partition;
+use outbox_core::settle::{Disposition, EXPIRED, Ordering};
+use outbox_transport::target::Kind;
+use outbox_worker::Described;
+use std::collections::{BTreeMap, BTreeSet};
+
+pub struct World {
+    pub config: Config,
+    pub dice: Dice,
+    pub now_ms: u64,
+    /// So much of it the machine slept, which its timers do not count.
+    pub slept_ms: u64,
+    /// No faults, no new transactions: what is there shall end.
+    pub calm: bool,
+    pub tables: Tables,
+    pub memory: Memory,
+    pub oracle: Oracle,
+    pub sessions: Vec<Session>,
+    pub prepared: Prepared,
+    /// Transactions that are about to be prepared.
+    pub preparing: BTreeSet<u64>,
+    pub effects: Effects,
+    pub workers: Vec<Here>,
+    pub sequence: i64,
+    pub transactions: u64,
+    /// A worker's transaction holds the rows of the leases.
+    pub leases_locked: bool,
+    pub steps: u64,
+    /// Delivery is switched on.
+    pub enabled: bool,
+    /// What a session asks for.
+    pub request: Option<(u32, Errand)>,
+    pub tickets: u32,
+    /// The destinations that are paused.
+    pub paused: BTreeSet<usize>,
+    /// Grows with each change by hand.
+    pub changes: u32,
+    /// Grows when a worker comes or goes, or calls the others.
+    pub worker_changes: u64,
+}
+
+/// What there is of one worker besides its process.
+pub struct Here {
+    pub brokers: Vec<Broker>,
+    /// Until when its publishers may publish; None = without end.
+    pub deadline_ms: Option<u64>,
+    /// What its last look at the leases said.
+    pub held: BTreeMap<u16, i64>,
+    /// Under which epoch it took each message last.
+    pub taken: BTreeMap<i64, i64>,
+    /// Something called it since its last pass.
+    pub is_woken: bool,
+}
+
+impl World {
+    pub fn new(config: &Config, seed: u64) -> Self {
+        let here = || Here {
+            brokers: (0..config.destinations).map(Broker::new).collect(),
+            deadline_ms: None,
+            held: BTreeMap::new(),
+            taken: BTreeMap::new(),
+            is_woken: true,
+        };
+        Self {
+            config: config.clone(),
+            dice: Dice::new(seed),
+            now_ms: 1,
+            slept_ms: 0,
+            calm: false,
+            tables: Tables::new(config.partitions),
+            memory: Memory::new(config.partitions, config.flaw),
+            oracle: Oracle::new(config.workers, config.ordering == Ordering::Partition),
+            sessions: (0..config.sessions).map(|_| Session::new()).collect(),
+            prepared: Prepared::new(),
+            preparing: BTreeSet::new(),
+            effects: Effects::new(),
+            workers: (0..config.workers).map(|_| here()).collect(),
+            sequence: 0,
+            transactions: 0,
+            leases_locked: false,
+            steps: 0,
+            enabled: true,
+            request: None,
+            tickets: 0,
+            paused: BTreeSet::new(),
+            changes: 0,
+            worker_changes: 0,
+        }
+    }
+
+    pub fn store_fails(&mut self) -> bool {
+        !self.calm && self.dice.chance(self.config.store_errors)
+    }
+
+    /// The server crashes: memory is lost, open transactions with it; the tables and what is prepared stay.
+    pub fn crash(&mut self) {
+        self.sessions.iter_mut().for_each(Session::crash);
+        self.preparing.clear();
+        self.effects.clear();
+        self.request = None;
+        self.memory = Memory::new(self.config.partitions, self.config.flaw);
+        self.forget_prepared_order();
+    }
+
+    pub fn is_in_progress(&self, xid: u64) -> bool {
+        self.prepared.contains_key(&xid) || self.preparing.contains(&xid)
+    }
+
+    /// In order of seq, and whether it stops before all that the limits allow, for the events are large.
+    pub fn cut(&mut self, seen: &mut Vec<Claim>) -> bool {
+        seen.sort_unstable_by_key(|(seq, _, _)| *seq);
+        let cut = seen.len() > 1 && self.dice.chance(500);
+        if cut {
+            seen.truncate(1 + self.dice.below(seen.len() - 1));
+        }
+        cut
+    }
+
+    /// As the catalogs describe the destinations.
+    pub fn described(&self) -> Vec<Described> {
+        let all = DESTINATIONS.iter().take(self.config.destinations).enumerate();
+        all.map(|(destination, name)| {
+            let (kind, options) = match destination {
+                0 => (Kind::Amqp, vec![]),
+                1 => (Kind::Amqp, vec![("url", "amqp://slow/".to_owned())]),
+                _ => {
+                    let rate = ("max_rate", POSTED_RATE.to_string());
+                    (Kind::Http, vec![("url", "http://posted/".to_owned()), rate])
+                }
+            };
+            Described {
+                name: (*name).to_owned(),
+                kind,
+                options: options
+                    .into_iter()
+                    .map(|(name, value)| (name.to_owned(), value))
+                    .collect(),
+                mapping: Vec::new(),
+                paused: self.paused.contains(&destination),
+            }
+        })
+        .collect()
+    }
+
+    pub fn wake_all(&mut self) {
+        self.workers.iter_mut().for_each(|worker| worker.is_woken = true);
+    }
+
+    /// A worker ends, however it does.
+    pub fn end_worker(&mut self, worker: usize) {
+        self.memory.end_worker(worker, self.config.flaw);
+        self.workers[worker].is_woken = true;
+        self.worker_changes += 1;
+        self.wake_all();
+    }
+
+    /// What its publishers had goes nowhere, or nobody learns of it.
+    pub fn end_publishers(&mut self, worker: usize) {
+        let World {
+            workers, dice, oracle, ..
+        } = self;
+        oracle.touch_all(worker);
+        for broker in &mut workers[worker].brokers {
+            broker.end(dice, oracle);
+        }
+    }
+
+    pub fn step_of_brokers(&mut self, worker: usize) {
+        let World {
+            workers,
+            config,
+            tables,
+            dice,
+            oracle,
+            now_ms,
+            calm,
+            ..
+        } = self;
+        let Here {
+            brokers,
+            deadline_ms,
+            is_woken,
+            ..
+        } = &mut workers[worker];
+        let me = name(worker);
+        let mut on_the_wire = |oracle: &mut Oracle, seq: i64, epoch: i64| {
+            let partition = oracle.messages[&seq].partition;
+            if !tables.is_live(&me, partition, epoch, *now_ms) {
+                oracle.complain(format!("{me} sent {seq} under {epoch}, after its lease"));
+            }
+        };
+        for broker in brokers {
+            broker.step(config, *calm, *now_ms, *deadline_ms, dice, oracle, &mut on_the_wire);
+            *is_woken |= broker.rings();
+        }
+    }
+}
+
+/// What lies in shared memory of a message that no worker has claimed.
+pub fn as_claimed(world: &World, seq: i64) -> Claimed<u64> {
+    let message = &world.oracle.messages[&seq];
+    let row = (seq, message.partition, Row::new(message.destination, message.key));
+    claimed(&row, 0, &world.oracle)
+}
+
+pub fn claimed((seq, partition, row): &Claim, epoch: i64, oracle: &Oracle) -> Claimed<u64> {
+    let event = Event {
+        id: seq.to_string(),
+        seq: *seq,
+        kind: "t".into(),
+        payload: "{}".into(),
+        created_at: "2026-01-01T00:00:00Z".into(),
+        ..Event::default()
+    };
+    Claimed {
+        place: *seq as u64,
+        pointer: Pointer {
+            seq: *seq,
+            destination: DESTINATIONS[row.destination].into(),
+            partition: partition_of(*partition),
+            key: row.key.map(key_name),
+            attempts: row.attempts,
+            crashes: row.crashes,
+            lease_epoch: epoch,
+            replayed: false,
+            enqueued_at_us: 0,
+            expires_at_us: match oracle.messages[seq].fate {
+                Fate::Expires { at_ms } => Some(at_ms as i64 * 1_000),
+                _ => None,
+            },
+        },
+        event: match oracle.messages[seq].fate {
+            Fate::Unsendable => Err(Outcome::Unsendable {
+                reason: "too large".into(),
+            }),
+            _ => Ok(event),
+        },
+    }
+}
+
+pub fn name(worker: usize) -> String {
+    format!("server-{}", worker + 1)
+}
+
+pub fn key_name(key: u32) -> String {
+    format!("k{key}")
+}
+
+pub fn key_number(name: &str) -> u32 {
+    name[1..].parse().expect("a key's name is k and a number")
+}
+
+pub fn destination_number(name: &str) -> usize {
+    let found = DESTINATIONS.iter().position(|known| *known == name);
+    found.expect("one of the destinations")
+}
+
+pub fn partition_of(index: u16) -> Partition {
+    Partition::new(i64::from(index)).expect("below the count")
+}
+
+pub fn plain(leases: &[Held]) -> Vec<(u16, i64)> {
+    leases
+        .iter()
+        .map(|(partition, epoch)| (partition.index(), *epoch))
+        .collect()
+}
+
+/// It may be dead at any time, and hold up nothing then.
+pub fn note_expiring(world: &mut World, seq: i64) {
+    if let Fate::Expires { .. } = world.oracle.messages[&seq].fate {
+        world.oracle.out_of_order(seq);
+    }
+}
+
+/// What is claimed, or taken in hand, and ends at once holds up nothing.
+pub fn note_taken(world: &mut World, worker: usize, seq: i64, epoch: i64, crashes: i32) {
+    let given_up = crashes >= CRASHES_MAX || world.oracle.messages[&seq].fate == Fate::Unsendable;
+    if given_up && !world.config.dead_blocks {
+        world.oracle.out_of_order(seq); // dead as soon as its turn comes
+    }
+    note_expiring(world, seq);
+    world.workers[worker].taken.insert(seq, epoch);
+}
+
+pub fn settle_one(world: &mut World, me: &str, at: (u16, i64), epoch: i64, disposition: &Disposition) {
+    let lease = &world.tables.leases[usize::from(at.0)];
+    if lease.owner.as_deref() != Some(me) || lease.epoch != epoch {
+        world
+            .oracle
+            .complain(format!("{me} settled {} under {epoch}, which it lost", at.1));
+    }
+    let ordered = world.oracle.messages[&at.1].order.is_some();
+    let action = match disposition {
+        Disposition::Publish => {
+            world.oracle.published(at.1, epoch);
+            Action::Publish
+        }
+        Disposition::Dead { reason } => {
+            let blocks = world.config.dead_blocks && ordered;
+            if ordered && !blocks {
+                world.oracle.out_of_order(at.1);
+            }
+            let reason = reason.clone();
+            Action::Dead { reason, blocks }
+        }
+        Disposition::Expire => {
+            if matches!(world.oracle.messages[&at.1].fate, Fate::Expires { at_ms } if at_ms > world.now_ms) {
+                world.oracle.complain(format!("{} ended too early", at.1));
+            }
+            Action::Dead {
+                reason: EXPIRED.into(),
+                blocks: false,
+            }
+        }
+        Disposition::Retry { delay_ms, .. } => Action::Retry { delay_ms: *delay_ms },
+        Disposition::Wait => Action::Wait,
+        Disposition::Release { .. } => Action::Free,
+    };
+    world.tables.settle(at, action, world.now_ms);
+}
+
+/// What is left of the tables when all has ended that can: a complaint about the first message that has not.
+pub fn unfinished(world: &World) -> Option<String> {
+    let blocking = |seq: i64| {
+        let order = world.oracle.messages[&seq].order;
+        let of = |seq: &i64| world.oracle.messages[seq].order;
+        (world.tables.dead.iter()).any(|(dead, row)| row.blocks && of(dead) == order && order.is_some())
+    };
+    // Behind a dead letter of its partition it stays where it is.
+    let stays = |seq: &i64| match world.config.ordering {
+        Ordering::Partition => true,
+        _ => world.tables.waiting.contains_key(seq),
+    };
+    let dead_with_reason = |seq| (world.tables.dead.get(&seq)).is_some_and(|dead| !dead.reason.is_empty());
+    for (seq, message) in &world.oracle.messages {
+        let ended = match message.end {
+            Some(End::Published | End::Discarded) => true,
+            None => dead_with_reason(*seq) || (stays(seq) && blocking(*seq)),
+        };
+        if message.committed && !ended {
+            let (waiting, lane) = (
+                world.tables.waiting.get(seq),
+                &world.tables.outbox[usize::from(message.partition)],
+            );
+            return Some(format!(
+                "{seq} is stuck: {message:?}, ready {:?}, waiting {waiting:?}",
+                lane.get(seq),
+            ));
+        }
+    }
+    None
+}
