@@ -9,9 +9,9 @@ use crate::bare::{BarePublisher, Message};
 use crate::cpu::Cpu;
 use crate::events::{self, Maker};
 use crate::options::{Options, Placement, QueueType};
-use crate::report::{Figure, Report};
+use crate::report::{Figure, Report, say};
 use crate::servers::{EXCHANGE, LONG, QUEUE, Servers, all_cores};
-use crate::{say, stats};
+use crate::stats;
 
 /// Keys of a backlog, as orders.
 const KEYS: u32 = 1000;

@@ -12,9 +12,9 @@ use support::process::children_of;
 
 use crate::cpu;
 use crate::options::{Options, Placement};
-use crate::report::{Figure, Report};
+use crate::report::{Figure, Report, say};
 use crate::servers::{DB, Servers};
-use crate::{say, stats};
+use crate::stats;
 
 const GOAL_PERCENT: f64 = 0.2;
 

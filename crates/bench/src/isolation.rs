@@ -13,9 +13,9 @@ use support::{Mode, Proxy, Receiver, Reply};
 use crate::events::Maker;
 use crate::latency::{self, Samples, Side};
 use crate::options::{Options, Placement};
-use crate::report::{Figure, Report};
+use crate::report::{Figure, Report, say};
 use crate::servers::{DB, EXCHANGE, Servers};
-use crate::{say, stats};
+use crate::stats;
 
 /// Transactions a second of the good destination, and messages a second to the other.
 const RATE: u32 = 200;

@@ -16,9 +16,9 @@ use tokio::runtime::{Handle, Runtime};
 use crate::bare;
 use crate::events::{self, Maker};
 use crate::options::{Options, Placement, QueueType};
-use crate::report::{Figure, Report};
+use crate::report::{Figure, Report, say};
 use crate::servers::{DB, EXCHANGE, QUEUE, Servers};
-use crate::{say, stats};
+use crate::stats;
 
 /// A client commits and, on the application's side, waits for a confirm: 20 ms are enough for both on a slow disk.
 const RATE_PER_CLIENT: u32 = 50;

@@ -14,9 +14,9 @@ use serde_json::json;
 use crate::backlog;
 use crate::events::Maker;
 use crate::options::{Options, Placement};
-use crate::report::{Figure, Report};
+use crate::report::{Figure, Report, say};
 use crate::servers::{EXCHANGE, Servers};
-use crate::{say, stats};
+use crate::stats;
 
 const KEYS: u32 = 1000;
 /// More than that the queue does not keep, of either side: a broker that holds millions of messages slows down by itself.

@@ -58,8 +58,3 @@ fn main() {
         std::process::exit(1);
     }
 }
-
-/// What goes on now, for who waits.
-fn say(text: &str) {
-    println!("  {text}");
-}

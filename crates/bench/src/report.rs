@@ -1,5 +1,5 @@
 //! How are the figures shown? As a table for a person, and as JSON under target/bench/, rewritten after each figure so that
-//! a run that is cut short leaves what it had.
+//! a run that is cut short leaves what it had. `say` tells of progress meanwhile.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::options::Options;
 use crate::servers::{Servers, all_cores};
-use crate::{say, stats};
+use crate::stats;
 
 /// One line of the table: two sides, measured in pairs.
 pub struct Figure {
@@ -189,6 +189,11 @@ fn quantity(value: f64, unit: &str) -> String {
 fn load() -> String {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
+}
+
+/// Tells the person who waits what the run does now.
+pub fn say(text: &str) {
+    println!("  {text}");
 }
 
 #[cfg(test)]

@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use crate::backlog::{self, Drained};
 use crate::events::Maker;
 use crate::options::{Options, Placement};
-use crate::report::{Figure, Report};
+use crate::report::{Figure, Report, say};
 use crate::servers::{DB, EXCHANGE, Servers};
-use crate::{say, stats};
+use crate::stats;
 
 const KEYS: u32 = 1000;
 

@@ -9,9 +9,9 @@ use crate::backlog::{self, Drained};
 use crate::drain;
 use crate::events::Maker;
 use crate::options::{Options, Placement};
-use crate::report::{Figure, Report};
+use crate::report::{Figure, Report, say};
 use crate::servers::{EXCHANGE, Servers};
-use crate::{say, stats};
+use crate::stats;
 
 const KEYS: u32 = 1000;
 /// With a third of the messages each must cost the worker the same.
