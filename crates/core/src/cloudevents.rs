@@ -9,10 +9,12 @@ use std::borrow::Cow;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::envelope::{Refusal, written};
+use crate::format::TransportKind;
 use crate::headers::{Header, encoded_unless, percent_encoded};
+use crate::json::written;
 use crate::message::HeaderValue;
-use crate::route::{Route, TransportKind};
+use crate::refusal::Refusal;
+use crate::route::Route;
 use crate::template::Values;
 use crate::text::Text;
 use crate::trace;

@@ -5,36 +5,24 @@
 //! The body is the same bytes on each retry: what differs between attempts (attempt, lease epoch) stands in headers only.
 //! In the envelope, the JSON of the whole event, what is NULL in the source is absent.
 
-use std::fmt;
-
 use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::cloudevents::{self, Attributes};
+use crate::format::{Format, TransportKind};
 use crate::headers;
+use crate::json::{not_json, raw, unwritten, written};
 use crate::message::{Body, Event, Pointer, Properties, Publication};
 use crate::partition::Partition;
-use crate::route::{Format, Route, TransportKind};
+use crate::route::Route;
 use crate::template::{Template, TooLong, Values};
 use crate::text::Text;
 
-pub use crate::headers::{HEADERS_MAX, SYSTEM_HEADERS, SYSTEM_HEADERS_RESERVED, check_headers};
-
-/// AMQP 0-9-1 sends message_id, type, correlation_id, header names, routing key and exchange as short strings, whose
-/// length is one byte.
-pub const SHORT_STRING_MAX: usize = 255;
+pub use crate::header_names::SYSTEM_HEADERS;
+pub use crate::headers::{HEADERS_MAX, SYSTEM_HEADERS_RESERVED, check_headers};
+pub use crate::refusal::{Refusal, SHORT_STRING_MAX, check_short};
 
 pub const CONTENT_TYPE: &str = "application/json";
-
-/// Why an event can never be sent as it is, or a destination not be described so. Holds names and sizes, no values of
-/// events: it is stored and logged.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// What is wrong: a primary line.
-    pub message: String,
-    /// What to do.
-    pub hint: String,
-}
 
 /// The message for `event`, complete. `handle` comes back with the outcome.
 ///
@@ -182,23 +170,6 @@ fn has_nul(value: &serde_json::Value) -> bool {
     }
 }
 
-/// Checks a text that AMQP sends as a short string; `name` says in a refusal what it is.
-///
-/// # Errors
-/// [`Refusal`] when it is longer than [`SHORT_STRING_MAX`] bytes.
-pub fn check_short(name: &str, text: &str) -> Result<(), Refusal> {
-    if text.len() <= SHORT_STRING_MAX {
-        return Ok(());
-    }
-    Err(Refusal {
-        message: format!(
-            "the {name} is {} bytes long, AMQP carries at most {SHORT_STRING_MAX}",
-            text.len()
-        ),
-        hint: format!("Shorten the {name}."),
-    })
-}
-
 /// The body as consumers see it, in this order. The raw values go out byte for byte as stored, without the white space
 /// around them.
 #[derive(Serialize)]
@@ -258,43 +229,6 @@ fn envelope(event: &Event, key: Option<&str>) -> Result<Vec<u8>, Refusal> {
         .sum::<usize>();
     written(&Envelope::of(event, key)?, event.payload.len() + json_bytes + 512)
 }
-
-pub(crate) fn written(value: &impl Serialize, bytes: usize) -> Result<Vec<u8>, Refusal> {
-    let mut body = Vec::with_capacity(bytes);
-    serde_json::to_writer(&mut body, value).map_err(|error| unwritten(&error))?;
-    Ok(body)
-}
-
-fn unwritten(error: &serde_json::Error) -> Refusal {
-    Refusal {
-        message: format!("the body could not be written: {error}"),
-        hint: "This is a defect of the outbox; please report it.".to_owned(),
-    }
-}
-
-fn raw<'a>(column: &str, json: &'a str) -> Result<&'a RawValue, Refusal> {
-    serde_json::from_str(json).map_err(|error| not_json(column, &error))
-}
-
-/// Says where, never what: serde's own text may quote the value.
-pub(crate) fn not_json(column: &str, error: &serde_json::Error) -> Refusal {
-    Refusal {
-        message: format!(
-            "{column} is not valid JSON at line {} column {}",
-            error.line(),
-            error.column()
-        ),
-        hint: format!("Store {column} as json or jsonb."),
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for Refusal {}
 
 #[cfg(test)]
 mod tests {

@@ -8,9 +8,12 @@ use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
 
-use crate::envelope::{Refusal, check_short, not_json};
+use crate::format::{Format, TransportKind};
+use crate::header_names::{check_routes_nothing, check_token, is_reserved};
+use crate::json::not_json;
 use crate::message::{Event, HeaderValue, Pointer};
-use crate::route::{Format, Route, TransportKind};
+use crate::refusal::{Refusal, check_short};
+use crate::route::Route;
 use crate::template::Values;
 use crate::text::Text;
 
@@ -28,60 +31,6 @@ pub const SYSTEM_HEADERS_RESERVED: usize = 4 * 1024;
 /// All headers of a request but what the transport adds. Common servers refuse more with 431 or 400: node at 16 KiB, nginx
 /// at 8 KiB a line.
 pub const HTTP_HEADERS_MAX: usize = 16 * 1024;
-
-/// Headers that the outbox sets with AMQP. A user's header of such a name is dropped, also where the outbox has no value
-/// to set: a consumer may trust these names. (All but the epoch, the attempt and replayed are the event's.)
-pub const SYSTEM_HEADERS: [&str; 8] = [
-    "id",
-    "aggregate_type",
-    "aggregate_id",
-    "seq",
-    "partition_key",
-    "lease_epoch",
-    "attempt",
-    "replayed",
-];
-
-/// Likewise, of [`Format::Payload`] with AMQP: what the envelope has in its body.
-pub const PAYLOAD_HEADERS: [&str; 5] = ["key", "operation", "actor", "metadata", "created_at"];
-
-/// Of CloudEvents, whose binding for HTTP and for RabbitMQ it is.
-const ATTRIBUTE_PREFIX: &str = "ce-";
-
-/// RabbitMQ reads these as lists of further routing keys and closes the channel (406 PRECONDITION_FAILED) when they
-/// are anything else (rabbit_basic.erl, header_routes). A header here is never a list, so one message would fail the
-/// whole window, again and again.
-const ROUTING_HEADERS: [&str; 2] = ["CC", "BCC"];
-
-/// What a request needs for itself: framing, the connection, who sends, its method, and what the transport signs. An event
-/// must not set these: it would be a way to smuggle another request, or to speak with the destination's credentials.
-const HTTP_RESERVED: [&str; 24] = [
-    "accept-encoding",
-    "authorization",
-    "connection",
-    "content-encoding",
-    "content-length",
-    "content-range",
-    "content-type",
-    "cookie",
-    "date",
-    "expect",
-    "forwarded",
-    "host",
-    "idempotency-key",
-    "keep-alive",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "user-agent",
-    "via",
-    "x-http-method",
-    "x-http-method-override",
-    "x-method-override",
-    "x-real-ip",
-];
-const HTTP_RESERVED_PREFIXES: [&str; 5] = ["outbox-", "webhook-", "proxy-", "x-forwarded-", "sec-"];
 
 /// Checks the user's own headers, for use at enqueue.
 ///
@@ -225,19 +174,6 @@ pub(crate) fn own(json: &str) -> Result<Vec<Header>, Refusal> {
     }
 }
 
-fn check_routes_nothing(name: &str) -> Result<(), Refusal> {
-    if !ROUTING_HEADERS.contains(&name) {
-        return Ok(());
-    }
-    Err(Refusal {
-        message: format!("the header {name} cannot be set"),
-        hint:
-            "RabbitMQ takes CC and BCC for lists of routing keys. Choose another name, or bind further queues to the \
-               exchange."
-                .to_owned(),
-    })
-}
-
 /// One valid JSON value as a header; null is none. What a header cannot hold without loss goes as the text of its
 /// JSON: objects, arrays, integers beyond 64 bits, numbers beyond a double.
 fn header_value(json: &str) -> Result<Option<HeaderValue>, Refusal> {
@@ -272,18 +208,6 @@ fn own_of_http(own: Vec<Header>) -> Result<Vec<Header>, Refusal> {
         .collect())
 }
 
-/// RFC 9110, 5.6.2.
-fn check_token(name: &str) -> Result<(), Refusal> {
-    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
-    if !name.is_empty() && name.bytes().all(is_token) {
-        return Ok(());
-    }
-    Err(Refusal {
-        message: format!("\"{}\" cannot be the name of a header in HTTP", name.escape_debug()),
-        hint: "Use letters, digits, hyphens and underscores.".to_owned(),
-    })
-}
-
 /// Text goes as it is, so it must not end its line: that would be a header, or a request, of the event's making.
 fn check_http_values(headers: &[Header]) -> Result<(), Refusal> {
     let breaks = |text: &str| text.bytes().any(|byte| byte.is_ascii_control() && byte != b'\t');
@@ -296,41 +220,6 @@ fn check_http_values(headers: &[Header]) -> Result<(), Refusal> {
         }
     }
     Ok(())
-}
-
-/// The name of a header that a destination adds to each message.
-pub(crate) fn static_name(transport: TransportKind, format: Format, name: &str) -> Result<Text, Refusal> {
-    check_short("name of a header", name)?;
-    check_routes_nothing(name)?;
-    let name = match transport {
-        TransportKind::Amqp => Text::shared(name),
-        TransportKind::Http => {
-            check_token(name)?;
-            Text::shared(&name.to_ascii_lowercase())
-        }
-    };
-    if name.is_empty() || is_reserved(transport, format, &name) {
-        return Err(Refusal {
-            message: format!("the header \"{name}\" cannot be set"),
-            hint: "The outbox or the transport sets it. Choose another name.".to_owned(),
-        });
-    }
-    Ok(name)
-}
-
-/// Is this name the outbox's or the transport's? With HTTP it is given in lower case.
-fn is_reserved(transport: TransportKind, format: Format, name: &str) -> bool {
-    let prefix = name.as_bytes().get(..ATTRIBUTE_PREFIX.len());
-    let is_attribute = prefix.is_some_and(|prefix| prefix.eq_ignore_ascii_case(ATTRIBUTE_PREFIX.as_bytes()));
-    (format.is_cloudevents() && is_attribute)
-        || match transport {
-            TransportKind::Amqp => {
-                SYSTEM_HEADERS.contains(&name) || (format == Format::Payload && PAYLOAD_HEADERS.contains(&name))
-            }
-            TransportKind::Http => {
-                HTTP_RESERVED.contains(&name) || HTTP_RESERVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
-            }
-        }
 }
 
 /// As the binding of CloudEvents for HTTP has it (3.1.3.2), and here for all headers of the outbox: what is not visible
@@ -396,6 +285,7 @@ fn too_large(bytes: usize, bytes_max: usize) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::header_names::{PAYLOAD_HEADERS, SYSTEM_HEADERS};
     use crate::message::Publication;
     use crate::route::Statics;
     use crate::samples::{TRACEPARENT, bare_event, event, event_with, header, made, names, pointer, text};
@@ -675,29 +565,6 @@ mod tests {
         let event = event_with(|e| e.aggregate_id = Some("x".repeat(1025)));
         let refusal = made(&pointer(), &event, Amqp, Format::Envelope, &statics).unwrap_err();
         assert!(refusal.message.contains("header who is 1025 bytes"), "{refusal}");
-    }
-
-    #[test]
-    fn a_destination_cannot_set_what_is_the_outboxs_or_the_transports() {
-        let refused = |transport, format, name: &str| static_name(transport, format, name).is_err();
-        for name in ["", "seq", "CC", "BCC", &"n".repeat(256)] {
-            assert!(refused(Amqp, Format::Envelope, name), "{name}");
-        }
-        assert!(refused(Amqp, Format::Payload, "actor") && !refused(Amqp, Format::Envelope, "actor"));
-        assert!(refused(Amqp, Format::CloudEvents, "ce-x") && !refused(Amqp, Format::Envelope, "ce-x"));
-        for name in [
-            "Outbox-X",
-            "Authorization",
-            "content-type",
-            "x y",
-            "",
-            "webhook-id",
-            "proxy-x",
-            "ü",
-        ] {
-            assert!(refused(Http, Format::Envelope, name), "{name}");
-        }
-        assert_eq!(static_name(Http, Format::Envelope, "X-Team").unwrap(), "x-team");
     }
 
     proptest! {

@@ -18,10 +18,11 @@
 //! - [`engine`]: the path of a message through a worker, tables and broker behind traits.
 //! - [`hold`]: open transactions, which hold back later messages of their keys.
 //! - [`gate`]: the order of a key, also when one of its messages fails.
-//! - [`route`]: where a destination's messages go, and what they look like there.
+//! - [`route`]: where a destination's messages go, and what they look like there; `format` has the words for it.
 //! - [`template`]: routing keys and other texts of a message from a template.
-//! - [`envelope`]: one event becomes one message: its body, its properties.
-//! - [`headers`]: the headers of a message, for AMQP and HTTP, and their limits.
+//! - [`envelope`]: one event becomes one message: its body, its properties. `refusal` says why one cannot, `json` reads and
+//!   writes for it.
+//! - [`headers`]: the headers of a message, for AMQP and HTTP, and their limits; `header_names` knows which name is whose.
 //! - [`cloudevents`]: an event as a CloudEvent; `trace` knows the trace context of W3C.
 //! - [`parcel`]: a message as bytes, on its way through shared memory.
 //! - [`text`]: text that many messages share.
@@ -43,9 +44,12 @@ pub mod engine;
 pub mod envelope;
 pub mod fault;
 pub mod floor;
+mod format;
 pub mod gate;
+mod header_names;
 pub mod headers;
 pub mod hold;
+mod json;
 pub mod latency;
 pub mod lease;
 pub mod message;
@@ -54,6 +58,7 @@ pub mod nested;
 pub mod pace;
 pub mod parcel;
 pub mod partition;
+mod refusal;
 pub mod route;
 #[cfg(test)]
 mod samples;

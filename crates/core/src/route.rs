@@ -1,10 +1,11 @@
 //! Where a destination's messages go and what they look like there: what `envelope` needs to know beside the event.
 //! Made from settings when a worker reads them; read for each message, on the worker's main thread.
 
+pub use crate::format::{Format, TransportKind};
 pub use crate::template::{Template, TemplateError};
 
-use crate::envelope::{Refusal, check_short};
-use crate::headers;
+use crate::header_names::static_name;
+use crate::refusal::{Refusal, check_short};
 use crate::text::Text;
 
 /// One destination, as the worker's settings describe it.
@@ -17,60 +18,6 @@ pub struct Route<'a> {
     /// Of the routing key. Only with AMQP.
     pub template: &'a Template,
     pub statics: &'a Statics,
-}
-
-/// How messages get there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TransportKind {
-    /// RabbitMQ, by AMQP 0-9-1.
-    Amqp,
-    Http,
-}
-
-/// What a message's body is. docs/formats.md shows each.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Format {
-    /// The JSON of the whole event.
-    #[default]
-    Envelope,
-    /// The payload as stored; all else is in properties and headers.
-    Payload,
-    /// A CloudEvent in JSON, the payload being its data.
-    CloudEvents,
-    /// A CloudEvent whose data is the body and whose attributes are headers.
-    CloudEventsBinary,
-}
-
-impl Format {
-    pub const ALL: [Self; 4] = [
-        Self::Envelope,
-        Self::Payload,
-        Self::CloudEvents,
-        Self::CloudEventsBinary,
-    ];
-
-    /// # Errors
-    /// [`Refusal`] unless it is one of the four words.
-    pub fn parse(word: &str) -> Result<Self, Refusal> {
-        let known = Self::ALL.into_iter().find(|format| format.as_str() == word);
-        known.ok_or_else(|| Refusal {
-            message: format!("unknown format \"{}\"", word.chars().take(32).collect::<String>()),
-            hint: format!("Known formats: {}.", Self::ALL.map(Self::as_str).join(", ")),
-        })
-    }
-
-    pub fn is_cloudevents(self) -> bool {
-        matches!(self, Self::CloudEvents | Self::CloudEventsBinary)
-    }
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Envelope => "envelope",
-            Self::Payload => "payload",
-            Self::CloudEvents => "cloudevents",
-            Self::CloudEventsBinary => "cloudevents_binary",
-        }
-    }
 }
 
 /// What each message of a destination carries whatever the event.
@@ -120,7 +67,7 @@ impl StaticHeaders {
     /// [`Refusal`] for a name that the outbox or the transport keeps for itself, that cannot be sent or was added
     /// before, and for what is not a template.
     pub fn add(&mut self, transport: TransportKind, format: Format, name: &str, template: &str) -> Result<(), Refusal> {
-        let name = headers::static_name(transport, format, name)?;
+        let name = static_name(transport, format, name)?;
         if self.0.iter().any(|(other, _)| *other == name) {
             return Err(Refusal {
                 message: format!("the header {name} is given twice"),
@@ -201,21 +148,6 @@ impl Statics {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_format_has_a_word() {
-        for format in Format::ALL {
-            assert_eq!(Format::parse(format.as_str()), Ok(format));
-        }
-        assert_eq!(Format::default().as_str(), "envelope");
-        for word in ["", "Envelope", "json", "cloudevents-binary"] {
-            let refusal = Format::parse(word).unwrap_err();
-            assert_eq!(
-                refusal.hint,
-                "Known formats: envelope, payload, cloudevents, cloudevents_binary."
-            );
-        }
-    }
 
     #[test]
     fn what_a_format_or_transport_has_no_place_for_is_refused() {

@@ -1,0 +1,149 @@
+//! Names of headers: which ones the outbox and the transport keep for themselves, and which cannot be sent. Called by
+//! `headers` for each message, and by `route` when a destination is described.
+
+use crate::format::{Format, TransportKind};
+use crate::refusal::{Refusal, check_short};
+use crate::text::Text;
+
+/// Headers that the outbox sets with AMQP. A user's header of such a name is dropped, also where the outbox has no value
+/// to set: a consumer may trust these names. (All but the epoch, the attempt and replayed are the event's.)
+pub const SYSTEM_HEADERS: [&str; 8] = [
+    "id",
+    "aggregate_type",
+    "aggregate_id",
+    "seq",
+    "partition_key",
+    "lease_epoch",
+    "attempt",
+    "replayed",
+];
+
+/// Headers that the outbox sets beside [`SYSTEM_HEADERS`] with [`Format::Payload`]: what the envelope has in its body.
+pub(crate) const PAYLOAD_HEADERS: [&str; 5] = ["key", "operation", "actor", "metadata", "created_at"];
+
+/// Of CloudEvents, whose binding for HTTP and for RabbitMQ it is.
+const ATTRIBUTE_PREFIX: &str = "ce-";
+
+/// RabbitMQ reads these as lists of further routing keys and closes the channel (406 PRECONDITION_FAILED) when they
+/// are anything else (rabbit_basic.erl, header_routes). A header here is never a list, so one message would fail the
+/// whole window, again and again.
+const ROUTING_HEADERS: [&str; 2] = ["CC", "BCC"];
+
+/// What a request needs for itself: framing, the connection, who sends, its method, and what the transport signs. An event
+/// must not set these: it would be a way to smuggle another request, or to speak with the destination's credentials.
+const HTTP_RESERVED: [&str; 24] = [
+    "accept-encoding",
+    "authorization",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-range",
+    "content-type",
+    "cookie",
+    "date",
+    "expect",
+    "forwarded",
+    "host",
+    "idempotency-key",
+    "keep-alive",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "user-agent",
+    "via",
+    "x-http-method",
+    "x-http-method-override",
+    "x-method-override",
+    "x-real-ip",
+];
+const HTTP_RESERVED_PREFIXES: [&str; 5] = ["outbox-", "webhook-", "proxy-", "x-forwarded-", "sec-"];
+
+/// The name of a header that a destination adds to each message.
+pub(crate) fn static_name(transport: TransportKind, format: Format, name: &str) -> Result<Text, Refusal> {
+    check_short("name of a header", name)?;
+    check_routes_nothing(name)?;
+    let name = match transport {
+        TransportKind::Amqp => Text::shared(name),
+        TransportKind::Http => {
+            check_token(name)?;
+            Text::shared(&name.to_ascii_lowercase())
+        }
+    };
+    if name.is_empty() || is_reserved(transport, format, &name) {
+        return Err(Refusal {
+            message: format!("the header \"{name}\" cannot be set"),
+            hint: "The outbox or the transport sets it. Choose another name.".to_owned(),
+        });
+    }
+    Ok(name)
+}
+
+/// Is this name the outbox's or the transport's? With HTTP it is given in lower case.
+pub(crate) fn is_reserved(transport: TransportKind, format: Format, name: &str) -> bool {
+    let prefix = name.as_bytes().get(..ATTRIBUTE_PREFIX.len());
+    let is_attribute = prefix.is_some_and(|prefix| prefix.eq_ignore_ascii_case(ATTRIBUTE_PREFIX.as_bytes()));
+    (format.is_cloudevents() && is_attribute)
+        || match transport {
+            TransportKind::Amqp => {
+                SYSTEM_HEADERS.contains(&name) || (format == Format::Payload && PAYLOAD_HEADERS.contains(&name))
+            }
+            TransportKind::Http => {
+                HTTP_RESERVED.contains(&name) || HTTP_RESERVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+            }
+        }
+}
+
+pub(crate) fn check_routes_nothing(name: &str) -> Result<(), Refusal> {
+    if !ROUTING_HEADERS.contains(&name) {
+        return Ok(());
+    }
+    Err(Refusal {
+        message: format!("the header {name} cannot be set"),
+        hint:
+            "RabbitMQ takes CC and BCC for lists of routing keys. Choose another name, or bind further queues to the \
+               exchange."
+                .to_owned(),
+    })
+}
+
+/// RFC 9110, 5.6.2.
+pub(crate) fn check_token(name: &str) -> Result<(), Refusal> {
+    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    if !name.is_empty() && name.bytes().all(is_token) {
+        return Ok(());
+    }
+    Err(Refusal {
+        message: format!("\"{}\" cannot be the name of a header in HTTP", name.escape_debug()),
+        hint: "Use letters, digits, hyphens and underscores.".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use TransportKind::{Amqp, Http};
+
+    #[test]
+    fn a_destination_cannot_set_what_is_the_outboxs_or_the_transports() {
+        let refused = |transport, format, name: &str| static_name(transport, format, name).is_err();
+        for name in ["", "seq", "CC", "BCC", &"n".repeat(256)] {
+            assert!(refused(Amqp, Format::Envelope, name), "{name}");
+        }
+        assert!(refused(Amqp, Format::Payload, "actor") && !refused(Amqp, Format::Envelope, "actor"));
+        assert!(refused(Amqp, Format::CloudEvents, "ce-x") && !refused(Amqp, Format::Envelope, "ce-x"));
+        for name in [
+            "Outbox-X",
+            "Authorization",
+            "content-type",
+            "x y",
+            "",
+            "webhook-id",
+            "proxy-x",
+            "ü",
+        ] {
+            assert!(refused(Http, Format::Envelope, name), "{name}");
+        }
+        assert_eq!(static_name(Http, Format::Envelope, "X-Team").unwrap(), "x-team");
+    }
+}

@@ -1,0 +1,37 @@
+//! JSON in and out: columns of an event that are read, and bodies that are written. A failure becomes a refusal.
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::refusal::Refusal;
+
+/// The value of a column, byte for byte.
+pub(crate) fn raw<'a>(column: &str, json: &'a str) -> Result<&'a RawValue, Refusal> {
+    serde_json::from_str(json).map_err(|error| not_json(column, &error))
+}
+
+/// Says where, never what: serde's own text may quote the value.
+pub(crate) fn not_json(column: &str, error: &serde_json::Error) -> Refusal {
+    Refusal {
+        message: format!(
+            "{column} is not valid JSON at line {} column {}",
+            error.line(),
+            error.column()
+        ),
+        hint: format!("Store {column} as json or jsonb."),
+    }
+}
+
+/// The body for `value`, which takes about so many bytes.
+pub(crate) fn written(value: &impl Serialize, bytes: usize) -> Result<Vec<u8>, Refusal> {
+    let mut body = Vec::with_capacity(bytes);
+    serde_json::to_writer(&mut body, value).map_err(|error| unwritten(&error))?;
+    Ok(body)
+}
+
+pub(crate) fn unwritten(error: &serde_json::Error) -> Refusal {
+    Refusal {
+        message: format!("the body could not be written: {error}"),
+        hint: "This is a defect of the outbox; please report it.".to_owned(),
+    }
+}
