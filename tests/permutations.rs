@@ -1,6 +1,6 @@
 //! Every interleaving of a claim, a settle, a takeover, commits of producers and what a person does by hand, on a real
 //! server and in sessions of their own. A step that waits for a lock goes on when the lock is free, and the later steps
-//! of its session after it. What a worker would send follows the rules in the header of crates/core/src/engine.rs.
+//! of its session after it. What a worker would send follows the rules in the header of crates/core/src/engine/claim.rs.
 
 mod common;
 #[path = "permutations/judge.rs"]

@@ -21,7 +21,7 @@
 //! recognises what it has in hand, takes away the places of the rest, reads the registry and looks again. Then it lets go
 //! of the places it needs no more. What it has sent is settled at some time between two passes. A pass may end before its
 //! claim: so it does where the worker takes in hand what is ready just before it settles. Why that is enough:
-//! crates/core/src/engine/in_hand.rs.
+//! crates/core/src/engine/receive.rs.
 //!
 //! What the protocol asks of those who write shared memory, besides the order of their steps:
 //! - Who takes a ready message away tells of it first: else there is a moment at which nothing tells of it.

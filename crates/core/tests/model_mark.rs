@@ -18,7 +18,7 @@
 //! | `Adoption` | after a crash some worker, this one or another, takes in the prepared transactions |
 //!
 //! A pass: takes `reopen`, lowers its mark by it; claims in a snapshot; frees the slot if its transaction is over; reads
-//! the entries of the sessions, then the slot; looks at `reopen` again. Why that is enough: engine.rs.
+//! the entries of the sessions, then the slot; looks at `reopen` again. Why that is enough: engine/claim.rs.
 //!
 //! What the protocol asks of those who write shared memory, besides the order of their steps:
 //! - The low bound is 0 from before a seq is drawn until all that were drawn are noted, also where one is known already.

@@ -5,7 +5,7 @@
 //! most of a claim, each time. So the next claim asks for as many as the last one brought, and for more only while they are
 //! small.
 
-use super::{Batch, CLAIM_BYTES_MAX};
+use super::batch::{Batch, CLAIM_BYTES_MAX};
 
 pub(super) struct Appetite {
     rows: u32,
@@ -35,8 +35,8 @@ impl Appetite {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Claimed;
     use super::*;
+    use crate::engine::Claimed;
     use crate::message::{Event, Outcome, Pointer};
     use crate::partition::Partition;
 

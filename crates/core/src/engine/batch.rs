@@ -1,9 +1,11 @@
-//! What a claim brought, and what of it is with the publisher: rows and the bytes of their bodies. Used by the engine and by
-//! the tables that it claims from.
+//! What a claim brought. Made by the tables, taken by the engine.
 
-use super::{CLAIM_BYTES_MAX, Claimed, Message};
+use super::rows::Claimed;
 use crate::message::Event;
 use crate::partition::Partition;
+
+/// Bodies that one claim brings, in bytes, before it stops; one message is always taken.
+pub const CLAIM_BYTES_MAX: usize = 32 << 20;
 
 /// What a claim brought.
 #[derive(Debug)]
@@ -46,27 +48,5 @@ impl<P> Default for Batch<P> {
             missed: false,
             locked: Vec::new(),
         }
-    }
-}
-
-/// What is with the publisher.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct WithPublisher {
-    pub count: usize,
-    /// Of the bodies.
-    pub bytes: usize,
-}
-
-impl WithPublisher {
-    pub fn more<P>(&mut self, message: &Message<P>) {
-        self.count += 1;
-        self.bytes += message.body_bytes;
-    }
-
-    pub fn less<P>(&mut self, message: Option<&Message<P>>) {
-        self.count = self.count.saturating_sub(1);
-        self.bytes = self
-            .bytes
-            .saturating_sub(message.map_or(0, |message| message.body_bytes));
     }
 }

@@ -1,5 +1,7 @@
 //! How much an engine does at once.
 
+use super::batch::CLAIM_BYTES_MAX;
+
 /// How much at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
@@ -28,6 +30,6 @@ impl Bounds {
         parked: 500,
         drains: 8,
         drain_rows: 500,
-        bytes: super::CLAIM_BYTES_MAX,
+        bytes: CLAIM_BYTES_MAX,
     };
 }

@@ -3,19 +3,19 @@
 //! has gone through. So nothing is moved, whatever waits behind it, and what the tables say is all there is to know: a
 //! change of the option, of the number of partitions or of the owner needs no more than to read them anew.
 
-use super::{Claimed, END, Engine, Settlement, Sharing};
-use crate::gate::{Found, Handle};
+use super::marks::END;
+use crate::gate::Found;
 use crate::partition::Partition;
 use crate::settle::{Disposition, Ordering, Rules};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 
 /// Empty unless a partition is one order.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     /// Failed, and not in `outbox` or tried again alone.
     heads: HashMap<Partition, BTreeSet<i64>>,
-    /// What is claimed past these would only wait in memory.
-    bounds: HashMap<Partition, i64>,
+    /// What is claimed past these would only wait in memory. Written around each claim.
+    pub bounds: HashMap<Partition, i64>,
 }
 
 impl Lanes {
@@ -31,32 +31,20 @@ impl Lanes {
         let head = self.heads.get(&partition).and_then(BTreeSet::first);
         head.is_some_and(|head| *head < seq)
     }
-}
 
-impl<P: Clone> Engine<P> {
     /// The last seq of a lane that may be claimed.
-    pub(super) fn reach(&self, partition: Partition) -> i64 {
-        let head = (self.lanes.heads.get(&partition)).and_then(BTreeSet::first);
-        let bound = self.lanes.bounds.get(&partition).copied().unwrap_or(END);
-        head.copied().unwrap_or(END).min(bound).min(self.asked.reach)
-    }
-
-    /// Takes note of what is kept in memory. Around a claim.
-    pub(super) fn bound_lanes(&mut self, rules: &Rules) {
-        self.lanes.bounds = match rules.ordering {
-            Ordering::Partition => self.gates.bounds(),
-            Ordering::Key | Ordering::None => HashMap::new(),
-        };
+    pub fn reach(&self, partition: Partition) -> i64 {
+        let head = self.heads.get(&partition).and_then(BTreeSet::first);
+        let bound = self.bounds.get(&partition).copied().unwrap_or(END);
+        head.copied().unwrap_or(END).min(bound)
     }
 
     /// A message ended: the lane stops at it, or is free of it.
-    pub(super) fn note_head(&mut self, handle: Handle, disposition: &Disposition, rules: &Rules) {
-        if rules.ordering != Ordering::Partition || self.sharing != Sharing::Leases {
+    pub fn note(&mut self, partition: Partition, seq: i64, disposition: &Disposition, rules: &Rules) {
+        if rules.ordering != Ordering::Partition {
             return;
         }
-        let Some(pointer) = self.pointer(handle) else { return };
-        let (partition, seq) = (pointer.partition, pointer.seq);
-        let heads = self.lanes.heads.entry(partition).or_default();
+        let heads = self.heads.entry(partition).or_default();
         match disposition {
             Disposition::Retry { .. } => _ = heads.insert(seq),
             Disposition::Dead { .. } if rules.dead_closes() => _ = heads.insert(seq),
@@ -64,44 +52,40 @@ impl<P: Clone> Engine<P> {
             Disposition::Release { .. } | Disposition::Wait => {}
         }
         if heads.is_empty() {
-            self.lanes.heads.remove(&partition);
+            self.heads.remove(&partition);
         }
     }
 
-    /// Takes over what the tables say. Returns whether there is a head that may be on its way, or gone: they must be asked
-    /// again to know. What is on its way keeps its lane to itself.
-    pub(super) fn find_heads(&mut self, found: &[Found], scope: &HashSet<Partition>, rules: &Rules) -> bool {
-        if rules.ordering != Ordering::Partition {
-            self.lanes.heads.clear();
-            return false;
-        }
-        self.gates.forget_keys();
+    /// No lane stops at a message that failed.
+    pub fn free_all(&mut self) {
+        self.heads.clear();
+    }
+
+    /// Takes over what the tables say of the lanes in `scope`. A head that `is_tried` again, or that `is_unread` as yet, stays
+    /// one. Returns whether there is an unread one: it may be on its way, or gone, so the tables must be asked again.
+    pub fn find_heads(
+        &mut self,
+        found: &[Found],
+        scope: impl Fn(Partition) -> bool,
+        is_tried: impl Fn(Partition, i64) -> bool,
+        is_unread: impl Fn(Partition, i64) -> bool,
+    ) -> bool {
         let mut undecided = false;
-        let before = std::mem::take(&mut self.lanes.heads);
+        let before = std::mem::take(&mut self.heads);
         for (partition, seq) in before.iter().flat_map(|(p, heads)| heads.iter().map(|seq| (*p, *seq))) {
-            let tried = (self.messages.values()).any(|m| m.pointer.seq == seq && m.pointer.partition == partition);
-            let unread = self.mark(partition) < seq;
-            if tried || unread || !scope.contains(&partition) {
-                self.lanes.heads.entry(partition).or_default().insert(seq);
-                undecided |= unread && scope.contains(&partition);
+            let unread = is_unread(partition, seq);
+            if is_tried(partition, seq) || unread || !scope(partition) {
+                self.heads.entry(partition).or_default().insert(seq);
+                undecided |= unread && scope(partition);
             }
         }
         for (partition, seq) in found
             .iter()
             .filter_map(|found| Some((found.key.partition, found.head?)))
         {
-            self.lanes.heads.entry(partition).or_default().insert(seq);
+            self.heads.entry(partition).or_default().insert(seq);
         }
         undecided
-    }
-
-    /// What was claimed goes back to its place in the lane, as if it had not been.
-    pub(super) fn give_back(&mut self, rows: impl IntoIterator<Item = Claimed<P>>, reason: &str) {
-        self.unsettled.extend(rows.into_iter().map(|claimed| Settlement {
-            place: claimed.place,
-            pointer: claimed.pointer,
-            disposition: Disposition::Release { reason: reason.into() },
-        }));
     }
 }
 

@@ -1,7 +1,8 @@
 //! Which lanes an engine serves, and what becomes of its messages when that changes. Called by the worker's main thread when
 //! it has looked at the leases.
 
-use super::{Engine, Held, Sharing};
+use super::rows::Held;
+use super::{Engine, Sharing};
 use crate::partition::Partition;
 use std::collections::HashSet;
 
@@ -43,7 +44,7 @@ impl<P: Clone> Engine<P> {
                 self.fresh.insert(*partition);
             }
         }
-        self.marks.retain(|partition, _| kept.contains(partition));
+        self.marks.retain(|partition| kept.contains(&partition));
         self.fresh
             .retain(|partition| held.iter().any(|(still, _)| still == partition));
         let parked = self.gates.give_up_parked(|partition| leaving.contains(&partition));

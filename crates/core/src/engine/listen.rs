@@ -6,9 +6,9 @@
 //! its next messages or soon after these, unless somebody waits for one. Whatever is not a confirm wakes the worker at once,
 //! by the publisher's own rule.
 
-use super::{Engine, SETTLE_AFTER_MS};
+use super::Engine;
+use super::settling::SETTLE_AFTER_MS;
 use crate::gate::Handle;
-use std::collections::HashSet;
 
 /// So many confirms wake a worker that waits for none of them.
 const MANY: usize = 64;
@@ -32,44 +32,12 @@ impl Listen {
     };
 }
 
-/// What the engine knows of the answers that are to come.
-#[derive(Default)]
-pub(super) struct Answers {
-    /// With the publisher, and others wait for their answers.
-    awaited: HashSet<Handle>,
-    /// Something was handed over or answered since the worker listened last, and when it was, at the latest.
-    moved: bool,
-    moved_ms: u64,
-}
-
-impl Answers {
-    pub fn await_those(&mut self, handles: impl IntoIterator<Item = Handle>) {
-        self.awaited.extend(handles);
-    }
-
-    pub fn handed_over(&mut self) {
-        self.moved = true;
-    }
-
-    /// It is answered, or its answer does not matter any more.
-    pub fn over(&mut self, handle: Handle) {
-        self.moved = true;
-        self.awaited.remove(&handle);
-    }
-
-    pub fn all_over(&mut self) {
-        self.awaited.clear();
-    }
-}
-
 impl<P: Clone> Engine<P> {
     /// `has_room`: the worker may claim more before any of what it holds is settled.
     pub fn listen(&mut self, now_ms: u64, has_room: bool) -> Listen {
-        if std::mem::take(&mut self.answers.moved) {
-            self.answers.moved_ms = now_ms;
-        }
+        let moved_ms = self.answers.moved_ms(now_ms);
         let has_room = has_room && self.has_room_in_bytes();
-        let awaited = !self.answers.awaited.is_empty()
+        let awaited = self.answers.are_awaited()
             || !self.ready.is_empty() // for room with the publisher, or to go alone
             || !self.leaving.is_empty() // the partition is given back when nothing of it is in flight
             || !self.asked.is_unbounded()
@@ -77,7 +45,7 @@ impl<P: Clone> Engine<P> {
         if awaited {
             return Listen::TO_EACH;
         }
-        let comes_by_ms = self.answers.moved_ms + COMES_BY_AFTER_MS;
+        let comes_by_ms = moved_ms + COMES_BY_AFTER_MS;
         match self.with_publisher.count {
             0 => Listen {
                 confirms: MANY,

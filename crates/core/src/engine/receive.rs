@@ -16,61 +16,17 @@
 //! is settled without a claim, under the lock of the lease. What the peer does not answer soon is claimed: so a message
 //! that kills its worker is charged for it the next time.
 
-use super::{Batch, Claimed, END, Engine, Memory, Sharing, lower};
+use super::batch::Batch;
+use super::marks::END;
+use super::ports::{Express, Memory};
+use super::rows::Claimed;
+use super::{Engine, Sharing};
 use crate::gate::Handle;
 use crate::hold::Holds;
 use crate::message::{Event, Pointer, Publication};
 use crate::partition::Partition;
 use crate::settle::{Disposition, Ordering, Rules};
 use std::collections::{HashMap, HashSet};
-
-/// What has been in hand for so long, in ms, is claimed.
-const CLAIM_AFTER_MS: u64 = 100;
-
-/// Where a message lies in shared memory, in the words of the one who laid it there.
-pub type Place = u32;
-
-/// What sessions have laid down for the worker of their lanes, as one destination sees it.
-pub trait Express<P> {
-    /// Takes what is ready, of lanes that this worker owns. Each stays where it is until it is let go or given up.
-    fn take(&self) -> Vec<(Place, Claimed<P>)>;
-    /// Nobody needs it any more.
-    fn let_go(&self, place: Place);
-    /// The message was not taken in hand: it shall be read from the table.
-    fn give_up(&self, place: Place, partition: Partition, seq: i64);
-}
-
-/// Messages that are with the engine and not claimed.
-#[derive(Default)]
-pub(super) struct InHand {
-    known: HashMap<(Partition, i64), Kept>,
-    over: Vec<Place>,
-}
-
-struct Kept {
-    place: Place,
-    since_ms: u64,
-    /// The lane is to be read again because of it.
-    is_claimed_next: bool,
-}
-
-impl InHand {
-    pub fn is_empty(&self) -> bool {
-        self.known.is_empty()
-    }
-
-    /// The message is settled or claimed. False if it was not in hand.
-    pub fn end(&mut self, partition: Partition, seq: i64) -> bool {
-        let ended = self.known.remove(&(partition, seq));
-        self.over.extend(ended.iter().map(|kept| kept.place));
-        ended.is_some()
-    }
-
-    pub fn retain(&mut self, stays: impl Fn(Partition, i64) -> bool) {
-        let gone = self.known.extract_if(|(partition, seq), _| !stays(*partition, *seq));
-        self.over.extend(gone.map(|(_, kept)| kept.place));
-    }
-}
 
 impl<P: Clone> Engine<P> {
     /// Takes in hand what has come by shared memory, up to `limit`, and makes ready what may go; the rest is given up.
@@ -112,16 +68,11 @@ impl<P: Clone> Engine<P> {
             let is_read =
                 self.mark(partition) == END && self.reach(partition) == END && !self.fresh.contains(&partition);
             let is_open = is_read && !self.leaving.contains(&partition) && !given_up.contains(&partition);
-            let is_new = !self.in_hand.known.contains_key(&(partition, seq));
+            let is_new = !self.in_hand.contains((partition, seq));
             match lease {
                 Some((_, epoch)) if may_take && is_open && is_new && batch.rows.len() < limit => {
                     claimed.pointer.lease_epoch = *epoch;
-                    let kept = Kept {
-                        place,
-                        since_ms: now_ms,
-                        is_claimed_next: false,
-                    };
-                    self.in_hand.known.insert((partition, seq), kept);
+                    self.in_hand.take(place, partition, seq, now_ms);
                     batch.rows.push(claimed);
                 }
                 _ => {
@@ -137,31 +88,19 @@ impl<P: Clone> Engine<P> {
 
     /// Lets go of what is settled, claimed or lost by now.
     pub fn let_go(&mut self, express: &impl Express<P>) {
-        self.in_hand.over.drain(..).for_each(|place| express.let_go(place));
+        self.in_hand.over().for_each(|place| express.let_go(place));
     }
 
     /// In how many ms something in hand is to be claimed; None if there is nothing.
     pub fn claims_in_hand_in_ms(&self, now_ms: u64) -> Option<u64> {
-        let kept = self.in_hand.known.values().filter(|kept| !kept.is_claimed_next);
-        kept.map(|kept| (kept.since_ms + CLAIM_AFTER_MS).saturating_sub(now_ms))
-            .min()
+        self.in_hand.lasts_in_ms(now_ms)
     }
 
     /// Something in hand has ended and is not published: until that is settled, the tables do not tell of it, and what is
     /// behind it in its key would be let go.
     pub(super) fn has_ended_in_hand(&self) -> bool {
         let mut ended = (self.unsettled.iter()).filter(|ended| ended.disposition != Disposition::Publish);
-        ended.any(|ended| (self.in_hand.known).contains_key(&(ended.pointer.partition, ended.pointer.seq)))
-    }
-
-    /// Lets the lanes be read again of which something has been in hand for long.
-    pub(super) fn claim_what_lasts(&mut self, now_ms: u64) {
-        for ((partition, seq), kept) in &mut self.in_hand.known {
-            if !kept.is_claimed_next && kept.since_ms + CLAIM_AFTER_MS <= now_ms {
-                kept.is_claimed_next = true;
-                lower(&mut self.marks, *partition, *seq);
-            }
-        }
+        ended.any(|ended| (self.in_hand).contains((ended.pointer.partition, ended.pointer.seq)))
     }
 
     /// Of what a claim has brought, what was in hand is claimed now, and stays what it is; the rest is new.

@@ -1,7 +1,14 @@
 //! Writes what ended: when, and how much at once. Called by the worker's main thread.
 
-use super::{Engine, SETTLE_AFTER_MS, SETTLE_AT, Settlement, Store, lower};
+use super::Engine;
+use super::ports::Store;
+use super::rows::Settlement;
 use crate::settle::Disposition;
+
+/// Published messages wait so long to be settled together, in ms, unless there are many: each settle waits for the disk,
+/// and what is committed meanwhile waits with it.
+pub(super) const SETTLE_AFTER_MS: u64 = 25;
+const SETTLE_AT: usize = 500;
 
 impl<P: Clone> Engine<P> {
     /// Whether something must be settled before the next claim: a message that goes back would be overtaken by later
@@ -78,9 +85,7 @@ impl<P: Clone> Engine<P> {
         store.settle(&self.unsettled[..rows])?;
         for settlement in &self.unsettled[..rows] {
             match settlement.disposition {
-                Disposition::Release { .. } => {
-                    lower(&mut self.marks, settlement.pointer.partition, settlement.pointer.seq)
-                }
+                Disposition::Release { .. } => self.marks.lower(settlement.pointer.partition, settlement.pointer.seq),
                 Disposition::Retry { delay_ms, .. } => self.due_at_ms = self.due_at_ms.min(now_ms + delay_ms),
                 _ => {}
             }

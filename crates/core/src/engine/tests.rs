@@ -1,8 +1,12 @@
 //! What the engine promises beside the order of keys. The simulation in crates/worker/tests found each of these broken.
 
+use super::claim::DUE_EVERY_MS;
+use super::marks::{END, START};
 use super::*;
-use crate::message::{Properties, Text};
-use crate::settle::RetryPolicy;
+use crate::gate::{Found, OrderedKey};
+use crate::hold::OpenTransaction;
+use crate::message::{Event, Properties, Publication, Text};
+use crate::settle::{Ordering, RetryPolicy};
 use std::cell::Cell;
 use std::convert::Infallible;
 

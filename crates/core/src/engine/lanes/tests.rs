@@ -1,12 +1,12 @@
 //! One partition as one order, on a table of one lane; the simulation in crates/worker/tests asks the same with every fault.
 
 use super::*;
-use crate::engine::{Batch, Due, Held, Lane, Memory, Store};
-use crate::gate::OrderedKey;
+use crate::engine::{Batch, Claimed, Due, Engine, Held, Lane, Memory, Settlement, Sharing, Store};
+use crate::gate::{Handle, OrderedKey};
 use crate::hold::{FILTER_WORDS, OpenTransaction, filter_bit, lane_crc};
 use crate::message::{Event, Outcome, Pointer, Properties, Publication};
 use crate::settle::RetryPolicy;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
 
 const RULES: Rules = Rules {

@@ -1,8 +1,11 @@
 //! What the engine does with messages that come by shared memory. Which steps of others it stands is in
 //! tests/model_express.rs and the simulation.
 
+use super::super::claim::DUE_EVERY_MS;
+use super::super::in_hand::CLAIM_AFTER_MS;
+use super::super::marks::START;
 use super::super::tests::{RULES, Script, batch, engine, hand_over, partition, publication, seqs};
-use super::super::{CRASHES_ALONE, DUE_EVERY_MS, Errand, START};
+use super::super::{CRASHES_ALONE, Errand, Place};
 use super::*;
 use crate::hold::{FILTER_WORDS, OpenTransaction, filter_bit};
 use crate::message::Outcome;

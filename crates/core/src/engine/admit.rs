@@ -1,0 +1,113 @@
+//! What was claimed, or taken in hand, becomes a message of the engine: ready, parked behind another, or given back. Called
+//! by a claim and by a receive.
+
+use super::batch::Batch;
+use super::rows::{Claimed, Settlement};
+use super::under_way::Message;
+use super::{CRASHES_MAX, Engine, Sharing};
+use crate::gate::{Admission, Handle, OrderedKey};
+use crate::hold::Holds;
+use crate::message::{Event, Outcome, Pointer, Publication};
+use crate::settle::{Disposition, Rules};
+
+impl<P: Clone> Engine<P> {
+    pub(super) fn admit(
+        &mut self,
+        batch: Batch<P>,
+        rules: &Rules,
+        holds: &Holds,
+        make: &mut impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
+    ) {
+        for claimed in batch.rows {
+            let seq = claimed.pointer.seq;
+            let Some(key) = OrderedKey::of(&claimed.pointer, rules.ordering) else {
+                let handle = self.take_in(claimed, rules, make);
+                self.go([handle], rules);
+                continue;
+            };
+            if self.lanes.is_behind_head(key.partition, seq) {
+                self.give_back([claimed], "an earlier message of its partition failed"); // in this very claim
+                continue;
+            }
+            let held = holds.hold(&key, seq);
+            match self.gates.admit(self.next_handle, key, seq, held) {
+                Admission::Go => {
+                    let handle = self.take_in(claimed, rules, make);
+                    self.go([handle], rules);
+                }
+                Admission::Park => {
+                    self.take_in(claimed, rules, make);
+                }
+                Admission::Wait => self.unsettled.push(Settlement {
+                    place: claimed.place,
+                    pointer: claimed.pointer,
+                    disposition: Disposition::Wait,
+                }),
+            }
+        }
+    }
+
+    /// Keeps a claimed message, with what goes to the wire for it.
+    pub(super) fn take_in(
+        &mut self,
+        claimed: Claimed<P>,
+        rules: &Rules,
+        make: &mut impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
+    ) -> Handle {
+        let handle = self.next_handle;
+        self.next_handle += 1;
+        self.asked.claimed(handle);
+        let Claimed { place, pointer, event } = claimed;
+        self.may_expire |= pointer.expires_at_us.is_some();
+        let order = OrderedKey::of(&pointer, rules.ordering);
+        let unsendable = |reason| Outcome::Unsendable { reason };
+        let publication = match event {
+            Ok(_) if pointer.crashes >= CRASHES_MAX => Err(unsendable(format!(
+                "{} workers crashed with it, the last of them with it alone",
+                pointer.crashes
+            ))),
+            Ok(event) => make(handle, &pointer, &event)
+                .map(|publication| Publication {
+                    key: order.as_ref().map(OrderedKey::name),
+                    ..publication
+                })
+                .map_err(unsendable),
+            Err(outcome) => Err(outcome),
+        };
+        let message = Message {
+            place,
+            pointer,
+            body_bytes: publication.as_ref().map_or(0, |publication| publication.body.len()),
+            publication: Some(publication),
+            ordered: order.is_some() && self.sharing == Sharing::Leases,
+        };
+        self.messages.insert(handle, message);
+        handle
+    }
+
+    /// Their turn has come: what can be sent is ready, what cannot ends here.
+    pub(super) fn go(&mut self, handles: impl IntoIterator<Item = Handle>, rules: &Rules) {
+        for handle in handles {
+            let Some(message) = self.messages.get(&handle) else {
+                continue;
+            };
+            if message.ordered && !self.gates.is_sent(handle) {
+                continue; // held back: one before it ended here
+            }
+            match &message.publication {
+                Some(Ok(_)) => self.ready.push_back(handle),
+                Some(Err(outcome)) => self.end(handle, &outcome.clone(), rules, 0),
+                None => {}
+            }
+        }
+    }
+
+    /// What was claimed goes back to its place in the lane, as if it had not been.
+    pub(super) fn give_back(&mut self, rows: impl IntoIterator<Item = Claimed<P>>, reason: &str) {
+        self.unsettled.extend(rows.into_iter().map(|claimed| Settlement {
+            place: claimed.place,
+            pointer: claimed.pointer,
+            disposition: Disposition::Release { reason: reason.into() },
+        }));
+    }
+}

@@ -1,0 +1,335 @@
+//! What a worker claims, and in which order it reads. Called by the worker's main thread in each pass.
+//!
+//! What a claim may bring. In this order a pass (a) takes how far back a lane must be read again, because something was
+//! committed there; (b) claims, in a snapshot of its own, rows past the lane's mark; (c) reads which transactions are
+//! open, and for what keys; and (d) looks whether something was committed since (a). A transaction announces a key before
+//! it draws a seq for it, and says what it committed before it leaves. So one that has drawn a lower seq than a claimed
+//! row is seen by the snapshot, or is open at (c) and holds the later rows of its keys, or shows at (d) and holds all
+//! later rows for one pass. A model of this is in tests/model_mark.rs.
+
+use super::batch::{Batch, CLAIM_BYTES_MAX};
+use super::marks::{END, START};
+use super::ports::{Memory, Store};
+use super::rows::{Claimed, Held, Lane};
+use super::under_way::Message;
+use super::{Engine, Sharing};
+use crate::budget;
+use crate::gate::{Found, Handle};
+use crate::hold::Holds;
+use crate::message::{Event, Pointer, Publication};
+use crate::partition::Partition;
+use crate::settle::{Disposition, Ordering, Rules};
+use std::collections::{HashMap, HashSet};
+
+/// How often the lanes are read from their start, in ms: finds what no hint told of.
+const SWEEP_EVERY_MS: u64 = 30_000;
+/// How often `outbox_waiting` is asked for what is due, at least, in ms.
+pub(super) const DUE_EVERY_MS: u64 = 1_000;
+
+impl<P: Clone> Engine<P> {
+    /// Claims up to `limit` rows, from lanes and from what waits behind others, and makes ready what may go. `make` turns a
+    /// message into what goes to the wire, or says why it cannot. Nothing but what is published may be unsettled.
+    pub fn claim<S: Store<Place = P>>(
+        &mut self,
+        store: &mut S,
+        memory: &impl Memory,
+        now_ms: u64,
+        limit: u32,
+        rules: &Rules,
+        mut make: impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
+    ) -> Result<usize, S::Error> {
+        self.claims += 1;
+        let leases: Vec<Held> = (self.leases.iter())
+            .filter(|(partition, _)| !self.leaving.contains(partition))
+            .copied()
+            .collect();
+        if self.has_suspects(1) {
+            return Ok(0);
+        }
+        if self.has_ended_in_hand() {
+            self.full = true; // again at once, when that is settled
+            return Ok(0);
+        }
+        self.bring_due(store, memory, now_ms, &leases)?;
+        let (room, limit) = (limit, self.appetite.of(limit));
+        if self.sharing == Sharing::RowClaims {
+            let batch = store.claim_unleased(limit)?;
+            self.appetite.note(&batch);
+            self.full = batch.rows.len() as u32 >= limit || batch.cut;
+            let count = batch.rows.len();
+            for claimed in batch.rows {
+                let handle = self.take_in(claimed, rules, &mut make);
+                self.go([handle], rules);
+            }
+            return Ok(count);
+        }
+        self.read_anew(store, now_ms, &leases, rules)?;
+        for (partition, seq) in self.in_hand.lasting(now_ms) {
+            self.marks.lower(partition, seq);
+        }
+        self.bound_lanes(rules);
+
+        memory.notice_prepared();
+        for (partition, _) in &leases {
+            if let Some(low) = memory.take_reopen(*partition) {
+                self.marks.lower(*partition, low); // (a)
+            }
+        }
+        // A lane that was read to its end holds nothing new until somebody says so.
+        let unread: Vec<Held> = (leases.iter())
+            .filter(|(partition, _)| self.mark(*partition) < self.reach(*partition))
+            .copied()
+            .collect();
+        if unread.is_empty() && self.gates.parked() == 0 && !self.gates.may_drain() {
+            self.full = false;
+            return Ok(0);
+        }
+        let hungry: Vec<bool> = unread.iter().map(|(p, _)| self.hungry.contains(p)).collect();
+        let wanted =
+            (self.gates.draining().len().min(self.bounds.drains) as u32).saturating_mul(self.bounds.drain_rows);
+        let for_lanes = limit - budget::kept_for_followers(limit, wanted, self.claims);
+        let lanes: Vec<Lane> = (unread.iter().zip(budget::shares(for_lanes, &hungry, self.claims)))
+            .map(|((partition, epoch), limit)| Lane {
+                partition: *partition,
+                epoch: *epoch,
+                mark: self.mark(*partition),
+                reach: self.reach(*partition),
+                limit,
+            })
+            .collect();
+        let mut batch = match lanes.as_slice() {
+            [] => Batch::default(),
+            lanes => store.claim(lanes)?, // (b)
+        };
+        self.appetite.note(&batch);
+        self.advance_marks(&lanes, &batch);
+        batch.rows = self.recognise(batch.rows);
+        let left = room.saturating_sub(batch.rows.len() as u32);
+        memory.revoke(&batch.rows.iter().map(Claimed::which).collect::<Vec<_>>());
+        let holds = Holds {
+            all: batch.missed,
+            open: memory.open_transactions(), // (c)
+            reopened: (leases.iter())
+                .filter_map(|(partition, _)| Some((*partition, memory.look_at_reopen(*partition)?))) // (d)
+                .collect(),
+        };
+        let count = batch.rows.len();
+        let is_read = |partition: &Partition| self.mark(*partition) >= self.reach(*partition);
+        self.full = (unread.iter()).any(|(partition, _)| !is_read(partition) && !batch.locked.contains(partition));
+        self.admit(batch, rules, &holds, &mut make);
+        let marks = &self.marks;
+        let unparked = self
+            .gates
+            .unpark(|key, seq| !holds.hold(key, seq) && marks.cover(key.partition, seq));
+        self.go(unparked, rules);
+        self.drain(store, &leases, &holds, left, rules, &mut make)?;
+        while self.gates.parked() > self.bounds.parked || self.parks_too_much() {
+            let shed = self.gates.shed();
+            if shed.is_empty() {
+                break; // the first of each partition
+            }
+            match rules.ordering {
+                Ordering::Partition => self.release(shed, "it waits for an open transaction"),
+                _ => (shed.into_iter()).for_each(|handle| self.unsettle(handle, Disposition::Wait)),
+            }
+        }
+        self.bound_lanes(rules);
+        Ok(count)
+    }
+
+    /// Whether the bodies of messages that wait in memory for an open transaction take more than they may.
+    fn parks_too_much(&self) -> bool {
+        if self.gates.parked() == 0 {
+            return false;
+        }
+        let of = |message: &Message<P>| message.body_bytes;
+        let ready: usize = self.ready.iter().filter_map(|h| self.messages.get(h)).map(of).sum();
+        let all: usize = self.messages.values().map(of).sum();
+        all.saturating_sub(ready + self.with_publisher.bytes) > self.bounds.bytes
+    }
+
+    fn bring_due<S: Store<Place = P>>(
+        &mut self,
+        store: &mut S,
+        memory: &impl Memory,
+        now_ms: u64,
+        leases: &[Held],
+    ) -> Result<(), S::Error> {
+        let changes = memory.waiting_changes();
+        if !self.asked.brings_due() || (now_ms < self.due_at_ms && changes == self.waiting_changes) {
+            return Ok(());
+        }
+        let leased = (self.sharing == Sharing::Leases).then_some(leases);
+        let (moved, next_ms) = store.bring_due(leased)?;
+        self.asked.brought = true;
+        // What is due and was not brought is another worker's.
+        let next_ms = next_ms.filter(|ms| *ms > 0 || !moved.is_empty());
+        for (partition, seq) in moved {
+            self.marks.lower(partition, seq);
+        }
+        self.due_at_ms = now_ms + next_ms.unwrap_or(DUE_EVERY_MS).clamp(1, DUE_EVERY_MS);
+        if changes != self.waiting_changes {
+            self.sweep_at_ms = now_ms; // a person may have opened a gate
+            self.waiting_changes = changes;
+        }
+        Ok(())
+    }
+
+    /// Reads the gates, and lets the lanes be read from their start: those just taken, and all from time to time.
+    fn read_anew<S: Store<Place = P>>(
+        &mut self,
+        store: &mut S,
+        now_ms: u64,
+        leases: &[Held],
+        rules: &Rules,
+    ) -> Result<(), S::Error> {
+        let sweep = now_ms >= self.sweep_at_ms;
+        let anew: Vec<Partition> = (leases.iter().map(|(partition, _)| *partition))
+            .filter(|partition| sweep || self.fresh.contains(partition))
+            .collect();
+        if anew.is_empty() {
+            return Ok(());
+        }
+        let mut found = store.gates(&anew)?;
+        let scope: HashSet<Partition> = anew.iter().copied().collect();
+        let gone = self.find_heads(&found, &scope, rules);
+        found.retain(|found| found.key.key.is_some());
+        if rules.ordering != Ordering::Key {
+            // Nothing closes a key; what waits behind another, from when keys were the order, comes back.
+            found.retain(|found| found.followers);
+            found.iter_mut().for_each(|found| found.head = None);
+        }
+        let marks = &self.marks;
+        let undecided = self.gates.rebuild(
+            |partition| scope.contains(&partition),
+            found,
+            |partition, seq| marks.cover(partition, seq),
+        );
+        for partition in anew {
+            self.fresh.remove(&partition);
+            self.marks.restart(partition);
+        }
+        if sweep {
+            self.sweep_at_ms = now_ms + SWEEP_EVERY_MS;
+        }
+        if undecided || gone {
+            self.sweep_at_ms = self.sweep_at_ms.min(now_ms + DUE_EVERY_MS);
+        }
+        Ok(())
+    }
+
+    /// Takes note of what is kept in memory. Around a claim.
+    fn bound_lanes(&mut self, rules: &Rules) {
+        self.lanes.bounds = match rules.ordering {
+            Ordering::Partition => self.gates.bounds(),
+            Ordering::Key | Ordering::None => HashMap::new(),
+        };
+    }
+
+    /// Takes over what the tables say of the lanes that were read. Returns whether there is a head that may be on its way, or
+    /// gone: they must be asked again to know. What is on its way keeps its lane to itself.
+    fn find_heads(&mut self, found: &[Found], scope: &HashSet<Partition>, rules: &Rules) -> bool {
+        if rules.ordering != Ordering::Partition {
+            self.lanes.free_all();
+            return false;
+        }
+        self.gates.forget_keys();
+        let (messages, marks) = (&self.messages, &self.marks);
+        self.lanes.find_heads(
+            found,
+            |partition| scope.contains(&partition),
+            |partition, seq| (messages.values()).any(|m| m.pointer.seq == seq && m.pointer.partition == partition),
+            |partition, seq| marks.of(partition) < seq,
+        )
+    }
+
+    /// A lane that gave all it had is read to its end, or as far as it may: what is committed there later is told. Any
+    /// other is read up to its last row.
+    fn advance_marks(&mut self, lanes: &[Lane], batch: &Batch<P>) {
+        let mut seen: HashMap<Partition, (u32, i64)> = HashMap::new();
+        for row in &batch.rows {
+            let (count, last) = seen.entry(row.pointer.partition).or_insert((0, START));
+            *count += 1;
+            *last = (*last).max(row.pointer.seq);
+        }
+        self.hungry.clear();
+        for lane in lanes.iter().filter(|lane| !batch.locked.contains(&lane.partition)) {
+            let (count, last) = seen.get(&lane.partition).copied().unwrap_or((0, START));
+            let full = count >= lane.limit;
+            if full && lane.limit > 0 {
+                self.hungry.insert(lane.partition);
+            }
+            let read = match () {
+                () if batch.missed => lane.mark, // it may lie between those that came
+                () if full || batch.cut => last,
+                () => lane.reach,
+            };
+            self.marks.raise(lane.partition, read);
+        }
+    }
+
+    /// Fetches what waits behind others whose turn it is now, up to `room` rows.
+    fn drain<S: Store<Place = P>>(
+        &mut self,
+        store: &mut S,
+        leases: &[Held],
+        holds: &Holds,
+        mut room: u32,
+        rules: &Rules,
+        make: &mut impl FnMut(Handle, &Pointer, &Event) -> Result<Publication, String>,
+    ) -> Result<(), S::Error> {
+        let draining = self.gates.draining();
+        self.drains = false;
+        let first = (self.claims as usize).checked_rem(draining.len()).unwrap_or(0);
+        let mut bytes = 0;
+        for key in draining
+            .iter()
+            .cycle()
+            .skip(first)
+            .take(draining.len().min(self.bounds.drains))
+        {
+            if bytes >= CLAIM_BYTES_MAX {
+                self.drains = true; // the others have their turn with the next claim
+                break;
+            }
+            let Some((_, epoch)) = leases.iter().find(|(partition, _)| *partition == key.partition) else {
+                continue;
+            };
+            let goes_back = rules.ordering == Ordering::Partition;
+            if !goes_back && holds.open(key, i64::MAX) {
+                continue;
+            }
+            let reach = match goes_back {
+                true => END,
+                false => self.mark(key.partition).min(self.asked.reach),
+            };
+            let rows = self.appetite.of(self.bounds.drain_rows.min(room));
+            if rows == 0 {
+                self.drains = true;
+                break;
+            }
+            let (batch, more) = store.claim_waiting(key, *epoch, reach, rows)?;
+            self.appetite.note(&batch);
+            bytes += batch.body_bytes();
+            room = room.saturating_sub(batch.rows.len() as u32);
+            let full = batch.cut || batch.rows.len() as u32 >= rows;
+            let missed = batch.missed;
+            self.drains |= full || draining.len() > self.bounds.drains;
+            if goes_back {
+                self.give_back(batch.rows, "the partition is the order now");
+                self.gates.drained(key, &[], full, more, |_| false);
+                continue;
+            }
+            let mut rows = Vec::with_capacity(batch.rows.len());
+            for claimed in batch.rows {
+                let seq = claimed.pointer.seq;
+                rows.push((self.take_in(claimed, rules, make), seq));
+            }
+            let go = self.gates.drained(key, &rows, full, more, |seq| {
+                !missed && seq <= reach && !holds.hold(key, seq)
+            });
+            self.go(go, rules);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,47 @@
+//! Rows of the tables as a worker holds them: lanes that it claims from, messages that it has claimed, and how each ended.
+
+use crate::message::{Event, Outcome, Pointer};
+use crate::partition::Partition;
+use crate::settle::Disposition;
+
+/// A lease that is held: the partition and its epoch.
+pub type Held = (Partition, i64);
+
+/// A claimed message with its event.
+#[derive(Clone, Debug)]
+pub struct Claimed<P> {
+    /// Where the row lies, in the words of the store.
+    pub place: P,
+    pub pointer: Pointer,
+    /// Or what becomes of a message whose event is missing or cannot be read: Unsendable or Failed.
+    pub event: Result<Event, Outcome>,
+}
+
+impl<P> Claimed<P> {
+    pub(super) fn which(&self) -> (Partition, i64) {
+        (self.pointer.partition, self.pointer.seq)
+    }
+}
+
+/// One message to settle.
+#[derive(Clone, Debug)]
+pub struct Settlement<P> {
+    pub place: P,
+    pub pointer: Pointer,
+    pub disposition: Disposition,
+}
+
+/// What a claim asks for: of each lane up to `limit` rows with a seq above `mark`, and none above `reach`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lane {
+    pub partition: Partition,
+    pub epoch: i64,
+    pub mark: i64,
+    pub reach: i64,
+    pub limit: u32,
+}
+
+/// Whether all lanes are to be read up to the same seq.
+pub fn reach_the_same(lanes: &[Lane]) -> bool {
+    lanes.windows(2).all(|two| two[0].reach == two[1].reach)
+}

@@ -1,0 +1,37 @@
+//! A message between its claim and its settle, and how much of them is with the publisher.
+
+use crate::message::{Outcome, Pointer, Publication};
+
+/// A message between claim and settle.
+pub(super) struct Message<P> {
+    pub place: P,
+    pub pointer: Pointer,
+    /// What goes to the wire, or why nothing can; None once handed over.
+    pub publication: Option<Result<Publication, Outcome>>,
+    /// Of what goes to the wire, also once it is handed over.
+    pub body_bytes: usize,
+    /// The gates know it: others wait for it.
+    pub ordered: bool,
+}
+
+/// What is with the publisher.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct WithPublisher {
+    pub count: usize,
+    /// Of the bodies.
+    pub bytes: usize,
+}
+
+impl WithPublisher {
+    pub fn more<P>(&mut self, message: &Message<P>) {
+        self.count += 1;
+        self.bytes += message.body_bytes;
+    }
+
+    pub fn less<P>(&mut self, message: Option<&Message<P>>) {
+        self.count = self.count.saturating_sub(1);
+        self.bytes = self
+            .bytes
+            .saturating_sub(message.map_or(0, |message| message.body_bytes));
+    }
+}
