@@ -1,6 +1,11 @@
 //! The rules of the house that a test can keep. Each rule is a pure function over a file's text that returns its
-//! complaints, a test that holds it against every file, and a test that shows it a violation. No server is needed.
+//! complaints, a test that holds it against every file, and a test that shows it a violation. No server is needed. One rule
+//! looks at all files of a crate at once: tidy/circles.rs.
 
+#[path = "tidy/circles.rs"]
+mod circles;
+
+use circles::circles;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -68,6 +73,32 @@ fn no_crate_below_crates_depends_on_pgrx() {
 #[test]
 fn the_core_has_no_clock_no_dice_no_threads_and_no_io() {
     assert_no_complaints(&files("crates/core/src", "rs"), |_, text| impure_lines(text));
+}
+
+/// Where modules import each other in circles as yet.
+const WITH_CIRCLES: [&str; 3] = ["crates/outboxctl/src", "crates/transport/src", "src"];
+
+#[test]
+fn no_modules_import_each_other_in_a_circle() {
+    let manifests = files("crates", "toml").into_iter();
+    let crates = manifests
+        .map(|(path, _)| path.replace("Cargo.toml", "src"))
+        .chain(["src".to_owned()]);
+    for directory in crates {
+        let sources = files(&directory, "rs").into_iter();
+        let sources: Vec<File> = sources
+            .map(|(path, text)| (path[directory.len() + 1..].to_owned(), text))
+            .collect();
+        let circles = circles(&sources);
+        if WITH_CIRCLES.contains(&directory.as_str()) {
+            assert!(
+                !circles.is_empty(),
+                "{directory} has no circle any more: take it from the list"
+            );
+        } else {
+            assert!(circles.is_empty(), "{directory}: {}", circles.join("\n"));
+        }
+    }
 }
 
 #[test]
