@@ -1,347 +1,156 @@
-//! How to connect to the broker, what to check before the first publish, and what an error of it means.
+//! The life of a connection to a broker: connect, serve, tear down, wait, again; and end in bounded time when told to.
 //!
-//! Runs on the publisher thread. Every wait is under a timeout of our own: lapin has none, and its connect has hung in
-//! several releases.
+//! Runs on the publisher thread. A current-thread runtime drives everything here and lapin's tasks; lapin's own thread does
+//! the socket calls. `session` is what happens while connected.
 
-use crate::config::{AmqpConfig, ExchangeType};
-use crate::guard::{FRAME_BYTES_MAX, GuardedStream, Kit, LastBytes, Socket, ThreadMark, Wire};
-use crate::publisher::DownReason;
-use crate::tls::{self, Asked, Tls};
-use lapin::options::{ConfirmSelectOptions, ExchangeDeclareOptions};
-use lapin::protocol::{AMQPError, AMQPErrorKind, AMQPHardError, AMQPSoftError};
-use lapin::types::{FieldTable, ShortString};
-use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo, SASLMechanism};
-use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, ErrorKind, ExchangeKind};
-use std::future::Future;
+mod config;
+mod connect;
+mod guard;
+mod returns;
+mod sendable;
+mod session;
+mod unconfirmed;
+
+pub use config::{AmqpConfig, ExchangeType};
+
+use crate::backoff::Backoff;
+use crate::carrier::Carrier;
+use crate::down::Fault;
+use crate::event::ConnectionState;
+use crate::intake::{Intake, StopBy};
+use connect::Link;
+use guard::Wire;
+use session::{Ended, Over};
 use std::io;
-use std::pin::pin;
-use std::sync::Mutex;
-use std::time::Duration;
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
+use std::time::{Duration, Instant};
+use unconfirmed::Patience;
 
-/// lapin declares a peer dead after twice this time of silence and looks every half of it: at most 20 s.
-const HEARTBEAT_S: u16 = 8;
-/// One to publish on, one to check with, and spares: lapin frees a closed channel's number late.
-const CHANNELS_MAX: u16 = 8;
-/// The end of a connection that only asks.
-const ASIDE_LIMIT: Duration = Duration::from_secs(1);
-/// How long to wait for lapin to tell the cause too, after a channel or connection broke.
-pub(crate) const CAUSE_LIMIT: Duration = Duration::from_millis(100);
-const REPLY_SUCCESS: u16 = 200;
-const HUNG_UP: &str = "the peer closed the connection";
+/// For a goodbye to a broker that still answers.
+const CLOSE_LIMIT: Duration = Duration::from_millis(500);
+/// For lapin's thread to notice that its socket is shut.
+const CUT_LIMIT: Duration = Duration::from_secs(2);
+/// So many threads of lapin that outlive their socket are a leak that only a new process mends.
+const STUCK_THREADS_MAX: u32 = 3;
 
-/// Why the connection is down, or could not be made.
-#[derive(Clone, Debug)]
-pub(crate) struct Fault {
-    pub(crate) reason: DownReason,
-    pub(crate) detail: String,
-}
+impl Carrier for AmqpConfig {
+    fn check(&self) -> io::Result<()> {
+        self.validate()
+    }
 
-impl Fault {
-    pub(crate) fn new(reason: DownReason, detail: impl Into<String>) -> Self {
-        Self {
-            reason,
-            detail: detail.into(),
+    fn window(&self) -> usize {
+        self.window
+    }
+
+    async fn carry(self, intake: &mut Intake<'_>) -> Result<(), String> {
+        let mut backoff = Backoff::new(self.backoff_min, self.backoff_max);
+        let mut patience = Patience::new(self.patience, self.confirm_timeout);
+        let mut stuck_threads = 0;
+        let mut why = "not connected yet".to_owned();
+        intake.say_state(ConnectionState::Connecting);
+        loop {
+            let gone = match connect_and_serve(&self, intake, &mut backoff, &mut patience, &mut why).await {
+                Ok(gone) => gone,
+                Err(StopBy(_)) => break,
+            };
+            if !gone {
+                stuck_threads += 1;
+                if stuck_threads >= STUCK_THREADS_MAX {
+                    return Err(format!("{stuck_threads} connections could not be closed"));
+                }
+            }
+            if intake
+                .losing_batches(&why, tokio::time::sleep(backoff.next()))
+                .await
+                .is_err()
+            {
+                break;
+            }
         }
+        intake.lose_queue("the publisher was stopped");
+        Ok(())
     }
 }
 
-/// A checked connection with a channel in confirm mode.
-pub(crate) struct Link {
-    pub(crate) connection: Connection,
-    pub(crate) channel: Channel,
-    pub(crate) frame_bytes_max: usize,
-    pub(crate) last_bytes: LastBytes,
-}
-
-/// Connects and checks. `wire` is filled as soon as there is a socket, so that the caller can cut it whatever happens:
-/// also if this future is dropped half way.
-pub(crate) async fn connect(config: &AmqpConfig, wire: &mut Option<Wire>) -> Result<Link, Fault> {
-    let tcp = dial(config).await?;
-    let asked = Asked::default();
-    let socket = match &config.tls {
-        None => Socket::Plain(tcp),
-        Some(tls) => secure(config, tls, &asked, tcp).await?,
-    };
-    let (new_wire, stream, mark) = Wire::new(socket).map_err(|e| Fault::new(DownReason::Unreachable, e.to_string()))?;
-    let wire = wire.insert(new_wire);
-    let mut set_up = pin!(set_up(config, &asked, stream, mark));
-    tokio::select! {
-        biased;
-        link = &mut set_up => return link,
-        () = wire.thread_ended() => {}
-    }
-    // lapin can lose its thread and leave its caller waiting: a peer that hangs up after connection.tune does it. It can
-    // also be about to say why.
-    let unexplained = || {
-        Err(blame_certificate(
-            config,
-            &asked,
-            Fault::new(DownReason::Closed, HUNG_UP),
-        ))
-    };
-    tokio::time::timeout(CAUSE_LIMIT, set_up)
-        .await
-        .unwrap_or_else(|_| unexplained())
-}
-
-async fn set_up(config: &AmqpConfig, asked: &Asked, stream: GuardedStream, mark: ThreadMark) -> Result<Link, Fault> {
-    let limit = config.connect_timeout;
-    let last_bytes = stream.last_bytes();
-    let connection = within(limit, "the AMQP handshake", handshake(config, stream, mark))
-        .await
-        .map_err(|fault| blame_certificate(config, asked, fault))?;
-    within(limit, "the exchange check", check_exchange(config, &connection)).await?;
-    let channel = confirming_channel(config, &connection).await?;
-    let frame_bytes_max = connection.configuration().frame_max() as usize;
-    Ok(Link {
-        connection,
-        channel,
-        frame_bytes_max,
-        last_bytes,
-    })
-}
-
-async fn confirming_channel(config: &AmqpConfig, connection: &Connection) -> Result<Channel, Fault> {
-    let limit = config.connect_timeout;
-    let channel = within(limit, "opening a channel", connection.create_channel()).await?;
-    let confirm = channel.confirm_select(ConfirmSelectOptions::default());
-    within(limit, "turning on confirms", confirm).await?;
-    Ok(channel)
-}
-
-/// Another channel in the place of the one that the messages went through. The old one is closed first: what its broker
-/// still held back to publish (a quorum queue's leader that is away) does not come after that.
-pub(crate) async fn renew_channel(config: &AmqpConfig, link: &mut Link) -> Result<(), Fault> {
-    let close = link.channel.close(REPLY_SUCCESS, "OK".into());
-    within(config.connect_timeout, "closing a channel", close).await?;
-    link.channel = confirming_channel(config, &link.connection).await?;
-    Ok(())
-}
-
-/// Whether the broker answers over a connection of its own, which is closed again.
-pub(crate) async fn answers_elsewhere(config: &AmqpConfig) -> bool {
+/// One connection from first to last, or one failed attempt. `Ok(false)`: lapin's thread did not end with its socket.
+async fn connect_and_serve(
+    config: &AmqpConfig,
+    intake: &mut Intake<'_>,
+    backoff: &mut Backoff,
+    patience: &mut Patience,
+    why: &mut String,
+) -> Result<bool, StopBy> {
     let mut wire = None;
-    let answered = match connect(config, &mut wire).await {
-        Ok(link) => {
-            close(&link.connection, ASIDE_LIMIT).await;
-            true
+    let mut link = None;
+    let ended = match intake.losing_batches(why, connect::connect(config, &mut wire)).await? {
+        Err(fault) => Over::Fault(fault),
+        Ok(new_link) => {
+            intake.say_state(ConnectionState::Connected);
+            let since = Instant::now();
+            let ended = serve_channels(link.insert(new_link), &mut wire, config, patience, intake).await;
+            backoff.connection_lived(since.elapsed());
+            patience.disconnected();
+            ended
         }
-        Err(_) => false,
     };
-    if let Some(wire) = wire {
-        wire.cut(ASIDE_LIMIT).await;
-    }
-    answered
-}
-
-/// Says goodbye. The caller cuts the wire afterwards in any case.
-pub(crate) async fn close(connection: &Connection, limit: Duration) {
-    let _ = tokio::time::timeout(limit, connection.close(REPLY_SUCCESS, "OK".into())).await;
-}
-
-async fn dial(config: &AmqpConfig) -> Result<TcpStream, Fault> {
-    // A name is resolved on a thread of tokio's pool, which inherits our blocked signals.
-    let dial = TcpStream::connect((config.host.as_str(), config.port));
-    let unreachable = |text: String| Fault::new(DownReason::Unreachable, text);
-    match tokio::time::timeout(config.connect_timeout, dial).await {
-        // A publish is one write; Nagle would hold back the next small one until the broker's TCP ack.
-        Ok(stream) => stream
-            .and_then(|stream| stream.set_nodelay(true).map(|()| stream))
-            .map_err(|e| unreachable(e.to_string())),
-        Err(_) => Err(unreachable(format!(
-            "no answer to the TCP connect within {:?}",
-            config.connect_timeout
-        ))),
-    }
-}
-
-/// The TLS handshake. Dropping this future closes the socket; no thread of lapin's is there yet.
-async fn secure(config: &AmqpConfig, tls: &Tls, asked: &Asked, tcp: TcpStream) -> Result<Socket, Fault> {
-    let failed = |text: String| Fault::new(DownReason::TlsFailed, text);
-    let client_config = tls.client_config().map_err(|e| failed(e.to_string()))?;
-    let name = tls.server_name(&config.host).map_err(|e| failed(e.to_string()))?;
-    let handshake = TlsConnector::from(asked.note_in(&client_config)).connect(name, tcp);
-    match tokio::time::timeout(config.connect_timeout, handshake).await {
-        Ok(Ok(stream)) => Ok(Socket::Tls(Box::new(stream))),
-        Ok(Err(error)) => {
-            let by_peer = |text| blame_certificate(config, asked, failed(text));
-            Err(match tls::error_in(&error) {
-                Some(alert @ rustls::Error::AlertReceived(_)) => by_peer(tls::explain(alert)),
-                Some(ours) => failed(tls::explain(ours)),
-                None => by_peer(format!("{HUNG_UP} during the TLS handshake: {error}")),
-            })
+    let (close_limit, cut_limit) = match &ended {
+        Over::Fault(fault) => {
+            say_down(intake, why, fault);
+            (CLOSE_LIMIT, CUT_LIMIT)
         }
-        Err(_) => Err(Fault::new(
-            DownReason::Timeout,
-            format!(
-                "no answer to the TLS handshake within {:?}; does the peer speak TLS?",
-                config.connect_timeout
-            ),
-        )),
-    }
-}
-
-/// Of a connection that the peer ended before it has said anything, what it asked for is the best account.
-fn blame_certificate(config: &AmqpConfig, asked: &Asked, fault: Fault) -> Fault {
-    let with_certificate = config.tls.as_ref().is_some_and(|tls| tls.client.is_some());
-    match fault.reason {
-        DownReason::Closed | DownReason::TlsFailed if asked.is_set() && !with_certificate => Fault::new(
-            DownReason::TlsFailed,
-            format!(
-                "the peer asked for a client certificate and none is set ({})",
-                fault.detail
-            ),
-        ),
-        // It may have had another reason to hang up.
-        DownReason::Closed if asked.is_set() => Fault::new(
-            DownReason::Closed,
-            format!("{}, perhaps because of our client certificate", fault.detail),
-        ),
-        _ => fault,
-    }
-}
-
-async fn handshake(config: &AmqpConfig, stream: GuardedStream, mark: ThreadMark) -> lapin::Result<Connection> {
-    // lapin calls this once: its own retries are off. It keeps the closure as long as its thread runs, and `mark` in it.
-    let stream = Mutex::new(Some(stream));
-    let connect = async move |_: AMQPUri, _: async_rs::Runtime<Kit>| {
-        let _mark = &mark;
-        let taken = stream.lock().ok().and_then(|mut slot| slot.take());
-        taken
-            .map(AsyncTcpStream::Plain)
-            .ok_or_else(|| lapin::Error::from(io::Error::from(io::ErrorKind::NotConnected)))
-    };
-    Connection::connector(uri(config), Kit::runtime(), connect, properties(config)).await
-}
-
-/// Built from parts, never from text: no text with the password in it exists.
-fn uri(config: &AmqpConfig) -> AMQPUri {
-    AMQPUri {
-        scheme: AMQPScheme::AMQP,
-        authority: AMQPAuthority {
-            userinfo: AMQPUserInfo {
-                username: config.user.clone(),
-                password: config.password.reveal().to_owned(),
-            },
-            host: config.host.clone(),
-            port: config.port,
-        },
-        vhost: config.vhost.clone(),
-        query: AMQPQueryString {
-            // Never leave this open: to "no limit" from the broker (0) lapin then answers u32::MAX and allocates
-            // 32 times that, 137 GB, which aborts the process.
-            frame_max: Some(FRAME_BYTES_MAX),
-            channel_max: Some(CHANNELS_MAX),
-            heartbeat: Some(HEARTBEAT_S),
-            auth_mechanism: config.external.then_some(SASLMechanism::External),
-            ..AMQPQueryString::default()
-        },
-    }
-}
-
-fn properties(config: &AmqpConfig) -> ConnectionProperties {
-    ConnectionProperties::default()
-        .with_connection_name(config.connection_name.as_str().into())
-        // lapin overwrites the product unless product and version are both there.
-        .with_client_property("product".into(), "outbox".into())
-        .with_client_property("version".into(), env!("CARGO_PKG_VERSION").into())
-        // We reconnect ourselves: a retry inside lapin would sleep on its thread and be invisible here.
-        .configure_backoff(|backoff| backoff.with_max_times(0))
-}
-
-/// On a channel of its own, which an error closes: a publish to a missing exchange would close the publishing channel
-/// and fail every outstanding confirm, though many of those messages arrived.
-async fn check_exchange(config: &AmqpConfig, connection: &Connection) -> lapin::Result<()> {
-    if config.exchange.is_empty() {
-        return Ok(());
-    }
-    // Predefined exchanges can be checked but not declared.
-    let kind = if config.exchange.starts_with("amq.") {
-        None
-    } else {
-        exchange_kind(&config.exchange_type)
-    };
-    let options = ExchangeDeclareOptions {
-        passive: kind.is_none(),
-        durable: true,
-        ..Default::default()
-    };
-    let name = ShortString::from(config.exchange.as_str()); // at most 255 bytes: AmqpConfig::validate
-    let channel = connection.create_channel().await?;
-    channel
-        .exchange_declare(name, kind.unwrap_or_default(), options, FieldTable::default())
-        .await?;
-    channel.close(REPLY_SUCCESS, "OK".into()).await
-}
-
-fn exchange_kind(exchange_type: &ExchangeType) -> Option<ExchangeKind> {
-    Some(match exchange_type {
-        ExchangeType::None => return None,
-        ExchangeType::Direct => ExchangeKind::Direct,
-        ExchangeType::Fanout => ExchangeKind::Fanout,
-        ExchangeType::Topic => ExchangeKind::Topic,
-        ExchangeType::Headers => ExchangeKind::Headers,
-        ExchangeType::Custom(kind) => ExchangeKind::Custom(kind.clone()),
-    })
-}
-
-async fn within<T>(limit: Duration, step: &str, work: impl Future<Output = lapin::Result<T>>) -> Result<T, Fault> {
-    match tokio::time::timeout(limit, work).await {
-        Ok(done) => done.map_err(|e| fault(&e)),
-        Err(_) => Err(Fault::new(
-            DownReason::Timeout,
-            format!("no answer to {step} within {limit:?}"),
-        )),
-    }
-}
-
-/// What an error of lapin means to whoever reads the health view.
-pub(crate) fn fault(error: &lapin::Error) -> Fault {
-    let (reason, detail) = match error.kind() {
-        ErrorKind::ProtocolError(e) => (protocol_reason(e), e.get_message().to_string()),
-        ErrorKind::MissingHeartbeatError => (DownReason::Timeout, "the broker has fallen silent".to_owned()),
-        ErrorKind::IOError(e) => io_fault(e),
-        ErrorKind::ParsingError(_) | ErrorKind::InvalidProtocolVersion(_) | ErrorKind::AuthProviderError(_) => {
-            (DownReason::Protocol, error.to_string())
+        // A share of the time left each, so that all of it ends before `stop` gives up on this thread.
+        Over::Stopped(StopBy(deadline)) => {
+            let left = deadline.saturating_duration_since(Instant::now());
+            (CLOSE_LIMIT.min(left / 3), CUT_LIMIT.min(left / 3))
         }
-        _ => (DownReason::Closed, error.to_string()),
     };
-    Fault { reason, detail }
-}
-
-fn io_fault(error: &io::Error) -> (DownReason, String) {
-    match (tls::error_in(error), error.kind()) {
-        (Some(error), _) => (DownReason::TlsFailed, tls::explain(error)),
-        // What `guard` refuses; every other I/O error is a connection that ended.
-        (None, io::ErrorKind::InvalidData) => (DownReason::Protocol, error.to_string()),
-        // rustls tells of a peer that hung up without a goodbye in many words and a link.
-        (None, io::ErrorKind::UnexpectedEof) => (DownReason::Closed, HUNG_UP.to_owned()),
-        (None, _) => (DownReason::Closed, error.to_string()),
+    // A goodbye comes behind what lapin holds of messages. After the deadline those must not go out: the socket is cut.
+    let polite = |link: &Link| {
+        let status = link.connection.status();
+        status.connected() && !status.blocked() && !config.deadline.has_passed()
+    };
+    let tear_down = async {
+        if let Some(link) = link.filter(polite) {
+            connect::close(&link.connection, close_limit).await;
+        }
+        match wire {
+            Some(wire) => wire.cut(cut_limit).await,
+            None => true,
+        }
+    };
+    match ended {
+        Over::Fault(_) => intake.losing_batches(why, tear_down).await,
+        Over::Stopped(stop) => {
+            tear_down.await;
+            Err(stop)
+        }
     }
 }
 
-fn protocol_reason(error: &AMQPError) -> DownReason {
-    match error.kind() {
-        AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => DownReason::AuthRefused,
-        AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => DownReason::ExchangeMissing,
-        // Of a publish 406 can also mean "too large"; `session` looks at the text.
-        AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) => DownReason::ExchangeMismatch,
-        // 530: RabbitMQ says so of a vhost that is missing or closed to this user.
-        AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => DownReason::VhostRefused,
-        AMQPErrorKind::Hard(AMQPHardError::CONNECTIONFORCED) => DownReason::Closed,
-        AMQPErrorKind::Hard(AMQPHardError::INVALIDPATH) => DownReason::VhostRefused,
-        _ => DownReason::Protocol,
+/// Serves one channel after the other. Returns why the connection is over.
+async fn serve_channels(
+    link: &mut Link,
+    wire: &mut Option<Wire>,
+    config: &AmqpConfig,
+    patience: &mut Patience,
+    intake: &mut Intake<'_>,
+) -> Over {
+    loop {
+        match session::serve(link, wire.as_mut(), config, patience, intake).await {
+            Ended::Over(over) => return over,
+            Ended::Unconfirmed => {}
+        }
+        match intake.unless_stopped(connect::renew_channel(config, link)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(fault)) => return Over::Fault(fault),
+            Err(stop) => return Over::Stopped(stop),
+        }
     }
 }
 
-/// How much an error tells about the cause. After one broken connection lapin gives out several.
-pub(crate) fn eloquence(error: &lapin::Error) -> u8 {
-    match error.kind() {
-        ErrorKind::ProtocolError(_) => 3,
-        ErrorKind::MissingHeartbeatError | ErrorKind::ParsingError(_) => 2,
-        ErrorKind::IOError(_) => 1,
-        _ => 0,
-    }
+fn say_down(intake: &Intake<'_>, why: &mut String, fault: &Fault) {
+    *why = format!("{}: {}", fault.reason, fault.detail);
+    intake.say_state(ConnectionState::Down {
+        reason: fault.reason,
+        detail: fault.detail.clone(),
+    });
 }

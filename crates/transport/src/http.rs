@@ -2,10 +2,9 @@
 //!
 //! ======== From here on: publisher thread. No Postgres, no signal, no panic that gets out. ========
 //!
-//! In the place of `publisher_thread`'s connection to a broker. Requests block, so each is made by one of a few request
-//! threads, started when they are first needed; this one hands messages to them and never blocks. There is nothing to
-//! connect to beforehand: `Connected` says that messages are sent, and the first one shows whether they arrive. Until it
-//! does, and after each pause, it goes alone.
+//! Requests block, so each is made by one of a few request threads, started when they are first needed; this one hands
+//! messages to them and never blocks. There is nothing to connect to beforehand: `Connected` says that messages are sent, and
+//! the first one shows whether they arrive. Until it does, and after each pause, it goes alone.
 
 mod answer;
 mod config;
@@ -17,15 +16,19 @@ mod request_thread;
 pub use config::{HttpAuth, HttpConfig};
 pub(crate) use request::check_credentials;
 
-use crate::amqp::Fault;
-use crate::publisher::{Answered, ConnectionState, DownReason, Handed};
-use crate::publisher_thread::{Backoff, Intake, StopBy};
+use crate::backoff::Backoff;
+use crate::carrier::Carrier;
+use crate::crossing::Handed;
+use crate::down::{DownReason, Fault};
+use crate::event::{Answered, ConnectionState};
+use crate::intake::{Intake, StopBy};
 use crate::{Outcome, Publication};
 use answer::Verdict;
 use line::{Line, Lookup};
 use order::Order;
 use request::Endpoint;
 use request_thread::{Ended, Shared};
+use std::io;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::Duration;
@@ -42,33 +45,44 @@ const CUT_LIMIT: Duration = Duration::from_secs(2);
 const STOPPED: &str = "the publisher was stopped";
 const KEY_FAILED: &str = "an earlier message of its key failed";
 
-/// Ends when told to stop.
-pub(crate) async fn keep_posting(config: HttpConfig, intake: &mut Intake<'_>) -> Result<(), String> {
-    let mut poster = Poster::new(config)?;
-    intake.say_state(ConnectionState::Connecting);
-    intake.say_state(ConnectionState::Connected);
-    let order = loop {
-        poster.send(intake);
-        poster.tell(intake);
-        let (rests_until, wants_batch) = (poster.rests_until, poster.wants_batch());
-        tokio::select! {
-            biased;
-            next = intake.next_or_stop(wants_batch) => match next {
-                Ok(handed) => poster.take(handed),
-                Err(order) => break order,
-            },
-            Some(ended) = poster.ended.recv() => {
-                poster.conclude(ended, intake);
-                while let Ok(ended) = poster.ended.try_recv() {
+impl Carrier for HttpConfig {
+    fn check(&self) -> io::Result<()> {
+        self.validate()?;
+        let endpoint = Endpoint::new(self).map(drop);
+        endpoint.map_err(|text| io::Error::new(io::ErrorKind::InvalidInput, text))
+    }
+
+    fn window(&self) -> usize {
+        self.window
+    }
+
+    async fn carry(self, intake: &mut Intake<'_>) -> Result<(), String> {
+        let mut poster = Poster::new(self)?;
+        intake.say_state(ConnectionState::Connecting);
+        intake.say_state(ConnectionState::Connected);
+        let order = loop {
+            poster.send(intake);
+            poster.tell(intake);
+            let (rests_until, wants_batch) = (poster.rests_until, poster.wants_batch());
+            tokio::select! {
+                biased;
+                next = intake.next_or_stop(wants_batch) => match next {
+                    Ok(handed) => poster.take(handed),
+                    Err(order) => break order,
+                },
+                Some(ended) = poster.ended.recv() => {
                     poster.conclude(ended, intake);
+                    while let Ok(ended) = poster.ended.try_recv() {
+                        poster.conclude(ended, intake);
+                    }
                 }
+                () = sleep_until(rests_until.unwrap_or_else(Instant::now)), if rests_until.is_some() => poster.resume(intake),
             }
-            () = sleep_until(rests_until.unwrap_or_else(Instant::now)), if rests_until.is_some() => poster.resume(intake),
-        }
-    };
-    poster.stop(order, intake).await;
-    intake.lose_queue(STOPPED);
-    Ok(())
+        };
+        poster.stop(order, intake).await;
+        intake.lose_queue(STOPPED);
+        Ok(())
+    }
 }
 
 /// A request thread, seen from here.

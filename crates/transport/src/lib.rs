@@ -7,18 +7,25 @@
 //! | module | question it answers | thread |
 //! |---|---|---|
 //! | [`url`] | what does `outbox.url` say? | any, pure |
-//! | `config` | where to connect, as whom, with which limits? | any, plain data |
+//! | `secret`, `deadline` | what must nothing show; until when may be sent? | any |
+//! | `target` | what do the options of a destination say? | any, pure |
 //! | `started` | how is a publisher made of a description? | the worker's main thread |
 //! | `function` | which function does the option `body` name? | any, pure |
 //! | `publisher` | how does the worker hand over batches and learn outcomes? | the worker's main thread |
-//! | `publisher_thread` | how is one connection kept, used and given up? | `outbox-publish` |
-//! | `session` | one connection's window: publish, confirm, return, time out | `outbox-publish` |
-//! | `unconfirmed` | when has the broker been silent about messages for too long? | `outbox-publish`, pure |
-//! | `returns` | which of the confirmed messages were unroutable? | `outbox-publish`, pure |
-//! | `amqp` | how to connect, what to check, what does an error mean? | `outbox-publish` |
-//! | `sendable` | can this message be put on the wire at all? | `outbox-publish`, pure |
-//! | `tls` | whom does a connection trust, and what does an error of TLS mean? | any, pure |
-//! | `guard` | which bytes may a peer make lapin parse? | `lapin-io-loop` |
+//! | `crossing` | what do the worker and the thread share? | both |
+//! | `event`, `down` | what does the thread tell of? | both, plain data |
+//! | `publisher_thread` | how does the thread begin and end? | `outbox-publish` |
+//! | `carrier` | what must a transport do, whichever it is? | `outbox-publish` |
+//! | `intake` | how does a transport get messages and tell of them? | `outbox-publish` |
+//! | `backoff` | how long to wait before the next try? | `outbox-publish`, pure |
+//! | `amqp` | how is one connection kept, used and given up? | `outbox-publish` |
+//! | `amqp::config` | where to connect, as whom, with which limits? | any, plain data |
+//! | `amqp::connect` | how to connect, what to check, what does an error mean? | `outbox-publish` |
+//! | `amqp::session` | one connection's window: publish, confirm, return, time out | `outbox-publish` |
+//! | `amqp::unconfirmed` | when has the broker been silent about messages for too long? | `outbox-publish`, pure |
+//! | `amqp::returns` | which of the confirmed messages were unroutable? | `outbox-publish`, pure |
+//! | `amqp::sendable` | can this message be put on the wire at all? | `outbox-publish`, pure |
+//! | `amqp::guard` | which bytes may a peer make lapin parse? | `lapin-io-loop` |
 //! | `http` | which message is posted when, and when does a URL rest? | `outbox-publish` |
 //! | `http::config` | where to post, as whom, with which limits? | any, plain data |
 //! | `http::order` | which message may be sent next? | `outbox-publish`, pure |
@@ -26,35 +33,44 @@
 //! | `http::request` | what does its request look like? | `outbox-http`, pure |
 //! | `http::answer` | what does an answer mean? | `outbox-http`, pure |
 //! | `http::line` | the connection of a request thread, and its kill switch | `outbox-http`, `outbox-resolve` |
+//! | `tls` | whom does a connection trust, and what does an error of TLS mean? | any, pure |
 //! | `scheduler` | what is the kernel asked for? | the worker's main thread, before it starts others |
 //! | `signature` | how is a message signed? | `outbox-http`, pure |
 //! | `ssrf` | may a request go to this address? | `outbox-http`, pure |
 
 mod amqp;
-mod config;
+mod backoff;
+mod carrier;
+mod crossing;
+mod deadline;
+mod down;
+mod event;
 mod function;
-mod guard;
 mod http;
+mod intake;
 mod publisher;
 mod publisher_thread;
-mod returns;
 mod scheduler;
-mod sendable;
-mod session;
+mod secret;
 mod signature;
 mod ssrf;
 mod started;
 pub mod target;
 mod tls;
-mod unconfirmed;
 pub mod url;
 
-pub use config::{AmqpConfig, Deadline, ExchangeType, Secret, TransportConfig};
+pub use amqp::{AmqpConfig, ExchangeType};
+pub use carrier::Carrier;
+pub use crossing::Bell;
+pub use deadline::Deadline;
+pub use down::DownReason;
+pub use event::{Answered, ConnectionState, Event};
 pub use function::BodyFunction;
 pub use http::{HttpAuth, HttpConfig};
 pub use outbox_core::message::{HeaderValue, Outcome, Properties, Publication, Text};
-pub use publisher::{Answered, Bell, ConnectionState, DownReason, Event, Publisher, prepare_process};
+pub use publisher::{Publisher, prepare_process};
 pub use scheduler::ask_for_short_slices;
+pub use secret::Secret;
 pub use ssrf::{AllowList, AllowListError};
 pub use started::{Started, Starter};
 pub use tls::{ClientCertificate, Tls, TlsError, TlsPart};

@@ -1,10 +1,7 @@
 //! A publisher made of what describes its destination. Called by a worker, in the server or outside of it, on its main thread.
 
 use crate::target::{Amqp, Certificates, Http, Password, Pem, Target, Transport};
-use crate::{
-    AmqpConfig, Bell, ClientCertificate, Deadline, HttpConfig, Publisher, Secret, Tls, TlsError, TlsPart,
-    TransportConfig,
-};
+use crate::{AmqpConfig, Bell, ClientCertificate, Deadline, HttpConfig, Publisher, Secret, Tls, TlsError, TlsPart};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
@@ -28,16 +25,18 @@ pub struct Starter {
 impl Starter {
     /// Starts a publisher, whose connection has this name with its peer; or says why it cannot.
     pub fn start(&self, target: &Target, connection_name: &str) -> Result<Started, String> {
-        let (config, tls): (TransportConfig, _) = match &target.transport {
+        let (publisher, tls) = match &target.transport {
             Transport::Amqp(amqp) => {
                 let (config, tls) = self.amqp(target, amqp, connection_name)?;
-                (config.into(), tls)
+                (Publisher::start(config, self.bell.clone()), tls)
             }
-            Transport::Http(http) => (self.http(target, http, connection_name)?.into(), None),
+            Transport::Http(http) => {
+                let config = self.http(target, http, connection_name)?;
+                (Publisher::start(config, self.bell.clone()), None)
+            }
         };
         let certificates = &target.certificates;
-        let publisher =
-            Publisher::start(config, self.bell.clone()).map_err(|error| start_failure(&error, certificates))?;
+        let publisher = publisher.map_err(|error| start_failure(&error, certificates))?;
         Ok(Started {
             publisher,
             tls,

@@ -7,9 +7,10 @@ mod options;
 
 pub use options::{Kind, Level, Options, Refused, check, described, routing_template, split};
 
-use crate::config::{ExchangeType, Secret};
+use crate::amqp::ExchangeType;
 use crate::function::BodyFunction;
 use crate::http::HttpAuth;
+use crate::secret::Secret;
 use crate::ssrf::AllowList;
 use crate::url::{AmqpAddress, HttpAddress, parse_http_url, parse_url};
 use outbox_core::message::Text;

@@ -2,8 +2,7 @@
 //! by the request threads.
 
 use crate::Outcome;
-use crate::amqp::Fault;
-use crate::publisher::DownReason;
+use crate::down::{DownReason, Fault};
 use std::time::{Duration, SystemTime};
 use ureq::http::StatusCode;
 

@@ -1,7 +1,6 @@
 //! What a publisher needs to know of an HTTP destination, as plain data: written by the worker's main thread, read by the
 //! publisher's threads.
 
-use super::request::Endpoint;
 use crate::ssrf::AllowList;
 use crate::url::HttpAddress;
 use crate::{Deadline, Secret};
@@ -91,7 +90,7 @@ impl HttpConfig {
         } else if !(1..=CONCURRENCY_MAX).contains(&self.concurrency) {
             Err(format!("concurrency must be from 1 to {CONCURRENCY_MAX}"))
         } else {
-            Endpoint::new(self).map(drop).and_then(|()| self.check_tls())
+            self.check_tls()
         };
         problem.map_err(|text| io::Error::new(io::ErrorKind::InvalidInput, text))
     }
@@ -163,6 +162,7 @@ impl HttpConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::carrier::Carrier;
 
     fn good() -> HttpConfig {
         HttpConfig::new(crate::parse_http_url("https://h/path-that-is-secret").unwrap())
@@ -205,8 +205,8 @@ mod tests {
             client_key_pem: key.map(Secret::new),
             ..good()
         };
-        assert!(good().validate().is_ok());
-        assert!(header("X-Source", "pg").validate().is_ok());
+        assert!(good().check().is_ok());
+        assert!(header("X-Source", "pg").check().is_ok());
         for (bad, said) in [
             (HttpConfig { window: 0, ..good() }, "window"),
             (
@@ -251,7 +251,7 @@ mod tests {
             (tls(None, Some(pem), Some("hunter2")), "client key"),
             (tls(None, Some(pem), Some(key)), "cannot be used"),
         ] {
-            let error = bad.validate().unwrap_err();
+            let error = bad.check().unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
             let text = error.to_string();
             assert!(text.contains(said) && !text.contains("hunter2"), "{text}, not {said}");

@@ -6,8 +6,7 @@
 //! with each byte that a slow peer takes; and for the address that is connected to must be judged here.
 
 use crate::Deadline;
-use crate::amqp::Fault;
-use crate::publisher::DownReason;
+use crate::down::{DownReason, Fault};
 use crate::ssrf::AllowList;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::fmt;

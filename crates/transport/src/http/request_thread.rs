@@ -8,7 +8,7 @@ use super::answer::{self, Verdict};
 use super::config::HttpConfig;
 use super::line::{Dialer, Line, Made, NoResolver, Trouble};
 use super::request::Endpoint;
-use crate::publisher::DownReason;
+use crate::down::DownReason;
 use crate::publisher_thread::panic_text;
 use crate::{Outcome, Publication};
 use std::io::{self, Read};

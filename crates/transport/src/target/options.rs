@@ -1,9 +1,10 @@
 //! What the options of CREATE SERVER and CREATE USER MAPPING are called and mean. Pure, as all of `target`.
 
 use super::{Certificates, Http, Password, Pem, Target, Transport};
-use crate::config::{ExchangeType, Secret};
+use crate::amqp::ExchangeType;
 use crate::function::BodyFunction;
 use crate::http::check_credentials;
+use crate::secret::Secret;
 use crate::ssrf::AllowList;
 use crate::url::{parse_http_url, parse_url};
 use outbox_core::envelope::Refusal;

@@ -5,8 +5,7 @@ pub mod peer;
 pub mod receiver;
 
 use outbox_transport::{
-    AmqpConfig, Answered, Bell, ConnectionState, Event, Outcome, Properties, Publication, Publisher, Secret,
-    TransportConfig,
+    AmqpConfig, Answered, Bell, Carrier, ConnectionState, Event, Outcome, Properties, Publication, Publisher, Secret,
 };
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -24,7 +23,7 @@ pub struct Desk {
 }
 
 impl Desk {
-    pub fn start(config: impl Into<TransportConfig>) -> Self {
+    pub fn start(config: impl Carrier) -> Self {
         let publisher = Publisher::start(config, Bell::new().expect("an eventfd")).expect("publisher starts");
         Self {
             publisher,

@@ -4,14 +4,15 @@
 //! one channel in order, and an outcome is reported as soon as it is certain; with few under way, and a worker that lets
 //! confirms wait, as soon as it is looked for.
 
-use crate::amqp::{self, Fault, Link};
-use crate::config::AmqpConfig;
-use crate::guard::{LastBytes, Wire};
-use crate::publisher::{Answered, ConnectionState, DownReason};
-use crate::publisher_thread::{Intake, StopBy};
-use crate::returns::{Answer, Returned, Returns, Verdict};
-use crate::sendable::Sendable;
-use crate::unconfirmed::{Patience, Phase, Stall};
+use super::config::AmqpConfig;
+use super::connect::{self, Link};
+use super::guard::{LastBytes, Wire};
+use super::returns::{Answer, Returned, Returns, Verdict};
+use super::sendable::Sendable;
+use super::unconfirmed::{Patience, Phase, Stall};
+use crate::down::{DownReason, Fault};
+use crate::event::{Answered, ConnectionState};
+use crate::intake::{Intake, StopBy};
 use crate::{Outcome, Publication};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{Stream, StreamExt};
@@ -101,7 +102,7 @@ pub(crate) async fn serve(
             probe = Some(Box::pin(link.channel.confirm_select(ConfirmSelectOptions::default())));
         }
         if session.patience.asks_elsewhere(Instant::now()) && elsewhere.is_none() && stop.is_none() {
-            elsewhere = Some(Box::pin(amqp::answers_elsewhere(config)));
+            elsewhere = Some(Box::pin(connect::answers_elsewhere(config)));
         }
         if session.broken.is_some() || (stop.is_some() && session.open.is_empty()) {
             break;
@@ -329,7 +330,7 @@ impl<'a> Session<'a> {
                 Ok(Confirmation::Ack(carried)) => answers.push(answer(seq, true, carried)),
                 Ok(Confirmation::Nack(carried)) => answers.push(answer(seq, false, carried)),
                 Ok(Confirmation::NotRequested) => self.break_off(0, Fault::new(DownReason::Protocol, "no confirms")),
-                Err(error) => self.break_off(amqp::eloquence(&error), amqp::fault(&error)),
+                Err(error) => self.break_off(connect::eloquence(&error), connect::fault(&error)),
             }
         }
         if answers.is_empty() {
@@ -431,7 +432,7 @@ impl<'a> Session<'a> {
                 self.timeouts_from = Instant::now();
                 intake.say_state(ConnectionState::Connected);
             }
-            LapinEvent::Error(error) => self.break_off(amqp::eloquence(&error), amqp::fault(&error)),
+            LapinEvent::Error(error) => self.break_off(connect::eloquence(&error), connect::fault(&error)),
             _ => {}
         }
     }
@@ -495,10 +496,12 @@ impl<'a> Session<'a> {
 
     /// The most telling account of what ended this connection. The first one often only says that it has ended.
     async fn find_cause(&mut self, mut events: Pin<&mut impl Stream<Item = LapinEvent>>) -> Fault {
-        let until = Instant::now() + amqp::CAUSE_LIMIT;
+        let until = Instant::now() + connect::CAUSE_LIMIT;
         while self.stop_at.is_none() && matches!(self.broken, Some((0, _))) {
             match timeout(until - Instant::now(), events.next()).await {
-                Ok(Some(LapinEvent::Error(error))) => self.break_off(amqp::eloquence(&error), amqp::fault(&error)),
+                Ok(Some(LapinEvent::Error(error))) => {
+                    self.break_off(connect::eloquence(&error), connect::fault(&error))
+                }
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => break,
             }

@@ -1,84 +1,15 @@
-//! What a publisher needs to know, as plain data: written by the worker's main thread, read by the publisher thread.
+//! What a publisher needs to know of a broker, as plain data: written by the worker's main thread, read by the publisher
+//! thread.
 
-use crate::http::HttpConfig;
+use crate::deadline::Deadline;
+use crate::secret::Secret;
 use crate::tls::Tls;
 use crate::url::AmqpAddress;
-use std::fmt;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// AMQP short string; lapin panics on a longer one, so nothing longer may reach it.
 const SHORT_STRING_BYTES_MAX: usize = 255;
-
-/// A password, a token or a key. It has no `Display` and its `Debug` shows nothing, so no format string can leak it.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    pub fn new(secret: impl Into<String>) -> Self {
-        Self(secret.into())
-    }
-
-    /// The one way to the text; only who sends it, or signs with it, calls this.
-    pub(crate) fn reveal(&self) -> &str {
-        &self.0
-    }
-
-    /// The same as bytes, to be read as PEM.
-    pub fn as_bytes(&self) -> &[u8] {
-        self.0.as_bytes()
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
-    }
-}
-
-/// Until when a publisher may publish, by the clock that goes on while the machine or the process sleeps. Written by the
-/// worker's main thread when it holds its leases anew, read by the publisher thread before each publish: a worker that was
-/// stopped for longer than its lease lasts sends nothing more, for another may own its partitions.
-#[derive(Clone, Debug)]
-pub struct Deadline(Arc<AtomicU64>);
-
-impl Default for Deadline {
-    fn default() -> Self {
-        Self(Arc::new(AtomicU64::new(u64::MAX)))
-    }
-}
-
-impl Deadline {
-    /// The time now, to count a deadline from, in ns.
-    pub fn now() -> u64 {
-        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: writes one timespec. The clock is there since Linux 2.6.39.
-        unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut now) };
-        now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-    }
-
-    /// Publish until `duration` after `from`.
-    pub fn set(&self, from: u64, duration: Duration) {
-        self.0.store(from + duration.as_nanos() as u64, Ordering::SeqCst);
-    }
-
-    /// Publish without end.
-    pub fn lift(&self) {
-        self.0.store(u64::MAX, Ordering::SeqCst);
-    }
-
-    /// Publish nothing from now on. Allocates nothing: an exit callback may call it.
-    pub fn end(&self) {
-        self.0.store(0, Ordering::SeqCst);
-    }
-
-    pub(crate) fn has_passed(&self) -> bool {
-        let until = self.0.load(Ordering::SeqCst);
-        until != u64::MAX && Self::now() >= until
-    }
-}
 
 /// Whether the publisher may create its exchange, and how.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -92,42 +23,6 @@ pub enum ExchangeType {
     Headers,
     /// A type that a broker plugin brings, such as `x-consistent-hash`.
     Custom(String),
-}
-
-/// Where a publisher publishes to, and how.
-#[derive(Clone, Debug)]
-pub enum TransportConfig {
-    Amqp(AmqpConfig),
-    Http(HttpConfig),
-}
-
-impl From<AmqpConfig> for TransportConfig {
-    fn from(config: AmqpConfig) -> Self {
-        Self::Amqp(config)
-    }
-}
-
-impl From<HttpConfig> for TransportConfig {
-    fn from(config: HttpConfig) -> Self {
-        Self::Http(config)
-    }
-}
-
-impl TransportConfig {
-    /// Refuses what could never work, before a thread exists.
-    pub(crate) fn validate(&self) -> io::Result<()> {
-        match self {
-            Self::Amqp(config) => config.validate(),
-            Self::Http(config) => config.validate(),
-        }
-    }
-
-    pub(crate) fn window(&self) -> usize {
-        match self {
-            Self::Amqp(config) => config.window,
-            Self::Http(config) => config.window,
-        }
-    }
 }
 
 /// One destination's broker. Not changed in place: stop the publisher and start another (see [`crate::Publisher::start`]).
@@ -150,7 +45,7 @@ pub struct AmqpConfig {
     /// From publish to confirm; the clock stands while the broker blocks publishers.
     pub confirm_timeout: Duration,
     /// A message that is unconfirmed for so long makes the publisher ask whether the broker still answers, and send it again
-    /// if it does. See `unconfirmed`.
+    /// if it does. See `amqp::unconfirmed`.
     pub patience: Duration,
     /// How many messages may be outstanding, at least 1.
     pub window: usize,

@@ -1,0 +1,331 @@
+//! How to connect to the broker, what to check before the first publish, and what an error of it means.
+//!
+//! Runs on the publisher thread. Every wait is under a timeout of our own: lapin has none, and its connect has hung in
+//! several releases.
+
+use super::config::{AmqpConfig, ExchangeType};
+use super::guard::{FRAME_BYTES_MAX, GuardedStream, Kit, LastBytes, Socket, ThreadMark, Wire};
+use crate::down::{DownReason, Fault};
+use crate::tls::{self, Asked, Tls};
+use lapin::options::{ConfirmSelectOptions, ExchangeDeclareOptions};
+use lapin::protocol::{AMQPError, AMQPErrorKind, AMQPHardError, AMQPSoftError};
+use lapin::types::{FieldTable, ShortString};
+use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo, SASLMechanism};
+use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, ErrorKind, ExchangeKind};
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::sync::Mutex;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+/// lapin declares a peer dead after twice this time of silence and looks every half of it: at most 20 s.
+const HEARTBEAT_S: u16 = 8;
+/// One to publish on, one to check with, and spares: lapin frees a closed channel's number late.
+const CHANNELS_MAX: u16 = 8;
+/// The end of a connection that only asks.
+const ASIDE_LIMIT: Duration = Duration::from_secs(1);
+/// How long to wait for lapin to tell the cause too, after a channel or connection broke.
+pub(crate) const CAUSE_LIMIT: Duration = Duration::from_millis(100);
+const REPLY_SUCCESS: u16 = 200;
+const HUNG_UP: &str = "the peer closed the connection";
+
+/// A checked connection with a channel in confirm mode.
+pub(crate) struct Link {
+    pub(crate) connection: Connection,
+    pub(crate) channel: Channel,
+    pub(crate) frame_bytes_max: usize,
+    pub(crate) last_bytes: LastBytes,
+}
+
+/// Connects and checks. `wire` is filled as soon as there is a socket, so that the caller can cut it whatever happens:
+/// also if this future is dropped half way.
+pub(crate) async fn connect(config: &AmqpConfig, wire: &mut Option<Wire>) -> Result<Link, Fault> {
+    let tcp = dial(config).await?;
+    let asked = Asked::default();
+    let socket = match &config.tls {
+        None => Socket::Plain(tcp),
+        Some(tls) => secure(config, tls, &asked, tcp).await?,
+    };
+    let (new_wire, stream, mark) = Wire::new(socket).map_err(|e| Fault::new(DownReason::Unreachable, e.to_string()))?;
+    let wire = wire.insert(new_wire);
+    let mut set_up = pin!(set_up(config, &asked, stream, mark));
+    tokio::select! {
+        biased;
+        link = &mut set_up => return link,
+        () = wire.thread_ended() => {}
+    }
+    // lapin can lose its thread and leave its caller waiting: a peer that hangs up after connection.tune does it. It can
+    // also be about to say why.
+    let unexplained = || {
+        Err(blame_certificate(
+            config,
+            &asked,
+            Fault::new(DownReason::Closed, HUNG_UP),
+        ))
+    };
+    tokio::time::timeout(CAUSE_LIMIT, set_up)
+        .await
+        .unwrap_or_else(|_| unexplained())
+}
+
+async fn set_up(config: &AmqpConfig, asked: &Asked, stream: GuardedStream, mark: ThreadMark) -> Result<Link, Fault> {
+    let limit = config.connect_timeout;
+    let last_bytes = stream.last_bytes();
+    let connection = within(limit, "the AMQP handshake", handshake(config, stream, mark))
+        .await
+        .map_err(|fault| blame_certificate(config, asked, fault))?;
+    within(limit, "the exchange check", check_exchange(config, &connection)).await?;
+    let channel = confirming_channel(config, &connection).await?;
+    let frame_bytes_max = connection.configuration().frame_max() as usize;
+    Ok(Link {
+        connection,
+        channel,
+        frame_bytes_max,
+        last_bytes,
+    })
+}
+
+async fn confirming_channel(config: &AmqpConfig, connection: &Connection) -> Result<Channel, Fault> {
+    let limit = config.connect_timeout;
+    let channel = within(limit, "opening a channel", connection.create_channel()).await?;
+    let confirm = channel.confirm_select(ConfirmSelectOptions::default());
+    within(limit, "turning on confirms", confirm).await?;
+    Ok(channel)
+}
+
+/// Another channel in the place of the one that the messages went through. The old one is closed first: what its broker
+/// still held back to publish (a quorum queue's leader that is away) does not come after that.
+pub(crate) async fn renew_channel(config: &AmqpConfig, link: &mut Link) -> Result<(), Fault> {
+    let close = link.channel.close(REPLY_SUCCESS, "OK".into());
+    within(config.connect_timeout, "closing a channel", close).await?;
+    link.channel = confirming_channel(config, &link.connection).await?;
+    Ok(())
+}
+
+/// Whether the broker answers over a connection of its own, which is closed again.
+pub(crate) async fn answers_elsewhere(config: &AmqpConfig) -> bool {
+    let mut wire = None;
+    let answered = match connect(config, &mut wire).await {
+        Ok(link) => {
+            close(&link.connection, ASIDE_LIMIT).await;
+            true
+        }
+        Err(_) => false,
+    };
+    if let Some(wire) = wire {
+        wire.cut(ASIDE_LIMIT).await;
+    }
+    answered
+}
+
+/// Says goodbye. The caller cuts the wire afterwards in any case.
+pub(crate) async fn close(connection: &Connection, limit: Duration) {
+    let _ = tokio::time::timeout(limit, connection.close(REPLY_SUCCESS, "OK".into())).await;
+}
+
+async fn dial(config: &AmqpConfig) -> Result<TcpStream, Fault> {
+    // A name is resolved on a thread of tokio's pool, which inherits our blocked signals.
+    let dial = TcpStream::connect((config.host.as_str(), config.port));
+    let unreachable = |text: String| Fault::new(DownReason::Unreachable, text);
+    match tokio::time::timeout(config.connect_timeout, dial).await {
+        // A publish is one write; Nagle would hold back the next small one until the broker's TCP ack.
+        Ok(stream) => stream
+            .and_then(|stream| stream.set_nodelay(true).map(|()| stream))
+            .map_err(|e| unreachable(e.to_string())),
+        Err(_) => Err(unreachable(format!(
+            "no answer to the TCP connect within {:?}",
+            config.connect_timeout
+        ))),
+    }
+}
+
+/// The TLS handshake. Dropping this future closes the socket; no thread of lapin's is there yet.
+async fn secure(config: &AmqpConfig, tls: &Tls, asked: &Asked, tcp: TcpStream) -> Result<Socket, Fault> {
+    let failed = |text: String| Fault::new(DownReason::TlsFailed, text);
+    let client_config = tls.client_config().map_err(|e| failed(e.to_string()))?;
+    let name = tls.server_name(&config.host).map_err(|e| failed(e.to_string()))?;
+    let handshake = TlsConnector::from(asked.note_in(&client_config)).connect(name, tcp);
+    match tokio::time::timeout(config.connect_timeout, handshake).await {
+        Ok(Ok(stream)) => Ok(Socket::Tls(Box::new(stream))),
+        Ok(Err(error)) => {
+            let by_peer = |text| blame_certificate(config, asked, failed(text));
+            Err(match tls::error_in(&error) {
+                Some(alert @ rustls::Error::AlertReceived(_)) => by_peer(tls::explain(alert)),
+                Some(ours) => failed(tls::explain(ours)),
+                None => by_peer(format!("{HUNG_UP} during the TLS handshake: {error}")),
+            })
+        }
+        Err(_) => Err(Fault::new(
+            DownReason::Timeout,
+            format!(
+                "no answer to the TLS handshake within {:?}; does the peer speak TLS?",
+                config.connect_timeout
+            ),
+        )),
+    }
+}
+
+/// Of a connection that the peer ended before it has said anything, what it asked for is the best account.
+fn blame_certificate(config: &AmqpConfig, asked: &Asked, fault: Fault) -> Fault {
+    let with_certificate = config.tls.as_ref().is_some_and(|tls| tls.client.is_some());
+    match fault.reason {
+        DownReason::Closed | DownReason::TlsFailed if asked.is_set() && !with_certificate => Fault::new(
+            DownReason::TlsFailed,
+            format!(
+                "the peer asked for a client certificate and none is set ({})",
+                fault.detail
+            ),
+        ),
+        // It may have had another reason to hang up.
+        DownReason::Closed if asked.is_set() => Fault::new(
+            DownReason::Closed,
+            format!("{}, perhaps because of our client certificate", fault.detail),
+        ),
+        _ => fault,
+    }
+}
+
+async fn handshake(config: &AmqpConfig, stream: GuardedStream, mark: ThreadMark) -> lapin::Result<Connection> {
+    // lapin calls this once: its own retries are off. It keeps the closure as long as its thread runs, and `mark` in it.
+    let stream = Mutex::new(Some(stream));
+    let connect = async move |_: AMQPUri, _: async_rs::Runtime<Kit>| {
+        let _mark = &mark;
+        let taken = stream.lock().ok().and_then(|mut slot| slot.take());
+        taken
+            .map(AsyncTcpStream::Plain)
+            .ok_or_else(|| lapin::Error::from(io::Error::from(io::ErrorKind::NotConnected)))
+    };
+    Connection::connector(uri(config), Kit::runtime(), connect, properties(config)).await
+}
+
+/// Built from parts, never from text: no text with the password in it exists.
+fn uri(config: &AmqpConfig) -> AMQPUri {
+    AMQPUri {
+        scheme: AMQPScheme::AMQP,
+        authority: AMQPAuthority {
+            userinfo: AMQPUserInfo {
+                username: config.user.clone(),
+                password: config.password.reveal().to_owned(),
+            },
+            host: config.host.clone(),
+            port: config.port,
+        },
+        vhost: config.vhost.clone(),
+        query: AMQPQueryString {
+            // Never leave this open: to "no limit" from the broker (0) lapin then answers u32::MAX and allocates
+            // 32 times that, 137 GB, which aborts the process.
+            frame_max: Some(FRAME_BYTES_MAX),
+            channel_max: Some(CHANNELS_MAX),
+            heartbeat: Some(HEARTBEAT_S),
+            auth_mechanism: config.external.then_some(SASLMechanism::External),
+            ..AMQPQueryString::default()
+        },
+    }
+}
+
+fn properties(config: &AmqpConfig) -> ConnectionProperties {
+    ConnectionProperties::default()
+        .with_connection_name(config.connection_name.as_str().into())
+        // lapin overwrites the product unless product and version are both there.
+        .with_client_property("product".into(), "outbox".into())
+        .with_client_property("version".into(), env!("CARGO_PKG_VERSION").into())
+        // We reconnect ourselves: a retry inside lapin would sleep on its thread and be invisible here.
+        .configure_backoff(|backoff| backoff.with_max_times(0))
+}
+
+/// On a channel of its own, which an error closes: a publish to a missing exchange would close the publishing channel
+/// and fail every outstanding confirm, though many of those messages arrived.
+async fn check_exchange(config: &AmqpConfig, connection: &Connection) -> lapin::Result<()> {
+    if config.exchange.is_empty() {
+        return Ok(());
+    }
+    // Predefined exchanges can be checked but not declared.
+    let kind = if config.exchange.starts_with("amq.") {
+        None
+    } else {
+        exchange_kind(&config.exchange_type)
+    };
+    let options = ExchangeDeclareOptions {
+        passive: kind.is_none(),
+        durable: true,
+        ..Default::default()
+    };
+    let name = ShortString::from(config.exchange.as_str()); // at most 255 bytes: AmqpConfig::validate
+    let channel = connection.create_channel().await?;
+    channel
+        .exchange_declare(name, kind.unwrap_or_default(), options, FieldTable::default())
+        .await?;
+    channel.close(REPLY_SUCCESS, "OK".into()).await
+}
+
+fn exchange_kind(exchange_type: &ExchangeType) -> Option<ExchangeKind> {
+    Some(match exchange_type {
+        ExchangeType::None => return None,
+        ExchangeType::Direct => ExchangeKind::Direct,
+        ExchangeType::Fanout => ExchangeKind::Fanout,
+        ExchangeType::Topic => ExchangeKind::Topic,
+        ExchangeType::Headers => ExchangeKind::Headers,
+        ExchangeType::Custom(kind) => ExchangeKind::Custom(kind.clone()),
+    })
+}
+
+async fn within<T>(limit: Duration, step: &str, work: impl Future<Output = lapin::Result<T>>) -> Result<T, Fault> {
+    match tokio::time::timeout(limit, work).await {
+        Ok(done) => done.map_err(|e| fault(&e)),
+        Err(_) => Err(Fault::new(
+            DownReason::Timeout,
+            format!("no answer to {step} within {limit:?}"),
+        )),
+    }
+}
+
+/// What an error of lapin means to whoever reads the health view.
+pub(crate) fn fault(error: &lapin::Error) -> Fault {
+    let (reason, detail) = match error.kind() {
+        ErrorKind::ProtocolError(e) => (protocol_reason(e), e.get_message().to_string()),
+        ErrorKind::MissingHeartbeatError => (DownReason::Timeout, "the broker has fallen silent".to_owned()),
+        ErrorKind::IOError(e) => io_fault(e),
+        ErrorKind::ParsingError(_) | ErrorKind::InvalidProtocolVersion(_) | ErrorKind::AuthProviderError(_) => {
+            (DownReason::Protocol, error.to_string())
+        }
+        _ => (DownReason::Closed, error.to_string()),
+    };
+    Fault { reason, detail }
+}
+
+fn io_fault(error: &io::Error) -> (DownReason, String) {
+    match (tls::error_in(error), error.kind()) {
+        (Some(error), _) => (DownReason::TlsFailed, tls::explain(error)),
+        // What `guard` refuses; every other I/O error is a connection that ended.
+        (None, io::ErrorKind::InvalidData) => (DownReason::Protocol, error.to_string()),
+        // rustls tells of a peer that hung up without a goodbye in many words and a link.
+        (None, io::ErrorKind::UnexpectedEof) => (DownReason::Closed, HUNG_UP.to_owned()),
+        (None, _) => (DownReason::Closed, error.to_string()),
+    }
+}
+
+fn protocol_reason(error: &AMQPError) -> DownReason {
+    match error.kind() {
+        AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => DownReason::AuthRefused,
+        AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => DownReason::ExchangeMissing,
+        // Of a publish 406 can also mean "too large"; `session` looks at the text.
+        AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) => DownReason::ExchangeMismatch,
+        // 530: RabbitMQ says so of a vhost that is missing or closed to this user.
+        AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => DownReason::VhostRefused,
+        AMQPErrorKind::Hard(AMQPHardError::CONNECTIONFORCED) => DownReason::Closed,
+        AMQPErrorKind::Hard(AMQPHardError::INVALIDPATH) => DownReason::VhostRefused,
+        _ => DownReason::Protocol,
+    }
+}
+
+/// How much an error tells about the cause. After one broken connection lapin gives out several.
+pub(crate) fn eloquence(error: &lapin::Error) -> u8 {
+    match error.kind() {
+        ErrorKind::ProtocolError(_) => 3,
+        ErrorKind::MissingHeartbeatError | ErrorKind::ParsingError(_) => 2,
+        ErrorKind::IOError(_) => 1,
+        _ => 0,
+    }
+}

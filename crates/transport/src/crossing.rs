@@ -1,0 +1,289 @@
+//! What the worker's main thread and the publisher thread share: the events, and the bell that tells of them. Made by
+//! `publisher`, filled by `intake`.
+//!
+//! | crossing | direction | bound | when full |
+//! |---|---|---|---|
+//! | batches | main → thread | `QUEUED_BATCHES_MAX` | `try_publish` gives the batch back |
+//! | outcomes | thread → main | 8 windows of unsettled messages | `try_publish` gives the batch back |
+//! | states | thread → main | `QUEUED_STATES_MAX` | the oldest is dropped |
+//! | stop | main → thread | one value | overwritten |
+
+use crate::event::Event;
+use crate::{Outcome, Publication};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Of the events. Outcomes are never dropped.
+const QUEUED_STATES_MAX: usize = 32;
+
+/// Rung by every publisher of a worker when it has something to say that its worker listens for; the worker waits for it
+/// together with its latch.
+#[derive(Clone, Debug)]
+pub struct Bell(Arc<OwnedFd>);
+
+impl Bell {
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: no pointers are passed; the result is checked.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: fd is open and nobody else's.
+        Ok(Self(Arc::new(unsafe { OwnedFd::from_raw_fd(fd) })))
+    }
+
+    /// Readable while it rings. Do not read or close it.
+    pub fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Stops it. Before the publishers are drained: what is said in between rings again.
+    pub fn silence(&self) {
+        let mut count = [0u8; 8];
+        // SAFETY: reads at most 8 bytes into a live buffer. It fails with EAGAIN if nothing rang.
+        unsafe { libc::read(self.fd(), count.as_mut_ptr().cast(), count.len()) };
+    }
+
+    fn ring(&self) {
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: writes 8 bytes from a live buffer. It fails only if the counter is full, and then it is readable anyway.
+        unsafe { libc::write(self.fd(), one.as_ptr().cast(), one.len()) };
+    }
+}
+
+/// A batch on its way to the thread.
+pub(crate) struct Handed {
+    pub(crate) batch: Vec<Publication>,
+    /// How many failures the worker had heard of when it handed the batch over.
+    pub(crate) heard: u64,
+}
+
+/// Both sides hold it.
+pub(crate) struct Shared {
+    pub(crate) bell: Bell,
+    /// Written by the thread, emptied by main. Held for a push or a take only.
+    inbox: Mutex<Inbox>,
+}
+
+struct Inbox {
+    events: Vec<Event>,
+    /// How many failures have been told of; only HTTP counts them.
+    failures: u64,
+    /// How many of the events' outcomes are confirms.
+    confirms: usize,
+    /// Something else is among the events.
+    is_urgent: bool,
+    /// Main wants to be woken when so many confirms wait.
+    listens_for: usize,
+    /// Main has been told to take the events.
+    has_rung: bool,
+}
+
+impl Default for Inbox {
+    fn default() -> Self {
+        Self {
+            events: Vec::new(),
+            failures: 0,
+            confirms: 0,
+            is_urgent: false,
+            listens_for: 1,
+            has_rung: false,
+        }
+    }
+}
+
+impl Inbox {
+    fn put(&mut self, event: Event) {
+        let (confirms, others) = match &event {
+            Event::Outcomes(outcomes) => {
+                let confirms = outcomes
+                    .iter()
+                    .filter(|answered| answered.outcome == Outcome::Confirmed);
+                let confirms = confirms.count();
+                (confirms, outcomes.len() - confirms)
+            }
+            Event::State(_) | Event::Died(_) => (0, 1),
+        };
+        self.confirms += confirms;
+        self.is_urgent |= others > 0;
+        match (self.events.last_mut(), event) {
+            (Some(Event::Outcomes(last)), Event::Outcomes(more)) => last.extend(more),
+            (_, event) => {
+                drop_oldest_state(&mut self.events, &event);
+                self.events.push(event);
+            }
+        }
+    }
+
+    /// Whether main must be told now. Once: it takes all there is then, and silences the bell before it does.
+    fn rings(&mut self) -> bool {
+        let rings = !self.has_rung && (self.is_urgent || self.confirms >= self.listens_for);
+        self.has_rung |= rings;
+        rings
+    }
+
+    fn take(&mut self) -> Vec<Event> {
+        (self.confirms, self.is_urgent, self.has_rung) = (0, false, false);
+        std::mem::take(&mut self.events)
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(bell: Bell) -> Self {
+        Self {
+            bell,
+            inbox: Mutex::default(),
+        }
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Called on the publisher thread.
+    pub(crate) fn push(&self, event: Event) {
+        self.push_counted(event, None);
+    }
+
+    /// `failures`: how many there have been, those of this event included. Both in one go: who takes the event has heard.
+    pub(crate) fn push_counted(&self, event: Event, failures: Option<u64>) {
+        let mut inbox = self.inbox();
+        inbox.failures = failures.unwrap_or(inbox.failures);
+        inbox.put(event);
+        self.tell(inbox);
+    }
+
+    fn tell(&self, mut inbox: MutexGuard<'_, Inbox>) {
+        let rings = inbox.rings();
+        drop(inbox);
+        if rings {
+            self.bell.ring();
+        }
+    }
+
+    pub(crate) fn listen(&self, confirms: usize) {
+        let mut inbox = self.inbox();
+        inbox.listens_for = confirms;
+        self.tell(inbox);
+    }
+
+    /// Called on the publisher thread.
+    pub(crate) fn is_main_patient(&self) -> bool {
+        self.inbox().listens_for > 1
+    }
+
+    pub(crate) fn take(&self) -> (Vec<Event>, u64) {
+        let mut inbox = self.inbox();
+        (inbox.take(), inbox.failures)
+    }
+}
+
+fn drop_oldest_state(inbox: &mut Vec<Event>, incoming: &Event) {
+    let is_state = |e: &Event| matches!(e, Event::State(_));
+    if is_state(incoming)
+        && inbox.iter().filter(|e| is_state(e)).count() >= QUEUED_STATES_MAX
+        && let Some(at) = inbox.iter().position(is_state)
+    {
+        inbox.remove(at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Answered, ConnectionState};
+
+    fn state(n: usize) -> Event {
+        Event::State(ConnectionState::Blocked { reason: n.to_string() })
+    }
+
+    fn rings(shared: &Shared) -> bool {
+        let mut poll = libc::pollfd {
+            fd: shared.bell.fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one live pollfd.
+        unsafe { libc::poll(&mut poll, 1, 0) == 1 }
+    }
+
+    fn answered(handle: u64, outcome: Outcome) -> Event {
+        Event::Outcomes(vec![Answered::now(handle, outcome)])
+    }
+
+    /// Handles of each event that brings outcomes.
+    fn handles(events: &[Event]) -> Vec<Vec<u64>> {
+        let outcomes = events.iter().filter_map(|event| match event {
+            Event::Outcomes(outcomes) => Some(outcomes),
+            _ => None,
+        });
+        outcomes
+            .map(|some| some.iter().map(|answered| answered.handle).collect())
+            .collect()
+    }
+
+    #[test]
+    fn outcomes_are_merged_and_the_bell_rings_until_it_is_silenced() {
+        let shared = Shared::new(Bell::new().unwrap());
+        assert!(!rings(&shared));
+        shared.push(answered(1, Outcome::Confirmed));
+        shared.push(answered(2, Outcome::Nacked));
+        assert!(rings(&shared));
+        shared.bell.silence();
+        assert_eq!(handles(&shared.take().0), [[1, 2]]);
+        assert!(!rings(&shared));
+    }
+
+    #[test]
+    fn confirms_wait_until_there_are_as_many_as_main_listens_for_and_nothing_else_waits() {
+        let shared = Shared::new(Bell::new().unwrap());
+        let take = || {
+            shared.bell.silence();
+            handles(&shared.take().0)
+        };
+        shared.listen(3);
+        shared.push(answered(1, Outcome::Confirmed));
+        shared.push(answered(2, Outcome::Confirmed));
+        assert!(!rings(&shared));
+        shared.push(answered(3, Outcome::Confirmed));
+        assert!(rings(&shared));
+        assert_eq!(take(), [[1, 2, 3]]);
+        // What was taken counts no more, and no ring is lost to one that was heard.
+        shared.push(answered(4, Outcome::Confirmed));
+        assert!(!rings(&shared));
+        for urgent in [answered(5, Outcome::Nacked), state(0), Event::Died(String::new())] {
+            shared.push(urgent);
+            assert!(rings(&shared));
+            take();
+            shared.push(answered(6, Outcome::Confirmed));
+            assert!(!rings(&shared));
+        }
+    }
+
+    #[test]
+    fn who_begins_to_listen_for_less_hears_of_what_has_come_already() {
+        let shared = Shared::new(Bell::new().unwrap());
+        shared.listen(3);
+        shared.push(answered(1, Outcome::Confirmed));
+        shared.listen(2);
+        assert!(!rings(&shared));
+        shared.listen(1);
+        assert!(rings(&shared));
+        shared.bell.silence();
+        shared.take();
+        shared.listen(1);
+        assert!(!rings(&shared), "nothing has come");
+    }
+
+    #[test]
+    fn states_are_bounded_by_dropping_the_oldest_and_outcomes_are_never_dropped() {
+        let shared = Shared::new(Bell::new().unwrap());
+        shared.push(answered(1, Outcome::Confirmed));
+        (0..QUEUED_STATES_MAX + 5).for_each(|n| shared.push(state(n)));
+        let (events, _) = shared.take();
+        assert_eq!(events.len(), QUEUED_STATES_MAX + 1);
+        assert_eq!(handles(&events), [[1]]);
+        assert_eq!(events[1], state(5));
+    }
+}
