@@ -15,7 +15,6 @@ pub use config::{AmqpConfig, ExchangeType};
 
 use crate::backoff::Backoff;
 use crate::carrier::Carrier;
-use crate::down::Fault;
 use crate::event::ConnectionState;
 use crate::intake::{Intake, StopBy};
 use connect::Link;
@@ -82,7 +81,10 @@ async fn connect_and_serve(
     let mut wire = None;
     let mut link = None;
     let ended = match intake.losing_batches(why, connect::connect(config, &mut wire)).await? {
-        Err(fault) => Over::Fault(fault),
+        Err(fault) => {
+            intake.say_down(&fault);
+            Over::Fault(fault)
+        }
         Ok(new_link) => {
             intake.say_state(ConnectionState::Connected);
             let since = Instant::now();
@@ -94,7 +96,7 @@ async fn connect_and_serve(
     };
     let (close_limit, cut_limit) = match &ended {
         Over::Fault(fault) => {
-            say_down(intake, why, fault);
+            *why = fault.to_string();
             (CLOSE_LIMIT, CUT_LIMIT)
         }
         // A share of the time left each, so that all of it ends before `stop` gives up on this thread.
@@ -141,16 +143,11 @@ async fn serve_channels(
         }
         match intake.unless_stopped(connect::renew_channel(config, link)).await {
             Ok(Ok(())) => {}
-            Ok(Err(fault)) => return Over::Fault(fault),
+            Ok(Err(fault)) => {
+                intake.say_down(&fault);
+                return Over::Fault(fault);
+            }
             Err(stop) => return Over::Stopped(stop),
         }
     }
-}
-
-fn say_down(intake: &Intake<'_>, why: &mut String, fault: &Fault) {
-    *why = format!("{}: {}", fault.reason, fault.detail);
-    intake.say_state(ConnectionState::Down {
-        reason: fault.reason,
-        detail: fault.detail.clone(),
-    });
 }

@@ -259,7 +259,7 @@ impl Poster {
             }
             Verdict::Unsendable(reason) => Outcome::Unsendable { reason },
             Verdict::Destination { fault, retry_after } => {
-                let reason = format!("{}: {}", fault.reason, fault.detail);
+                let reason = fault.to_string();
                 match (is_recent, self.rests_until) {
                     (true, _) => self.go_down(fault, retry_after, intake),
                     // It was sent before the others failed; it may know better how long to wait.
@@ -284,10 +284,9 @@ impl Poster {
         let pause = self.backoff.next().max(retry_after.unwrap_or_default());
         self.rests_until = Some(Instant::now() + pause);
         self.downs += 1;
-        self.why = format!("{}: {}", fault.reason, fault.detail);
+        self.why = fault.to_string();
         self.lose_waiting();
-        let Fault { reason, detail } = fault;
-        intake.say_state(ConnectionState::Down { reason, detail });
+        intake.say_down(&fault);
     }
 
     fn resume(&mut self, intake: &Intake<'_>) {

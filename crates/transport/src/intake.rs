@@ -3,6 +3,7 @@
 //! ======== From here on: publisher thread. No Postgres, no signal, no panic that gets out. ========
 
 use crate::crossing::{Handed, Shared};
+use crate::down::Fault;
 use crate::event::{Answered, ConnectionState, Event};
 use crate::{Outcome, Publication};
 use std::future::Future;
@@ -74,6 +75,14 @@ impl<'a> Intake<'a> {
 
     pub(crate) fn say_state(&self, state: ConnectionState) {
         self.shared.push(Event::State(state));
+    }
+
+    /// Before the outcomes of what is lost with it: the worker hands over less from then on.
+    pub(crate) fn say_down(&self, fault: &Fault) {
+        self.say_state(ConnectionState::Down {
+            reason: fault.reason,
+            detail: fault.detail.clone(),
+        });
     }
 
     pub(crate) fn say_outcomes(&self, outcomes: Vec<Answered>) {

@@ -48,6 +48,7 @@ const QUICK: Duration = Duration::from_millis(5);
 /// Why a connection is over.
 pub(crate) enum Over {
     Stopped(StopBy),
+    /// The worker has been told.
     Fault(Fault),
 }
 
@@ -149,7 +150,10 @@ pub(crate) async fn serve(
         (fault, None) => Over::Fault(fault),
     };
     let lost_why = match &ended {
-        Over::Fault(fault) => fault.clone(),
+        Over::Fault(fault) => {
+            intake.say_down(fault);
+            fault.clone()
+        }
         Over::Stopped(_) => Fault::new(DownReason::Closed, "the publisher was stopped"),
     };
     session.abandon(&lost_why);
@@ -517,7 +521,7 @@ impl<'a> Session<'a> {
 
     /// Gives everything that has no outcome the one that its end deserves.
     fn abandon(&mut self, fault: &Fault) {
-        let reason = format!("{}: {}", fault.reason, fault.detail);
+        let reason = fault.to_string();
         self.lose_waiting(&reason);
         let lost = Outcome::Lost { reason };
         for (_, open) in std::mem::take(&mut self.open) {
