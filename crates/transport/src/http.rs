@@ -204,7 +204,8 @@ impl Poster {
     }
 
     fn free_sender(&mut self, intake: &Intake<'_>) -> Option<usize> {
-        if self.idle.is_empty() && self.senders.len() < self.shared.config.concurrency {
+        let config = &self.shared.config;
+        if self.idle.is_empty() && self.senders.len() < config.concurrency.min(config.window) {
             match self.start_sender() {
                 Ok(sender) => {
                     self.idle.push(self.senders.len());

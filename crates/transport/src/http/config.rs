@@ -46,7 +46,7 @@ pub struct HttpConfig {
     pub connect_timeout: Duration,
     /// From first to last byte of a request and its answer, connecting included.
     pub timeout: Duration,
-    /// Requests at a time, and threads, at most; of different keys.
+    /// Requests at a time, and threads, at most; of different keys, and no more than the window.
     pub concurrency: usize,
     /// How many messages may be taken over and not answered yet, at least 1.
     pub window: usize,
