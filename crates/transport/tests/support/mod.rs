@@ -18,6 +18,8 @@ pub struct Desk {
     pub publisher: Publisher,
     pub outcomes: HashMap<u64, Outcome>,
     pub answered_at: HashMap<u64, Instant>,
+    /// The state that was the last when an outcome came.
+    pub answered_in: HashMap<u64, ConnectionState>,
     pub states: Vec<ConnectionState>,
     pub died: Option<String>,
 }
@@ -29,6 +31,7 @@ impl Desk {
             publisher,
             outcomes: HashMap::new(),
             answered_at: HashMap::new(),
+            answered_in: HashMap::new(),
             states: Vec::new(),
             died: None,
         }
@@ -51,6 +54,8 @@ impl Desk {
                         let before = self.outcomes.insert(handle, outcome);
                         assert_eq!(before, None, "two outcomes for {handle}");
                         self.answered_at.insert(handle, at);
+                        self.answered_in
+                            .extend(self.states.last().map(|state| (handle, state.clone())));
                     }
                 }
             }

@@ -83,9 +83,9 @@ pub fn long(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u32).to_be_bytes()[..], bytes].concat()
 }
 
-pub trait ReadWrite: Read + Write {}
+pub trait ReadWrite: Read + Write + Send {}
 
-impl<T: Read + Write> ReadWrite for T {}
+impl<T: Read + Write + Send> ReadWrite for T {}
 
 impl Peer {
     pub fn new(tcp: TcpStream, stream: Box<dyn ReadWrite>) -> Self {

@@ -1,0 +1,570 @@
+//! What a worker relies on, whatever the transport: the same tests over AMQP and over HTTP, each against a peer that does with
+//! a message what the test says. src/carrier.rs states the promises.
+
+mod support;
+
+use outbox_transport::{AmqpConfig, Carrier, ConnectionState, Deadline, HttpConfig, Outcome, Publication};
+use std::collections::{HashMap, HashSet};
+use std::net::{Shutdown, TcpListener};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+use support::peer::{self, CONNECTION, short};
+use support::receiver::{Receiver, Reply, of_key, status, with};
+use support::{DEADLINE, Desk};
+
+/// Each test, for each transport.
+macro_rules! for_each_transport {
+    ($($test:ident),* $(,)?) => {
+        mod amqp {
+            $(#[test] fn $test() { super::$test::<super::Amqp>(); })*
+        }
+        mod http {
+            $(#[test] fn $test() { super::$test::<super::Http>(); })*
+        }
+    };
+}
+
+for_each_transport! {
+    each_message_is_confirmed_once_and_the_messages_of_a_key_go_in_their_order,
+    no_more_than_the_window_is_on_its_way,
+    after_the_order_to_stop_nothing_more_goes_and_each_message_is_answered,
+    a_lost_connection_is_told_before_the_outcomes_that_it_decides,
+    nothing_goes_ahead_of_a_lost_message_before_the_worker_has_heard_of_it,
+    after_the_deadline_nothing_goes_until_there_is_a_new_one,
+    while_the_peer_takes_nothing_nothing_goes,
+    a_peer_that_never_answers_is_given_up_in_time,
+    a_stop_ends_in_time_with_each_message_answered_whatever_the_peer_does,
+    the_messages_of_a_key_arrive_in_their_order_whatever_is_lost,
+}
+
+// ---- the tests ------------------------------------------------------------------------------------------------------
+
+fn each_message_is_confirmed_once_and_the_messages_of_a_key_go_in_their_order<T: Transport>() {
+    let peer = Peer::new(|_| Act::Confirm);
+    let mut desk = Desk::start(T::start(&peer).config());
+    desk.until_connected();
+    for batch in 0..5 {
+        desk.publish(
+            (batch * 60..(batch + 1) * 60)
+                .map(|handle| of_key(handle, &key_of(handle)))
+                .collect(),
+        );
+    }
+    desk.until_answered(300);
+    desk.stop();
+    for handle in 0..300 {
+        assert_eq!(desk.outcomes[&handle], Outcome::Confirmed);
+        assert_eq!(desk.answered_in[&handle], ConnectionState::Connected);
+    }
+    let mut arrived = peer.arrived();
+    for key in 0..KEYS {
+        let of_key: Vec<u64> = arrived.iter().copied().filter(|handle| handle % KEYS == key).collect();
+        assert!(of_key.is_sorted(), "{of_key:?}");
+    }
+    arrived.sort_unstable();
+    assert_eq!(arrived, (0..300).collect::<Vec<_>>());
+}
+
+fn no_more_than_the_window_is_on_its_way<T: Transport>() {
+    let (peer, mut desk) = full_window::<T>();
+    peer.stays_at(1 + WINDOW);
+    peer.release();
+    desk.until_answered(13);
+    desk.stop();
+    assert!(desk.outcomes.values().all(|outcome| *outcome == Outcome::Confirmed));
+}
+
+fn after_the_order_to_stop_nothing_more_goes_and_each_message_is_answered<T: Transport>() {
+    let (peer, mut desk) = full_window::<T>();
+    desk.publisher.ask_to_stop(DEADLINE);
+    desk.until_answered(13 - WINDOW); // what has not gone is lost at once
+    peer.release();
+    desk.stop();
+    let confirmed = desk.outcomes.values().filter(|outcome| **outcome == Outcome::Confirmed);
+    assert_eq!(
+        (desk.outcomes.len(), confirmed.count()),
+        (13, 1 + WINDOW),
+        "{:?}",
+        desk.outcomes
+    );
+    assert_eq!(
+        desk.outcomes.values().filter(|outcome| is_lost(outcome)).count(),
+        12 - WINDOW
+    );
+    assert_eq!(peer.arrived().len(), 1 + WINDOW);
+    assert!(
+        desk.publisher.try_publish(vec![of_key(99, "k")]).is_err(),
+        "stopped, yet it takes a batch"
+    );
+}
+
+fn a_lost_connection_is_told_before_the_outcomes_that_it_decides<T: Transport>() {
+    let peer = Peer::new(|handle| if handle == 2 { Act::HangUp } else { Act::Confirm });
+    let mut desk = Desk::start(T::start(&peer).config());
+    desk.until_connected();
+    desk.publish((0..6).map(|handle| of_key(handle, "k")).collect());
+    desk.until_answered(6);
+    for handle in 0..2 {
+        assert_eq!(desk.outcomes[&handle], Outcome::Confirmed);
+    }
+    for handle in 2..6 {
+        assert!(
+            is_lost(&desk.outcomes[&handle]),
+            "{handle}: {:?}",
+            desk.outcomes[&handle]
+        );
+        assert!(is_down(&desk.answered_in[&handle]), "{handle}: {:?}", desk.states);
+    }
+    desk.until_connected();
+    desk.publish(vec![of_key(6, "k")]);
+    desk.until_answered(7);
+    desk.stop();
+    assert_eq!(desk.outcomes[&6], Outcome::Confirmed);
+}
+
+fn nothing_goes_ahead_of_a_lost_message_before_the_worker_has_heard_of_it<T: Transport>() {
+    let peer = Peer::new(|handle| if handle == 1 { Act::HangUp } else { Act::Confirm });
+    let mut desk = Desk::start(T::start(&peer).config());
+    desk.until_connected();
+    desk.publish(vec![of_key(0, "k")]);
+    desk.until_answered(1);
+    desk.publish(vec![of_key(1, "k")]);
+    peer.until_arrived(2);
+    // The worker is busy: the loss lies in its inbox, and whatever it hands over is behind the lost message.
+    let until = Instant::now() + A_WHILE;
+    let mut next = 2;
+    while Instant::now() < until {
+        if desk.publisher.try_publish(vec![of_key(next, "k")]).is_ok() {
+            next += 1;
+        }
+        std::thread::yield_now();
+    }
+    desk.until_answered(next as usize);
+    assert!(
+        (1..next).all(|handle| is_lost(&desk.outcomes[&handle])),
+        "{:?}",
+        desk.outcomes
+    );
+    desk.until_connected();
+    desk.publish(vec![of_key(next, "k")]);
+    desk.until_answered(next as usize + 1);
+    desk.stop();
+    assert_eq!(desk.outcomes[&next], Outcome::Confirmed);
+    let arrived: HashSet<u64> = peer.arrived().into_iter().collect();
+    assert_eq!(arrived, HashSet::from([0, 1, next]));
+}
+
+fn after_the_deadline_nothing_goes_until_there_is_a_new_one<T: Transport>() {
+    let peer = Peer::new(|_| Act::Confirm);
+    let transport = T::start(&peer);
+    let deadline = transport.deadline();
+    let mut desk = Desk::start(transport.config());
+    desk.until_connected();
+    desk.publish(vec![of_key(0, "k")]);
+    desk.until_answered(1);
+    deadline.end();
+    desk.publish((1..4).map(|handle| of_key(handle, "k")).collect());
+    desk.until_answered(4);
+    assert!(
+        (1..4).all(|handle| is_lost(&desk.outcomes[&handle])),
+        "{:?}",
+        desk.outcomes
+    );
+    deadline.lift();
+    let mut handle = 3;
+    while desk.outcomes[&handle] != Outcome::Confirmed {
+        handle += 1;
+        desk.publish(vec![of_key(handle, "k")]);
+        desk.until_answered(handle as usize + 1);
+    }
+    desk.stop();
+    assert_eq!(peer.arrived(), [0, handle]);
+}
+
+fn while_the_peer_takes_nothing_nothing_goes<T: Transport>() {
+    let peer = Peer::new(|handle| if handle == 1 { Act::Block } else { Act::Confirm });
+    let mut desk = Desk::start(T::start(&peer).config());
+    desk.until_connected();
+    desk.publish(vec![of_key(0, "k")]);
+    desk.until_answered(1);
+    desk.publish(vec![of_key(1, "k")]);
+    desk.until("blocked", |desk| {
+        desk.states
+            .last()
+            .is_some_and(|state| is_down(state) || is_blocked(state))
+    });
+    desk.publish((2..6).map(|handle| of_key(handle, &key_of(handle))).collect());
+    peer.stays_at(2);
+    peer.release();
+    desk.until_answered(6);
+    let is_answered = |outcome: &Outcome| *outcome == Outcome::Confirmed || is_lost(outcome);
+    assert!(desk.outcomes.values().all(is_answered), "{:?}", desk.outcomes);
+    desk.until_connected();
+    desk.publish(vec![of_key(6, "k")]);
+    desk.until_answered(7);
+    desk.stop();
+    assert_eq!(desk.outcomes[&6], Outcome::Confirmed);
+}
+
+fn a_peer_that_never_answers_is_given_up_in_time<T: Transport>() {
+    let peer = Peer::new(|_| Act::Hold);
+    let mut desk = Desk::start(T::start(&peer).hasty());
+    desk.until_connected();
+    desk.publish((0..3).map(|handle| of_key(handle, "k")).collect());
+    desk.until_answered(3);
+    for handle in 0..3 {
+        let outcome = &desk.outcomes[&handle];
+        assert!(
+            is_lost(outcome) || *outcome == Outcome::TimedOut,
+            "{handle}: {outcome:?}"
+        );
+        assert!(is_down(&desk.answered_in[&handle]), "{handle}: {:?}", desk.states);
+    }
+    peer.release();
+    desk.stop();
+}
+
+fn a_stop_ends_in_time_with_each_message_answered_whatever_the_peer_does<T: Transport>() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap(); // connections wait to be accepted
+    let port = |listener: &TcpListener| listener.local_addr().unwrap().port();
+    let nobody = TcpListener::bind("127.0.0.1:0")
+        .map(|listener| port(&listener))
+        .unwrap();
+    let transports = [
+        T::start(&Peer::new(|_| Act::Hold)),
+        T::start(&Peer::new(|_| Act::HangUp)),
+        T::start(&Peer::new(|_| Act::Block)),
+        T::at(port(&silent)),
+        T::at(nobody),
+    ];
+    for (at, transport) in transports.into_iter().enumerate() {
+        let mut desk = Desk::start(transport.config());
+        desk.until("it begins", |desk| !desk.states.is_empty());
+        let large = |handle| Publication {
+            body: vec![b'x'; 100_000], // all of them are more than a socket takes
+            ..of_key(handle, &key_of(handle))
+        };
+        desk.publish((0..100).map(large).collect());
+        assert!(desk.publisher.stop(STOP_LIMIT), "{at}: the thread did not end");
+        desk.collect();
+        assert_eq!((desk.outcomes.len(), desk.died), (100, None), "{at}");
+    }
+}
+
+fn the_messages_of_a_key_arrive_in_their_order_whatever_is_lost<T: Transport>() {
+    for seed in 0..SEEDS {
+        let dice = Mutex::new(Dice(seed));
+        let peer = Peer::new(move |_| match dice.lock().unwrap().roll(12) {
+            0 => Act::HangUp,
+            _ => Act::Confirm,
+        });
+        let mut desk = Desk::start(T::start(&peer).config());
+        let mut dice = Dice(!seed);
+        // Of each key: how many messages are confirmed, and the handles of those handed over behind them.
+        let mut keys = vec![(0, Vec::new()); KEYS as usize];
+        let mut numbers = HashMap::new();
+        let deadline = Instant::now() + DEADLINE;
+        while keys.iter().any(|(confirmed, _)| *confirmed < OF_EACH_KEY) {
+            assert!(Instant::now() < deadline, "seed {seed}: {:?}", desk.states.last());
+            let at = dice.roll(KEYS) as usize;
+            let (confirmed, run) = &mut keys[at];
+            let has_failed = run.iter().any(|handle| desk.outcomes.get(handle).is_some_and(is_lost));
+            let room = OF_EACH_KEY - *confirmed - run.len();
+            let mut batch = Vec::new();
+            for _ in 0..room.min(dice.roll(4) as usize) * usize::from(!has_failed) {
+                let handle = numbers.len() as u64;
+                numbers.insert(handle, (at, *confirmed + run.len()));
+                run.push(handle);
+                batch.push(of_key(handle, &format!("key {at}")));
+            }
+            // It does not listen meanwhile: what it hands over depends on what it has heard before.
+            while let Err(back) = desk.publisher.try_publish(batch) {
+                assert!(Instant::now() < deadline, "seed {seed}: the queue stays full");
+                batch = back;
+                std::thread::yield_now();
+            }
+            if dice.roll(3) > 0 {
+                desk.collect();
+            }
+            for (confirmed, run) in &mut keys {
+                let is_confirmed = |handle: &&u64| desk.outcomes.get(handle) == Some(&Outcome::Confirmed);
+                let went = run.iter().take_while(is_confirmed).count();
+                *confirmed += run.drain(..went).count();
+                if run.iter().all(|handle| desk.outcomes.contains_key(handle)) {
+                    assert!(
+                        !run.iter().any(|handle| is_confirmed(&handle)),
+                        "seed {seed}: one went behind a lost one"
+                    );
+                    run.clear(); // it goes again from there
+                }
+            }
+        }
+        desk.stop();
+        assert_eq!(desk.outcomes.len(), numbers.len(), "seed {seed}");
+        for key in 0..keys.len() {
+            let of_key = peer
+                .arrived()
+                .into_iter()
+                .map(|handle| numbers[&handle])
+                .filter(|(at, _)| *at == key);
+            let mut seen = HashSet::new();
+            let firsts: Vec<usize> = of_key
+                .map(|(_, number)| number)
+                .filter(|number| seen.insert(*number))
+                .collect();
+            assert_eq!(firsts, (0..OF_EACH_KEY).collect::<Vec<_>>(), "seed {seed}, key {key}");
+        }
+    }
+}
+
+const KEYS: u64 = 6;
+const OF_EACH_KEY: usize = 20;
+const SEEDS: u64 = 4;
+const WINDOW: usize = 4;
+/// In which what must not come would come.
+const A_WHILE: Duration = Duration::from_millis(300);
+/// Each wait of a stop takes a third of it at most.
+const STOP_LIMIT: Duration = Duration::from_secs(3);
+
+fn key_of(handle: u64) -> String {
+    format!("key {}", handle % KEYS)
+}
+
+fn is_lost(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Lost { .. })
+}
+
+fn is_down(state: &ConnectionState) -> bool {
+    matches!(state, ConnectionState::Down { .. })
+}
+
+fn is_blocked(state: &ConnectionState) -> bool {
+    matches!(state, ConnectionState::Blocked { .. })
+}
+
+/// The first of 13 messages is confirmed, as many as the window holds have come, and the peer holds them.
+fn full_window<T: Transport>() -> (Arc<Peer>, Desk) {
+    let peer = Peer::new(|handle| if handle == 0 { Act::Confirm } else { Act::Hold });
+    let mut desk = Desk::start(T::start(&peer).of_window(WINDOW));
+    desk.until_connected();
+    desk.publish(vec![of_key(0, "k")]);
+    desk.until_answered(1);
+    desk.publish((1..13).map(|handle| of_key(handle, &format!("key {handle}"))).collect());
+    peer.until_arrived(1 + WINDOW);
+    (peer, desk)
+}
+
+// ---- peers ----------------------------------------------------------------------------------------------------------
+
+/// What a peer does with a message that has come.
+#[derive(Clone, Copy)]
+enum Act {
+    Confirm,
+    /// Confirms it when released.
+    Hold,
+    /// Closes the connection.
+    HangUp,
+    /// Says that it takes nothing more, until it is released, or for three seconds.
+    Block,
+}
+
+/// What has come, and what becomes of it.
+struct Peer {
+    act: Box<dyn Fn(u64) -> Act + Send + Sync>,
+    state: Mutex<PeerState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct PeerState {
+    arrived: Vec<u64>,
+    is_released: bool,
+}
+
+impl Peer {
+    fn new(act: impl Fn(u64) -> Act + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self {
+            act: Box::new(act),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// A message has come.
+    fn takes(&self, body: &[u8]) -> Act {
+        let handle = std::str::from_utf8(body)
+            .ok()
+            .and_then(|body| body.strip_prefix("body ")?.parse().ok());
+        let handle = handle.unwrap_or(u64::MAX); // one of the large ones
+        self.state.lock().unwrap().arrived.push(handle);
+        self.changed.notify_all();
+        (self.act)(handle)
+    }
+
+    fn arrived(&self) -> Vec<u64> {
+        self.state.lock().unwrap().arrived.clone()
+    }
+
+    fn until_arrived(&self, count: usize) {
+        self.wait(DEADLINE, |state| state.arrived.len() >= count);
+        assert!(self.arrived().len() >= count, "{:?} have arrived", self.arrived());
+    }
+
+    /// As many have come, and no more come for a while.
+    fn stays_at(&self, count: usize) {
+        self.wait(A_WHILE, |state| state.arrived.len() > count);
+        assert_eq!(self.arrived().len(), count, "{:?} have arrived", self.arrived());
+    }
+
+    fn release(&self) {
+        self.state.lock().unwrap().is_released = true;
+        self.changed.notify_all();
+    }
+
+    fn until_released(&self) {
+        self.wait(DEADLINE, |state| state.is_released);
+    }
+
+    fn wait(&self, limit: Duration, done: impl Fn(&PeerState) -> bool) {
+        let state = self.state.lock().unwrap();
+        drop(
+            self.changed
+                .wait_timeout_while(state, limit, |state| !done(state))
+                .unwrap(),
+        );
+    }
+}
+
+/// A peer of one transport, and the configuration that leads to it.
+trait Transport: Sized {
+    fn start(peer: &Arc<Peer>) -> Self;
+    /// With whatever there is at this port.
+    fn at(port: u16) -> Self;
+    fn deadline(&self) -> Deadline;
+    fn config(&self) -> impl Carrier;
+    fn of_window(&self, window: usize) -> impl Carrier;
+    /// Soon out of patience with a peer that does not answer.
+    fn hasty(&self) -> impl Carrier;
+}
+
+const SOON: Duration = Duration::from_millis(300);
+
+struct Amqp(AmqpConfig);
+
+impl Transport for Amqp {
+    fn start(peer: &Arc<Peer>) -> Self {
+        let peer = Arc::clone(peer);
+        let port = peer::broker(move |broker| {
+            broker.connect()?;
+            loop {
+                let got = broker.next_message_answering(|_, _| {})?;
+                let act = peer.takes(&got.body);
+                match act {
+                    Act::Confirm => broker.ack(got.tag, false)?,
+                    Act::HangUp => return broker.tcp.shutdown(Shutdown::Both),
+                    Act::Hold | Act::Block => {
+                        if let Act::Block = act {
+                            broker.method(0, CONNECTION, 60, &short("it takes nothing"))?;
+                        }
+                        let mut later = peer::Peer::new(broker.tcp.try_clone()?, Box::new(broker.tcp.try_clone()?));
+                        later.publish_channel = broker.publish_channel;
+                        let peer = Arc::clone(&peer);
+                        std::thread::spawn(move || {
+                            peer.until_released();
+                            if let Act::Block = act {
+                                later.method(0, CONNECTION, 61, &[])?;
+                            }
+                            later.ack(got.tag, false)
+                        });
+                    }
+                }
+            }
+        });
+        Self::at(port)
+    }
+
+    fn at(port: u16) -> Self {
+        Self(AmqpConfig {
+            backoff_max: Duration::from_millis(40),
+            ..peer::config(port)
+        })
+    }
+
+    fn deadline(&self) -> Deadline {
+        self.0.deadline.clone()
+    }
+
+    fn config(&self) -> impl Carrier {
+        self.0.clone()
+    }
+
+    fn of_window(&self, window: usize) -> impl Carrier {
+        AmqpConfig {
+            window,
+            ..self.0.clone()
+        }
+    }
+
+    fn hasty(&self) -> impl Carrier {
+        AmqpConfig {
+            confirm_timeout: SOON,
+            ..self.0.clone()
+        }
+    }
+}
+
+struct Http(HttpConfig);
+
+impl Transport for Http {
+    fn start(peer: &Arc<Peer>) -> Self {
+        let peer = Arc::clone(peer);
+        let receiver = Receiver::start(move |request| match peer.takes(&request.body) {
+            Act::Confirm => status(200),
+            Act::HangUp => Reply::Close(Vec::new()),
+            Act::Block => with(503, "retry-after: 3\r\n", ""),
+            Act::Hold => {
+                peer.until_released();
+                status(200)
+            }
+        });
+        Self::at(receiver.port)
+    }
+
+    fn at(port: u16) -> Self {
+        Self(support::receiver::config(&format!("http://127.0.0.1:{port}/hook")))
+    }
+
+    fn deadline(&self) -> Deadline {
+        self.0.deadline.clone()
+    }
+
+    fn config(&self) -> impl Carrier {
+        self.0.clone()
+    }
+
+    fn of_window(&self, window: usize) -> impl Carrier {
+        HttpConfig {
+            window,
+            ..self.0.clone()
+        }
+    }
+
+    fn hasty(&self) -> impl Carrier {
+        HttpConfig {
+            timeout: SOON,
+            ..self.0.clone()
+        }
+    }
+}
+
+struct Dice(u64);
+
+impl Dice {
+    /// Steele, Lea and Flood's mixer.
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % sides
+    }
+}
