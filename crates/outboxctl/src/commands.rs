@@ -11,6 +11,7 @@ pub mod version;
 
 use crate::connect::{self, ConnectArgs, Session};
 use crate::failure::Failure;
+use crate::format;
 use crate::output;
 use crate::queries::{self, Ask, Parameters};
 use serde::Serialize;
@@ -114,15 +115,15 @@ pub fn text<'a>(row: &'a Value, name: &str) -> &'a str {
 
 /// A count of a row; empty where it is NULL.
 pub fn count(row: &Value, name: &str) -> String {
-    row[name].as_i64().map(output::grouped).unwrap_or_default()
+    row[name].as_i64().map(format::grouped).unwrap_or_default()
 }
 
 /// A length of time of a row in seconds; empty where it is NULL.
 pub fn age(row: &Value, name: &str) -> String {
-    row[name].as_f64().map(output::duration).unwrap_or_default()
+    row[name].as_f64().map(format::duration).unwrap_or_default()
 }
 
 /// A time of a row as people write it; empty where it is NULL.
 pub fn time(row: &Value, name: &str) -> String {
-    output::stamp(text(row, name))
+    format::stamp(text(row, name))
 }

@@ -1,5 +1,6 @@
 //! A session with the database, as psql would make it: the same options, connection strings, variables, files and defaults.
 
+mod args;
 mod conninfo;
 mod passfile;
 mod prompt;
@@ -7,9 +8,9 @@ mod service;
 mod target;
 mod tls;
 
+pub use args::ConnectArgs;
+
 use crate::failure::{Code, Failure, with_sources};
-use clap::Args;
-use std::fmt;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -20,37 +21,6 @@ use tokio_postgres::config::SslMode as Negotiation;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
-
-/// Where the database is, and who asks. What is not given is taken from where psql takes it.
-#[derive(Args, Clone, Default)]
-#[command(next_help_heading = "Connection, as with psql")]
-pub struct ConnectArgs {
-    /// Database name, connection string or URI
-    #[arg(short = 'd', long = "dbname", value_name = "DBNAME", global = true)]
-    pub dbname: Option<String>,
-    /// Host name, or directory of the socket
-    #[arg(short = 'h', long = "host", value_name = "HOST", global = true)]
-    pub host: Option<String>,
-    /// Port
-    #[arg(short = 'p', long = "port", value_name = "PORT", global = true)]
-    pub port: Option<String>,
-    /// User name
-    #[arg(short = 'U', long = "username", value_name = "USER", global = true)]
-    pub user: Option<String>,
-    /// Never ask for a password
-    #[arg(short = 'w', long = "no-password", global = true, conflicts_with = "ask_password")]
-    pub no_password: bool,
-    /// Ask for the password before connecting
-    #[arg(short = 'W', long = "password", global = true)]
-    pub ask_password: bool,
-}
-
-/// A connection string may hold a password: no format string may show it.
-impl fmt::Debug for ConnectArgs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConnectArgs").finish_non_exhaustive()
-    }
-}
 
 /// A session, and what was found there.
 pub struct Session {

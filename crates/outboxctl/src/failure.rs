@@ -1,6 +1,6 @@
 //! Why a command ended without doing what it was asked: the sentence for a person, and the exit code for a script.
 
-use crate::output::clean;
+use crate::format::clean;
 use serde_json::json;
 use std::fmt;
 use tokio_postgres::error::{DbError, Severity, SqlState};

@@ -3,6 +3,7 @@
 mod commands;
 mod connect;
 mod failure;
+mod format;
 mod messages;
 mod output;
 mod pages;

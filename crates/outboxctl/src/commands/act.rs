@@ -4,8 +4,9 @@
 use super::{Context, text};
 use crate::connect::Session;
 use crate::failure::{Code, Failure};
+use crate::format::{self, counted};
 use crate::messages::{Statement, When};
-use crate::output::{self, counted};
+use crate::output;
 use crate::queries::message::CURRENT_PLACES;
 use clap::Args;
 use serde_json::json;
@@ -395,7 +396,7 @@ async fn by_seq(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCo
             eprintln!(
                 "outboxctl: message {}: {}",
                 result["seq"],
-                output::clean(text(result, "error"))
+                format::clean(text(result, "error"))
             );
         }
         output::print(&match args.consent.dry_run {

@@ -3,7 +3,8 @@
 use super::{Context, text};
 use crate::connect::Session;
 use crate::failure::{Code, Failure};
-use crate::output::{self, counted};
+use crate::format::{self, counted};
+use crate::output;
 use clap::Args;
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -73,7 +74,7 @@ fn changed(context: &Context, verb: &str, destination: &str, row: &Value, words:
         true => {
             context.print_json(&json!({ "action": verb, "destination": destination, "changed": row["changed"] }))?
         }
-        false => output::print(&format!("{}\n", output::clean(words)))?,
+        false => output::print(&format!("{}\n", format::clean(words)))?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -102,8 +103,8 @@ pub async fn relay(context: &Context, args: &RelayArgs) -> Result<ExitCode, Fail
             eprintln!(
                 "outboxctl: message {} to {}: {}",
                 failure["seq"],
-                output::clean(text(failure, "destination")),
-                output::clean(text(failure, "error"))
+                format::clean(text(failure, "destination")),
+                format::clean(text(failure, "error"))
             );
         }
         output::print(&in_words(relayed))?;
@@ -130,7 +131,7 @@ fn in_words(relayed: &Value) -> String {
         ),
     ] {
         if number(name) > 0 {
-            words.push_str(&format!("; {} {what}", output::grouped(number(name))));
+            words.push_str(&format!("; {} {what}", format::grouped(number(name))));
         }
     }
     words + ".\n"

@@ -3,8 +3,9 @@
 use super::{Context, list, text, time};
 use crate::connect::Session;
 use crate::failure::{Code, Failure};
+use crate::format::{self, stamp};
 use crate::messages::events_are_readable;
-use crate::output::{self, Cell, Colour, Table, paint, stamp};
+use crate::output::{self, Cell, Colour, Table, paint};
 use crate::queries::message::{ATTEMPTS, Attempt, PLACES, Place};
 use crate::queries::why::{self, Reason};
 use crate::queries::{Ask, IN_ORDER};
@@ -115,7 +116,7 @@ async fn event(session: &Session, seq: i64) -> Result<Option<Box<RawValue>>, Fai
 
 fn line(page: &mut String, name: &str, value: &str) {
     if !value.is_empty() {
-        writeln!(page, "  {name:<14} {}", output::clean(value)).expect("write to a string");
+        writeln!(page, "  {name:<14} {}", format::clean(value)).expect("write to a string");
     }
 }
 
@@ -127,7 +128,7 @@ fn in_words(message: &Message) -> String {
     let mut page = format!(
         "{}\n",
         paint(
-            &output::clean(&format!("Message {} to {}", row["seq"], text(row, "destination"))),
+            &format::clean(&format!("Message {} to {}", row["seq"], text(row, "destination"))),
             Colour::Bold
         )
     );
@@ -154,9 +155,9 @@ fn in_words(message: &Message) -> String {
     if !message.why.is_empty() {
         writeln!(page, "{}", paint("Why it does not move", Colour::Bold)).expect("write to a string");
         for reason in &message.why {
-            writeln!(page, "  {}", output::clean(&reason.why)).expect("write to a string");
+            writeln!(page, "  {}", format::clean(&reason.why)).expect("write to a string");
             if let Some(remedy) = &reason.remedy {
-                writeln!(page, "    remedy: {}", output::clean(remedy)).expect("write to a string");
+                writeln!(page, "    remedy: {}", format::clean(remedy)).expect("write to a string");
             }
         }
     }
@@ -202,7 +203,7 @@ async fn event_in_words(session: &Session, seq: i64) -> Result<String, Failure> 
     }
     line(&mut page, "created", &time(&event, "created_at"));
     for name in ["headers", "metadata", "payload", "previous_payload"] {
-        let pretty = output::clean_lines(text(&event, name));
+        let pretty = format::clean_lines(text(&event, name));
         if !pretty.is_empty() {
             writeln!(page, "  {name}").expect("write to a string");
             pretty.lines().for_each(|line| _ = writeln!(page, "    {line}"));

@@ -3,6 +3,7 @@
 use super::{Context, age, count, text};
 use crate::connect::Session;
 use crate::failure::Failure;
+use crate::format;
 use crate::output::{self, Cell, Colour, Table, paint};
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -49,7 +50,7 @@ async fn document(session: &Session) -> Result<Value, Failure> {
 fn in_words(document: &Value) -> String {
     let mut page = format!(
         "{}\n\n",
-        output::clean(&format!(
+        format::clean(&format!(
             "outbox {} in database {}, PostgreSQL {}{}",
             text(document, "extension"),
             text(document, "database"),
@@ -211,10 +212,10 @@ fn problems(rows: &Value) -> String {
     }
     let mut page = format!("{}\n", paint("PROBLEMS", Colour::Bold));
     for row in rows {
-        let check = paint(&output::clean(text(row, "check")), Colour::Bad);
-        page.push_str(&format!("{check}: {}\n", output::clean(text(row, "problem"))));
+        let check = paint(&format::clean(text(row, "check")), Colour::Bad);
+        page.push_str(&format!("{check}: {}\n", format::clean(text(row, "problem"))));
         if !text(row, "remedy").is_empty() {
-            page.push_str(&format!("  remedy: {}\n", output::clean(text(row, "remedy"))));
+            page.push_str(&format!("  remedy: {}\n", format::clean(text(row, "remedy"))));
         }
     }
     page

@@ -3,6 +3,7 @@
 use super::Context;
 use crate::connect;
 use crate::failure::Failure;
+use crate::format;
 use crate::output;
 use serde_json::json;
 use std::process::ExitCode;
@@ -46,7 +47,7 @@ pub async fn run(context: &Context) -> Result<ExitCode, Failure> {
         (Some(address), Some(port)) => format!("{address}, port {port}, {} TLS", if tls { "with" } else { "without" }),
         _ => "a socket of this machine".into(),
     };
-    output::print(&output::clean_lines(&format!(
+    output::print(&format::clean_lines(&format!(
         "{extension}\nPostgreSQL {}\ndatabase {} as {user}, by {way}\n",
         session.server_version, session.database
     )))?;

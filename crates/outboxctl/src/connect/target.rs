@@ -1,9 +1,10 @@
 //! Where to connect, as whom and how: decided as libpq decides it from what was given, the service file, the environment and the
 //! defaults. What it looks at is handed in, so that it can be tested without an environment.
 
+use super::args::ConnectArgs;
 use super::conninfo::{self, KEYWORDS, Params};
 use super::passfile::Wanted;
-use super::{ConnectArgs, service};
+use super::service;
 use crate::failure::{Code, Failure};
 use std::io;
 use std::net::IpAddr;

@@ -1,7 +1,5 @@
 //! The figures of an outbox as plain data. Ages (`…_s`) and times to go are seconds by the clock of the database.
 
-use super::message::{Attempt, StoredEvent};
-use super::why::Reason;
 use serde::{Deserialize, Serialize, Serializer};
 
 /// What was read, or why it could not be: a part that fails leaves the others readable.
@@ -198,15 +196,4 @@ pub struct Check {
     pub ok: bool,
     pub problem: String,
     pub remedy: String,
-}
-
-/// What is asked for when a person looks at one message.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Letter {
-    pub seq: i64,
-    pub destination: String,
-    pub event: Part<Option<StoredEvent>>,
-    pub attempts: Part<Vec<Attempt>>,
-    /// Why it does not move.
-    pub reasons: Part<Vec<Reason>>,
 }

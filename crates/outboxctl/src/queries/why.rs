@@ -3,7 +3,7 @@
 use super::message::Place;
 use super::model::{Check, Destination, Partition};
 use super::{Ask, Parameters, figures};
-use crate::output::{duration, stamp};
+use crate::format::{duration, stamp};
 use serde::{Deserialize, Serialize};
 use std::sync::LazyLock;
 

@@ -1,6 +1,6 @@
 //! Words and figures as they are shown: made harmless, cut to a width, with their unit.
 
-pub use crate::output::grouped as count;
+pub use crate::format::grouped as count;
 use unicode_width::UnicodeWidthChar;
 
 /// Text from outside as a terminal may get it: no control character, nothing that turns the direction of writing, nothing

@@ -1,7 +1,6 @@
 //! Who may ask for what: the address that is listened at, the Host header, secrets and sessions, and where a form came
 //! from. Every request passes `guard` before anything else looks at it.
 
-use super::App;
 use crate::failure::{Code, Failure};
 use axum::extract::{Request, State};
 use axum::http::header::{self, HeaderName};
@@ -205,8 +204,8 @@ impl Access {
 }
 
 /// Before every handler: the host, who asks, and whether a form is ours. After it: the headers that keep a browser safe.
-pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
-    let answer = match admit(&app.access, &request) {
+pub async fn guard(State(access): State<Arc<Access>>, mut request: Request, next: Next) -> Response {
+    let answer = match admit(&access, &request) {
         Ok(viewer) => {
             request.extensions_mut().extend(viewer_extension(viewer));
             next.run(request).await

@@ -2,12 +2,13 @@
 //! refuses what the login may not. Many messages at once only after a count and a typed confirmation.
 
 use super::access::{Viewer, same};
+use super::answer::{page, trouble};
+use super::app::App;
 use super::listing::since_sql;
 use super::pages::act as pages;
 use super::search::Search;
 use super::session::{Purpose, Session, Trouble};
 use super::sql::{Sql, containing};
-use super::{App, page, trouble};
 use crate::failure::{Code, Failure};
 use axum::extract::{Extension, Form, Path, Query, State};
 use axum::http::StatusCode;
@@ -136,7 +137,7 @@ async fn form_bulk(app: &App, viewer: &Viewer, verb: Verb, text: &str, problem: 
                 sql: &sql.to_show(),
                 problem,
             };
-            page(&pages::bulk(&app.view(), viewer, app.database(), &ask))
+            page(&pages::bulk(&app.view().live, viewer, &app.database, &ask))
         }
     }
 }
@@ -183,7 +184,13 @@ pub async fn done(
     Extension(viewer): Extension<Viewer>,
     Query(done): Query<Done>,
 ) -> Response {
-    page(&pages::done(&app.view(), &viewer, app.database(), &done.verb, done.n))
+    page(&pages::done(
+        &app.view().live,
+        &viewer,
+        &app.database,
+        &done.verb,
+        done.n,
+    ))
 }
 
 /// Asks before one message is discarded or replayed.
@@ -195,9 +202,9 @@ pub async fn ask_message(
     match may(&viewer).and_then(|()| known(&asked.verb)) {
         Err(failure) => refused(&app, &viewer, &failure),
         Ok(verb) => page(&pages::one_message(
-            &app.view(),
+            &app.view().live,
             &viewer,
-            app.database(),
+            &app.database,
             verb.word(),
             asked.seq,
             &asked.destination,
@@ -267,9 +274,9 @@ pub async fn ask_destination(
     match may(&viewer) {
         Err(failure) => refused(&app, &viewer, &failure),
         Ok(()) => page(&pages::destination(
-            &app.view(),
+            &app.view().live,
             &viewer,
-            app.database(),
+            &app.database,
             verb,
             &asked.destination,
         )),
@@ -332,7 +339,7 @@ fn refused(app: &App, viewer: &Viewer, failure: &Failure) -> Response {
         Code::SomeFailed => StatusCode::CONFLICT,
         _ => StatusCode::BAD_REQUEST,
     };
-    let said = pages::refusal(&app.view(), viewer, app.database(), "Nothing was done", failure);
+    let said = pages::refusal(&app.view().live, viewer, &app.database, "Nothing was done", failure);
     (status, page(&said)).into_response()
 }
 

@@ -1,15 +1,12 @@
 //! The path under which a proxy shows this monitor, such as `/ops/outbox`. The pages name their own paths from `/` on; what
 //! leads a browser somewhere gets the base path in front as the answer goes out.
 
-use super::{App, Page, Viewer, live};
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::extract::{Extension, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderValue, header};
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use axum::routing::get;
-use std::sync::Arc;
 
 /// Attributes that lead somewhere. Quotes in text and in values are escaped, so nobody else's text looks like one.
 const LEADING: [&str; 3] = [" href=\"", " src=\"", " action=\""];
@@ -73,17 +70,11 @@ impl BasePath {
     }
 
     /// Serves `pages` below the base path, for a proxy that hands paths on as they are, and from `/` on, for one that takes
-    /// the base path away.
-    pub fn around(&self, pages: Router, app: &Arc<App>) -> Router {
+    /// the base path away. `first` is the page at the base path with a slash.
+    pub fn around(&self, pages: Router, first: Router) -> Router {
         if self.0.is_empty() {
             return pages;
         }
-        // What is nested has no path that ends in a slash.
-        let overview = async |app: State<Arc<App>>, viewer: Extension<Viewer>| live(app, viewer, Page::Overview);
-        let first = Router::new()
-            .route(&format!("{}/", self.0), get(overview))
-            .layer(middleware::from_fn_with_state(Arc::clone(app), super::guard))
-            .with_state(Arc::clone(app));
         Router::new()
             .nest(&self.0, pages.clone())
             .merge(first)

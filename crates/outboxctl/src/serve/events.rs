@@ -1,8 +1,8 @@
 //! The one event stream of a page: the parts that have changed since they were last sent to this viewer. The parts
 //! themselves are made once for all viewers, by the poller.
 
-use super::App;
-use super::pages::Page;
+use super::app::{App, View};
+use super::pages::layout::Page;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::sse::{Event, Sse};
@@ -29,7 +29,7 @@ pub struct Asked {
 struct Stream {
     app: Arc<App>,
     page: Page,
-    views: tokio::sync::watch::Receiver<Arc<super::View>>,
+    views: tokio::sync::watch::Receiver<Arc<View>>,
     sent: HashMap<&'static str, String>,
     change: String,
     looks: u64,

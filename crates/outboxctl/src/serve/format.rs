@@ -1,7 +1,7 @@
 //! How figures, times and texts are written on the pages.
 
-use crate::output::duration;
-pub use crate::output::grouped as count;
+use crate::format::duration;
+pub use crate::format::{clock, grouped as count, time};
 use std::fmt::Write;
 
 /// A count, or a dash where nobody counts.
@@ -51,37 +51,6 @@ pub fn rate(n: Option<f64>) -> String {
     }
 }
 
-/// `2026-11-21 14:03:07`, in UTC.
-pub fn time(epoch: f64) -> String {
-    let seconds = epoch.floor() as i64;
-    let (year, month, day) = date(seconds.div_euclid(86_400));
-    format!("{year:04}-{month:02}-{day:02} {}", clock(epoch))
-}
-
-/// `14:03:07`, in UTC.
-pub fn clock(epoch: f64) -> String {
-    let of_day = (epoch.floor() as i64).rem_euclid(86_400);
-    format!("{:02}:{:02}:{:02}", of_day / 3600, of_day / 60 % 60, of_day % 60)
-}
-
-/// Year, month and day of a day counted from 1970-01-01 (Howard Hinnant, "chrono-compatible low-level date algorithms").
-fn date(days: i64) -> (i64, i64, i64) {
-    let shifted = days + 719_468;
-    let era = shifted.div_euclid(146_097);
-    let of_era = shifted.rem_euclid(146_097);
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 {
-        month_from_march + 3
-    } else {
-        month_from_march - 9
-    };
-    let year = year_of_era + era * 400 + i64::from(month <= 2);
-    (year, month, day)
-}
-
 /// For a part of a URL: what is not a letter, a digit or one of `-_.~` becomes `%XX`.
 pub fn encode(text: &str) -> String {
     text.bytes().fold(String::new(), |mut out, byte| {
@@ -124,14 +93,6 @@ mod tests {
         }
         assert_eq!(millis(Some(2.345)), "2.3 ms");
         assert_eq!(millis(Some(1500.0)), "1.5 s");
-    }
-
-    #[test]
-    fn times_are_utc() {
-        assert_eq!(time(0.0), "1970-01-01 00:00:00");
-        assert_eq!(time(951_825_599.9), "2000-02-29 11:59:59");
-        assert_eq!(time(1_795_270_987.0), "2026-11-21 14:23:07");
-        assert_eq!(time(-1.0), "1969-12-31 23:59:59");
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! /metrics, as OpenMetrics: the figures of the last look at the database. Labels are bounded: destinations, workers, the
 //! words of states and checks; never a key or an error.
 
-use super::App;
-use super::poller::View;
+use super::app::{App, View};
 use super::snapshot::Snapshot;
 use axum::extract::State;
 use axum::http::header;

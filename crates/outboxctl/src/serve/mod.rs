@@ -3,6 +3,8 @@
 
 mod access;
 mod act;
+mod answer;
+mod app;
 mod base;
 mod detail;
 mod events;
@@ -20,25 +22,25 @@ use crate::commands::Context;
 use crate::failure::{Code, Failure};
 use crate::queries::Ask;
 use access::{Access, Secrets, Viewer, guard, listen_address};
+use answer::{page, trouble};
+use app::App;
 use axum::extract::{Extension, Form, Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
-use axum::response::{Html, IntoResponse, Redirect, Response};
+use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::{Router, middleware};
 use base::BasePath;
 use clap::Args;
 use listing::Tab;
-use maud::Markup;
-use pages::{Page, act::Deed, messages::List};
-use poller::View;
+use pages::{act::Deed, layout::Page, live::live_page, messages::List};
 use search::Search;
 use serde::Deserialize;
 use serde_json::json;
-use session::{Pool, Trouble};
+use session::Pool;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Instant;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
@@ -65,48 +67,6 @@ pub struct ServeArgs {
     base_path: BasePath,
 }
 
-/// What all requests share.
-pub struct App {
-    access: Access,
-    pool: Pool,
-    database: String,
-    base: BasePath,
-    /// Written by the poller alone.
-    views: watch::Receiver<Arc<View>>,
-    started: Instant,
-    /// Open event streams.
-    viewers: AtomicUsize,
-    /// When somebody last asked for anything, in ms since `started`.
-    asked_at_ms: AtomicU64,
-    /// Wakes the poller out of its long wait.
-    asked: Notify,
-}
-
-impl App {
-    fn view(&self) -> Arc<View> {
-        self.views.borrow().clone()
-    }
-
-    fn database(&self) -> &str {
-        &self.database
-    }
-
-    /// Whether somebody looks, or has just looked.
-    fn is_watched(&self) -> bool {
-        let now_ms = self.started.elapsed().as_millis() as u64;
-        self.viewers.load(Ordering::Relaxed) > 0 || now_ms < self.asked_at_ms.load(Ordering::Relaxed) + 30_000
-    }
-
-    fn note_asked(&self) {
-        let was_watched = self.is_watched();
-        self.asked_at_ms
-            .store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
-        if !was_watched {
-            self.asked.notify_one();
-        }
-    }
-}
-
 /// Serves until it is told to end.
 pub async fn run(context: &Context, args: &ServeArgs) -> Result<ExitCode, Failure> {
     let connect = &context.connect;
@@ -117,7 +77,7 @@ pub async fn run(context: &Context, args: &ServeArgs) -> Result<ExitCode, Failur
         (None, None) => Secrets::None,
     };
     // Refused before anything is opened.
-    let access = Access::new(&secrets, address, args.allow_actions, &args.allow_host)?;
+    let access = Arc::new(Access::new(&secrets, address, args.allow_actions, &args.allow_host)?);
     let (session, view) = poller::first(connect).await?;
     let listener = TcpListener::bind(address).await.map_err(|error| {
         Failure::new(Code::Refused, format!("cannot listen at {address}: {error}"))
@@ -176,8 +136,13 @@ fn told_to_end() -> impl Future<Output = ()> {
 }
 
 fn router(app: Arc<App>) -> Router {
+    let guarded = |routes: Router<Arc<App>>| {
+        let guard = middleware::from_fn_with_state(Arc::clone(&app.access), guard);
+        routes.layer(guard).with_state(Arc::clone(&app))
+    };
+    let overview = get(async |app, viewer| live(app, viewer, Page::Overview));
     let pages = Router::new()
-        .route("/", get(async |app, viewer| live(app, viewer, Page::Overview)))
+        .route("/", overview.clone())
         .route(
             "/destinations",
             get(async |app, viewer| live(app, viewer, Page::Destinations)),
@@ -210,10 +175,10 @@ fn router(app: Arc<App>) -> Router {
         .route(
             "/icon.svg",
             get(async || asset("image/svg+xml", include_str!("assets/icon.svg"))),
-        )
-        .layer(middleware::from_fn_with_state(Arc::clone(&app), guard))
-        .with_state(Arc::clone(&app));
-    app.base.around(pages, &app)
+        );
+    // What is nested has no path that ends in a slash.
+    let first = Router::new().route(&format!("{}/", app.base.as_str()), overview);
+    app.base.around(guarded(pages), guarded(first))
 }
 
 /// A file of the program itself. Asked for again with each page, for the next version may have another.
@@ -225,29 +190,9 @@ fn asset(kind: &'static str, text: &'static str) -> Response {
         .into_response()
 }
 
-fn page(markup: &Markup) -> Response {
-    Html(markup.0.clone()).into_response()
-}
-
 fn live(State(app): State<Arc<App>>, Extension(viewer): Extension<Viewer>, which: Page) -> Response {
     app.note_asked();
-    page(&pages::live_page(which, &app.view().live, &viewer, &app.database))
-}
-
-/// The page that says why the database did not answer as it should.
-fn trouble(app: &App, viewer: &Viewer, trouble: &Trouble) -> Response {
-    let status = match trouble.failure.code {
-        Code::CannotConnect => StatusCode::SERVICE_UNAVAILABLE,
-        _ if trouble.timed_out => StatusCode::SERVICE_UNAVAILABLE,
-        Code::Usage => StatusCode::BAD_REQUEST,
-        _ => StatusCode::UNPROCESSABLE_ENTITY,
-    };
-    let title = match trouble.timed_out {
-        true => "That took too long",
-        false => "The database says no",
-    };
-    let said = pages::act::refusal(&app.view(), viewer, &app.database, title, &trouble.failure);
-    (status, page(&said)).into_response()
+    page(&live_page(which, &app.view().live, &viewer, &app.database))
 }
 
 #[derive(Deserialize)]
@@ -301,7 +246,7 @@ async fn messages(
         is_first: after.is_empty(),
         reads_events,
     };
-    page(&pages::messages::list(&app.view(), &viewer, &app.database, &list))
+    page(&pages::messages::list(&app.view().live, &viewer, &app.database, &list))
 }
 
 #[derive(Deserialize)]
@@ -323,11 +268,22 @@ async fn message(
         .await;
     match found {
         Err(found) => trouble(&app, &viewer, &found),
-        Ok(Some(message)) => page(&pages::messages::detail(&app.view(), &viewer, &app.database, &message)),
+        Ok(Some(message)) => page(&pages::messages::detail(
+            &app.view().live,
+            &viewer,
+            &app.database,
+            &message,
+        )),
         Ok(None) => {
             let none = Failure::new(Code::Usage, format!("no message {seq} waits or is kept"))
                 .hint("It may not be committed, or the history has dropped it");
-            let said = pages::act::refusal(&app.view(), &viewer, &app.database, "There is no such message", &none);
+            let said = pages::act::refusal(
+                &app.view().live,
+                &viewer,
+                &app.database,
+                "There is no such message",
+                &none,
+            );
             (StatusCode::NOT_FOUND, page(&said)).into_response()
         }
     }
@@ -378,7 +334,7 @@ async fn audit(
             deeds.truncate(DEEDS);
             let next = deeds.last().filter(|_| more).map(|deed| deed.cursor.clone());
             page(&pages::act::audit(
-                &app.view(),
+                &app.view().live,
                 &viewer,
                 &app.database,
                 &deeds,

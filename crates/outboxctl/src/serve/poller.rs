@@ -1,10 +1,10 @@
 //! The one session that reads the database for all viewers, and makes of what it read the parts of pages that stay live.
 //! It looks once a second while somebody looks at it, and every few seconds else.
 
-use super::App;
-use super::pages::{self, Live};
+use super::app::{App, View};
 use super::session::{Purpose, Session, Trouble};
-use super::snapshot::{Slow, Snapshot};
+use super::snapshot::{Lost, Slow, Snapshot};
+use crate::connect::ConnectArgs;
 use crate::failure::{Code, Failure};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -19,35 +19,9 @@ const REST_PER_LOOK: u32 = 9;
 /// A server that does not answer by then is lost: a cut network says nothing.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// What was last known. Made by the poller, shown by everyone.
-pub struct View {
-    pub snapshot: Option<Snapshot>,
-    pub lost: Option<Lost>,
-    pub read_at: SystemTime,
-    pub live: Live,
-}
-
-/// The session broke, or the database refuses to answer.
-#[derive(Clone, Debug)]
-pub struct Lost {
-    pub since: SystemTime,
-    pub message: String,
-}
-
-impl View {
-    pub fn new(snapshot: Option<Snapshot>, lost: Option<Lost>, read_at: SystemTime) -> Self {
-        Self {
-            live: pages::live(snapshot.as_ref(), lost.as_ref()),
-            snapshot,
-            lost,
-            read_at,
-        }
-    }
-}
-
 /// Reads for the first time: what is wrong now is the caller's to mend, and ends the program.
-pub async fn first(app_args: &crate::connect::ConnectArgs) -> Result<(Session, View), Failure> {
-    let session = Session::open(app_args, Purpose::Watch).await?;
+pub async fn first(args: &ConnectArgs) -> Result<(Session, View), Failure> {
+    let session = Session::open(args, Purpose::Watch).await?;
     let snapshot = Snapshot::read(&session, &mut Slow::default())
         .await
         .map_err(|trouble| trouble.failure)?;

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::LazyLock;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Beyond this a lane is not counted further.
 pub const DEPTH_CAP: i64 = 1000;
@@ -32,6 +33,20 @@ pub struct Snapshot {
     pub errors: Vec<ErrorGroup>,
     /// None: the look took too long.
     pub depths: Option<Depths>,
+}
+
+/// The session broke, or the database refuses to answer.
+#[derive(Clone, Debug)]
+pub struct Lost {
+    pub since: SystemTime,
+    pub message: String,
+}
+
+impl Lost {
+    /// Seconds since 1970.
+    pub fn since_epoch_s(&self) -> f64 {
+        self.since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]

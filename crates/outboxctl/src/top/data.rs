@@ -1,12 +1,12 @@
 //! The session with the database: one task reads all figures at each interval, carries out what is asked, and connects again
 //! when the session is lost. Each part is read by a statement of its own, so that one that fails leaves the others.
 
-use super::state::{Action, Notice};
+use super::state::{Action, Letter, Notice};
 use super::update::{Event, Request};
 use crate::connect::{ConnectArgs, connect_session};
 use crate::failure::{Code, Failure};
 use crate::queries::message::{ATTEMPTS, DEAD, EVENT, OUTBOX, PLACES_OF_ONE, Place, StoredEvent, Table, WAITING};
-use crate::queries::model::{Check, Letter, Part, Snapshot};
+use crate::queries::model::{Check, Part, Snapshot};
 use crate::queries::{Ask, IN_ORDER, Parameters, as_json, figures, qualified, why};
 use serde::de::DeserializeOwned;
 use serde_json::Value;

@@ -1,8 +1,8 @@
 //! Pages that take the whole screen: one row in full, what is wrong, the keys.
 
-use super::state::{Pane, Row, State, orders};
-use crate::output::{stamp, utc};
-use crate::queries::model::{Destination, ErrorGroup, Letter, Message, Partition, Ticks, Worker};
+use super::state::{Letter, Pane, Row, State, orders};
+use crate::format::{stamp, utc};
+use crate::queries::model::{Destination, ErrorGroup, Message, Partition, Ticks, Worker};
 use crate::screen::text::{self, age, count, known, ms, rate};
 use ratatui::text::Line;
 

@@ -1,10 +1,10 @@
 //! A snapshot made up for the tests, with something of everything: two workers and one that ended, a destination that is down,
 //! a blocked key, errors that carry escape sequences and wide characters.
 
-use super::state::State;
+use super::state::{Letter, State};
 use crate::queries::message::{Attempt, StoredEvent};
 use crate::queries::model::{
-    Check, Destination, ErrorGroup, Letter, Message, Minute, Now, Partition, Snapshot, Status, Ticks, Worker,
+    Check, Destination, ErrorGroup, Message, Minute, Now, Partition, Snapshot, Status, Ticks, Worker,
 };
 use crate::screen::theme::Theme;
 use std::time::Duration;

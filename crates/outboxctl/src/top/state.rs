@@ -1,6 +1,8 @@
 //! What `top` knows and shows: changed by `update` alone, drawn by `view`. No I/O, no clock.
 
-use crate::queries::model::{Destination, ErrorGroup, Letter, Message, Part, Partition, Snapshot, Worker};
+use crate::queries::message::{Attempt, StoredEvent};
+use crate::queries::model::{Destination, ErrorGroup, Message, Part, Partition, Snapshot, Worker};
+use crate::queries::why::Reason;
 use crate::screen::theme::Theme;
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -91,6 +93,17 @@ pub enum Mode {
 pub struct Notice {
     pub text: String,
     pub is_bad: bool,
+}
+
+/// What is asked for when a person looks at one message.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Letter {
+    pub seq: i64,
+    pub destination: String,
+    pub event: Part<Option<StoredEvent>>,
+    pub attempts: Part<Vec<Attempt>>,
+    /// Why it does not move.
+    pub reasons: Part<Vec<Reason>>,
 }
 
 /// The connection to the database.

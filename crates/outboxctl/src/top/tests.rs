@@ -2,10 +2,10 @@
 //! that changed: read the diff before you commit it.
 
 use super::fixture::{HOSTILE, letter, snapshot, state};
-use super::state::{Action, Link, Mode, Notice, Pane, State};
+use super::state::{Action, Letter, Link, Mode, Notice, Pane, State};
 use super::update::{Event, Request, update};
 use super::{frame_as_text, lines, view};
-use crate::queries::model::{Letter, Part, Snapshot};
+use crate::queries::model::{Part, Snapshot};
 use crate::queries::why::Reason;
 use crate::screen::frame::as_text;
 use crate::screen::theme::Theme;

@@ -1,7 +1,7 @@
 //! What an event makes of the state, and what it asks of the database. Pure: the same event on the same state does the same.
 
-use super::state::{Action, Link, Mode, Notice, Pane, State, orders};
-use crate::queries::model::{Letter, Snapshot};
+use super::state::{Action, Letter, Link, Mode, Notice, Pane, State, orders};
+use crate::queries::model::Snapshot;
 use crate::screen::panel::{PAGE, scrolled};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::time::Duration;

@@ -2,8 +2,9 @@
 //! what waits adds to it, and the thread that draws reads; each holds the lock for as long as it takes to copy, and none
 //! while it draws or asks the server. So a terminal that nobody reads cannot hold up a worker.
 
-use super::report::timestamp;
-use super::screen::state::{Depth, DestinationLook, LogLine, Look, Phase, Sharing, Ticks, Waiting, Who};
+use super::look::{Depth, DestinationLook, LogLine, Look, Phase, Sharing, Waiting, Who};
+use super::tick::Ticks;
+use crate::format::clock;
 use crate::queries::model::ErrorGroup;
 use outbox_core::engine::Held;
 use outbox_core::fault;
@@ -118,13 +119,9 @@ impl Board {
 
     /// A line that would be printed if there were no screen.
     pub fn log(&self, text: &str) {
-        let since_1970 = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
-        let ts = timestamp(since_1970.as_micros() as i64);
         let mut inner = self.inner();
         inner.log.push_back(LogLine {
-            clock: time_of_day(&ts).to_owned(),
+            clock: clock(epoch_s()),
             text: text.to_owned(),
         });
         if inner.log.len() > LOG_MAX {
@@ -186,10 +183,7 @@ impl Board {
     pub fn look(&self) -> Option<Look> {
         let now = Instant::now();
         let age_s = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
-        let since_1970 = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
-        let ts = timestamp(since_1970.as_micros() as i64);
+        let now_epoch_s = epoch_s();
         let inner = self.inner();
         let facts = inner.facts.clone()?;
         let depth = |partition: i16| match &inner.pending {
@@ -216,15 +210,15 @@ impl Board {
             kind: failed.kind.to_owned(),
             message: failed.message.clone(),
             count: failed.count,
-            first_at: since_1970.as_secs_f64() - age_s(failed.first),
-            last_at: since_1970.as_secs_f64() - age_s(failed.last),
+            first_at: now_epoch_s - age_s(failed.first),
+            last_at: now_epoch_s - age_s(failed.last),
             first_age_s: age_s(failed.first),
             last_age_s: age_s(failed.last),
             last_seq: Some(failed.seq),
         });
         Some(Look {
             up_s: age_s(self.began),
-            clock: time_of_day(&ts).to_owned(),
+            clock: clock(now_epoch_s),
             waiting: waiting.collect(),
             uncounted: match &inner.pending {
                 Some(Err(why)) => Some(why.clone()),
@@ -256,9 +250,10 @@ impl Board {
     }
 }
 
-/// `12:00:03` of a timestamp.
-fn time_of_day(ts: &str) -> &str {
-    ts.get(11..19).unwrap_or(ts)
+/// Seconds since 1970.
+fn epoch_s() -> f64 {
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since_1970.unwrap_or_default().as_secs_f64()
 }
 
 #[cfg(test)]

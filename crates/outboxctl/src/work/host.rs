@@ -1,11 +1,13 @@
 //! The process that a worker outside the server runs in, as crates/worker sees it: the tables by a session, the settings that the
 //! server shows, and what is printed. On the worker's thread, which waits for each answer of the server.
 
+use super::args::WorkArgs;
+use super::board::Board;
 use super::port::{Here, Port};
 use super::session::{Look, Trouble, TroubleKind};
-use super::{Stop, WorkArgs, settings};
+use super::settings;
+use super::stop::Stop;
 use crate::failure::{Code, Failure};
-use crate::work::board::Board;
 use outbox_core::engine::{Errand, Held, Sharing};
 use outbox_core::lease::Lease;
 use outbox_transport::target::Target;

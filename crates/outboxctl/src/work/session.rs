@@ -1,7 +1,7 @@
 //! The session of a worker with its database: calls of the functions that the role outbox_relay may call, each a statement
 //! and so a transaction of its own. Used on the thread of the worker, which waits for each answer.
 
-use super::screen::state::Who;
+use super::look::Who;
 use crate::connect::{self, ConnectArgs};
 use crate::failure::{Code, Failure};
 use outbox_core::engine::{Batch, Claimed, Held, Lane, Settlement};

@@ -1,7 +1,7 @@
 //! What a worker outside the server goes by: the settings of the server as it shows them to all, and what only this
 //! program knows: the address of the broker as seen from here, and the secrets. No secret of the server is asked for.
 
-use super::WorkArgs;
+use super::args::WorkArgs;
 use super::session::Look;
 use outbox_core::message::Text;
 use outbox_core::route::{Format, Statics, Template};

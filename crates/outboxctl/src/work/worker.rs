@@ -1,14 +1,17 @@
 //! A worker outside the server: the loop around the passes of crates/worker, its sessions, its ticks and its end. On a thread of
 //! its own, which waits for each answer of the server; the publishers have theirs.
 
+use super::args::WorkArgs;
 use super::board::{Board, DestinationFacts, Facts, SHOW_EVERY};
 use super::host::{Host, sharing};
+use super::look;
 use super::port::Here;
-use super::report::{Printer, Say, Tick, timestamp};
-use super::screen::state;
+use super::report::{Printer, Say};
 use super::session::{Seen, Session, Trouble, TroubleKind};
+use super::settings;
+use super::stop::Stop;
+use super::tick::{Tick, timestamp};
 use super::totals::Totals;
-use super::{Stop, WorkArgs, settings};
 use crate::connect::ConnectArgs;
 use crate::failure::{Code, Failure};
 use outbox_core::engine::{Bounds, Sharing};
@@ -140,9 +143,9 @@ impl<'a> Run<'a> {
                 screen,
                 due: Instant::now(),
                 sharing: match sharing {
-                    Sharing::RowClaims => state::Sharing::RowClaims,
-                    Sharing::Leases if args.no_leasing => state::Sharing::Alone,
-                    Sharing::Leases => state::Sharing::Leases,
+                    Sharing::RowClaims => look::Sharing::RowClaims,
+                    Sharing::Leases if args.no_leasing => look::Sharing::Alone,
+                    Sharing::Leases => look::Sharing::Leases,
                 },
             },
             args,
@@ -318,7 +321,7 @@ struct Shown<'a> {
     screen: Option<&'a Arc<Board>>,
     /// When it is told again.
     due: Instant,
-    sharing: state::Sharing,
+    sharing: look::Sharing,
 }
 
 impl Shown<'_> {

@@ -1,10 +1,9 @@
 //! Forms that ask before something is done, the audit, the login, and pages that say no.
 
-use super::{Page, form_token, head, layout};
+use super::layout::{Live, Page, form_token, head, layout};
 use crate::failure::Failure;
 use crate::serve::access::Viewer;
 use crate::serve::format::{count, encode, maybe_count, time};
-use crate::serve::poller::View;
 use maud::{DOCTYPE, Markup, html};
 use serde::Deserialize;
 
@@ -19,7 +18,7 @@ pub struct Bulk<'a> {
     pub problem: Option<&'a str>,
 }
 
-pub fn bulk(view: &View, viewer: &Viewer, database: &str, ask: &Bulk<'_>) -> Markup {
+pub fn bulk(live: &Live, viewer: &Viewer, database: &str, ask: &Bulk<'_>) -> Markup {
     let typed = format!("{} {}", ask.verb, ask.count);
     let (what, of) = match ask.verb {
         "retry" => ("Retry", "dead letters"),
@@ -52,11 +51,11 @@ pub fn bulk(view: &View, viewer: &Viewer, database: &str, ask: &Bulk<'_>) -> Mar
         }
         details.sql { summary { "As SQL" } pre tabindex="0" { (ask.sql) } }
     };
-    layout(Page::Messages, &title, &view.live, viewer, database, &body)
+    layout(Page::Messages, &title, live, viewer, database, &body)
 }
 
 /// Asks before one message is discarded or replayed.
-pub fn one_message(view: &View, viewer: &Viewer, database: &str, verb: &str, seq: i64, destination: &str) -> Markup {
+pub fn one_message(live: &Live, viewer: &Viewer, database: &str, verb: &str, seq: i64, destination: &str) -> Markup {
     let (what, meaning) = match verb {
         "discard" => (
             "Discard",
@@ -84,11 +83,11 @@ pub fn one_message(view: &View, viewer: &Viewer, database: &str, verb: &str, seq
             p { a href={ "/message/" (seq) "?destination=" (encode(destination)) } { "Back to the message" } }
         }
     };
-    layout(Page::Messages, &title, &view.live, viewer, database, &body)
+    layout(Page::Messages, &title, live, viewer, database, &body)
 }
 
 /// Asks before a destination is paused or let go on.
-pub fn destination(view: &View, viewer: &Viewer, database: &str, verb: &str, destination: &str) -> Markup {
+pub fn destination(live: &Live, viewer: &Viewer, database: &str, verb: &str, destination: &str) -> Markup {
     let (what, meaning) = match verb {
         "pause" => (
             "Pause",
@@ -113,10 +112,10 @@ pub fn destination(view: &View, viewer: &Viewer, database: &str, verb: &str, des
             p { a href="/destinations" { "Back to the destinations" } }
         }
     };
-    layout(Page::Destinations, &title, &view.live, viewer, database, &body)
+    layout(Page::Destinations, &title, live, viewer, database, &body)
 }
 
-pub fn done(view: &View, viewer: &Viewer, database: &str, verb: &str, n: i64) -> Markup {
+pub fn done(live: &Live, viewer: &Viewer, database: &str, verb: &str, n: i64) -> Markup {
     let said = match verb {
         "retry" => "brought back",
         "discard" => "discarded",
@@ -128,7 +127,7 @@ pub fn done(view: &View, viewer: &Viewer, database: &str, verb: &str, n: i64) ->
         p { "It stands in the " a href="/audit" { "audit" } ". " a href="/messages?tab=dead" { "See the dead letters" } " or "
             a href="/messages?tab=pending" { "what is pending" } "." }
     };
-    layout(Page::Messages, &title, &view.live, viewer, database, &body)
+    layout(Page::Messages, &title, live, viewer, database, &body)
 }
 
 /// Something that a person did.
@@ -145,7 +144,7 @@ pub struct Deed {
     pub cursor: String,
 }
 
-pub fn audit(view: &View, viewer: &Viewer, database: &str, deeds: &[Deed], next: Option<&str>) -> Markup {
+pub fn audit(live: &Live, viewer: &Viewer, database: &str, deeds: &[Deed], next: Option<&str>) -> Markup {
     let body = html! {
         h1 { "Audit" }
         p.lead { "What was done by hand, the latest first." }
@@ -164,11 +163,11 @@ pub fn audit(view: &View, viewer: &Viewer, database: &str, deeds: &[Deed], next:
         } } }
         @if let Some(next) = next { p.pages { a.button rel="next" href={ "/audit?before=" (encode(next)) } { "Older" } } }
     };
-    layout(Page::Audit, "Audit", &view.live, viewer, database, &body)
+    layout(Page::Audit, "Audit", live, viewer, database, &body)
 }
 
 /// An answer that says why not.
-pub fn refusal(view: &View, viewer: &Viewer, database: &str, title: &str, failure: &Failure) -> Markup {
+pub fn refusal(live: &Live, viewer: &Viewer, database: &str, title: &str, failure: &Failure) -> Markup {
     let body = html! {
         h1 { (title) }
         section.panel {
@@ -178,7 +177,7 @@ pub fn refusal(view: &View, viewer: &Viewer, database: &str, title: &str, failur
             p { a href="/" { "To the overview" } }
         }
     };
-    layout(Page::Other, title, &view.live, viewer, database, &body)
+    layout(Page::Other, title, live, viewer, database, &body)
 }
 
 /// The one page for who has not logged in.

@@ -1,6 +1,6 @@
 //! Workers, partitions and destinations.
 
-use super::{badge, bar};
+use super::layout::{badge, bar};
 use crate::queries::model::{Partition, Worker};
 use crate::serve::format::{capped, count, encode, maybe_count, maybe_span, millis, rate, span, time};
 use crate::serve::search::word;

@@ -1,13 +1,12 @@
 //! The list of messages, and one message.
 
-use super::{Page, badge, form_token, layout};
-use crate::output::utc;
+use super::layout::{Live, Page, badge, form_token, layout};
+use crate::format::utc;
 use crate::queries::message::{Attempt, Place, StoredEvent};
 use crate::serve::access::Viewer;
 use crate::serve::detail::{Message, SHOWN_MAX_BYTES};
 use crate::serve::format::{count, encode, time};
 use crate::serve::listing::{self, Row, Tab};
-use crate::serve::poller::View;
 use crate::serve::search::WORDS;
 use crate::serve::sql::quoted;
 use maud::{Markup, html};
@@ -22,7 +21,7 @@ pub struct List<'a> {
     pub reads_events: bool,
 }
 
-pub fn list(view: &View, viewer: &Viewer, database: &str, list: &List<'_>) -> Markup {
+pub fn list(live: &Live, viewer: &Viewer, database: &str, list: &List<'_>) -> Markup {
     let to = |tab: Tab| format!("/messages?tab={}&q={}", tab.word(), encode(list.search));
     let body = html! {
         h1 { "Messages" }
@@ -41,7 +40,7 @@ pub fn list(view: &View, viewer: &Viewer, database: &str, list: &List<'_>) -> Ma
         // Asked for again by the script when messages have changed, on the first page alone: others would slip away.
         div #list data-refresh=[list.is_first.then_some("")] { (rows(list, viewer)) }
     };
-    layout(Page::Messages, "Messages", &view.live, viewer, database, &body)
+    layout(Page::Messages, "Messages", live, viewer, database, &body)
 }
 
 fn rows(list: &List<'_>, viewer: &Viewer) -> Markup {
@@ -116,7 +115,7 @@ fn bulk(list: &List<'_>) -> Markup {
     }
 }
 
-pub fn detail(view: &View, viewer: &Viewer, database: &str, message: &Message) -> Markup {
+pub fn detail(live: &Live, viewer: &Viewer, database: &str, message: &Message) -> Markup {
     let place = &message.place;
     let title = format!("Message {}", place.seq);
     let shown = html! {
@@ -154,7 +153,7 @@ pub fn detail(view: &View, viewer: &Viewer, database: &str, message: &Message) -
         details.sql { summary { "As SQL" } pre tabindex="0" { (as_sql(place)) } }
     };
     let body = html! { div #message data-refresh { (shown) } };
-    layout(Page::Messages, &title, &view.live, viewer, database, &body)
+    layout(Page::Messages, &title, live, viewer, database, &body)
 }
 
 /// A word more than the database has: behind another of its key.

@@ -1,10 +1,9 @@
 //! The overview: what is wrong, the figures, recent errors, and the destinations in brief.
 
-use super::badge;
+use super::layout::badge;
 use crate::queries::model::Check;
 use crate::serve::format::{capped, clock, count, encode, maybe_count, maybe_span, millis, rate, span, time};
-use crate::serve::poller::Lost;
-use crate::serve::snapshot::{DEAD_CAP, Destination, Snapshot};
+use crate::serve::snapshot::{DEAD_CAP, Destination, Lost, Snapshot};
 use maud::{Markup, html};
 
 /// More of a kind than this are only counted.
@@ -64,7 +63,7 @@ fn whole(banner: &Banner) -> Markup {
 fn of_loss(lost: Option<&Lost>) -> Option<Banner> {
     let lost = lost?;
     let body = html! {
-        p { "Since " (clock(super::epoch(lost.since))) " UTC: " (lost.message) }
+        p { "Since " (clock(lost.since_epoch_s())) " UTC: " (lost.message) }
         p { "What is below is as it was then. The monitor tries again every second." }
     };
     Some(Banner::new("bad", "The database does not answer", body))

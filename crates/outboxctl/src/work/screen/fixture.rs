@@ -1,10 +1,11 @@
 //! A look made up for the tests, with something of everything: destinations of each state, errors and a log that carry escape
 //! sequences and wide characters, partitions counted and not.
 
-use super::state::{Depth, DestinationLook, LogLine, Look, Phase, Sharing, State, Ticks, Waiting, Who};
+use super::state::State;
 use crate::queries::model::ErrorGroup;
 use crate::screen::theme::Theme;
-use crate::work::report::Tick;
+use crate::work::look::{Depth, DestinationLook, LogLine, Look, Phase, Sharing, Waiting, Who};
+use crate::work::tick::{Tick, Ticks};
 use outbox_core::settle::Ended;
 
 /// Clears the screen, sets the title, rings, turns the text round.

@@ -5,19 +5,20 @@
 #[cfg(test)]
 mod fixture;
 mod pending;
-pub mod state;
+mod state;
 #[cfg(test)]
 mod tests;
 mod update;
 mod view;
 
-use super::Stop;
 use super::board::Board;
+use super::look::Look;
+use super::stop::Stop;
 use crate::connect::ConnectArgs;
 use crate::screen::terminal;
 use crate::screen::theme::Theme;
 use ratatui::crossterm::event::{Event as TerminalEvent, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, read};
-use state::{Look, State};
+use state::State;
 use std::convert::Infallible;
 use std::io::{self, IsTerminal, stdin};
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! How many messages wait in the partitions of this worker: counted in a session of its own, for the worker's must not wait
 //! for it. A task of the runtime.
 
-use super::state::Depth;
 use crate::connect::{self, ConnectArgs};
 use crate::failure::{Code, Failure};
 use crate::work::board::Board;
+use crate::work::look::Depth;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -2,12 +2,13 @@
 //! over frames that changed: read the diff before you commit it.
 
 use super::fixture::{HOSTILE, look, state};
-use super::state::{Look, Mode, Pane, Phase, Sharing, State};
+use super::state::{Mode, Pane, State};
 use super::update::{Event, Request, update};
 use super::view;
 use crate::screen::frame::as_text;
 use crate::screen::theme::Theme;
 use crate::screen::trial;
+use crate::work::look::{Look, Phase, Sharing};
 use proptest::prelude::*;
 use ratatui::buffer::Buffer;
 use ratatui::style::Color;

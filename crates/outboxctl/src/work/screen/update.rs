@@ -1,7 +1,8 @@
 //! What an event makes of the state, and what it asks of the worker. Pure: the same event on the same state does the same.
 
-use super::state::{Look, Mode, Pane, State};
+use super::state::{Mode, Pane, State};
 use crate::screen::panel::{PAGE, scrolled};
+use crate::work::look::Look;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 /// What happens to the screen.

@@ -1,10 +1,12 @@
 //! A frame from the state. Pure: it reads no clock and asks nobody.
 
-use super::state::{Depth, DestinationLook, Look, Mode, Pane, Phase, Sharing, State, Ticks, Waiting};
+use super::state::{Mode, Pane, State};
 use crate::screen::panel::{Panel, draw_page, draw_stack};
 use crate::screen::parts;
 use crate::screen::table::{Cell, Column};
 use crate::screen::text::{self, age, count, ms, short};
+use crate::work::look::{Depth, DestinationLook, Look, Phase, Sharing, Waiting};
+use crate::work::tick::Ticks;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::Style;

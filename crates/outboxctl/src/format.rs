@@ -1,0 +1,185 @@
+//! How numbers, times and texts of the database are written, by every command. Pure.
+
+/// A text of the database on one line: line ends become blanks, and what could steer a terminal or turn the direction of
+/// writing is shown as what it is.
+pub fn clean(text: &str) -> String {
+    let mut cleaned = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' | '\t' => cleaned.push(' '),
+            '\r' => {}
+            _ => push_harmless(c, &mut cleaned),
+        }
+    }
+    cleaned
+}
+
+/// A text of several lines, of which only the line ends still steer the terminal.
+pub fn clean_lines(text: &str) -> String {
+    let mut cleaned = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' => cleaned.push(c),
+            _ => push_harmless(c, &mut cleaned),
+        }
+    }
+    cleaned
+}
+
+fn push_harmless(c: char, text: &mut String) {
+    let turns_direction = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    if c.is_control() || turns_direction || matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}') {
+        text.extend(c.escape_unicode());
+    } else {
+        text.push(c);
+    }
+}
+
+/// 1234567 as 1,234,567.
+pub fn grouped(number: i64) -> String {
+    let digits = number.unsigned_abs().to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    match number < 0 {
+        true => format!("-{text}"),
+        false => text,
+    }
+}
+
+/// A length of time in its two largest units.
+pub fn duration(seconds: f64) -> String {
+    if seconds < 0.0 {
+        return format!("-{}", duration(-seconds));
+    }
+    if seconds < 1.0 {
+        return format!("{:.0} ms", (seconds * 1000.0).floor());
+    }
+    let whole = seconds as u64;
+    let (days, hours, minutes) = (whole / 86_400, whole / 3600 % 24, whole / 60 % 60);
+    let two = |large: u64, unit: &str, small: u64, small_unit: &str| match small {
+        0 => format!("{large} {unit}"),
+        _ => format!("{large} {unit} {small} {small_unit}"),
+    };
+    match whole {
+        0..60 => format!("{whole} s"),
+        60..3600 => two(minutes, "min", whole % 60, "s"),
+        3600..86_400 => two(hours, "h", minutes, "min"),
+        _ => two(days, "d", hours, "h"),
+    }
+}
+
+/// A time as the server writes it in JSON, as people write it: `2026-11-21 05:12:18+00`.
+pub fn stamp(time: &str) -> String {
+    let Some((day, clock)) = time.split_once('T') else {
+        return time.to_owned();
+    };
+    let (seconds, rest) = clock.split_at(clock.len().min(8));
+    let zone = rest.trim_start_matches(|c: char| c == '.' || c.is_ascii_digit());
+    format!("{day} {seconds}{}", zone.strip_suffix(":00").unwrap_or(zone))
+}
+
+/// A time in UTC as the server writes it in JSON, without the zone: `2026-11-21 05:12:18`.
+pub fn utc(time: &str) -> String {
+    time.get(..19).unwrap_or(time).replace('T', " ")
+}
+
+/// `1 message`, `2 messages`.
+pub fn counted(number: i64, one: &str, many: &str) -> String {
+    format!("{} {}", grouped(number), if number == 1 { one } else { many })
+}
+
+/// `2026-11-21 14:03:07`, in UTC.
+pub fn time(epoch: f64) -> String {
+    let seconds = epoch.floor() as i64;
+    let (year, month, day) = date(seconds.div_euclid(86_400));
+    format!("{year:04}-{month:02}-{day:02} {}", clock(epoch))
+}
+
+/// `14:03:07`, in UTC.
+pub fn clock(epoch: f64) -> String {
+    let of_day = (epoch.floor() as i64).rem_euclid(86_400);
+    format!("{:02}:{:02}:{:02}", of_day / 3600, of_day / 60 % 60, of_day % 60)
+}
+
+/// Year, month and day of a day counted from 1970-01-01 (Howard Hinnant, "chrono-compatible low-level date algorithms").
+fn date(days: i64) -> (i64, i64, i64) {
+    let shifted = days + 719_468;
+    let era = shifted.div_euclid(146_097);
+    let of_era = shifted.rem_euclid(146_097);
+    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 {
+        month_from_march + 3
+    } else {
+        month_from_march - 9
+    };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    (year, month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_a_database_says_steers_the_terminal() {
+        assert_eq!(
+            clean("a\nb\tc\r\x1b[2Jd\u{9b}\u{202e}e\u{7f}"),
+            r"a b c\u{1b}[2Jd\u{9b}\u{202e}e\u{7f}"
+        );
+        assert_eq!(clean_lines("a\nb\x07"), "a\nb\\u{7}");
+        assert_eq!(clean("Ünï 🐇"), "Ünï 🐇");
+    }
+
+    #[test]
+    fn numbers_and_times_read_well() {
+        assert_eq!(
+            [0, 999, 1000, 1_234_567].map(grouped),
+            ["0", "999", "1,000", "1,234,567"]
+        );
+        assert_eq!(grouped(-1000), "-1,000");
+        assert_eq!(
+            [
+                0.0, 0.25, 1.9, 59.9, 60.0, 61.0, 3600.0, 5000.0, 90_000.0, 86_400.0, -5.0
+            ]
+            .map(duration),
+            [
+                "0 ms",
+                "250 ms",
+                "1 s",
+                "59 s",
+                "1 min",
+                "1 min 1 s",
+                "1 h",
+                "1 h 23 min",
+                "1 d 1 h",
+                "1 d",
+                "-5 s"
+            ]
+        );
+        assert_eq!(counted(1, "message", "messages"), "1 message");
+        assert_eq!(counted(2000, "message", "messages"), "2,000 messages");
+    }
+
+    #[test]
+    fn a_time_is_shown_to_the_second() {
+        assert_eq!(stamp("2026-11-21T05:12:18.297537+00:00"), "2026-11-21 05:12:18+00");
+        assert_eq!(stamp("2026-11-21T05:12:18-03:30"), "2026-11-21 05:12:18-03:30");
+        assert_eq!(stamp("infinity"), "infinity");
+    }
+
+    #[test]
+    fn times_are_utc() {
+        assert_eq!(time(0.0), "1970-01-01 00:00:00");
+        assert_eq!(time(951_825_599.9), "2000-02-29 11:59:59");
+        assert_eq!(time(1_795_270_987.0), "2026-11-21 14:23:07");
+        assert_eq!(time(-1.0), "1969-12-31 23:59:59");
+    }
+}

@@ -1,0 +1,69 @@
+//! What all requests, event streams and the poller share.
+
+use super::access::Access;
+use super::base::BasePath;
+use super::pages::layout::Live;
+use super::pages::live::live;
+use super::session::Pool;
+use super::snapshot::{Lost, Snapshot};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Instant, SystemTime};
+use tokio::sync::{Notify, watch};
+
+/// What all requests share.
+pub struct App {
+    pub access: Arc<Access>,
+    pub pool: Pool,
+    pub database: String,
+    pub base: BasePath,
+    /// Written by the poller alone.
+    pub views: watch::Receiver<Arc<View>>,
+    pub started: Instant,
+    /// Open event streams.
+    pub viewers: AtomicUsize,
+    /// When somebody last asked for anything, in ms since `started`.
+    pub asked_at_ms: AtomicU64,
+    /// Wakes the poller out of its long wait.
+    pub asked: Notify,
+}
+
+impl App {
+    pub fn view(&self) -> Arc<View> {
+        self.views.borrow().clone()
+    }
+
+    /// Whether somebody looks, or has just looked.
+    pub fn is_watched(&self) -> bool {
+        let now_ms = self.started.elapsed().as_millis() as u64;
+        self.viewers.load(Ordering::Relaxed) > 0 || now_ms < self.asked_at_ms.load(Ordering::Relaxed) + 30_000
+    }
+
+    pub fn note_asked(&self) {
+        let was_watched = self.is_watched();
+        self.asked_at_ms
+            .store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
+        if !was_watched {
+            self.asked.notify_one();
+        }
+    }
+}
+
+/// What was last known. Made by the poller, shown by everyone.
+pub struct View {
+    pub snapshot: Option<Snapshot>,
+    pub lost: Option<Lost>,
+    pub read_at: SystemTime,
+    pub live: Live,
+}
+
+impl View {
+    pub fn new(snapshot: Option<Snapshot>, lost: Option<Lost>, read_at: SystemTime) -> Self {
+        Self {
+            live: live(snapshot.as_ref(), lost.as_ref()),
+            snapshot,
+            lost,
+            read_at,
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! What all pages have: the navigation and whatever else is around them, the live parts that they hold, and small marks.
+
+use crate::serve::access::Viewer;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+/// A page with parts that stay live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Page {
+    Overview,
+    Messages,
+    Destinations,
+    Partitions,
+    Workers,
+    Audit,
+    /// Forms and answers.
+    Other,
+}
+
+const NAVIGATION: [Page; 6] = [
+    Page::Overview,
+    Page::Messages,
+    Page::Destinations,
+    Page::Partitions,
+    Page::Workers,
+    Page::Audit,
+];
+
+impl Page {
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Overview => "overview",
+            Self::Messages => "messages",
+            Self::Destinations => "destinations",
+            Self::Partitions => "partitions",
+            Self::Workers => "workers",
+            Self::Audit => "audit",
+            Self::Other => "other",
+        }
+    }
+
+    pub fn parse(word: &str) -> Option<Self> {
+        NAVIGATION.into_iter().find(|page| page.word() == word)
+    }
+
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::Overview => "Overview",
+            Self::Messages => "Messages",
+            Self::Destinations => "Destinations",
+            Self::Partitions => "Partitions",
+            Self::Workers => "Workers",
+            Self::Audit => "Audit",
+            Self::Other => "Outbox Monitor",
+        }
+    }
+
+    fn path(self) -> &'static str {
+        match self {
+            Self::Overview | Self::Other => "/",
+            Self::Messages => "/messages",
+            Self::Destinations => "/destinations",
+            Self::Partitions => "/partitions",
+            Self::Workers => "/workers",
+            Self::Audit => "/audit",
+        }
+    }
+}
+
+/// A part of a page: the id of its element, and what is in it.
+pub type Part = (&'static str, String);
+
+/// All parts, as of one look at the database.
+#[derive(Default)]
+pub struct Live {
+    pub(super) pulse: Vec<Part>,
+    pub(super) banners: Vec<Part>,
+    pub(super) brief_banners: Vec<Part>,
+    pub(super) overview: Vec<Part>,
+    pub(super) destinations: Vec<Part>,
+    pub(super) partitions: Vec<Part>,
+    pub(super) workers: Vec<Part>,
+    /// Differs when a message has changed its state.
+    pub change: String,
+}
+
+impl Live {
+    pub fn parts(&self, page: Page) -> impl Iterator<Item = &Part> {
+        let own = match page {
+            Page::Overview => &self.overview[..],
+            Page::Destinations => &self.destinations,
+            Page::Partitions => &self.partitions,
+            Page::Workers => &self.workers,
+            Page::Messages | Page::Audit | Page::Other => &[],
+        };
+        let banners = match page {
+            Page::Overview => &self.banners,
+            _ => &self.brief_banners,
+        };
+        self.pulse.iter().chain(banners).chain(own)
+    }
+
+    /// The element of a part.
+    pub(super) fn part(&self, page: Page, id: &'static str) -> Markup {
+        let found = self.parts(page).find(|(name, _)| *name == id);
+        html! { div id=(id) data-live { @if let Some((_, text)) = found { (PreEscaped(text)) } } }
+    }
+}
+
+/// Around every page but the login.
+pub fn layout(page: Page, title: &str, live: &Live, viewer: &Viewer, database: &str, body: &Markup) -> Markup {
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            (head(title))
+            body class=[viewer.may_act.then_some("may-act")] data-page=(page.word()) data-change=(live.change) {
+                a.skip href="#main" { "Skip to the content" }
+                header.top {
+                    a.brand href="/" { img src="/icon.svg" alt="" width="24" height="24"; " Outbox Monitor" }
+                    nav aria-label="Pages" {
+                        ul {
+                            @for (index, item) in NAVIGATION.into_iter().enumerate() {
+                                li { a href=(item.path()) aria-current=[(item == page).then_some("page")] data-key=(index + 1) {
+                                    (item.title())
+                                } }
+                            }
+                        }
+                    }
+                    div.state {
+                        span.database title="database" { (database) }
+                        span #pulse data-live {
+                            @for (_, text) in live.parts(page).filter(|(id, _)| *id == "pulse") { (PreEscaped(text)) }
+                        }
+                        @if let Some(name) = &viewer.name { span.who { (name) } }
+                        @if viewer.logged_in {
+                            form method="post" action="/logout" { (form_token(viewer)) button.quiet { "Log out" } }
+                        }
+                    }
+                }
+                main #main tabindex="-1" {
+                    (live.part(page, "banners"))
+                    (body)
+                }
+                footer {
+                    span { "outboxctl " (env!("CARGO_PKG_VERSION")) }
+                    button.quiet #help-button type="button" { "Keys: ?" }
+                }
+                (help())
+            }
+        }
+    }
+}
+
+pub fn head(title: &str) -> Markup {
+    html! {
+        head {
+            meta charset="utf-8";
+            meta name="viewport" content="width=device-width, initial-scale=1";
+            meta name="color-scheme" content="light dark";
+            title { (title) " · Outbox Monitor" }
+            link rel="icon" href="/icon.svg" type="image/svg+xml";
+            link rel="stylesheet" href="/style.css";
+            script src="/app.js" defer {}
+        }
+    }
+}
+
+fn help() -> Markup {
+    html! {
+        dialog #help aria-labelledby="help-title" {
+            h2 #help-title { "Keys" }
+            dl.keys {
+                div { dt { kbd { "1" } " – " kbd { "6" } } dd { "the pages" } }
+                div { dt { kbd { "/" } } dd { "search messages" } }
+                div { dt { kbd { "j" } " " kbd { "k" } } dd { "next, previous line" } }
+                div { dt { kbd { "Enter" } } dd { "open the line" } }
+                div { dt { kbd { "Space" } } dd { "hold the page still, and let it go on" } }
+                div { dt { kbd { "?" } } dd { "this help" } }
+            }
+            form method="dialog" { button { "Close" } }
+        }
+    }
+}
+
+/// What a form that acts brings along.
+pub fn form_token(viewer: &Viewer) -> Markup {
+    html! { input type="hidden" name="form_token" value=(viewer.form_token); }
+}
+
+/// A bar that is `part` of `whole` long. An SVG, for the policy of the page allows no style in it.
+pub(super) fn bar(part: f64, whole: f64, what: &str) -> Markup {
+    let percent = if whole > 0.0 {
+        (part / whole * 100.0).clamp(0.0, 100.0)
+    } else {
+        0.0
+    };
+    html! {
+        svg.bar.low[percent < 25.0] viewBox="0 0 100 6" preserveAspectRatio="none" role="img" aria-label=(what) {
+            rect.rail width="100" height="6" {}
+            rect.fill width=(format!("{percent:.0}")) height="6" {}
+        }
+    }
+}
+
+/// A word of state, coloured by what it means.
+pub(super) fn badge(state: &str) -> Markup {
+    let class = match state {
+        "connected" | "published" => "ok",
+        "paused" | "pausing" | "connecting" | "starting" | "retrying" | "held back" | "blocked" | "scheduled" => "warn",
+        "down" | "missing" | "unconfigured" | "not served" | "not adopted" | "dead" | "gone" => "bad",
+        _ => "plain",
+    };
+    html! { span class={ "badge " (class) } { (state) } }
+}

@@ -1,0 +1,83 @@
+//! The pages that are nothing but live parts, and the making of all parts.
+
+use super::layout::{Live, Page, layout};
+use super::{chart, fleet, overview};
+use crate::serve::access::Viewer;
+use crate::serve::format::clock;
+use crate::serve::snapshot::{Lost, Snapshot};
+use maud::{Markup, html};
+
+/// Makes all parts.
+pub fn live(snapshot: Option<&Snapshot>, lost: Option<&Lost>) -> Live {
+    let part = |id: &'static str, markup: Markup| (id, markup.into_string());
+    let mut live = Live {
+        pulse: vec![part("pulse", pulse(snapshot, lost))],
+        banners: vec![part("banners", overview::banners(snapshot, lost))],
+        brief_banners: vec![part("banners", overview::brief_banners(snapshot, lost))],
+        ..Live::default()
+    };
+    if let Some(snapshot) = snapshot {
+        live.change = snapshot.change();
+        live.overview = vec![
+            part("cards", overview::cards(snapshot)),
+            part("chart", chart::chart(&snapshot.throughput)),
+            part("minutes", chart::table(&snapshot.throughput)),
+            part("errors", overview::errors(snapshot)),
+            part("destinations-brief", overview::destinations(snapshot)),
+        ];
+        live.destinations = vec![part("destinations", fleet::destinations(snapshot))];
+        live.partitions = vec![
+            part("strip", fleet::strip(snapshot)),
+            part("partitions", fleet::partitions(snapshot)),
+        ];
+        live.workers = vec![part("workers", fleet::workers(snapshot))];
+    }
+    live
+}
+
+fn pulse(snapshot: Option<&Snapshot>, lost: Option<&Lost>) -> Markup {
+    html! {
+        @match (snapshot, lost) {
+            (Some(snapshot), None) => {
+                span.dot.ok {} " " span.when { (clock(snapshot.now.epoch_s)) " UTC" }
+            }
+            _ => { span.dot.bad {} " no database" }
+        }
+    }
+}
+
+/// One of the pages that are nothing but live parts.
+pub fn live_page(page: Page, live: &Live, viewer: &Viewer, database: &str) -> Markup {
+    let body = html! {
+        h1 { (page.title()) }
+        @match page {
+            Page::Overview => {
+                (live.part(page, "cards"))
+                section.panel aria-labelledby="chart-title" {
+                    h2 #chart-title { "The last 60 minutes" }
+                    (live.part(page, "chart"))
+                    details { summary { "The same as a table" } (live.part(page, "minutes")) }
+                }
+                div.columns {
+                    section.panel aria-labelledby="errors-title" {
+                        h2 #errors-title { "Recent errors" }
+                        (live.part(page, "errors"))
+                    }
+                    section.panel aria-labelledby="brief-title" {
+                        h2 #brief-title { "Destinations" }
+                        (live.part(page, "destinations-brief"))
+                    }
+                }
+            }
+            Page::Destinations => { (live.part(page, "destinations")) }
+            Page::Partitions => {
+                p.lead { "One cell a partition, the deeper in colour the more waits in it." }
+                (live.part(page, "strip"))
+                (live.part(page, "partitions"))
+            }
+            Page::Workers => { (live.part(page, "workers")) }
+            _ => {}
+        }
+    };
+    layout(page, page.title(), live, viewer, database, &body)
+}

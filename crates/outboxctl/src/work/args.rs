@@ -1,0 +1,55 @@
+//! The options of `outboxctl work`.
+
+use clap::Args;
+use std::path::PathBuf;
+
+/// How a worker outside the server runs.
+#[derive(Args, Clone, Debug)]
+pub struct WorkArgs {
+    /// Take every partition, shared with nobody; refused while other workers live
+    #[arg(long)]
+    pub no_leasing: bool,
+    /// Run a single tick and exit
+    #[arg(long)]
+    pub once: bool,
+    #[arg(skip)]
+    pub json: bool,
+    /// Print nothing
+    #[arg(long)]
+    pub silent: bool,
+    /// Print lines also where a terminal is, which else has a screen
+    #[arg(long)]
+    pub no_screen: bool,
+    /// Rest so long between two ticks
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    pub interval_ms: u64,
+    /// Print one line for so many seconds, with their sums
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    pub window: u64,
+    /// The broker of the default destination as seen from here, without a password: amqp://user@host/vhost; else outbox.url
+    #[arg(long, env = "OUTBOX_URL", hide_env_values = true)]
+    pub url: Option<String>,
+    /// File whose first line is the password for it, readable by its owner only
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
+    /// With amqps: file of the CAs to trust, in PEM; else those of the system
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+    /// With amqps: file of the client certificate, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// File of its key, readable by its owner only
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Part of the worker's name; else the name of this host
+    #[arg(long, value_name = "LABEL")]
+    pub name: Option<String>,
+}
+
+impl WorkArgs {
+    pub fn label(&self) -> String {
+        let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+        let label = self.name.clone().or_else(host).unwrap_or_default();
+        label.trim().to_owned()
+    }
+}
