@@ -4,8 +4,11 @@
 
 pub mod chart;
 pub mod frame;
+pub mod keys;
+pub mod layout;
 pub mod panel;
 pub mod parts;
+pub mod samples;
 pub mod table;
 pub mod terminal;
 pub mod text;

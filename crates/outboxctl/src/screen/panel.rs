@@ -4,7 +4,6 @@
 use super::text;
 use super::theme::Theme;
 use ratatui::Frame;
-use ratatui::crossterm::event::KeyCode;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
@@ -29,7 +28,8 @@ pub struct Panel {
     pub grows: bool,
 }
 
-const EDGES: u16 = 2;
+/// Lines, or columns, of the edges.
+pub const EDGES: u16 = 2;
 /// A panel with less than this says nothing.
 const LEAST: u16 = EDGES + 3;
 
@@ -116,35 +116,6 @@ pub fn draw_stack(frame: &mut Frame, area: Rect, panels: &[Panel], theme: Theme)
             panel.draw(frame, Rect::new(area.x, y, area.width, height), theme);
             y += height;
         }
-    }
-}
-
-/// One page over a whole area.
-pub fn draw_page(frame: &mut Frame, area: Rect, title: &str, lines: Vec<Line<'static>>, scroll: usize, theme: Theme) {
-    let visible = usize::from(area.height.saturating_sub(EDGES));
-    let scroll = scroll.min(lines.len().saturating_sub(visible));
-    let panel = Panel {
-        title: title.into(),
-        remark: "Esc goes back".into(),
-        rows: lines.into_iter().skip(scroll).collect(),
-        has_focus: true,
-        ..Panel::default()
-    };
-    panel.draw(frame, area, theme);
-}
-
-/// Rows that PgUp and PgDn go by.
-pub const PAGE: usize = 10;
-
-/// Where a page scrolls to; None = the key leaves it.
-pub fn scrolled(key: KeyCode, scroll: usize) -> Option<usize> {
-    match key {
-        KeyCode::Char('j') | KeyCode::Down => Some(scroll + 1),
-        KeyCode::Char('k') | KeyCode::Up => Some(scroll.saturating_sub(1)),
-        KeyCode::PageDown | KeyCode::Char(' ') => Some(scroll + PAGE),
-        KeyCode::PageUp => Some(scroll.saturating_sub(PAGE)),
-        KeyCode::Char('g') | KeyCode::Home => Some(0),
-        _ => None,
     }
 }
 

@@ -44,49 +44,65 @@ impl Owners {
 
 /// A panel that says why its figures are missing.
 fn unreadable(title: &str, why: &str, width: usize, theme: Theme) -> Panel {
-    let why = text::harmless(&format!("not readable: {why}"));
     Panel {
         title: title.into(),
-        head: prose(&why, width, theme.warning()),
+        head: prose(&format!("not readable: {why}"), width, theme.warning()),
         ..Panel::default()
     }
 }
 
+/// Text in as many lines as it takes.
 pub fn prose(said: &str, width: usize, style: Style) -> Vec<Line<'static>> {
-    let lines = text::wrapped(said, width).into_iter();
+    let lines = text::wrapped(&text::harmless(said), width).into_iter();
     lines.map(|line| Line::styled(line, style)).collect()
+}
+
+/// A line that must not be missed.
+pub fn alarm(said: &str, width: usize, theme: Theme) -> Line<'static> {
+    let said = text::harmless(&format!(" {said} "));
+    Line::styled(text::left(&said, width), theme.alarm())
+}
+
+/// A name at the left, in so many columns, and what is said of it beside it, in as many lines as it takes.
+pub fn named(name: &str, said: &str, columns: usize, width: usize, style: Style) -> Vec<Line<'static>> {
+    let name = text::left(&text::harmless(name), columns);
+    let room = width.saturating_sub(columns).max(1);
+    let lines = text::wrapped(&text::harmless(said), room).into_iter().enumerate();
+    let line = |(i, line)| {
+        let name = if i == 0 { name.clone() } else { " ".repeat(columns) };
+        Line::from(vec![Span::styled(name, style), Span::raw(line)])
+    };
+    lines.map(line).collect()
 }
 
 /// Words in one line, as many as have room.
 pub fn words(words: Vec<(String, Style)>, width: usize) -> Line<'static> {
-    let mut spans = Vec::new();
-    let mut used = 0;
-    for (word, style) in words {
-        let gap = if used == 0 { 0 } else { 2 };
-        if used + gap + text::width(&word) > width {
-            break;
-        }
-        used += gap + text::width(&word);
-        spans.push(Span::raw(" ".repeat(gap)));
-        spans.push(Span::styled(word, style));
-    }
-    Line::from(spans)
+    let words = words.into_iter().map(|(word, style)| vec![Span::styled(word, style)]);
+    fitting(words, width)
 }
 
 /// Keys and what they do, in one line, as many as have room.
 pub fn keys(keys: &[(&'static str, &'static str)], width: usize, theme: Theme) -> Line<'static> {
+    let keys = keys.iter().map(|(key, does)| {
+        vec![
+            Span::styled(*key, theme.accent()),
+            Span::styled(format!(" {does}"), theme.dim()),
+        ]
+    });
+    fitting(keys, width)
+}
+
+fn fitting(items: impl Iterator<Item = Vec<Span<'static>>>, width: usize) -> Line<'static> {
     let mut spans = Vec::new();
     let mut used = 0;
-    for (key, does) in keys {
+    for item in items {
         let gap = if used == 0 { 0 } else { 2 };
-        let columns = gap + key.len() + 1 + does.len();
-        if used + columns > width {
+        used += gap + item.iter().map(|span| text::width(&span.content)).sum::<usize>();
+        if used > width {
             break;
         }
-        used += columns;
         spans.push(Span::raw(" ".repeat(gap)));
-        spans.push(Span::styled(*key, theme.accent()));
-        spans.push(Span::styled(format!(" {does}"), theme.dim()));
+        spans.extend(item);
     }
     Line::from(spans)
 }
@@ -206,10 +222,7 @@ pub fn throughput(
     theme: Theme,
 ) -> Panel {
     let mut head = match minutes {
-        Err(why) => {
-            let why = text::harmless(&format!("not readable: {why}"));
-            prose(&why, width, theme.warning())
-        }
+        Err(why) => prose(&format!("not readable: {why}"), width, theme.warning()),
         Ok(minutes) => hour(minutes, bar_lines, width, theme),
     };
     head.extend(per_second(session_per_s, bar_lines / 2, width, theme));

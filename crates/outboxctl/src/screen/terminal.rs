@@ -4,6 +4,7 @@
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::cursor::Show;
+use ratatui::crossterm::event::{Event, KeyEvent, KeyEventKind, read};
 use ratatui::crossterm::queue;
 use ratatui::crossterm::terminal::{
     Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
@@ -24,6 +25,25 @@ use std::time::Duration;
 pub fn is_there() -> bool {
     let is_ours = || tcgetpgrp(stdout()).is_ok_and(|foreground| foreground == getpgrp());
     stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb") && is_ours()
+}
+
+/// What comes from a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    Key(KeyEvent),
+    /// It has another size; the next frame finds out which.
+    Resized,
+}
+
+/// Waits for the next input. An error: the terminal is gone.
+pub fn input() -> io::Result<Input> {
+    loop {
+        match read()? {
+            Event::Key(key) if key.kind != KeyEventKind::Release => return Ok(Input::Key(key)),
+            Event::Resize(..) => return Ok(Input::Resized),
+            _ => {}
+        }
+    }
 }
 
 /// A terminal in raw mode, on its other screen. Dropping it brings back the first one.

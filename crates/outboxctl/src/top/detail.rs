@@ -3,7 +3,9 @@
 use super::state::{Letter, Pane, Row, State, orders};
 use crate::format::{stamp, utc};
 use crate::queries::model::{Destination, ErrorGroup, Message, Partition, Ticks, Worker};
+use crate::screen::parts::named;
 use crate::screen::text::{self, age, count, known, ms, rate};
+use ratatui::style::Style;
 use ratatui::text::Line;
 
 const KEYS: [(&str, &str); 16] = [
@@ -41,7 +43,7 @@ const KEYS: [(&str, &str); 16] = [
 ];
 
 pub fn help(state: &State, width: usize) -> Vec<Line<'static>> {
-    page(width.saturating_sub(2), |page| {
+    page(width, |page| {
         for (key, does) in KEYS {
             page.fact(key, does);
         }
@@ -54,7 +56,6 @@ pub fn help(state: &State, width: usize) -> Vec<Line<'static>> {
 }
 
 pub fn health(state: &State, width: usize) -> Vec<Line<'static>> {
-    let width = width.saturating_sub(2);
     let problems = match &state.shown.problems {
         Ok(problems) => problems,
         Err(why) => return page(width, |page| page.fact("not readable", why)),
@@ -131,12 +132,7 @@ fn page(width: usize, fill: impl FnOnce(&mut Page)) -> Vec<Line<'static>> {
 
 impl Page {
     fn fact(&mut self, name: &str, said: &str) {
-        let said = text::harmless(said);
-        let room = self.width.saturating_sub(NAMES).max(1);
-        for (i, line) in text::wrapped(&said, room).into_iter().enumerate() {
-            let name = if i == 0 { text::harmless(name) } else { String::new() };
-            self.lines.push(Line::raw(text::left(&name, NAMES) + &line));
-        }
+        self.lines.extend(named(name, said, NAMES, self.width, Style::new()));
     }
 
     /// A fact that there may be none of.

@@ -7,12 +7,13 @@ use crate::queries::model::{
     Check, Destination, ErrorGroup, Message, Minute, Now, Partition, Snapshot, Status, Ticks, Worker,
 };
 use crate::screen::theme::Theme;
+use crate::screen::trial::{HOSTILE, samples};
 use std::time::Duration;
 
 pub fn state() -> State {
     let theme = Theme { has_colour: true };
     let mut state = State::new(snapshot(), Duration::from_secs(1), false, theme);
-    state.session_per_s = (0..90_i32).map(|s| f64::from((s * 37) % 101 + (s % 30) * 4)).collect();
+    state.session.per_s = samples();
     state
 }
 
@@ -160,9 +161,6 @@ fn destinations() -> Vec<Destination> {
         destination("einkauf-größe-ß", "paused"),
     ]
 }
-
-/// What a hostile peer may answer: it clears the screen, rings, turns the text round, and sets a title.
-pub const HOSTILE: &str = "bad\u{1b}[2J\u{7}\u{9b}31m\u{202e}gnp\u{1b}]0;title\u{7}\r\nnext line";
 
 fn errors() -> Vec<ErrorGroup> {
     let error = |destination: &str, kind: &str, message: &str, count: i64, last_age_s: f64| ErrorGroup {

@@ -14,17 +14,17 @@ mod view;
 
 use crate::commands::Context;
 use crate::failure::{Code, Failure};
+use crate::output;
 use crate::queries::model::Snapshot;
 use crate::screen::frame::as_text;
-use crate::screen::terminal::{self, Screen};
+use crate::screen::terminal::{self, Input, Screen};
 use crate::screen::theme::Theme;
 use data::Session;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
-use ratatui::crossterm::event::{Event as TerminalEvent, KeyEventKind, read};
 use ratatui::crossterm::terminal::size;
 use state::State;
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -50,7 +50,7 @@ pub async fn run(context: &Context, args: &TopArgs) -> Result<ExitCode, Failure>
     let first = session.read().await?;
     let line: fn(&Snapshot) -> String = if context.json { lines::json } else { lines::line };
     if args.once && context.json {
-        print(&line(&first))?;
+        print_line(&line(&first))?;
         return Ok(ExitCode::SUCCESS);
     }
     if !args.once && (context.json || !terminal::is_there()) {
@@ -82,7 +82,7 @@ async fn show(state: &mut State, session: Session) -> Result<ExitCode, Failure> 
                 // All that has come: a frame each would lag behind a key that is held down.
                 let mut next = event;
                 while let Some(event) = next {
-                    if matches!(event, Event::Resized) {
+                    if matches!(event, Event::Input(Input::Resized)) {
                         screen.draw_anew().map_err(no_terminal)?;
                     }
                     take(state, event, &requests);
@@ -118,12 +118,8 @@ fn take(state: &mut State, event: Event, requests: &Sender<Request>) {
 /// Runs on a thread of its own until the program ends: reading keys blocks.
 fn read_keys(events: &Sender<Event>) {
     loop {
-        let event = match read() {
-            Ok(TerminalEvent::Key(key)) if key.kind != KeyEventKind::Release => Event::Key(key),
-            Ok(TerminalEvent::Resize(..)) => Event::Resized,
-            Ok(_) => continue,
-            Err(_) => Event::Stop, // the terminal is gone
-        };
+        // An error: the terminal is gone.
+        let event = terminal::input().map_or(Event::Stop, Event::Input);
         let is_last = matches!(event, Event::Stop);
         if events.blocking_send(event).is_err() || is_last {
             return;
@@ -168,9 +164,7 @@ async fn print_lines(
     interval: Duration,
 ) -> Result<ExitCode, Failure> {
     let mut stop = Stop::new()?;
-    if !print(&line(first))? {
-        return Ok(ExitCode::SUCCESS);
-    }
+    print_line(&line(first))?;
     let (events, mut inbox): (_, Receiver<Event>) = channel(EVENTS_MAX);
     let (_requests, wishes) = channel(EVENTS_MAX);
     tokio::spawn(data::watch(session, interval, wishes, events));
@@ -180,11 +174,7 @@ async fn print_lines(
             () = stop.come() => None,
         };
         match event {
-            Some(Event::Snapshot(snapshot)) => {
-                if !print(&line(&snapshot))? {
-                    return Ok(ExitCode::SUCCESS);
-                }
-            }
+            Some(Event::Snapshot(snapshot)) => print_line(&line(&snapshot))?,
             Some(Event::Lost { why, next_try }) => {
                 let why = crate::screen::text::harmless(&why);
                 eprintln!(
@@ -204,7 +194,7 @@ fn print_frame(state: &State) -> Result<ExitCode, Failure> {
     let of_terminal = || size().ok().map(|(width, _)| width);
     let width: u16 = from_env().or_else(of_terminal).unwrap_or(100);
     let width = width.clamp(20, 500);
-    print(&frame_as_text(state, width, view::height_of_all(state, width)))?;
+    print_line(&frame_as_text(state, width, view::height_of_all(state, width)))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -214,12 +204,6 @@ fn frame_as_text(state: &State, width: u16, height: u16) -> String {
     as_text(terminal.backend().buffer())
 }
 
-/// False when nobody reads any more.
-fn print(text: &str) -> Result<bool, Failure> {
-    let mut out = io::stdout().lock();
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(Failure::new(Code::Refused, format!("standard output: {error}"))),
-    }
+fn print_line(text: &str) -> Result<(), Failure> {
+    output::print(&format!("{text}\n"))
 }

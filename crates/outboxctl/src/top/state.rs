@@ -3,9 +3,9 @@
 use crate::queries::message::{Attempt, StoredEvent};
 use crate::queries::model::{Destination, ErrorGroup, Message, Part, Partition, Snapshot, Worker};
 use crate::queries::why::Reason;
+use crate::screen::samples::Samples;
 use crate::screen::theme::Theme;
 use std::cmp::Ordering;
-use std::collections::VecDeque;
 use std::time::Duration;
 
 /// The lists that keys can go to.
@@ -26,10 +26,6 @@ impl Pane {
         Self::Errors,
         Self::Messages,
     ];
-
-    pub fn next(self, step: usize) -> Self {
-        Self::ALL[(self as usize + step) % Self::ALL.len()]
-    }
 }
 
 /// Where a person is in a list.
@@ -113,9 +109,6 @@ pub enum Link {
     Lost { why: String, next_try: Duration },
 }
 
-/// Samples of this session that are kept: ten minutes of seconds.
-const SAMPLES_MAX: usize = 600;
-
 #[derive(Clone, Debug)]
 pub struct State {
     pub theme: Theme,
@@ -125,10 +118,8 @@ pub struct State {
     pub shown: Snapshot,
     /// What came since the display was paused. Some = it is paused.
     pub held: Option<Box<Snapshot>>,
-    /// Published per second between two looks, oldest first.
-    pub session_per_s: VecDeque<f64>,
-    /// Time and total of the last look, for the next sample.
-    pub last_total: Option<(f64, i64)>,
+    /// Published per second between two looks.
+    pub session: Samples,
     pub link: Link,
     pub pane: Pane,
     pub places: [Place; 5],
@@ -140,15 +131,15 @@ pub struct State {
 
 impl State {
     pub fn new(first: Snapshot, interval: Duration, may_act: bool, theme: Theme) -> Self {
-        let last_total = total(&first);
+        let mut session = Samples::new(0.0);
+        session.take(total(&first));
         Self {
             theme,
             may_act,
             interval,
             shown: first,
             held: None,
-            session_per_s: VecDeque::new(),
-            last_total,
+            session,
             link: Link::Up,
             pane: Pane::Messages,
             places: Default::default(),
@@ -169,18 +160,7 @@ impl State {
 
     /// Notes how much was published since the last look.
     pub fn sample(&mut self, snapshot: &Snapshot) {
-        let now = total(snapshot);
-        if let (Some((before_s, before)), Some((now_s, now))) = (self.last_total, now)
-            && now_s > before_s
-            // Counters begin anew with the server.
-            && now >= before
-        {
-            self.session_per_s.push_back((now - before) as f64 / (now_s - before_s));
-            if self.session_per_s.len() > SAMPLES_MAX {
-                self.session_per_s.pop_front();
-            }
-        }
-        self.last_total = now;
+        self.session.take(total(snapshot));
     }
 
     /// The names of a pane's rows, as they are shown.
@@ -237,9 +217,10 @@ impl State {
     }
 }
 
-fn total(snapshot: &Snapshot) -> Option<(f64, i64)> {
+/// When it was taken, and how much was published by then.
+fn total(snapshot: &Snapshot) -> Option<(f64, u64)> {
     let published = snapshot.status.as_ref().ok()?.published_total?;
-    Some((snapshot.now.epoch_s, published))
+    Some((snapshot.now.epoch_s, u64::try_from(published).ok()?))
 }
 
 /// What a list can be sorted by, beside the order in which it comes.

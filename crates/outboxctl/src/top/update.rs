@@ -2,16 +2,15 @@
 
 use super::state::{Action, Letter, Link, Mode, Notice, Pane, State, orders};
 use crate::queries::model::Snapshot;
-use crate::screen::panel::{PAGE, scrolled};
-use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use crate::screen::keys::{self, scrolled, to_pane, to_row};
+use crate::screen::terminal::Input;
+use ratatui::crossterm::event::{KeyCode, KeyEvent};
 use std::time::Duration;
 
 /// What happens to the program.
 #[derive(Clone, Debug)]
 pub enum Event {
-    Key(KeyEvent),
-    /// The terminal has another size; the next frame finds out which.
-    Resized,
+    Input(Input),
     Snapshot(Box<Snapshot>),
     Lost {
         why: String,
@@ -36,8 +35,8 @@ const INTERVALS_MS: [u64; 9] = [200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 6
 
 pub fn update(state: &mut State, event: Event) -> Option<Request> {
     match event {
-        Event::Key(key) => return on_key(state, key),
-        Event::Resized => {}
+        Event::Input(Input::Key(key)) => return on_key(state, key),
+        Event::Input(Input::Resized) => {}
         Event::Snapshot(snapshot) => {
             state.link = Link::Up;
             state.sample(&snapshot);
@@ -55,40 +54,36 @@ pub fn update(state: &mut State, event: Event) -> Option<Request> {
 }
 
 fn on_key(state: &mut State, key: KeyEvent) -> Option<Request> {
-    let with_control = key.modifiers.contains(KeyModifiers::CONTROL);
-    if with_control && matches!(key.code, KeyCode::Char('c' | 'd')) {
+    if keys::with_control(key, &['c', 'd']) {
         state.has_ended = true;
-        return None;
     }
-    if with_control || key.modifiers.contains(KeyModifiers::ALT) {
-        return None; // Esc and a key that follow each other at once look like Alt
-    }
+    let key = keys::alone(key)?;
     state.notice = None;
     match std::mem::replace(&mut state.mode, Mode::Watch) {
-        Mode::Watch => watch(state, key.code),
+        Mode::Watch => watch(state, key),
         Mode::Help { scroll } => {
-            state.mode = scrolled(key.code, scroll).map_or(Mode::Watch, |scroll| Mode::Help { scroll });
+            state.mode = scrolled(key, scroll).map_or(Mode::Watch, |scroll| Mode::Help { scroll });
             None
         }
         Mode::Health { scroll } => {
-            state.mode = scrolled(key.code, scroll).map_or(Mode::Watch, |scroll| Mode::Health { scroll });
+            state.mode = scrolled(key, scroll).map_or(Mode::Watch, |scroll| Mode::Health { scroll });
             None
         }
         Mode::Filter { before } => {
-            filter(state, key.code, before);
+            filter(state, key, before);
             None
         }
         Mode::Detail { id, scroll } => {
-            if let Some(scroll) = scrolled(key.code, scroll) {
+            if let Some(scroll) = scrolled(key, scroll) {
                 state.mode = Mode::Detail { id, scroll };
                 return None;
             }
-            if matches!(key.code, KeyCode::Char('r' | 'd' | 'p')) {
-                ask(state, key.code, Some(id));
+            if matches!(key, KeyCode::Char('r' | 'd' | 'p')) {
+                ask(state, key, Some(id));
             }
             None
         }
-        Mode::Confirm(action) => match key.code {
+        Mode::Confirm(action) => match key {
             KeyCode::Char('y') => Some(Request::Act(action)),
             _ => {
                 tell(state, "Nothing was done.");
@@ -109,9 +104,6 @@ fn watch(state: &mut State, key: KeyCode) -> Option<Request> {
         },
         KeyCode::Char('+' | '=') => return interval(state, true),
         KeyCode::Char('-') => return interval(state, false),
-        KeyCode::Tab => state.pane = state.pane.next(1),
-        KeyCode::BackTab => state.pane = state.pane.next(Pane::ALL.len() - 1),
-        KeyCode::Char(digit @ '1'..='5') => state.pane = Pane::ALL[digit as usize - '1' as usize],
         KeyCode::Char('/') => {
             let before = state.place().filter.clone();
             state.mode = Mode::Filter { before };
@@ -127,17 +119,12 @@ fn watch(state: &mut State, key: KeyCode) -> Option<Request> {
             let id = state.selected_id(state.pane);
             ask(state, key, id);
         }
-        _ => {
-            let last = state.ids(state.pane).len().saturating_sub(1);
+        key => {
             let at = state.selected(state.pane).unwrap_or(0);
-            match key {
-                KeyCode::Char('j') | KeyCode::Down => select(state, (at + 1).min(last)),
-                KeyCode::Char('k') | KeyCode::Up => select(state, at.saturating_sub(1)),
-                KeyCode::PageDown => select(state, (at + PAGE).min(last)),
-                KeyCode::PageUp => select(state, at.saturating_sub(PAGE)),
-                KeyCode::Char('g') | KeyCode::Home => select(state, 0),
-                KeyCode::Char('G') | KeyCode::End => select(state, last),
-                _ => {}
+            if let Some(pane) = to_pane(key, state.pane as usize, Pane::ALL.len()) {
+                state.pane = Pane::ALL[pane];
+            } else if let Some(row) = to_row(key, at, state.ids(state.pane).len()) {
+                select(state, row);
             }
         }
     }

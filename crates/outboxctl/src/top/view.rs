@@ -2,35 +2,27 @@
 
 use super::detail;
 use super::state::{Link, Mode, Pane, State};
-use crate::screen::panel::{Panel, draw_page, draw_stack};
+use crate::screen::layout::{self, Body, LOW, Stack, TWO_COLUMNS};
+use crate::screen::panel::Panel;
 use crate::screen::parts::{self, Look, Owners};
 use crate::screen::text;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
-use ratatui::widgets::Paragraph;
 
-/// From here on there are three columns, or two.
+/// From this width on there are three columns.
 const THREE_COLUMNS: u16 = 140;
-const TWO_COLUMNS: u16 = 90;
-
-/// Below that the bars are less high.
-const LOW: u16 = 30;
 
 /// Problems that are shown above everything else; `h` shows all.
 const PROBLEMS_MAX: usize = 3;
 
 pub fn draw(state: &State, frame: &mut Frame) {
-    let area = frame.area();
-    let width = usize::from(area.width);
+    let width = usize::from(frame.area().width);
     let mut top = vec![header(state, width)];
     if let Link::Lost { why, next_try } = &state.link {
-        let said = format!(
-            " Connection lost: {why}. Next try in {}. ",
-            text::age(next_try.as_secs_f64())
-        );
-        let said = text::left(&text::harmless(&said), width);
-        top.push(Line::styled(said, state.theme.alarm()));
+        let next_try = text::age(next_try.as_secs_f64());
+        let said = format!("Connection lost: {why}. Next try in {next_try}.");
+        top.push(parts::alarm(&said, width, state.theme));
     }
     match &state.shown.problems {
         Ok(problems) => top.extend(parts::problems(problems, width, PROBLEMS_MAX, state.theme)),
@@ -39,41 +31,35 @@ pub fn draw(state: &State, frame: &mut Frame) {
             top.push(Line::styled(text::fit(&said, width), state.theme.warning()));
         }
     }
-    let head = u16::try_from(top.len()).unwrap_or(1).min(area.height);
-    let foot = u16::from(area.height > head);
-    let place = |y: u16, height: u16| Rect::new(area.x, area.y + y, area.width, height);
-    frame.render_widget(Paragraph::new(top), place(0, head));
-    frame.render_widget(Paragraph::new(footer(state, width)), place(area.height - foot, foot));
-    let body = place(head, area.height - head - foot);
-    match &state.mode {
-        Mode::Help { scroll } => draw_page(frame, body, "Keys", detail::help(state, width), *scroll, state.theme),
-        Mode::Health { scroll } => draw_page(
-            frame,
-            body,
-            "Health",
-            detail::health(state, width),
-            *scroll,
-            state.theme,
-        ),
-        Mode::Detail { id, scroll } => {
-            let (title, lines) = detail::detail(state, id, width.saturating_sub(2));
-            draw_page(frame, body, &title, lines, *scroll, state.theme);
-        }
-        _ => {
-            for (column, panels) in columns(state, body) {
-                draw_stack(frame, column, &panels, state.theme);
+    let inside = width.saturating_sub(2);
+    layout::draw(frame, top, footer(state, width), state.theme, |area| {
+        match &state.mode {
+            Mode::Help { scroll } => Body::Page {
+                title: "Keys".into(),
+                lines: detail::help(state, inside),
+                scroll: *scroll,
+            },
+            Mode::Health { scroll } => Body::Page {
+                title: "Health".into(),
+                lines: detail::health(state, inside),
+                scroll: *scroll,
+            },
+            Mode::Detail { id, scroll } => {
+                let (title, lines) = detail::detail(state, id, inside);
+                let scroll = *scroll;
+                Body::Page { title, lines, scroll }
             }
+            _ => Body::Columns(columns(state, area)),
         }
-    }
+    });
 }
 
 /// Lines that a frame needs to show everything, at a width.
 pub fn height_of_all(state: &State, width: u16) -> u16 {
     let area = Rect::new(0, 0, width, LOW);
-    let columns = columns(state, area).into_iter();
-    let highest = columns.map(|(_, panels)| panels.iter().map(Panel::height).fold(0, u16::saturating_add));
+    let highest = columns(state, area).iter().map(Stack::height).max();
     let problems = state.shown.problems.as_ref().map_or(1, Vec::len).min(PROBLEMS_MAX) as u16;
-    highest.max().unwrap_or(0).saturating_add(2 + problems)
+    highest.unwrap_or(0).saturating_add(2 + problems)
 }
 
 fn header(state: &State, width: usize) -> Line<'static> {
@@ -112,11 +98,8 @@ fn footer(state: &State, width: usize) -> Line<'static> {
     let theme = state.theme;
     match (&state.mode, &state.notice) {
         (Mode::Confirm(action), _) => {
-            let said = text::harmless(&format!(
-                " {} Type y, or any other key to leave it. ",
-                action.question()
-            ));
-            Line::styled(text::left(&said, width), theme.alarm())
+            let said = format!("{} Type y, or any other key to leave it.", action.question());
+            parts::alarm(&said, width, theme)
         }
         (Mode::Filter { .. }, _) => {
             let filter = text::harmless(&state.place().filter);
@@ -154,14 +137,10 @@ fn keys(state: &State, width: usize) -> Line<'static> {
 }
 
 /// The panels, by column.
-fn columns(state: &State, area: Rect) -> Vec<(Rect, Vec<Panel>)> {
-    let column = |x: u16, width: u16| Rect::new(area.x + x, area.y, width, area.height);
+fn columns(state: &State, area: Rect) -> Vec<Stack> {
     let bar_lines = if area.height < LOW { 2 } else { 4 };
-    let make = |column: Rect, which: &[Which]| {
-        let width = usize::from(column.width.saturating_sub(2));
-        let panels = which.iter().map(|which| panel(state, *which, bar_lines, width));
-        (column, panels.collect())
-    };
+    let column =
+        |width: u16, which: &[Which]| Stack::new(width, which, |which, inside| panel(state, which, bar_lines, inside));
     use Which::{List, Summary, Throughput};
     let [partitions, workers, destinations, errors, messages] = Pane::ALL.map(List);
     match area.width {
@@ -170,20 +149,20 @@ fn columns(state: &State, area: Rect) -> Vec<(Rect, Vec<Panel>)> {
             let second = (area.width - first) * 44 / 100;
             let third = area.width - first - second;
             vec![
-                make(column(0, first), &[Summary, Throughput, partitions]),
-                make(column(first, second), &[workers, destinations]),
-                make(column(first + second, third), &[errors, messages]),
+                column(first, &[Summary, Throughput, partitions]),
+                column(second, &[workers, destinations]),
+                column(third, &[errors, messages]),
             ]
         }
         TWO_COLUMNS.. => {
             let first = area.width * 9 / 20;
             vec![
-                make(column(0, first), &[Summary, Throughput, partitions, workers]),
-                make(column(first, area.width - first), &[destinations, errors, messages]),
+                column(first, &[Summary, Throughput, partitions, workers]),
+                column(area.width - first, &[destinations, errors, messages]),
             ]
         }
-        width => vec![make(
-            column(0, width),
+        width => vec![column(
+            width,
             &[Summary, Throughput, partitions, workers, destinations, errors, messages],
         )],
     }
@@ -202,8 +181,7 @@ fn panel(state: &State, which: Which, bar_lines: usize, width: usize) -> Panel {
     let pane = match which {
         Which::Summary => return parts::summary(shown, width, theme),
         Which::Throughput => {
-            let session: Vec<f64> = state.session_per_s.iter().copied().collect();
-            return parts::throughput(&shown.minutes, &session, bar_lines, width, theme);
+            return parts::throughput(&shown.minutes, &state.session.per_s, bar_lines, width, theme);
         }
         Which::List(pane) => pane,
     };

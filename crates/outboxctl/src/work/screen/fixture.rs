@@ -4,16 +4,14 @@
 use super::state::State;
 use crate::queries::model::ErrorGroup;
 use crate::screen::theme::Theme;
+use crate::screen::trial::{HOSTILE, samples};
 use crate::work::look::{Depth, DestinationLook, LogLine, Look, Phase, Sharing, Waiting, Who};
 use crate::work::tick::{Tick, Ticks};
 use outbox_core::settle::Ended;
 
-/// Clears the screen, sets the title, rings, turns the text round.
-pub const HOSTILE: &str = "bad\u{1b}[2J\u{7}\u{9b}31m\u{202e}png\u{1b}]0;title\u{7} 日本";
-
 pub fn state() -> State {
     let mut state = State::new(look(), Theme { has_colour: true });
-    state.per_s = (0..90_i32).map(|s| f64::from((s * 37) % 101 + (s % 30) * 4)).collect();
+    state.session.per_s = samples();
     state
 }
 

@@ -15,9 +15,9 @@ use super::board::Board;
 use super::look::Look;
 use super::stop::Stop;
 use crate::connect::ConnectArgs;
-use crate::screen::terminal;
+use crate::screen::keys::with_control;
+use crate::screen::terminal::{self, Input};
 use crate::screen::theme::Theme;
-use ratatui::crossterm::event::{Event as TerminalEvent, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, read};
 use state::State;
 use std::convert::Infallible;
 use std::io::{self, IsTerminal, stdin};
@@ -80,7 +80,7 @@ fn draw(board: &Board, stop: &Stop) -> io::Result<Infallible> {
             Err(RecvTimeoutError::Disconnected) => return Err(io::ErrorKind::UnexpectedEof.into()),
         };
         while let Some(event) = next {
-            if matches!(event, Event::Resized) {
+            if matches!(event, Event::Input(Input::Resized)) {
                 screen.draw_anew()?;
             }
             match update(&mut state, event) {
@@ -96,26 +96,16 @@ fn draw(board: &Board, stop: &Stop) -> io::Result<Infallible> {
 /// Reading keys blocks, until the program ends.
 fn read_keys(events: &SyncSender<Event>, stop: &Stop) {
     // An error: the terminal is gone.
-    while let Ok(event) = read() {
-        let event = match event {
-            TerminalEvent::Key(key) if key.kind == KeyEventKind::Release => continue,
-            // At once, also while a frame waits for a terminal that nobody reads.
-            TerminalEvent::Key(key) if is_interrupt(key) => {
-                stop.ask();
-                continue;
-            }
-            TerminalEvent::Key(key) => Event::Key(key),
-            TerminalEvent::Resize(..) => Event::Resized,
-            _ => continue,
-        };
+    while let Ok(input) = terminal::input() {
+        // At once, also while a frame waits for a terminal that nobody reads.
+        if matches!(input, Input::Key(key) if with_control(key, &['c'])) {
+            stop.ask();
+            continue;
+        }
         // Without room it is dropped: whoever types cannot see what it would do.
-        if let Err(TrySendError::Disconnected(_)) = events.try_send(event) {
+        if let Err(TrySendError::Disconnected(_)) = events.try_send(Event::Input(input)) {
             return;
         }
     }
     stop.begin();
-}
-
-fn is_interrupt(key: KeyEvent) -> bool {
-    key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c')
 }

@@ -1,8 +1,8 @@
 //! What the screen of a worker knows and shows: changed by `update` alone, drawn by `view`. No I/O, no clock.
 
+use crate::screen::samples::Samples;
 use crate::screen::theme::Theme;
 use crate::work::look::Look;
-use std::collections::VecDeque;
 
 /// The lists that keys can go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,10 +15,6 @@ pub enum Pane {
 
 impl Pane {
     pub const ALL: [Self; 4] = [Self::Destinations, Self::Log, Self::Errors, Self::Partitions];
-
-    pub fn next(self, step: usize) -> Self {
-        Self::ALL[(self as usize + step) % Self::ALL.len()]
-    }
 }
 
 /// What has the keys.
@@ -36,17 +32,12 @@ pub enum Mode {
     },
 }
 
-/// Samples that are kept: ten minutes of seconds.
-const SAMPLES_MAX: usize = 600;
-
 #[derive(Clone, Debug)]
 pub struct State {
     pub theme: Theme,
     pub look: Look,
-    /// Published in each second, oldest first.
-    pub per_s: VecDeque<f64>,
-    /// Uptime and total of the last sample.
-    sampled: Option<(f64, u64)>,
+    /// Published in each second.
+    pub session: Samples,
     pub pane: Pane,
     /// The selected row of each pane; None = its first, or of the log its last.
     pub selected: [Option<usize>; 4],
@@ -62,8 +53,7 @@ impl State {
         let mut state = Self {
             theme,
             look: Look::default(),
-            per_s: VecDeque::new(),
-            sampled: None,
+            session: Samples::new(1.0),
             pane: Pane::Log,
             selected: [None; 4],
             mode: Mode::Watch,
@@ -76,19 +66,7 @@ impl State {
 
     /// What is so now.
     pub fn take(&mut self, look: Look) {
-        let (now_s, total) = (look.up_s, look.ended.published);
-        match self.sampled {
-            Some((then_s, _)) if now_s < then_s + 1.0 => {}
-            Some((then_s, then)) => {
-                self.per_s
-                    .push_back(total.saturating_sub(then) as f64 / (now_s - then_s));
-                if self.per_s.len() > SAMPLES_MAX {
-                    self.per_s.pop_front();
-                }
-                self.sampled = Some((now_s, total));
-            }
-            None => self.sampled = Some((now_s, total)),
-        }
+        self.session.take(Some((look.up_s, look.ended.published)));
         self.look = look;
     }
 

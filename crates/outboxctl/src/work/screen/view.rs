@@ -1,7 +1,8 @@
 //! A frame from the state. Pure: it reads no clock and asks nobody.
 
 use super::state::{Mode, Pane, State};
-use crate::screen::panel::{Panel, draw_page, draw_stack};
+use crate::screen::layout::{self, Body, LOW, Stack, TWO_COLUMNS};
+use crate::screen::panel::Panel;
 use crate::screen::parts;
 use crate::screen::table::{Cell, Column};
 use crate::screen::text::{self, age, count, ms, short};
@@ -11,43 +12,30 @@ use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
-use ratatui::widgets::Paragraph;
 
-/// From here on there are two columns.
-const TWO_COLUMNS: u16 = 90;
-
-/// And from here on three.
+/// From this width on there are three columns.
 const THREE_COLUMNS: u16 = 180;
 
-/// Below that the bars are less high.
-const LOW: u16 = 30;
-
 pub fn draw(state: &State, frame: &mut Frame) {
-    let area = frame.area();
-    let width = usize::from(area.width);
+    let width = usize::from(frame.area().width);
+    let inside = width.saturating_sub(2);
     let mut top = vec![header(state, width)];
-    top.extend(banner(state).map(|said| {
-        let said = text::left(&text::harmless(&format!(" {said} ")), width);
-        Line::styled(said, state.theme.alarm())
-    }));
-    let head = u16::try_from(top.len()).unwrap_or(1).min(area.height);
-    let foot = u16::from(area.height > head);
-    let place = |y: u16, height: u16| Rect::new(area.x, area.y + y, area.width, height);
-    frame.render_widget(Paragraph::new(top), place(0, head));
-    frame.render_widget(Paragraph::new(footer(state, width)), place(area.height - foot, foot));
-    let body = place(head, area.height - head - foot);
-    match &state.mode {
-        Mode::Help { scroll } => draw_page(frame, body, "Keys", help(state, width), *scroll, state.theme),
-        Mode::Row { title, text, scroll } => {
-            let lines = parts::prose(&text::harmless(text), width.saturating_sub(2), Style::new());
-            draw_page(frame, body, &text::harmless(title), lines, *scroll, state.theme);
+    top.extend(banner(state).map(|said| parts::alarm(&said, width, state.theme)));
+    layout::draw(frame, top, footer(state, width), state.theme, |area| {
+        match &state.mode {
+            Mode::Help { scroll } => Body::Page {
+                title: "Keys".into(),
+                lines: help(state, inside),
+                scroll: *scroll,
+            },
+            Mode::Row { title, text, scroll } => Body::Page {
+                title: text::harmless(title),
+                lines: parts::prose(text, inside, Style::new()),
+                scroll: *scroll,
+            },
+            Mode::Watch => Body::Columns(columns(state, area)),
         }
-        Mode::Watch => {
-            for (column, panels) in columns(state, body) {
-                draw_stack(frame, column, &panels, state.theme);
-            }
-        }
-    }
+    });
 }
 
 fn header(state: &State, width: usize) -> Line<'static> {
@@ -119,64 +107,56 @@ fn help(state: &State, width: usize) -> Vec<Line<'static>> {
         ("?", "these keys"),
         ("esc", "goes back"),
     ];
-    const NAMES: usize = 21;
-    let room = width.saturating_sub(2 + NAMES).max(16);
-    let lines = KEYS.iter().flat_map(|(key, does)| {
-        let lines = text::wrapped(does, room).into_iter().enumerate();
-        lines.map(move |(n, line)| {
-            let key = if n == 0 { *key } else { "" };
-            Line::from(vec![
-                Span::styled(text::left(key, NAMES), state.theme.accent()),
-                Span::raw(line),
-            ])
-        })
-    });
-    lines.collect()
+    let keys = KEYS.iter();
+    keys.flat_map(|(key, does)| parts::named(key, does, 21, width, state.theme.accent()))
+        .collect()
 }
 
 // ---- panels ---------------------------------------------------------------------------------------------------------
 
 /// The panels, by column.
-fn columns(state: &State, area: Rect) -> Vec<(Rect, Vec<Panel>)> {
+fn columns(state: &State, area: Rect) -> Vec<Stack> {
+    use Which::{List, Throughput, Worker};
     let bar_lines = if area.height < LOW { 1 } else { 4 };
-    let column = |x: u16, width: u16| Rect::new(area.x + x, area.y, width, area.height);
-    let inside = |width: u16| usize::from(width.saturating_sub(2));
-    let pane = |which: Pane, width: u16| Panel {
-        has_focus: state.pane == which,
-        selected: Some(state.at(which)),
-        ..pane(state, which, inside(width))
+    let column = |width: u16, which: &[Which]| {
+        Stack::new(width, which, |which, inside| match which {
+            Worker => worker(state, inside),
+            Throughput => throughput(state, bar_lines, inside),
+            List(pane) => Panel {
+                has_focus: state.pane == pane,
+                ..list(state, pane, inside)
+            },
+        })
     };
-    let first = |width: u16| {
-        [
-            worker(state, inside(width)),
-            throughput(state, bar_lines, inside(width)),
-        ]
-    };
-    if area.width < TWO_COLUMNS {
-        let panels = first(area.width)
-            .into_iter()
-            .chain(Pane::ALL.map(|which| pane(which, area.width)));
-        return vec![(column(0, area.width), panels.collect())];
+    let [destinations, log, errors, partitions] = Pane::ALL.map(List);
+    match area.width {
+        THREE_COLUMNS.. => {
+            let (left, middle) = (60, (area.width - 60) / 2);
+            vec![
+                column(left, &[Worker, Throughput, partitions]),
+                column(middle, &[destinations, errors]),
+                column(area.width - left - middle, &[log]),
+            ]
+        }
+        TWO_COLUMNS.. => {
+            let left = (area.width * 2 / 5).clamp(40, 66);
+            vec![
+                column(left, &[Worker, Throughput, partitions]),
+                column(area.width - left, &[destinations, log, errors]),
+            ]
+        }
+        width => vec![column(
+            width,
+            &[Worker, Throughput, destinations, log, errors, partitions],
+        )],
     }
-    if area.width >= THREE_COLUMNS {
-        let (left, middle) = (60, (area.width - 60) / 2);
-        let right = area.width - left - middle;
-        let figures = first(left).into_iter().chain([pane(Pane::Partitions, left)]);
-        let state = [Pane::Destinations, Pane::Errors].map(|which| pane(which, middle));
-        return vec![
-            (column(0, left), figures.collect()),
-            (column(left, middle), state.into()),
-            (column(left + middle, right), vec![pane(Pane::Log, right)]),
-        ];
-    }
-    let left = (area.width * 2 / 5).clamp(40, 66);
-    let right = area.width - left;
-    let lists = [Pane::Destinations, Pane::Log, Pane::Errors].map(|which| pane(which, right));
-    let figures = first(left).into_iter().chain([pane(Pane::Partitions, left)]);
-    vec![
-        (column(0, left), figures.collect()),
-        (column(left, right), lists.into()),
-    ]
+}
+
+#[derive(Clone, Copy)]
+enum Which {
+    Worker,
+    Throughput,
+    List(Pane),
 }
 
 /// Who it is, and what it has done.
@@ -192,7 +172,6 @@ fn worker(state: &State, width: usize) -> Panel {
     };
     let plain = Style::new();
     let alarm_if = |is_bad: bool| if is_bad { theme.bad() } else { plain };
-    let total = |n: u64| parts::total(i64::try_from(n).unwrap_or(i64::MAX));
     let (in_flight, window) = (sum(look, |row| row.in_flight), sum(look, |row| row.window));
     let partitions = match look.sharing {
         Sharing::RowClaims => "any".to_owned(),
@@ -222,7 +201,7 @@ fn worker(state: &State, width: usize) -> Panel {
         (
             "tick",
             of_ticks(|ticks| {
-                let claimed = parts::total(i64::try_from(ticks.last.claimed).unwrap_or(i64::MAX));
+                let claimed = total(ticks.last.claimed);
                 format!("{} for {claimed}", ms(ticks.last.duration_ms))
             }),
             plain,
@@ -254,10 +233,17 @@ fn worker(state: &State, width: usize) -> Panel {
     }
 }
 
+fn total(n: u64) -> String {
+    parts::total(signed(n))
+}
+
+fn signed(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
 /// What its ticks did, in the window or since the start.
 fn sums(ticks: &Ticks) -> [String; 4] {
     let sum = &ticks.sum;
-    let figure = |n: u64| parts::total(i64::try_from(n).unwrap_or(i64::MAX));
     let span = match ticks.refresh_s {
         Some(left_s) => format!("in this window, the next in {}:", age(left_s)),
         None => "in all ticks since the start:".to_owned(),
@@ -265,12 +251,12 @@ fn sums(ticks: &Ticks) -> [String; 4] {
     let mean_ms = sum.duration_ms / ticks.count.max(1) as f64;
     [
         span,
-        format!("  {} ticks of {} each", figure(ticks.count), ms(mean_ms)),
+        format!("  {} ticks of {} each", total(ticks.count), ms(mean_ms)),
         format!(
             "  {} claimed, {} sent, {} not",
-            figure(sum.claimed),
-            figure(sum.published),
-            figure(sum.failed)
+            total(sum.claimed),
+            total(sum.published),
+            total(sum.failed)
         ),
         format!(
             "  {} purged, {} leased, {} released",
@@ -284,19 +270,18 @@ fn sum(look: &Look, of: fn(&DestinationLook) -> usize) -> usize {
 }
 
 fn throughput(state: &State, bar_lines: usize, width: usize) -> Panel {
-    let per_s: Vec<f64> = state.per_s.iter().copied().collect();
     Panel {
         title: "Throughput".into(),
         remark: "published per second".into(),
-        head: parts::per_second(&per_s, bar_lines, width, state.theme),
+        head: parts::per_second(&state.session.per_s, bar_lines, width, state.theme),
         ..Panel::default()
     }
 }
 
-fn pane(state: &State, pane: Pane, width: usize) -> Panel {
+fn list(state: &State, pane: Pane, width: usize) -> Panel {
     let (look, theme) = (&state.look, state.theme);
     let drawn = parts::Look {
-        selected: None,
+        selected: Some(state.at(pane)),
         order: "",
         width,
         theme,
@@ -316,7 +301,7 @@ fn pane(state: &State, pane: Pane, width: usize) -> Panel {
                 Column::prose("why", 0, 26),
             ];
             let row = |row: &DestinationLook| {
-                let figure = |n: u64| Cell::new(short(i64::try_from(n).unwrap_or(i64::MAX)));
+                let figure = |n: u64| Cell::new(short(signed(n)));
                 vec![
                     Cell::new(&row.name),
                     Cell::styled(&row.state, theme.state(&row.state)),
@@ -365,7 +350,7 @@ fn pane(state: &State, pane: Pane, width: usize) -> Panel {
             };
             let mut panel = list("4 Partitions", &COLUMNS, look.waiting.iter().map(row).collect());
             if let Some(why) = &look.uncounted {
-                let why = text::harmless(&format!("pending is not readable: {why}"));
+                let why = format!("pending is not readable: {why}");
                 panel.head.splice(0..0, parts::prose(&why, width, theme.warning()));
             }
             panel
