@@ -12,8 +12,10 @@ pub mod version;
 use crate::connect::{self, ConnectArgs, Session};
 use crate::failure::Failure;
 use crate::format;
+use crate::messages::page::AskOnce;
+use crate::messages::sql::Sql;
 use crate::output;
-use crate::queries::{self, Ask, Parameters};
+use crate::queries::{self, Ask, Parameters, as_json};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -89,7 +91,7 @@ impl Session {
 
     /// The rows of a statement, each as a JSON object, its columns in their order.
     pub async fn rows(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Value>, Failure> {
-        let sql = self.qualified(&format!("select row_to_json(x) from ({sql}) x"));
+        let sql = self.qualified(&as_json(sql));
         let rows = self.until_done(self.client.query(&sql, parameters)).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
@@ -104,6 +106,17 @@ impl Ask for Session {
         parameters: &Parameters<'_>,
     ) -> Result<Vec<T>, Failure> {
         let rows = self.rows(sql, parameters).await?.into_iter();
+        Ok(rows.map(serde_json::from_value).collect::<Result<_, _>>()?)
+    }
+}
+
+impl AskOnce for Session {
+    type Error = Failure;
+
+    async fn ask_once<T: DeserializeOwned + Send>(&self, sql: &Sql) -> Result<Vec<T>, Failure> {
+        let (text, values) = sql.to_run();
+        let values: Vec<_> = values.iter().map(|value| value as _).collect();
+        let rows = self.rows(&text, &values).await?.into_iter();
         Ok(rows.map(serde_json::from_value).collect::<Result<_, _>>()?)
     }
 }

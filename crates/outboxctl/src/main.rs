@@ -42,7 +42,7 @@ enum Command {
     /// Whether a destination can be used
     Check(check::CheckArgs),
     /// Messages by filter, a page at a time
-    List(messages::Filter),
+    List(messages::by_seq::BySeq),
     /// All of one message, and why it does not move
     Show(show::ShowArgs),
     /// Bring dead letters back, or let a message that waits for its time go at once
@@ -87,7 +87,7 @@ async fn run() -> ExitCode {
     let done = match &cli.command {
         Command::Status => status::run(&context).await,
         Command::Check(args) => check::run(&context, args).await,
-        Command::List(filter) => list::run(&context, filter).await,
+        Command::List(asked) => list::run(&context, asked).await,
         Command::Show(args) => show::run(&context, args).await,
         Command::Retry(args) => act::dead(&context, act::Verb::Retry, args).await,
         Command::Discard(args) => act::dead(&context, act::Verb::Discard, args).await,

@@ -33,7 +33,7 @@ pub trait Ask {
     ) -> impl Future<Output = Result<Vec<T>, Self::Error>> + Send;
 }
 
-/// Each row as one JSON value, so that fields are found by name.
+/// Each row as one JSON value, so that fields are found by name, and are in their order.
 pub fn as_json(sql: &str) -> String {
-    format!("select to_jsonb(q) from ({sql}) q")
+    format!("select row_to_json(q) from ({sql}) q")
 }

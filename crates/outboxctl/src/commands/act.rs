@@ -5,10 +5,13 @@ use super::{Context, text};
 use crate::connect::Session;
 use crate::failure::{Code, Failure};
 use crate::format::{self, counted};
-use crate::messages::{Statement, When};
+use crate::messages::When;
+use crate::messages::page::AskOnce;
+use crate::messages::sql::Sql;
 use crate::output;
 use crate::queries::message::CURRENT_PLACES;
 use clap::Args;
+use serde::Deserialize;
 use serde_json::json;
 use std::io::{BufRead, IsTerminal, Write, stderr, stdin};
 use std::process::ExitCode;
@@ -126,46 +129,36 @@ impl Criteria {
 
 /// A call of one of the functions with many criteria.
 struct Call {
-    function: &'static str,
-    arguments: Vec<String>,
-    statement: Statement,
+    sql: Sql,
 }
 
 impl Call {
-    fn new(function: &'static str) -> Self {
+    fn new(function: &str) -> Self {
         Self {
-            function,
-            arguments: Vec::new(),
-            statement: Statement::default(),
+            sql: Sql::new(&format!("select {function}(")),
+        }
+    }
+
+    fn argument(&mut self, name: &str, value: Option<Sql>) {
+        if let Some(value) = value {
+            self.sql.push(&format!("{name} => ")).append(&value).push(", ");
         }
     }
 
     fn text(&mut self, name: &str, value: &Option<String>) {
-        if let Some(value) = value {
-            self.arguments
-                .push(format!("{name} => {}", self.statement.bind_text(value)));
-        }
+        self.argument(name, value.as_ref().map(|value| Sql::of(value, "text")));
     }
 
     fn number(&mut self, name: &str, value: Option<i64>) {
-        if let Some(value) = value {
-            self.arguments
-                .push(format!("{name} => {}::bigint", self.statement.bind(value)));
-        }
+        self.argument(name, value.map(|value| Sql::of(value, "bigint")));
     }
 
     fn small_number(&mut self, name: &str, value: Option<i32>) {
-        if let Some(value) = value {
-            self.arguments
-                .push(format!("{name} => {}::integer", self.statement.bind(value)));
-        }
+        self.argument(name, value.map(|value| Sql::of(value, "integer")));
     }
 
     fn time(&mut self, name: &str, value: &Option<When>) {
-        if let Some(value) = value {
-            self.arguments
-                .push(format!("{name} => {}", self.statement.bind_time(value)));
-        }
+        self.argument(name, value.as_ref().map(When::sql));
     }
 
     async fn run(
@@ -175,14 +168,16 @@ impl Call {
         reason: &Option<String>,
         dry_run: bool,
     ) -> Result<i64, Failure> {
+        #[derive(Deserialize)]
+        struct Counted {
+            count: i64,
+        }
         self.text("reason", reason);
-        let max_rows = self.statement.bind(max_rows);
-        self.arguments.push(format!("max_rows => {max_rows}::integer"));
-        self.arguments.push(format!("dry_run => {dry_run}"));
-        let sql = format!("select {}({}) as count", self.function, self.arguments.join(", "));
-        Ok(self.statement.rows(session, &sql).await?[0]["count"]
-            .as_i64()
-            .unwrap_or_default())
+        let max_rows = max_rows.map_or_else(|| Sql::new("null::integer"), |max| Sql::of(max, "integer"));
+        self.argument("max_rows", Some(max_rows));
+        self.sql.push(&format!("dry_run => {dry_run}) as count"));
+        let counted: Vec<Counted> = session.ask_once(&self.sql).await?;
+        Ok(counted.first().map_or(0, |counted| counted.count))
     }
 }
 

@@ -2,15 +2,21 @@
 
 use super::{Context, age, text};
 use crate::failure::Failure;
-use crate::messages::{self, Filter};
+use crate::messages::by_seq::{self, BySeq};
 use crate::output::{self, Cell, Colour, Table};
+use crate::queries::IN_ORDER;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-pub async fn run(context: &Context, filter: &Filter) -> Result<ExitCode, Failure> {
+pub async fn run(context: &Context, asked: &BySeq) -> Result<ExitCode, Failure> {
     let session = context.reader().await?;
-    let rows = messages::page(&session, filter).await?;
+    if asked.is_along_an_index() {
+        session.client.batch_execute(IN_ORDER).await?;
+    }
+    let rows = by_seq::page(&session, asked).await?;
+    let is_full = asked.is_full(&rows);
+    let rows: Vec<Value> = rows.into_iter().map(|row| Value::Object(row.message)).collect();
     let mut page = String::new();
     if context.json {
         for row in &rows {
@@ -23,7 +29,7 @@ pub async fn run(context: &Context, filter: &Filter) -> Result<ExitCode, Failure
         None => eprintln!("No message meets that."),
         Some(last) => {
             output::print(&table(&rows).render())?;
-            if rows.len() as i64 >= filter.limit {
+            if is_full {
                 eprintln!("There may be more: --after {}", last["seq"]);
             }
         }

@@ -4,7 +4,7 @@ use super::{Context, list, text, time};
 use crate::connect::Session;
 use crate::failure::{Code, Failure};
 use crate::format::{self, stamp};
-use crate::messages::events_are_readable;
+use crate::messages::page::events_are_readable;
 use crate::output::{self, Cell, Colour, Table, paint};
 use crate::queries::message::{ATTEMPTS, Attempt, PLACES, Place};
 use crate::queries::why::{self, Reason};

@@ -10,14 +10,12 @@ pub struct Table {
     /// When it will go, was enqueued, ended; and what else not all tables have.
     pub available_at: &'static str,
     pub ended_at: &'static str,
-    /// When it was enqueued, or ended if it has.
-    pub since: &'static str,
     pub expires_at: &'static str,
     pub last_error: &'static str,
     crashes: &'static str,
     /// In outbox_waiting: for what.
-    waits: &'static str,
-    blocks: &'static str,
+    pub waits: &'static str,
+    pub blocks: &'static str,
     claim_token: &'static str,
 }
 
@@ -28,7 +26,6 @@ pub const OUTBOX: Table = Table {
                   when t.attempts > 0 then 'retrying' else 'pending' end",
     available_at: "t.enqueued_at",
     ended_at: "null::timestamptz",
-    since: "t.enqueued_at",
     expires_at: "t.expires_at",
     last_error: "t.last_error",
     crashes: "t.crashes",
@@ -51,7 +48,6 @@ pub const DEAD: Table = Table {
     status: "'dead'",
     available_at: "null::timestamptz",
     ended_at: "t.died_at",
-    since: "t.died_at",
     last_error: "t.reason",
     crashes: "null::smallint",
     blocks: "t.blocks",
@@ -64,7 +60,6 @@ pub const HISTORY: Table = Table {
     status: "case when t.discarded then 'discarded' else 'published' end",
     available_at: "null::timestamptz",
     ended_at: "t.published_at",
-    since: "t.published_at",
     expires_at: "null::timestamptz",
     crashes: "null::smallint",
     claim_token: "null::bigint",

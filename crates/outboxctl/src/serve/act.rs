@@ -4,12 +4,13 @@
 use super::access::{Viewer, same};
 use super::answer::{page, trouble};
 use super::app::App;
-use super::listing::since_sql;
 use super::pages::act as pages;
-use super::search::Search;
+use super::search;
 use super::session::{Purpose, Session, Trouble};
-use super::sql::{Sql, containing};
 use crate::failure::{Code, Failure};
+use crate::messages::page::AskOnce;
+use crate::messages::sql::Sql;
+use crate::messages::{Filter, When};
 use axum::extract::{Extension, Form, Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
@@ -232,10 +233,10 @@ pub async fn do_message(
                 .push(", ''))::integer as n");
         }
         Verb::Replay => {
-            let only = Search {
+            let only = Filter {
                 seq: Some(form.seq),
                 destination: Some(form.destination.clone()),
-                ..Search::default()
+                ..Filter::default()
             };
             match self::call(verb, &only, 1, given(&form.reason), false, Arguments::All) {
                 Ok(whole) => call = whole,
@@ -358,13 +359,12 @@ async fn number(session: &Session, call: &Sql) -> Result<i64, Trouble> {
     struct Number {
         n: i64,
     }
-    let (text, values) = call.to_run();
-    let found: Vec<Number> = session.ask_once(&text, &values).await?;
+    let found: Vec<Number> = session.ask_once(call).await?;
     Ok(found.first().map_or(0, |found| found.n))
 }
 
-fn parsed(text: &str) -> Result<Search, Failure> {
-    Search::parse(text).map_err(|problem| Failure::new(Code::Usage, problem))
+fn parsed(text: &str) -> Result<Filter, Failure> {
+    search::parse(text).map_err(|problem| Failure::new(Code::Usage, problem))
 }
 
 fn given(text: &str) -> Option<&str> {
@@ -384,7 +384,7 @@ enum Arguments {
 /// The call that does it to all that meets the search.
 fn call(
     verb: Verb,
-    search: &Search,
+    filter: &Filter,
     max_rows: i64,
     reason: Option<&str>,
     dry_run: bool,
@@ -394,23 +394,22 @@ fn call(
         let said = format!("{word}: cannot choose what to {}", verb.word());
         Failure::new(Code::Usage, said).hint("Leave it out, or choose by another word")
     };
-    if search.partition.is_some() {
+    if filter.partition.is_some() {
         return Err(unfit("partition"));
     }
-    if search.error.is_some() && verb == Verb::Replay {
+    if filter.error_like.is_some() && verb == Verb::Replay {
         return Err(unfit("error"));
     }
-    let like = search.error.as_deref().map(containing);
     let text = |value: &Option<String>| value.as_ref().map(|value| Sql::of(value, "text"));
-    let since = search.since.as_ref().map(since_sql);
-    let seq = search.seq.map(|seq| Sql::of(seq, "bigint"));
+    let since = filter.since.as_ref().map(When::sql);
+    let seq = filter.seq.map(|seq| Sql::of(seq, "bigint"));
     // No criterion at all is refused; this says all of them.
-    let from = seq.clone().or_else(|| search.is_empty().then(|| Sql::of(1, "bigint")));
+    let from = seq.clone().or_else(|| filter.is_empty().then(|| Sql::of(1, "bigint")));
     let common = [
-        ("type", "text", text(&search.kind)),
-        ("aggregate_type", "text", text(&search.aggregate_type)),
-        ("aggregate_id", "text", text(&search.aggregate_id)),
-        ("key", "text", text(&search.key)),
+        ("type", "text", text(&filter.event_type)),
+        ("aggregate_type", "text", text(&filter.aggregate_type)),
+        ("aggregate_id", "text", text(&filter.aggregate_id)),
+        ("key", "text", text(&filter.key)),
     ];
     let (function, own) = match verb {
         Verb::Retry | Verb::Discard => (
@@ -420,8 +419,8 @@ fn call(
                 "outbox_discard_where"
             },
             vec![
-                ("destination", "text", text(&search.destination)),
-                ("error_like", "text", text(&like)),
+                ("destination", "text", text(&filter.destination)),
+                ("error_like", "text", text(&filter.error_like)),
                 ("died_after", "timestamptz", since),
                 ("died_before", "timestamptz", None),
             ],
@@ -429,7 +428,7 @@ fn call(
         Verb::Replay => (
             "outbox_replay",
             vec![
-                ("source_destination", "text", text(&search.destination)),
+                ("source_destination", "text", text(&filter.destination)),
                 ("destination", "text", None),
                 ("created_from", "timestamptz", since),
                 ("created_to", "timestamptz", None),
@@ -461,7 +460,7 @@ mod tests {
     fn shown(verb: Verb, text: &str) -> Result<String, String> {
         let sql = call(
             verb,
-            &Search::parse(text).unwrap(),
+            &search::parse(text).unwrap(),
             7,
             Some("it's late"),
             false,
@@ -488,7 +487,7 @@ mod tests {
 
     #[test]
     fn what_is_run_leaves_no_argument_open() {
-        let search = Search::parse("key:a").unwrap();
+        let search = search::parse("key:a").unwrap();
         for verb in [Verb::Retry, Verb::Discard, Verb::Replay] {
             let sql = call(verb, &search, 7, None, true, Arguments::All).unwrap().to_run().0;
             assert_eq!(sql.matches(" => ").count(), 13, "{sql}");

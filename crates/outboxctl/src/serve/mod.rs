@@ -9,17 +9,17 @@ mod base;
 mod detail;
 mod events;
 mod format;
-mod listing;
 mod metrics;
 mod pages;
 mod poller;
 mod search;
 mod session;
 mod snapshot;
-mod sql;
+mod tab;
 
 use crate::commands::Context;
 use crate::failure::{Code, Failure};
+use crate::messages;
 use crate::queries::Ask;
 use access::{Access, Secrets, Viewer, guard, listen_address};
 use answer::{page, trouble};
@@ -31,9 +31,7 @@ use axum::routing::{get, post};
 use axum::{Router, middleware};
 use base::BasePath;
 use clap::Args;
-use listing::Tab;
 use pages::{act::Deed, layout::Page, live::live_page, messages::List};
-use search::Search;
 use serde::Deserialize;
 use serde_json::json;
 use session::Pool;
@@ -42,6 +40,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Instant;
+use tab::Tab;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 
@@ -152,7 +151,7 @@ fn router(app: Arc<App>) -> Router {
             get(async |app, viewer| live(app, viewer, Page::Partitions)),
         )
         .route("/workers", get(async |app, viewer| live(app, viewer, Page::Workers)))
-        .route("/messages", get(messages))
+        .route("/messages", get(list))
         .route("/message/{seq}", get(message))
         .route("/message/{seq}/payload", get(payload))
         .route("/audit", get(audit))
@@ -205,7 +204,7 @@ struct Listed {
     after: String,
 }
 
-async fn messages(
+async fn list(
     State(app): State<Arc<App>>,
     Extension(viewer): Extension<Viewer>,
     Query(listed): Query<Listed>,
@@ -220,18 +219,18 @@ async fn messages(
     let after: Vec<String> = serde_json::from_str(&listed.after).unwrap_or_default();
     let mut reads_events = false;
     let lanes = app.view().snapshot.as_ref().map_or(1, |snapshot| snapshot.lanes());
-    let found = match Search::parse(text) {
+    let found = match search::parse(text) {
         Err(problem) => Err(problem),
-        Ok(search) => {
+        Ok(filter) => {
             let found = app.pool.read(async |session| {
                 reads_events = session.reads_events;
-                if search.asks_event() && !reads_events {
+                if filter.asks_for_events() && !reads_events {
                     let said = "type: and agg: look into events, which the login of this monitor may not read";
                     return Err(Failure::new(Code::Refused, said)
                         .hint("GRANT outbox_admin to it.")
                         .into());
                 }
-                listing::page(session, lanes, tab, &search, &after).await
+                messages::tab::page(session, lanes, tab, &filter, &after).await
             });
             found.await.map_err(|trouble| match trouble.timed_out {
                 true => "It took too long. Narrow it by destination: or partition:, or look for a seq.".to_owned(),

@@ -3,6 +3,8 @@
 
 use crate::connect::{ConnectArgs, connect_session};
 use crate::failure::{Code, Failure};
+use crate::messages::page::AskOnce;
+use crate::messages::sql::Sql;
 use crate::queries::{Ask, IN_ORDER, Parameters, as_json, qualified};
 use serde::de::DeserializeOwned;
 use std::collections::HashMap;
@@ -152,16 +154,6 @@ impl Session {
         Ok(made)
     }
 
-    /// The rows of a question that is asked once. Its parameters are texts.
-    pub async fn ask_once<T: DeserializeOwned>(&self, sql: &str, params: &[String]) -> Result<Vec<T>, Trouble> {
-        let params: Vec<&(dyn ToSql + Sync)> = params.iter().map(|param| param as _).collect();
-        read(
-            self.client
-                .query(&qualified(&as_json(sql), &self.schema), &params)
-                .await?,
-        )
-    }
-
     pub async fn execute(&self, sql: &str) -> Result<(), Trouble> {
         Ok(self.client.batch_execute(sql).await?)
     }
@@ -181,6 +173,24 @@ impl Ask for Session {
     ) -> Result<Vec<T>, Trouble> {
         let statement = self.prepared(sql).await?;
         read(self.client.query(&statement, parameters).await?)
+    }
+}
+
+impl AskOnce for Session {
+    type Error = Trouble;
+
+    async fn ask_once<T: DeserializeOwned + Send>(&self, sql: &Sql) -> Result<Vec<T>, Trouble> {
+        let (text, values) = sql.to_run();
+        let values: Vec<&(dyn ToSql + Sync)> = values.iter().map(|value| value as _).collect();
+        read(
+            self.client
+                .query(&qualified(&as_json(&text), &self.schema), &values)
+                .await?,
+        )
+    }
+
+    fn timed_out(error: &Trouble) -> bool {
+        error.timed_out
     }
 }
 

@@ -2,20 +2,25 @@
 
 use super::layout::{Live, Page, badge, form_token, layout};
 use crate::format::utc;
+use crate::messages::page::Row;
+use crate::messages::sql::quoted;
+use crate::messages::tab;
 use crate::queries::message::{Attempt, Place, StoredEvent};
 use crate::serve::access::Viewer;
 use crate::serve::detail::{Message, SHOWN_MAX_BYTES};
-use crate::serve::format::{count, encode, time};
-use crate::serve::listing::{self, Row, Tab};
+use crate::serve::format::{count, encode};
 use crate::serve::search::WORDS;
-use crate::serve::sql::quoted;
+use crate::serve::tab::Tab;
 use maud::{Markup, html};
+
+/// Characters of an error that a list shows.
+const ERROR_MAX: usize = 500;
 
 /// The list of a tab: what was found, or why nothing could be.
 pub struct List<'a> {
     pub tab: Tab,
     pub search: &'a str,
-    pub found: Result<listing::Page, String>,
+    pub found: Result<tab::Page, String>,
     pub is_first: bool,
     /// Whether a search for what events say makes sense here.
     pub reads_events: bool,
@@ -79,18 +84,23 @@ fn rows(list: &List<'_>, viewer: &Viewer) -> Markup {
 }
 
 fn line(row: &Row, reads_events: bool, list_time: &str) -> Markup {
+    let (seq, destination) = (row.number("seq"), row.text("destination").unwrap_or_default());
+    let text = |name: &str| row.text(name).unwrap_or("–");
+    let at = ["ended_at", "available_at", "enqueued_at"]
+        .iter()
+        .find_map(|time| row.text(time));
     html! {
         tr {
-            td data-label="Seq" { a href={ "/message/" (row.seq) "?destination=" (encode(&row.destination)) } { (row.seq) } }
-            @if reads_events { td data-label="Type" { (row.kind.as_deref().unwrap_or("–")) } }
-            td data-label="Key" { (row.key.as_deref().unwrap_or("–")) }
-            td data-label="Destination" { (row.destination) }
-            td data-label="Partition" { (row.partition_key) }
-            td.n data-label="Attempts" { (row.attempts) @if row.replayed { " " span.badge.plain { "replay" } } }
-            td.time data-label=(list_time) { (time(row.at)) }
+            td data-label="Seq" { a href={ "/message/" (seq) "?destination=" (encode(destination)) } { (seq) } }
+            @if reads_events { td data-label="Type" { (text("type")) } }
+            td data-label="Key" { (text("key")) }
+            td data-label="Destination" { (destination) }
+            td data-label="Partition" { (text("partition_key")) }
+            td.n data-label="Attempts" { (row.number("attempts")) @if row.message["replayed"] == true { " " span.badge.plain { "replay" } } }
+            td.time data-label=(list_time) { (utc(at.unwrap_or_default())) }
             td.error data-label="Error" {
                 @if row.blocks { span.badge.warn { "blocks its key" } " " }
-                (row.error.as_deref().unwrap_or("–"))
+                @for c in text("last_error").chars().take(ERROR_MAX) { (c) }
             }
         }
     }

@@ -37,6 +37,10 @@ impl Sql {
         self
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
     pub fn append(&mut self, other: &Self) -> &mut Self {
         self.pieces.extend(other.pieces.iter().cloned());
         self
@@ -65,7 +69,7 @@ impl Sql {
         for piece in &self.pieces {
             match piece {
                 Piece::Text(piece) => text.push_str(piece),
-                Piece::Value(value, "bigint" | "integer") => text.push_str(value),
+                Piece::Value(value, "bigint" | "integer" | "smallint") => text.push_str(value),
                 Piece::Value(value, "text") => text.push_str(&quoted(value)),
                 Piece::Value(value, kind) => write!(text, "{} '{}'", kind, value.replace('\'', "''")).expect("write"),
             }

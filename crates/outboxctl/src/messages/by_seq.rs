@@ -1,0 +1,341 @@
+//! Messages of any status in order of seq. Whoever asks is to get a whole page if there is one, so what few messages meet is
+//! looked for among all.
+
+use super::filter::Filter;
+use super::page::{self, AskOnce, Candidates, Order, Place, Row, Source, events_for};
+use super::sql::Sql;
+use crate::queries::message::{DEAD, HISTORY, OUTBOX, Table, WAITING};
+use clap::{Args, ValueEnum};
+use serde::Deserialize;
+
+/// Where a message stands; the words of outbox_messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Status {
+    Pending,
+    Scheduled,
+    #[value(alias = "in flight")]
+    InFlight,
+    Retrying,
+    Published,
+    Dead,
+    Discarded,
+}
+
+/// What is asked for where nothing is said. The dead are among them: somebody must decide about each.
+const NOT_ENDED: [Status; 5] = [
+    Status::Pending,
+    Status::Scheduled,
+    Status::InFlight,
+    Status::Retrying,
+    Status::Dead,
+];
+
+const ENDED: [Status; 2] = [Status::Published, Status::Discarded];
+
+impl Status {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Scheduled => "scheduled",
+            Self::InFlight => "in flight",
+            Self::Retrying => "retrying",
+            Self::Published => "published",
+            Self::Dead => "dead",
+            Self::Discarded => "discarded",
+        }
+    }
+}
+
+/// Which page of which messages.
+#[derive(Args, Clone, Debug)]
+pub struct BySeq {
+    /// Only of this status; may be given several times [default: all that have not ended]
+    #[arg(long = "status", value_name = "STATUS")]
+    statuses: Vec<Status>,
+    #[command(flatten)]
+    filter: Filter,
+    /// Only after this seq: the last of the page before
+    #[arg(long, value_name = "SEQ")]
+    after: Option<i64>,
+    /// At most so many; those of one seq stay together
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=100_000))]
+    limit: i64,
+    /// The highest seq first; --after then goes down
+    #[arg(long)]
+    newest_first: bool,
+}
+
+/// A page in order of seq.
+pub async fn page<S: AskOnce>(session: &S, asked: &BySeq) -> Result<Vec<Row>, S::Error> {
+    let events = events_for(session, &asked.filter).await?;
+    let mut rows = Vec::new();
+    if asked.wants(&NOT_ENDED) {
+        rows = asked.found(session, &asked.current(), events).await?;
+    }
+    if asked.wants(&ENDED) {
+        rows.extend(asked.history(session, events).await?);
+    }
+    asked.sort_and_cut(&mut rows);
+    Ok(rows)
+}
+
+impl BySeq {
+    /// Whether there may be more.
+    pub fn is_full(&self, rows: &[Row]) -> bool {
+        rows.len() >= self.limit()
+    }
+
+    /// Whether the index of `outbox`, or of the events, gives them in order. Else all of it is looked through at once, and what
+    /// is found is sorted: page by page it would be as well, and in a worse order.
+    pub fn is_along_an_index(&self) -> bool {
+        let picky = self.filter.key.is_some() || self.filter.error_like.is_some() || self.filter.since.is_some();
+        !picky && self.wants(&[Status::Pending])
+    }
+
+    fn limit(&self) -> usize {
+        usize::try_from(self.limit).unwrap_or(usize::MAX)
+    }
+
+    fn wants(&self, statuses: &[Status]) -> bool {
+        let wanted = match self.statuses.is_empty() {
+            true => &NOT_ENDED,
+            false => self.statuses.as_slice(),
+        };
+        wanted.iter().any(|status| statuses.contains(status))
+    }
+
+    async fn found<S: AskOnce>(&self, session: &S, rows: &Sql, events: bool) -> Result<Vec<Row>, S::Error> {
+        let candidates = Candidates::all(rows);
+        let statement = self
+            .place(&[])
+            .statement(&candidates, &Sql::default(), self.limit(), events);
+        Ok(page::found(session, &statement).await?.rows)
+    }
+
+    fn place<'a>(&self, after: &'a [String]) -> Place<'a> {
+        let order = Order {
+            keys: &[("seq", "bigint")],
+            descending: self.newest_first,
+        };
+        Place { order, after }
+    }
+
+    /// What has not ended, and the dead.
+    fn current(&self) -> Sql {
+        const OF_OUTBOX: [Status; 3] = [Status::Pending, Status::InFlight, Status::Retrying];
+        const OF_WAITING: [Status; 3] = [Status::Pending, Status::Scheduled, Status::Retrying];
+        let after: Vec<String> = self.after.iter().map(i64::to_string).collect();
+        let place = self.place(&after);
+        let limit = self.limit();
+        let plain = |table: &'static Table, of: &[Status]| {
+            let source = Source::new(table);
+            place.rows(&source, &self.conditions(&source, of), limit)
+        };
+        let mut parts = Vec::new();
+        if self.wants(&OF_OUTBOX) {
+            let lanes = self.filter.of_lane(|column| format!("l.{column}"));
+            parts.push(match (self.is_along_an_index(), self.filter.asks_for_events()) {
+                (true, false) => {
+                    let source = Source::new(&OUTBOX);
+                    place.rows_of_lanes(&source, &lanes, &self.conditions(&source, &OF_OUTBOX), limit)
+                }
+                (true, true) => {
+                    // From the events, in their order, to the messages of `outbox`, whose index begins with the lane.
+                    let source = Source {
+                        table: &OUTBOX,
+                        from: "outbox_events e cross join outbox_first_pending l cross join lateral (
+    select * from outbox x where x.destination = l.destination and x.partition = l.partition and x.seq = e.seq offset 0) t"
+                            .into(),
+                        seq: "e.seq",
+                    };
+                    let mut conditions = Sql::new("\n  and e.seq >= (select min(f.seq) from outbox_first_pending f)");
+                    conditions
+                        .append(&self.filter.on_events())
+                        .append(&lanes)
+                        .append(&self.conditions_on_messages(&source, &OF_OUTBOX));
+                    place.rows(&source, &conditions, limit)
+                }
+                (false, _) => plain(&OUTBOX, &OF_OUTBOX),
+            });
+        }
+        if self.wants(&OF_WAITING) {
+            parts.push(plain(&WAITING, &OF_WAITING));
+        }
+        if self.wants(&[Status::Dead]) {
+            parts.push(plain(&DEAD, &[Status::Dead]));
+        }
+        let mut rows = Sql::default();
+        for part in &parts {
+            rows.push(if rows.is_empty() { "(" } else { "\nunion all (" })
+                .append(part)
+                .push(")");
+        }
+        rows
+    }
+
+    /// On the rows of a table that has the statuses `of`.
+    fn conditions(&self, source: &Source, of: &[Status]) -> Sql {
+        let mut sql = self.conditions_on_messages(source, of);
+        sql.append(&self.filter.of_event(source.seq));
+        sql
+    }
+
+    fn conditions_on_messages(&self, source: &Source, of: &[Status]) -> Sql {
+        let waits = of.contains(&Status::Pending);
+        let since = if waits { "enqueued_at" } else { "ended_at" };
+        let mut sql = self.filter.of_message(|column| source.name(column), since);
+        let wanted: Vec<Status> = of.iter().copied().filter(|status| self.wants(&[*status])).collect();
+        // Most of what waits is neither, and to ask of each row whether a worker has it in hand takes 4 µs.
+        sql.push(match wanted[..] {
+            [Status::Retrying] => "\n  and t.attempts > 0",
+            [Status::InFlight] => "\n  and t.claim_token is not null",
+            _ => "",
+        });
+        if wanted.len() < of.len() {
+            let words: Vec<String> = wanted.iter().map(|status| format!("'{}'", status.word())).collect();
+            sql.push(&format!("\n  and {} in ({})", source.name("status"), words.join(", ")));
+        }
+        sql
+    }
+
+    /// What has ended: by ranges of seq, from where the page begins, until it is full.
+    async fn history<S: AskOnce>(&self, session: &S, events: bool) -> Result<Vec<Row>, S::Error> {
+        #[derive(Deserialize)]
+        struct Seqs {
+            lowest: i64,
+            highest: i64,
+        }
+        let mut seqs = Seqs { lowest: 1, highest: 0 };
+        // Else nobody says where the seqs are: all of it in one range.
+        if events {
+            let sql = "select coalesce(min(seq), 1) as lowest, coalesce(max(seq), 0) as highest from outbox_events";
+            seqs = session.ask_once(&Sql::new(sql)).await?.pop().unwrap_or(seqs);
+        }
+        let ended = Source::new(&HISTORY);
+        let mut rows = Vec::new();
+        for (from, to) in self.ranges(seqs.lowest, seqs.highest) {
+            let mut conditions = self.conditions(&ended, &ENDED);
+            conditions.push("\n  and t.seq between ").value(from, "bigint");
+            conditions.push(" and ").value(to, "bigint");
+            let part = self.place(&[]).rows(&ended, &conditions, self.limit());
+            rows.extend(self.found(session, &part, events).await?);
+            if self.is_full(&rows) {
+                break;
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Ranges of seq, each eight times as wide as the one before, in the order of the page. The last one has no end: an event may
+    /// be gone before its message.
+    fn ranges(&self, lowest: i64, highest: i64) -> Vec<(i64, i64)> {
+        const FIRST: i64 = 20_000;
+        let mut ranges = Vec::new();
+        let mut width = FIRST;
+        if self.newest_first {
+            let mut top = self.after.map_or(i64::MAX, |after| after.saturating_sub(1));
+            let mut bottom = highest.min(top).saturating_sub(width);
+            while bottom > lowest {
+                ranges.push((bottom, top));
+                top = bottom - 1;
+                width = width.saturating_mul(8);
+                bottom = top.saturating_sub(width);
+            }
+            ranges.push((i64::MIN, top));
+        } else {
+            let mut bottom = self.after.map_or(i64::MIN, |after| after.saturating_add(1));
+            let mut top = lowest.max(bottom).saturating_add(width);
+            while top < highest {
+                ranges.push((bottom, top));
+                bottom = top + 1;
+                width = width.saturating_mul(8);
+                top = bottom.saturating_add(width);
+            }
+            ranges.push((bottom, i64::MAX));
+        }
+        ranges
+    }
+
+    /// Highest or lowest seq first; those of one seq are not torn apart, so that the next page can begin after it.
+    fn sort_and_cut(&self, rows: &mut Vec<Row>) {
+        let seq = |row: &Row| row.number("seq");
+        rows.sort_by(|a, b| {
+            let by_seq = match self.newest_first {
+                true => seq(b).cmp(&seq(a)),
+                false => seq(a).cmp(&seq(b)),
+            };
+            by_seq.then_with(|| a.text("destination").cmp(&b.text("destination")))
+        });
+        let limit = self.limit();
+        if let Some(last) = rows.get(limit.saturating_sub(1)).map(seq) {
+            let end = rows.iter().skip(limit).position(|row| seq(row) != last);
+            rows.truncate(end.map_or(rows.len(), |more| limit + more));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use serde_json::{from_value, json};
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        asked: BySeq,
+    }
+
+    fn asked(args: &[&str]) -> BySeq {
+        Cli::parse_from(["test"].iter().chain(args)).asked
+    }
+
+    #[test]
+    fn a_page_ends_at_its_limit_but_not_within_a_seq() {
+        let row = |seq: &i64| from_value(json!({ "seq": seq, "destination": "d", "blocks": false, "cursor": [] }));
+        let page = |seqs: &[i64], args: &[&str]| -> Vec<i64> {
+            let mut rows: Vec<Row> = seqs.iter().map(|seq| row(seq).expect("a row")).collect();
+            asked(args).sort_and_cut(&mut rows);
+            rows.iter().map(|row| row.number("seq")).collect()
+        };
+        assert_eq!(page(&[4, 2, 2, 1, 2, 3], &["--limit", "2"]), [1, 2, 2, 2]);
+        assert_eq!(page(&[4, 2, 3], &["--limit", "2", "--newest-first"]), [4, 3]);
+        assert_eq!(page(&[1, 1, 1], &["--limit", "1"]), [1, 1, 1]);
+        assert_eq!(page(&[1], &["--limit", "3"]), [1]);
+        assert_eq!(page(&[], &[]), [0; 0]);
+    }
+
+    /// Every seq lies in one range, in the order of the page.
+    #[test]
+    fn the_ranges_of_the_history_leave_no_gap() {
+        for (args, lowest, highest) in [
+            (&[][..], 1, 0),
+            (&[], 1, 5),
+            (&[], 7_000_000, 90_000_000),
+            (&["--after", "8000000"], 7_000_000, 90_000_000),
+            (&["--after", "9223372036854775807"], 1, 5),
+        ] {
+            let up = asked(args).ranges(lowest, highest);
+            let first = asked(args).after.map_or(i64::MIN, |after| after.saturating_add(1));
+            assert_eq!((up[0].0, up[up.len() - 1].1), (first, i64::MAX), "{args:?}");
+            assert!(up.windows(2).all(|pair| pair[0].1 + 1 == pair[1].0), "{up:?}");
+            let args: Vec<&str> = args.iter().copied().chain(["--newest-first"]).collect();
+            let down = asked(&args).ranges(lowest, highest);
+            let first = asked(&args).after.map_or(i64::MAX, |after| after - 1);
+            assert_eq!((down[0].1, down[down.len() - 1].0), (first, i64::MIN), "{args:?}");
+            assert!(down.windows(2).all(|pair| pair[0].0 - 1 == pair[1].1), "{down:?}");
+        }
+        assert!(asked(&[]).ranges(1, 1_000_000_000).len() < 10, "few of them");
+        let newest = asked(&["--newest-first"]).ranges(1, 1_000_000);
+        assert_eq!(newest[0], (980_000, i64::MAX), "the newest are found in a narrow one");
+    }
+
+    #[test]
+    fn a_filter_that_few_meet_does_not_go_lane_by_lane() {
+        let by_lane = |args: &[&str]| asked(args).current().to_run().0.contains("cross join lateral");
+        assert!(by_lane(&[]) && by_lane(&["--status", "pending", "--destination", "d", "--partition", "p01"]));
+        for few in [["--status", "in-flight"], ["--key", "k"], ["--since", "1m"]] {
+            assert!(!by_lane(&few), "{few:?}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Which messages: the criteria of `list` and of a search on a page of `serve`, and the conditions that they are in SQL.
+
+use super::sql::Sql;
+use clap::Args;
+use outbox_core::partition::Partition;
+
+/// What a message must meet. Texts are compared as they are.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+pub struct Filter {
+    /// Only to this destination
+    #[arg(long)]
+    pub destination: Option<String>,
+    /// Only of this partition, such as p07
+    #[arg(long, value_parser = partition)]
+    pub partition: Option<Partition>,
+    /// Only of this ordering key
+    #[arg(long)]
+    pub key: Option<String>,
+    /// Only events of this type
+    #[arg(long = "type", value_name = "TYPE")]
+    pub event_type: Option<String>,
+    /// Only events of this type of aggregate
+    #[arg(long, value_name = "TYPE")]
+    pub aggregate_type: Option<String>,
+    /// Only events of this aggregate
+    #[arg(long, value_name = "ID")]
+    pub aggregate_id: Option<String>,
+    /// Only with an error LIKE this
+    #[arg(long, value_name = "PATTERN")]
+    pub error_like: Option<String>,
+    /// Only enqueued since then, or ended since then if they have: a time, or how long ago (90s, 15m, 2h, 7d)
+    #[arg(long, value_name = "WHEN")]
+    pub since: Option<When>,
+    #[arg(skip)]
+    pub seq: Option<i64>,
+}
+
+impl Filter {
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether the event must be looked at, not only the message.
+    pub fn asks_for_events(&self) -> bool {
+        self.event_type.is_some() || self.aggregate_type.is_some() || self.aggregate_id.is_some()
+    }
+
+    /// On messages whose columns are called so; `since` is the time of theirs that counts.
+    pub fn of_message(&self, name: impl Fn(&str) -> String, since: &str) -> Sql {
+        let mut sql = self.of_lane(&name);
+        equal(&mut sql, &name("key"), &self.key, "text");
+        equal(&mut sql, &name("seq"), &self.seq, "bigint");
+        if let Some(pattern) = &self.error_like {
+            sql.push(&format!("\n  and {} like ", name("last_error")))
+                .value(pattern, "text");
+        }
+        if let Some(when) = &self.since {
+            sql.push(&format!("\n  and {} >= ", name(since))).append(&when.sql());
+        }
+        sql
+    }
+
+    /// On the events of messages with this seq: one look into the index for each message. A planner that may choose walks all
+    /// events for those of a type.
+    pub fn of_event(&self, seq: &str) -> Sql {
+        let mut sql = Sql::default();
+        if self.asks_for_events() {
+            sql.push(&format!(
+                "\n  and exists (select from outbox_events e where e.seq = {seq}"
+            ))
+            .append(&self.on_events())
+            .push(" offset 0)");
+        }
+        sql
+    }
+
+    /// On the events `e`.
+    pub fn on_events(&self) -> Sql {
+        let mut sql = Sql::default();
+        equal(&mut sql, "e.type", &self.event_type, "text");
+        equal(&mut sql, "e.aggregate_type", &self.aggregate_type, "text");
+        equal(&mut sql, "e.aggregate_id", &self.aggregate_id, "text");
+        sql
+    }
+
+    /// On messages or lanes whose columns are called so.
+    pub fn of_lane(&self, name: impl Fn(&str) -> String) -> Sql {
+        let mut sql = Sql::default();
+        equal(&mut sql, &name("destination"), &self.destination, "text");
+        let partition = self.partition.map(Partition::as_i16);
+        equal(&mut sql, &name("partition"), &partition, "smallint");
+        sql
+    }
+}
+
+fn equal(sql: &mut Sql, column: &str, value: &Option<impl ToString>, kind: &'static str) {
+    if let Some(value) = value {
+        sql.push(&format!("\n  and {column} = ")).value(value.to_string(), kind);
+    }
+}
+
+/// `p07`, or `7`.
+pub fn partition(text: &str) -> Result<Partition, String> {
+    let number = text.strip_prefix('p').unwrap_or(text).parse();
+    let partition = number.ok().and_then(|number| Partition::new(number).ok());
+    partition.ok_or_else(|| "a partition is p00 to p1023".into())
+}
+
+/// A time as Postgres reads it, or how long ago.
+#[derive(Clone, Debug, PartialEq)]
+pub enum When {
+    SecondsAgo(i64),
+    At(String),
+}
+
+impl When {
+    pub fn sql(&self) -> Sql {
+        let mut sql = Sql::default();
+        match self {
+            Self::SecondsAgo(seconds) => sql.push("now() - ").value(format!("{seconds} s"), "interval"),
+            Self::At(moment) => sql.value(moment, "timestamptz"),
+        };
+        sql
+    }
+}
+
+impl std::str::FromStr for When {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let unit = match text.chars().last() {
+            Some('s') => 1,
+            Some('m') => 60,
+            Some('h') => 3600,
+            Some('d') => 86_400,
+            _ => 0,
+        };
+        let number = text.get(..text.len().saturating_sub(1)).unwrap_or_default();
+        let number = Some(number).filter(|number| number.bytes().all(|byte| byte.is_ascii_digit()));
+        Ok(match number.and_then(|number| number.parse::<u32>().ok()) {
+            Some(number) if unit > 0 => Self::SecondsAgo(i64::from(number) * unit),
+            _ => Self::At(text.to_owned()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_long_ago_is_told_from_a_time() {
+        let when = |text: &str| text.parse::<When>().expect("infallible");
+        assert_eq!(when("90s"), When::SecondsAgo(90));
+        assert_eq!(when("15m"), When::SecondsAgo(900));
+        assert_eq!(when("2h"), When::SecondsAgo(7200));
+        assert_eq!(when("7d"), When::SecondsAgo(604_800));
+        for text in ["today", "2026-11-21", "d", "", "-5m", "1.5h", "5 m", "µ"] {
+            assert_eq!(when(text), When::At(text.into()), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_partition_is_named_by_its_label_or_number() {
+        let number = |text| partition(text).map(Partition::as_i16);
+        assert_eq!(["p07", "7", "p1023"].map(number), [Ok(7), Ok(7), Ok(1023)]);
+        assert!(
+            ["p", "", "p1024", "-1", "q1"]
+                .iter()
+                .all(|text| partition(text).is_err())
+        );
+    }
+}

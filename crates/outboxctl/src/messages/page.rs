@@ -1,0 +1,301 @@
+//! One statement for a page: candidates along an index, of them those that meet a filter, in their order, until the page is full,
+//! with their events. What was shown of a page stands in the cursor of its last row, so the next one begins behind it.
+
+use super::filter::Filter;
+use super::sql::Sql;
+use crate::failure::{Code, Failure};
+use crate::queries::message::Table;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use std::future::Future;
+
+/// A session that can be asked something once.
+pub trait AskOnce {
+    type Error: From<Failure>;
+
+    fn ask_once<T: DeserializeOwned + Send>(
+        &self,
+        sql: &Sql,
+    ) -> impl Future<Output = Result<Vec<T>, Self::Error>> + Send;
+
+    /// Whether it failed only for want of time.
+    fn timed_out(_: &Self::Error) -> bool {
+        false
+    }
+}
+
+/// A message of a page.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Row {
+    pub blocks: bool,
+    /// Where the page that follows this row begins.
+    pub cursor: Vec<String>,
+    /// What is known of it, in the words of outbox_messages.
+    #[serde(flatten)]
+    pub message: Map<String, Value>,
+}
+
+impl Row {
+    pub fn number(&self, name: &str) -> i64 {
+        self.message[name].as_i64().unwrap_or_default()
+    }
+
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.message[name].as_str()
+    }
+}
+
+/// What one statement found.
+#[derive(Default, Deserialize)]
+pub struct Found {
+    pub rows: Vec<Row>,
+    /// Where the look ended, if it ended at its bound.
+    pub horizon: Option<Vec<String>>,
+}
+
+/// Runs a statement of a `Place`.
+pub async fn found<S: AskOnce>(session: &S, statement: &Sql) -> Result<Found, S::Error> {
+    Ok(session.ask_once(statement).await?.pop().unwrap_or_default())
+}
+
+/// Columns of messages by which a page is in order, each with its type. What they begin with has an index.
+#[derive(Clone, Copy)]
+pub struct Order {
+    pub keys: &'static [(&'static str, &'static str)],
+    pub descending: bool,
+}
+
+impl Order {
+    fn columns(self, column: impl Fn(&str) -> String) -> String {
+        let columns: Vec<String> = self.keys.iter().map(|(name, _)| column(name)).collect();
+        columns.join(", ")
+    }
+
+    /// For ORDER BY; `prefix` is what stands before the names of columns.
+    fn list(self, prefix: &str) -> String {
+        let direction = if self.descending { " desc" } else { "" };
+        self.columns(|name| format!("{prefix}{name}{direction}"))
+    }
+
+    fn cursor(self) -> String {
+        format!("array[{}]::text[]", self.columns(|name| format!("c.{name}::text")))
+    }
+}
+
+/// Rows `t` of a table, as messages.
+pub struct Source {
+    pub table: &'static Table,
+    pub from: String,
+    /// In order of which they come.
+    pub seq: &'static str,
+}
+
+impl Source {
+    pub fn new(table: &'static Table) -> Self {
+        Self {
+            table,
+            from: format!("{} t", table.name),
+            seq: "t.seq",
+        }
+    }
+
+    /// What a column of messages is here. Conditions are on these: a subquery that calls a volatile function, as the status
+    /// does, keeps the planner from using an index for what is asked of its columns.
+    pub fn name(&self, column: &str) -> String {
+        match column {
+            "seq" => self.seq.into(),
+            "status" => format!("({})", self.table.status),
+            "available_at" => self.table.available_at.into(),
+            "ended_at" => self.table.ended_at.into(),
+            "last_error" => self.table.last_error.into(),
+            "expires_at" => self.table.expires_at.into(),
+            "waits" => self.table.waits.into(),
+            "blocks" => format!("coalesce({}, false)", self.table.blocks),
+            other => format!("t.{other}"),
+        }
+    }
+}
+
+const COLUMNS: [&str; 13] = [
+    "seq",
+    "destination",
+    "partition",
+    "key",
+    "status",
+    "attempts",
+    "available_at",
+    "enqueued_at",
+    "ended_at",
+    "last_error",
+    "replayed",
+    "expires_at",
+    "waits",
+];
+
+/// Where a page begins, and in which order it goes on.
+#[derive(Clone, Copy)]
+pub struct Place<'a> {
+    pub order: Order,
+    pub after: &'a [String],
+}
+
+impl Place<'_> {
+    /// The first `most` from here on that meet the conditions.
+    pub fn rows(&self, source: &Source, conditions: &Sql, most: usize) -> Sql {
+        let columns = COLUMNS.map(|column| format!("{} as {column}", source.name(column)));
+        let mut sql = Sql::new(&format!(
+            "select {}, {} as blocks\n  from {} where true",
+            columns.join(", "),
+            source.name("blocks"),
+            source.from
+        ));
+        sql.append(&self.behind(source)).append(conditions).push(&format!(
+            "\n  order by {} fetch first {most} rows with ties",
+            self.order.list("")
+        ));
+        sql
+    }
+
+    /// The first `most` of each lane `l` of `outbox`; `lanes` says of which.
+    pub fn rows_of_lanes(&self, source: &Source, lanes: &Sql, conditions: &Sql, most: usize) -> Sql {
+        let mut of_lane = Sql::new("\n  and t.destination = l.destination and t.partition = l.partition");
+        of_lane.append(conditions);
+        let mut sql = Sql::new("select x.* from outbox_first_pending l cross join lateral (\n");
+        sql.append(&self.rows(source, &of_lane, most))
+            .push(") x where true")
+            .append(lanes);
+        sql
+    }
+
+    /// The condition of what comes behind the cursor, which may have the first of the keys alone.
+    fn behind(&self, source: &Source) -> Sql {
+        let mut sql = Sql::default();
+        let side = if self.order.descending { "<" } else { ">" };
+        let (mut columns, mut values) = (Vec::new(), Sql::default());
+        for ((column, kind), value) in self.order.keys.iter().zip(self.after) {
+            let column = source.name(column);
+            if columns.is_empty() {
+                // The index may have no more of the keys, or others between them.
+                sql.push(&format!("\n  and {column} {side}= ")).value(value, kind);
+            } else {
+                values.push(", ");
+            }
+            columns.push(column);
+            values.value(value, kind);
+        }
+        if !columns.is_empty() {
+            sql.push(&format!(" and ({}) {side} (", columns.join(", ")));
+            sql.append(&values).push(")");
+        }
+        sql
+    }
+
+    /// Of the candidates `c` those that meet the filter, at most so many, but for those of one place in the order.
+    pub fn statement(&self, candidates: &Candidates, filter: &Sql, most: usize, events: bool) -> Sql {
+        let (order, cursor) = (self.order.list("c."), self.order.cursor());
+        let (columns, join) = match events {
+            true => (
+                "e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation",
+                // One look into the index for each row; a planner that expects more of them reads all events.
+                "\n  left join lateral (select * from outbox_events x where x.seq = c.seq offset 0) e on true",
+            ),
+            false => (
+                "null::uuid as id, null as type, null as aggregate_type, null as aggregate_id, null as operation",
+                "",
+            ),
+        };
+        let mut sql = Sql::new("with ");
+        sql.append(&candidates.sql).push(&format!(
+            "
+select (select coalesce(json_agg(r), '[]') from (
+  select c.seq, c.destination, outbox_partition_label(c.partition::integer) as partition_key, c.key, c.status, c.attempts,
+         c.available_at, c.enqueued_at, c.ended_at,
+         extract(epoch from statement_timestamp() - coalesce(c.ended_at, c.enqueued_at))::float8 as age_s,
+         c.last_error, c.replayed, c.expires_at, {columns}, c.blocks, {cursor} as cursor
+  from (select c.* from (select * from c order by {order}) c
+        where true"
+        ));
+        sql.append(filter).push(&format!(
+            "\n  order by {order} fetch first {most} rows with ties) c{join}\n  order by {order}) r) as rows,\n  {} as horizon",
+            candidates.horizon
+        ));
+        sql
+    }
+}
+
+/// The messages `c` that a page is chosen from, and an expression for where the look for them ended, NULL if at their end.
+pub struct Candidates {
+    pub sql: Sql,
+    pub horizon: String,
+}
+
+impl Candidates {
+    /// All that there are from the place on.
+    pub fn all(rows: &Sql) -> Self {
+        let mut sql = Sql::new("c as materialized (\n");
+        sql.append(rows).push(")");
+        Self {
+            sql,
+            horizon: "null::text[]".into(),
+        }
+    }
+
+    /// The first `most`, so that there may be more if it is so many.
+    pub fn first(rows: &Sql, most: usize, order: Order) -> Self {
+        let last = Order {
+            descending: !order.descending,
+            ..order
+        };
+        Self {
+            horizon: format!(
+                "(select {} from c where (select count(*) from c) >= {most} order by {} limit 1)",
+                order.cursor(),
+                last.list("c.")
+            ),
+            ..Self::all(rows)
+        }
+    }
+
+    /// The first `most` of each lane, in order of seq: behind the last row of a lane that was not read to its end there may be
+    /// rows that come before those of other lanes.
+    pub fn first_of_lanes(rows: &Sql, most: usize) -> Self {
+        let mut sql = Sql::new("looked as materialized (\n");
+        sql.append(rows).push(&format!(
+            "
+), horizon as (
+  select min(x.last) as seq from (
+    select max(k.seq) as last from looked k group by k.destination, k.partition having count(*) >= {most}) x
+), c as (
+  select k.* from looked k, horizon h where h.seq is null or k.seq <= h.seq
+)"
+        ));
+        Self {
+            sql,
+            horizon: "(select array[h.seq::text] from horizon h where h.seq is not null)".into(),
+        }
+    }
+}
+
+/// Whether this role may read events, and they are where they are by default.
+pub async fn events_are_readable<S: AskOnce>(session: &S) -> Result<bool, S::Error> {
+    #[derive(Deserialize)]
+    struct Answer {
+        readable: bool,
+    }
+    let sql =
+        "select has_table_privilege('outbox_events', 'select') and not exists (select from outbox_source) as readable";
+    let answer: Vec<Answer> = session.ask_once(&Sql::new(sql)).await?;
+    Ok(answer.first().is_some_and(|answer| answer.readable))
+}
+
+/// Whether events can be read; an error, where the filter asks for what only they say.
+pub async fn events_for<S: AskOnce>(session: &S, filter: &Filter) -> Result<bool, S::Error> {
+    let events = events_are_readable(session).await?;
+    if filter.asks_for_events() && !events {
+        return Err(Failure::new(Code::Refused, "messages cannot be chosen by their events here")
+            .hint("It takes SELECT on outbox_events (outbox_admin), and events that are not read from a source of your own. Choose by key, destination, error, time or seq.")
+            .into());
+    }
+    Ok(events)
+}

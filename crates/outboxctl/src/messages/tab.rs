@@ -1,0 +1,326 @@
+//! Messages of one kind in the order in which they go or went. Each look has a bound on the rows or the time that it takes, so
+//! that a page of five million messages costs what a page of five does. A search may then end before it has found a page full;
+//! it says how far it looked, and goes on from there.
+
+use super::filter::Filter;
+use super::page::{self, AskOnce, Candidates, Order, Place, Row, Source, events_for};
+use super::sql::Sql;
+use crate::format::duration;
+use crate::queries::message::{DEAD, HISTORY, OUTBOX, WAITING};
+use serde::Deserialize;
+use std::time::{Duration, Instant};
+
+pub const PAGE: usize = 50;
+/// Rows that a search looks at before it asks whether to go on; in a tab of lanes, of each lane.
+const LOOK: usize = 5000;
+const LOOK_LANE: usize = 2000;
+/// Of all lanes together, however many there are.
+const LOOK_LANES: usize = 32_000;
+/// A search of the history widens its window of time until this is over.
+const HISTORY_BUDGET: Duration = Duration::from_millis(1200);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tab {
+    Pending,
+    InFlight,
+    Retrying,
+    Scheduled,
+    Held,
+    Published,
+    Dead,
+    Discarded,
+}
+
+impl Tab {
+    pub const ALL: [Self; 8] = [
+        Self::Pending,
+        Self::InFlight,
+        Self::Retrying,
+        Self::Scheduled,
+        Self::Held,
+        Self::Published,
+        Self::Dead,
+        Self::Discarded,
+    ];
+
+    fn order(self) -> Order {
+        const SEQ: (&str, &str) = ("seq", "bigint");
+        const DESTINATION: (&str, &str) = ("destination", "text");
+        let (keys, descending): (&[_], _) = match self {
+            Self::Pending | Self::InFlight => (&[SEQ, DESTINATION], false),
+            Self::Retrying | Self::Scheduled => (&[("available_at", "timestamptz"), SEQ, DESTINATION], false),
+            Self::Held => (&[DESTINATION, ("partition", "smallint"), ("key", "text"), SEQ], false),
+            Self::Published | Self::Dead | Self::Discarded => (&[("ended_at", "timestamptz"), SEQ, DESTINATION], true),
+        };
+        Order { keys, descending }
+    }
+}
+
+pub struct Page {
+    pub rows: Vec<Row>,
+    pub next: Option<Vec<String>>,
+    /// The search ended for want of time or rows, not of messages: how far it came.
+    pub looked: Option<String>,
+    pub sql: String,
+}
+
+/// The page of `tab` behind `after`, of what meets the filter, where there are about so many `lanes`.
+pub async fn page<S: AskOnce>(
+    session: &S,
+    lanes: usize,
+    tab: Tab,
+    filter: &Filter,
+    after: &[String],
+) -> Result<Page, S::Error> {
+    let events = events_for(session, filter).await?;
+    let order = tab.order();
+    if matches!(tab, Tab::Published | Tab::Discarded) {
+        return history(session, tab, filter, after, events).await;
+    }
+    let most = most(lanes, tab, filter);
+    let place = Place { order, after };
+    let (candidates, filters) = candidates(most, tab, filter, place);
+    let statement = place.statement(&candidates, &filters, PAGE + 1, events);
+    let found = page::found(session, &statement).await?;
+    let mut page = Page {
+        rows: found.rows,
+        next: found.horizon,
+        looked: None,
+        sql: statement.to_show(),
+    };
+    let more = page.cut();
+    if !more && page.next.is_some() && !filter.is_empty() {
+        let of_each = if is_of_lanes(tab) { " of each lane" } else { "" };
+        page.looked = Some(format!("looked at {most} messages{of_each}"));
+    }
+    Ok(page)
+}
+
+impl Page {
+    /// Leaves a page of the rows; whether there were more.
+    fn cut(&mut self) -> bool {
+        let more = self.rows.len() > PAGE;
+        self.rows.truncate(PAGE);
+        if more {
+            self.next = self.rows.last().map(|row| row.cursor.clone());
+        }
+        more
+    }
+}
+
+fn is_of_lanes(tab: Tab) -> bool {
+    matches!(tab, Tab::Pending | Tab::InFlight)
+}
+
+/// Rows to look at, in a tab of lanes in each of them. A page is right however few they are: it ends where the first lane does
+/// that was not read to its end.
+fn most(lanes: usize, tab: Tab, filter: &Filter) -> usize {
+    let is_plain = filter.is_empty() && matches!(tab, Tab::Pending | Tab::Held | Tab::Dead);
+    let (all, each) = match is_of_lanes(tab) {
+        true => (LOOK_LANES / lanes.max(1), LOOK_LANE),
+        false => (LOOK, LOOK),
+    };
+    all.clamp(5, if is_plain { PAGE + 1 } else { each })
+}
+
+/// The first `most` messages from a place on, and what is asked of them.
+fn candidates(most: usize, tab: Tab, filter: &Filter, place: Place<'_>) -> (Candidates, Sql) {
+    let since = if tab == Tab::Dead { "ended_at" } else { "enqueued_at" };
+    let mut filters = filter.of_message(|column| format!("c.{column}"), since);
+    // By an index; all else is asked of what was looked at.
+    let only = Filter {
+        seq: filter.seq,
+        ..Filter::default()
+    };
+    let mut conditions = only.of_message(|column| format!("t.{column}"), since);
+    let candidates = match tab {
+        Tab::Pending | Tab::InFlight => {
+            let source = Source::new(&OUTBOX);
+            if tab == Tab::Pending {
+                conditions.push(&format!("\n  and {} <> 'in flight'", source.name("status")));
+            }
+            let lanes = filter.of_lane(|column| format!("l.{column}"));
+            let mut candidates =
+                Candidates::first_of_lanes(&place.rows_of_lanes(&source, &lanes, &conditions, most), most);
+            if tab == Tab::InFlight {
+                // What is in flight is among the first of its lane.
+                filters.push("\n  and c.status = 'in flight'");
+                candidates.horizon = "null::text[]".into();
+            }
+            candidates
+        }
+        Tab::Dead => Candidates::first(&place.rows(&Source::new(&DEAD), &conditions, most), most, place.order),
+        _ => {
+            conditions.push(match tab {
+                Tab::Held => "\n  and t.state = 'g'",
+                _ => "\n  and t.due_at is not null",
+            });
+            filters.push(match tab {
+                Tab::Retrying => "\n  and c.waits = 'b' and c.attempts > 0",
+                Tab::Scheduled => "\n  and (c.waits = 's' or c.waits = 'b' and c.attempts = 0)",
+                _ => "",
+            });
+            Candidates::first(
+                &place.rows(&Source::new(&WAITING), &conditions, most),
+                most,
+                place.order,
+            )
+        }
+    };
+    filters.append(&filter.of_event("c.seq"));
+    (candidates, filters)
+}
+
+/// The history has no index in order of time, only the range of each few pages (BRIN). So it is read by windows of time
+/// that grow until a page is full.
+async fn history<S: AskOnce>(
+    session: &S,
+    tab: Tab,
+    filter: &Filter,
+    after: &[String],
+    events: bool,
+) -> Result<Page, S::Error> {
+    let started = Instant::now();
+    let begin = match after.first() {
+        Some(at) => at.clone(),
+        None => moment(session, &Sql::new("clock_timestamp()")).await?,
+    };
+    let mut page = Page {
+        rows: Vec::new(),
+        next: None,
+        looked: None,
+        sql: String::new(),
+    };
+    let order = tab.order();
+    let (mut newer, mut reach_s) = (None, Some(1_i64));
+    loop {
+        let after = if newer.is_none() { after } else { &[] };
+        let place = Place { order, after };
+        let candidates = ended(tab, filter, place, &window(&begin, newer, reach_s));
+        let statement = place.statement(&candidates, &filter.of_event("c.seq"), PAGE + 1, events);
+        page.sql = statement.to_show();
+        match page::found(session, &statement).await {
+            Err(error) if S::timed_out(&error) => {
+                page.looked = Some(match newer {
+                    Some(seconds) => format!(
+                        "looked back by {}; what is older takes too long",
+                        duration(seconds as f64)
+                    ),
+                    None => "the search took too long".to_owned(),
+                });
+                break;
+            }
+            found => {
+                let found = found?;
+                page.rows.extend(found.rows);
+                if page.rows.len() <= PAGE && found.horizon.is_some() {
+                    page.looked = Some(format!("looked at {LOOK} messages"));
+                    page.next = found.horizon;
+                    break;
+                }
+            }
+        }
+        let Some(seconds) = reach_s else { break }; // that was all
+        if page.rows.len() > PAGE {
+            break;
+        }
+        if started.elapsed() > HISTORY_BUDGET {
+            page.looked = Some(format!("looked back by {}", duration(seconds as f64)));
+            let end = moment(session, &before(&begin, seconds)).await?;
+            page.next = Some(vec![end, "0".to_owned(), String::new()]);
+            break;
+        }
+        newer = Some(seconds);
+        reach_s = Some(seconds * 8).filter(|seconds| *seconds < 10 * 365 * 86_400);
+    }
+    page.cut();
+    Ok(page)
+}
+
+/// A moment as text, in all its digits.
+async fn moment<S: AskOnce>(session: &S, expression: &Sql) -> Result<String, S::Error> {
+    #[derive(Deserialize)]
+    struct Moment {
+        at: String,
+    }
+    let mut sql = Sql::new("select (");
+    sql.append(expression).push(")::text as at");
+    let found: Vec<Moment> = session.ask_once(&sql).await?;
+    Ok(found.into_iter().next().map(|row| row.at).unwrap_or_default())
+}
+
+fn before(begin: &str, seconds: i64) -> Sql {
+    let mut sql = Sql::of(begin, "timestamptz");
+    sql.push(" - ").value(format!("{seconds} s"), "interval");
+    sql
+}
+
+/// From `newer` seconds before `begin` (None: from its very end) back to `reach_s` seconds before it (None: to the oldest).
+fn window(begin: &str, newer: Option<i64>, reach_s: Option<i64>) -> Sql {
+    let mut sql = Sql::default();
+    if let Some(newer) = newer {
+        sql.push("\n  and t.published_at <= ").append(&before(begin, newer));
+    }
+    if let Some(reach_s) = reach_s {
+        sql.push("\n  and t.published_at > ").append(&before(begin, reach_s));
+    }
+    sql
+}
+
+/// What has ended within a window and meets what is asked of the message.
+fn ended(tab: Tab, filter: &Filter, place: Place<'_>, window: &Sql) -> Candidates {
+    let source = Source::new(&HISTORY);
+    let mut conditions = filter.of_message(|column| source.name(column), "ended_at");
+    conditions.append(window).push(match tab {
+        Tab::Discarded => "\n  and t.discarded",
+        _ => "\n  and not t.discarded",
+    });
+    match filter.asks_for_events() {
+        true => Candidates::first(&place.rows(&source, &conditions, LOOK), LOOK, place.order),
+        false => Candidates::all(&place.rows(&source, &conditions, PAGE + 1)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_key() -> Filter {
+        Filter {
+            key: Some("x".into()),
+            ..Filter::default()
+        }
+    }
+
+    #[test]
+    fn many_lanes_are_looked_at_less_deeply() {
+        assert_eq!(most(16, Tab::Pending, &Filter::default()), PAGE + 1);
+        assert_eq!(most(16, Tab::Pending, &of_key()), LOOK_LANE);
+        assert_eq!(most(3200, Tab::Pending, &of_key()), 10);
+        assert_eq!(most(100_000, Tab::InFlight, &of_key()), 5);
+    }
+
+    #[test]
+    fn what_is_searched_for_goes_as_parameters() {
+        let filter = Filter {
+            key: Some("x'".into()),
+            destination: Some("d'; drop".into()),
+            error_like: Some(r"%50\%%".into()),
+            ..Filter::default()
+        };
+        for tab in Tab::ALL {
+            let order = tab.order();
+            let place = Place { order, after: &[] };
+            let (candidates, filters) = match tab {
+                Tab::Published | Tab::Discarded => (
+                    ended(tab, &filter, place, &window("now", None, Some(1))),
+                    Sql::default(),
+                ),
+                _ => candidates(7, tab, &filter, place),
+            };
+            let (text, values) = place.statement(&candidates, &filters, 1, true).to_run();
+            assert!(!text.contains('%') && !text.contains("drop"), "{text}");
+            assert!(values.iter().any(|value| value == r"%50\%%"), "{values:?}");
+        }
+    }
+}

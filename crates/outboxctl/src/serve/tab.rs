@@ -1,0 +1,74 @@
+//! What the tabs of the list of messages are called.
+
+pub use crate::messages::tab::Tab;
+
+impl Tab {
+    /// In URLs.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::InFlight => "in-flight",
+            Self::Retrying => "retrying",
+            Self::Scheduled => "scheduled",
+            Self::Held => "held",
+            Self::Published => "published",
+            Self::Dead => "dead",
+            Self::Discarded => "discarded",
+        }
+    }
+
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|tab| tab.word() == word)
+    }
+
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Pending => "Pending",
+            Self::InFlight => "In flight",
+            Self::Retrying => "Retrying",
+            Self::Scheduled => "Scheduled",
+            Self::Held => "Held back",
+            Self::Published => "Published",
+            Self::Dead => "Dead",
+            Self::Discarded => "Discarded",
+        }
+    }
+
+    /// What a message of the tab is, in a sentence.
+    pub fn about(self) -> &'static str {
+        match self {
+            Self::Pending => "Ready to go, in order of seq.",
+            Self::InFlight => "Held by a worker for delivery, in order of seq.",
+            Self::Retrying => "Failed and waiting for the next attempt, the next due first.",
+            Self::Scheduled => "Not to go before a time of their own, the next due first.",
+            Self::Held => "Waiting behind an earlier message of their key that failed or is dead.",
+            Self::Published => "Confirmed by the destination, the latest first.",
+            Self::Dead => "Given up and kept, the latest first. A retry brings one back.",
+            Self::Discarded => "Given up for good, the latest first.",
+        }
+    }
+
+    /// The head of the column of times.
+    pub fn time_title(self) -> &'static str {
+        match self {
+            Self::Pending | Self::InFlight | Self::Held => "Enqueued",
+            Self::Retrying | Self::Scheduled => "Due",
+            Self::Published => "Published",
+            Self::Dead => "Died",
+            Self::Discarded => "Discarded",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tab_has_a_word() {
+        for tab in Tab::ALL {
+            assert_eq!(Tab::parse(tab.word()), Some(tab));
+        }
+        assert_eq!(Tab::parse("all"), None);
+    }
+}
