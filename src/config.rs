@@ -3,9 +3,9 @@
 //! SUSET settings can be set per database (ALTER DATABASE … SET); SIGHUP ones belong to the whole server; USERSET ones are
 //! what a session says of its events.
 
-use crate::express;
 use crate::pg::guc::{Refused, check_hook, define_session_flag, reserve_prefix};
 use crate::pg::text;
+use crate::shared::fastpath::slot;
 use outbox_core::envelope;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
@@ -14,6 +14,9 @@ use outbox_transport::{AllowList, ExchangeType, UrlError, parse_url};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use std::ffi::{CStr, CString};
 use std::time::Duration;
+
+/// The destination of who names none: a server of that name, else what the settings describe.
+pub const DEFAULT_DESTINATION: &str = "default";
 
 type Text = GucSetting<Option<CString>>;
 
@@ -501,7 +504,7 @@ fn default_target() -> Target {
 
 /// What is enqueued goes to its worker by shared memory as well.
 pub fn express() -> bool {
-    EXPRESS.get() && express::is_there()
+    EXPRESS.get() && slot::is_there()
 }
 
 /// This session publishes and enqueues nothing.

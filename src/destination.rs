@@ -1,15 +1,16 @@
 //! A destination as a worker serves it: its messages between claim and settle, and its connection. Each has both for
 //! itself, so that one that is down or slow holds up no other. Main thread of a worker.
 
-use crate::broker::DEADLINE;
 use crate::config::Settings;
-use crate::faults::{self, Fault};
-use crate::figures::Figures;
 use crate::pg::tid::Tid;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::ports::{STATEMENT_TIMEOUT_MS, Shared, Tables, in_transaction};
-use crate::shmem;
-use crate::store::{Described, Settlement, Store, now_us};
+use crate::shared::databases;
+use crate::shared::error_groups::{self, Fault};
+use crate::shared::statistics::Figures;
+use crate::store::now_us;
+use crate::worker::broker::DEADLINE;
+use crate::worker::store::{Described, Settlement, Store};
 use outbox_core::budget::Allowance;
 use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Express, Held, Listen, Sharing, Tally};
 use outbox_core::gate::Handle;
@@ -65,7 +66,7 @@ impl Common {
 
     fn log(&self, destination: &str, text: std::fmt::Arguments) {
         match destination {
-            crate::api::DEFAULT_DESTINATION => pgrx::log!("outbox {}: {text}", self.id),
+            crate::config::DEFAULT_DESTINATION => pgrx::log!("outbox {}: {text}", self.id),
             name => pgrx::log!("outbox {}, destination {name}: {text}", self.id),
         }
     }
@@ -105,7 +106,7 @@ impl Destination {
     pub fn new(common: &Common, description: &Described, sharing: Sharing, leases: &[Held]) -> Self {
         let target = target_of(&common.settings, description);
         let connection_name = match description.name.as_str() {
-            crate::api::DEFAULT_DESTINATION => format!("outbox: {}", common.id),
+            crate::config::DEFAULT_DESTINATION => format!("outbox: {}", common.id),
             name => format!("outbox: {} {name}", common.id),
         };
         let mut engine = Engine::new(sharing);
@@ -422,7 +423,7 @@ impl Destination {
         let is_fault = ["down", "blocked"].contains(&status.state) && self.reported.as_ref() != Some(&status);
         if is_fault {
             let (reason, detail) = (status.reason.unwrap_or(status.state), status.detail.as_deref());
-            faults::note(&Fault::of_destination(&self.name, reason, detail.unwrap_or_default()));
+            error_groups::note(&Fault::of_destination(&self.name, reason, detail.unwrap_or_default()));
         }
         let words = [Some(status.state), status.reason, status.detail.as_deref()];
         let words: Vec<&str> = words.into_iter().flatten().collect();
@@ -628,7 +629,7 @@ fn maker(route: Route<'_>) -> impl Fn(Handle, &Pointer, &Event) -> Result<Public
 
 /// How often a person has changed something in this database.
 pub fn changes_by_hand() -> u32 {
-    shmem::my_database().map_or(0, shmem::Database::changes_by_hand)
+    databases::my_database().map_or(0, databases::Database::changes_by_hand)
 }
 
 /// Nothing is taken in hand now.
@@ -658,7 +659,7 @@ fn log_expired(common: &Common, destination: &str, count: i64) {
 fn count_settled(batch: &[Settlement], took: &mut Took) -> Ended {
     let mut ended = Ended::default();
     batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
-    if let Some(database) = shmem::my_database() {
+    if let Some(database) = databases::my_database() {
         database.settled(&ended, now_us());
         if ended.published > 0 {
             database.confirmed(took, now_us());

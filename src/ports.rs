@@ -1,15 +1,17 @@
 //! What the engine of crates/core stands on here: the tables, each call a transaction of its own, and shared memory. Called
 //! by the worker, on its main thread.
 
-use crate::asks::Report;
 use crate::destination::Common;
 use crate::pg::spi::SpiResult;
 use crate::pg::tid::Tid;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, signals};
-use crate::shmem::Class;
-use crate::store::{ClaimedBatch, Settlement, Store, Whereto, now_us};
-use crate::{express, registry, shmem};
+use crate::shared::databases::{self, Class};
+use crate::shared::fastpath::slot;
+use crate::shared::requests::Report;
+use crate::shared::{transactions, workers};
+use crate::store::now_us;
+use crate::worker::store::{ClaimedBatch, Settlement, Store, Whereto};
 use outbox_core::engine::{self, Batch, Claimed, Due, Errand, Express, Held, Lane, Memory, Place};
 use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::hold::OpenTransaction;
@@ -188,8 +190,8 @@ impl engine::Store for Tables<'_> {
 /// Shared memory as a worker in this place sees it, and what its destinations tell each other. Destinations of one class
 /// share a word of *reopen*: the first that takes it tells the others.
 pub struct Shared {
-    database: Option<&'static shmem::Database>,
-    slot: &'static shmem::Worker,
+    database: Option<&'static databases::Database>,
+    slot: &'static workers::Worker,
     /// The destinations that are served, and from where each must read a partition again.
     told: RefCell<Vec<(String, Lows)>>,
     /// Whether this pass has brought back what is due, and in how many ms the next is.
@@ -199,7 +201,7 @@ pub struct Shared {
 type Lows = HashMap<Partition, i64>;
 
 impl Shared {
-    pub fn new(database: Option<&'static shmem::Database>, slot: &'static shmem::Worker) -> Self {
+    pub fn new(database: Option<&'static databases::Database>, slot: &'static workers::Worker) -> Self {
         Self {
             database,
             slot,
@@ -274,12 +276,12 @@ impl Shared {
 
     /// These leases are new: their lanes are read from the start.
     pub fn begin_lanes(&self, leases: &[Held]) {
-        leases.iter().for_each(|(partition, _)| express::begin_lane(*partition));
+        leases.iter().for_each(|(partition, _)| slot::begin_lane(*partition));
     }
 
     /// Whether something lies ready to be taken in hand.
     pub fn is_something_ready(&self) -> bool {
-        express::is_something_ready(self.slot.place())
+        slot::is_something_ready(self.slot.place())
     }
 
     /// As one destination sees it.
@@ -331,11 +333,11 @@ impl Lanes<'_> {
 
 impl Memory for Lanes<'_> {
     fn notice_prepared(&self) {
-        registry::reap();
+        transactions::reap();
     }
 
     fn open_transactions(&self) -> Vec<OpenTransaction> {
-        registry::open_transactions()
+        transactions::open_transactions()
     }
 
     fn take_reopen(&self, partition: Partition) -> Option<i64> {
@@ -350,7 +352,7 @@ impl Memory for Lanes<'_> {
 
     fn look_at_reopen(&self, partition: Partition) -> Option<i64> {
         // In this order: who takes away what is ready tells of it before.
-        let ready = express::lowest_ready(self.destination, partition);
+        let ready = slot::lowest_ready(self.destination, partition);
         let told = self.told(|lows| lows.get(&partition).copied());
         let new = self
             .shared
@@ -360,18 +362,18 @@ impl Memory for Lanes<'_> {
     }
 
     fn revoke(&self, claimed: &[(Partition, i64)]) {
-        express::revoke(self.destination, claimed);
+        slot::revoke(self.destination, claimed);
     }
 
     fn waiting_changes(&self) -> u32 {
-        self.shared.database.map_or(0, shmem::Database::waiting_changes)
+        self.shared.database.map_or(0, databases::Database::waiting_changes)
     }
 }
 
 impl Express<Tid> for Lanes<'_> {
     fn take(&self) -> Vec<(Place, Claimed<Tid>)> {
         let worker = self.shared.slot.place();
-        (express::take(self.destination, worker).into_iter())
+        (slot::take(self.destination, worker).into_iter())
             .map(|(place, tid, pointer, event)| {
                 let claimed = Claimed {
                     place: tid,
@@ -384,14 +386,14 @@ impl Express<Tid> for Lanes<'_> {
     }
 
     fn let_go(&self, place: Place) {
-        express::free(place);
+        slot::free(place);
     }
 
     fn give_up(&self, place: Place, partition: Partition, seq: i64) {
         if let Some(database) = self.shared.database {
             database.reopen(self.class, partition, seq);
         }
-        express::free(place);
+        slot::free(place);
     }
 }
 
@@ -434,7 +436,7 @@ pub fn held_transaction<T>(
     })?;
     result.map_or_else(
         || {
-            if let Some(database) = shmem::my_database() {
+            if let Some(database) = databases::my_database() {
                 database.set_extension(false);
             }
             signals::exit(0)

@@ -2,8 +2,6 @@
 //! settle, tend the leases, claim, hand over, wait. Main thread of its own process; the publisher thread is behind
 //! `broker`. Policy is in crates/core; here is the order of things and what happens when one fails.
 
-use crate::asks::Report;
-use crate::broker::DEADLINE;
 use crate::config::Settings;
 use crate::destination::{Common, Destination, changes_by_hand};
 use crate::pg::bgworker;
@@ -11,9 +9,12 @@ use crate::pg::latch::WaitSet;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, signals, text};
 use crate::ports::{STATEMENT_TIMEOUT_MS, Shared, held_transaction, in_transaction, remember_table};
-use crate::shmem::{NoPlace, UPKEEP};
-use crate::store::{Described, Store, now_us};
-use crate::{figures, registry, shmem};
+use crate::shared::requests::Report;
+use crate::shared::workers::{self, NoPlace, UPKEEP};
+use crate::shared::{databases, statistics, transactions};
+use crate::store::now_us;
+use crate::worker::broker::DEADLINE;
+use crate::worker::store::{Described, Store};
 use outbox_core::engine::{Errand, Held, Listen, Sharing};
 use outbox_core::lease;
 use outbox_core::partition::{Partition, PartitionCount};
@@ -49,7 +50,7 @@ const CONFIG_READ_EVERY: Duration = Duration::from_secs(10);
 
 pub fn main(database: u32, number: u32) -> ! {
     // Read before the session begins, which has these settings or newer ones.
-    let known_defaults = shmem::database(database).map_or(0, |database| database.session_defaults());
+    let known_defaults = databases::database(database).map_or(0, |database| database.session_defaults());
     let slot = enter(database, number);
     ask_for_short_slices();
     let mut worker = Worker::start(number, slot, known_defaults);
@@ -76,9 +77,9 @@ pub fn main(database: u32, number: u32) -> ! {
 }
 
 /// The first steps of a process that serves a database: its place, then its connection. Ends where there is no place.
-pub fn enter(database: u32, number: u32) -> &'static shmem::Worker {
+pub fn enter(database: u32, number: u32) -> &'static workers::Worker {
     signals::install();
-    let slot = match shmem::worker_starts(database, number) {
+    let slot = match workers::worker_starts(database, number) {
         Ok(slot) => slot,
         Err(NoPlace::Taken(pid)) => {
             pgrx::log!(
@@ -89,10 +90,10 @@ pub fn enter(database: u32, number: u32) -> &'static shmem::Worker {
         }
         Err(NoPlace::Full) => signals::exit(0), // the launcher says so
     };
-    if shmem::is_vacated(database) {
+    if databases::is_vacated(database) {
         signals::exit(0);
     }
-    bgworker::connect(database.into(), shmem::worker_role().into());
+    bgworker::connect(database.into(), databases::worker_role().into());
     for (name, value) in session::SETTINGS.iter().chain(session::IN_THE_SERVER) {
         txn::set_for_session(name, value);
     }
@@ -101,8 +102,8 @@ pub fn enter(database: u32, number: u32) -> &'static shmem::Worker {
 
 /// Tells the workers that start from now on. Returns the hash that they know it by.
 fn note_session_defaults(defaults: &str) -> u64 {
-    let hash = figures::number_of(defaults).max(1);
-    if let Some(database) = shmem::my_database() {
+    let hash = statistics::number_of(defaults).max(1);
+    if let Some(database) = databases::my_database() {
         database.set_session_defaults(hash);
     }
     hash
@@ -158,7 +159,7 @@ struct Task {
 }
 
 impl Worker {
-    fn start(number: u32, slot: &'static shmem::Worker, known_defaults: u64) -> Self {
+    fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Self {
         let id = id_of(number);
         let opened = in_transaction(c"outbox: start", Durability::Relaxed, || {
             text::prepare();
@@ -168,13 +169,13 @@ impl Worker {
             let session_defaults = store.session_defaults()?;
             let described = store.destinations()?;
             store.look_at_source()?;
-            if let Some(database) = shmem::my_database()
+            if let Some(database) = databases::my_database()
                 && !database.has_adopted()
             {
-                registry::adopt(&store.prepared_transactions()?);
+                transactions::adopt(&store.prepared_transactions()?);
                 database.set_adopted();
                 // One may have been committed before it was found, while another worker read already.
-                shmem::reopen_all(catalog::my_database(), 1);
+                databases::reopen_all(catalog::my_database(), 1);
             }
             let not_adopted = store.not_adopted()?;
             Ok((store, sharing, session_defaults, described, not_adopted))
@@ -196,7 +197,7 @@ impl Worker {
             row_token: -(uuid::Uuid::new_v4().as_u64_pair().0 as i64 & i64::MAX).max(1),
             id,
             store,
-            shared: Shared::new(shmem::my_database(), slot),
+            shared: Shared::new(databases::my_database(), slot),
             settings: Settings::snapshot(),
             workers: 1,
             not_adopted,
@@ -228,9 +229,9 @@ impl Worker {
         };
         worker.describe(described);
         // It may start the other workers, and the upkeep, which counts what waits for the destinations that there are.
-        if let Some(database) = shmem::my_database() {
+        if let Some(database) = databases::my_database() {
             database.set_extension(true);
-            shmem::wake_launcher();
+            databases::wake_launcher();
         }
         worker
     }
@@ -238,7 +239,7 @@ impl Worker {
     /// One tick. Returns how long to wait for a wake, an outcome or the safety poll.
     fn pass(&mut self) -> u32 {
         let now = Instant::now();
-        let calls = shmem::my_database().map(shmem::Database::calls); // before it looks for what they are about
+        let calls = databases::my_database().map(databases::Database::calls); // before it looks for what they are about
         self.common.shared.begin_pass();
         self.common.bell.silence();
         if self.common.leaves_by.is_none() && self.common.shared.is_to_leave() {
@@ -321,8 +322,8 @@ impl Worker {
 
     /// Whether there is nothing to do: then another database may have the slot at once.
     fn is_at_rest(&self) -> bool {
-        let has_counted = |database: &&shmem::Database| database.kept().has_counted() && database.pending() == 0;
-        let nothing_waits = shmem::my_database().filter(has_counted).is_some();
+        let has_counted = |database: &&databases::Database| database.kept().has_counted() && database.pending() == 0;
+        let nothing_waits = databases::my_database().filter(has_counted).is_some();
         self.destinations.iter().all(|destination| {
             destination.is_at_rest(&self.common) || (nothing_waits && destination.outstanding() == 0)
         })
@@ -481,11 +482,11 @@ impl Worker {
             }
             destination.let_go(&self.common);
         }
-        if figures::is_any_uncounted() {
+        if statistics::is_any_uncounted() {
             ask_for_upkeep();
         }
         let names: Vec<&str> = described.iter().map(|described| described.name.as_str()).collect();
-        figures::forget_but(&names);
+        statistics::forget_but(&names);
         let names = self.destinations.iter().map(|destination| destination.name.clone());
         self.common.shared.serve(names.collect());
         self.described = described;
@@ -576,7 +577,7 @@ impl Worker {
 
     /// Heartbeat; renews, takes and gives back leases as the plan says.
     fn tend_leases(&mut self, now: Instant) -> Result<(), Failure> {
-        let changes = shmem::my_database().map_or(0, shmem::Database::worker_changes);
+        let changes = databases::my_database().map_or(0, databases::Database::worker_changes);
         if now < self.leases_due && changes == self.worker_changes {
             return Ok(());
         }
@@ -654,7 +655,7 @@ impl Worker {
             }
         }
         if self.worker_changes == 0 || freed > 0 {
-            shmem::look_again(); // the others: at a worker that is new, or at partitions that are free
+            workers::look_again(); // the others: at a worker that is new, or at partitions that are free
         }
         self.worker_changes = changes.max(1);
         if held.len() != self.leases.len() {
@@ -783,7 +784,7 @@ impl Worker {
 
 /// Its settings changed, or nobody knows yet what waits for a destination.
 fn ask_for_upkeep() {
-    if let Some(database) = shmem::my_database() {
+    if let Some(database) = databases::my_database() {
         database.ask_for_upkeep();
     }
 }

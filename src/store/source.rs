@@ -8,14 +8,13 @@ mod by_sql;
 
 pub use by_sql::Criteria;
 
-use super::enqueue::{Statements, internal, statements};
 use super::held::{self, Kept};
 use crate::error::UserError;
 use crate::pg::spi::{Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult, SpiTupleTable};
 use crate::pg::trigger::Call;
 use crate::pg::{catalog, guc, security, signals, text, txn};
 use crate::ports::STATEMENT_TIMEOUT_MS;
-use crate::store::{aggregate_key, check_body};
+use crate::session::store::enqueue::{Statements, aggregate_key, check_body, internal, statements};
 use outbox_core::envelope::check_short;
 use outbox_core::message::{Event, Outcome};
 use pgrx::spi::quote_identifier;
@@ -441,7 +440,7 @@ pub fn is_set(call: Call) -> bool {
 }
 
 /// The source that is set. As the owner of the tables.
-pub(super) fn of(statements: &Statements) -> Result<Option<Source>, UserError> {
+pub fn of(statements: &Statements) -> Result<Option<Source>, UserError> {
     match catalog::has_trigger(statements.event_table, c"outbox_source") {
         false => Ok(None),
         true => Source::load(&statements.schema).map_err(internal),

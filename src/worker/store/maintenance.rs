@@ -2,10 +2,10 @@
 //! statement in the transaction of the caller, as the worker role. Main thread of an upkeep process; a worker calls
 //! `purge_workers` when a session asks for a tick.
 
-use super::us_since_1970;
-use super::worker::Store;
+use super::Store;
 use crate::pg::guc;
 use crate::pg::spi::{Lossy, Spi, SpiResult};
+use crate::store::us_since_1970;
 use pgrx::datum::TimestampWithTimeZone;
 
 /// How many messages of a destination wait, and when the first of them expires, in µs since 1970.

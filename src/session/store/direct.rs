@@ -3,13 +3,14 @@
 //! backend, in its transaction, as the owner of the tables.
 
 use super::enqueue::{Publish, Statements, check_body, duplicate, new_id, unexpected};
-use super::express::{Inserted, Stored};
-use super::{since_1970, us_since_1970};
 use crate::error::UserError;
 use crate::pg::args::Jsonb;
 use crate::pg::table::{self, Column, Kind, Layout, Row, Table, Value};
 use crate::pg::text;
-use crate::{registry, wake};
+use crate::session::effects;
+use crate::shared::fastpath::parcel::{Inserted, Stored};
+use crate::shared::transactions;
+use crate::store::{since_1970, us_since_1970};
 use outbox_core::envelope::SHORT_STRING_MAX;
 use outbox_core::hold::lane_crc;
 use outbox_core::message::Event;
@@ -68,7 +69,7 @@ const OUTBOX: Layout = Layout {
 };
 /// The column `id` of [`EVENTS`].
 const ID: usize = 1;
-/// A larger event is not copied for express: see `express::EVENT`.
+/// A larger event is not copied for express: see `parcel::EVENT`.
 const SMALL_BYTES: usize = 4000;
 
 /// Stores and enqueues an event whose key is announced; returns its seq. None, and nothing is done: this one needs the
@@ -136,7 +137,7 @@ fn publish_into(
         Value::Int4(texts.bytes() as i32),
     ]);
     let crc = request.key.map(crc32);
-    registry::announce(crc, seq);
+    transactions::announce(crc, seq);
     let partition = Partition::new(crc.map_or(seq, i64::from) % i64::from(count)).map_err(unexpected)?;
     let place = outbox.insert([
         Value::Int8(seq),
@@ -155,7 +156,7 @@ fn publish_into(
             .expires_at
             .map_or(Value::Null, |at| Value::Time(at.into())),
     ]);
-    registry::announce_lane(lane_crc(partition));
+    transactions::announce_lane(lane_crc(partition));
     let parcel = (by_express && texts.bytes() < SMALL_BYTES).then(|| {
         let event = texts.event(request, seq, id, now)?;
         let stored = Stored {
@@ -169,11 +170,11 @@ fn publish_into(
         };
         inserted.parcel(stored, request.destination, request.key.map(str::to_owned))
     });
-    wake::ready(request.destination, partition, seq, parcel.flatten());
+    effects::ready(request.destination, partition, seq, parcel.flatten());
     if let Some(time) = request.times.expires_at {
-        wake::expires_at(us_since_1970(time));
+        effects::expires_at(us_since_1970(time));
     }
-    registry::placed(1);
+    transactions::placed(1);
     Ok(Some(seq))
 }
 

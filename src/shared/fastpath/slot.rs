@@ -19,8 +19,8 @@
 use crate::pg::shmem::{Shareable, Shared};
 use crate::pg::tid::Tid;
 use crate::pg::{catalog, latch};
-use crate::shmem::{self, Class};
-use crate::wake::Parcel;
+use crate::session::effects::Parcel;
+use crate::shared::databases::{self, Class};
 use outbox_core::engine::Place;
 use outbox_core::message::{Event, Pointer};
 use outbox_core::parcel;
@@ -154,7 +154,7 @@ pub fn is_there() -> bool {
 /// Lays down a message of this transaction, which is about to commit. None: its lane has no worker in this server, or there
 /// is no room.
 pub fn lay_down(parcel: &Parcel) -> Option<Place> {
-    let owner = shmem::my_database()?.reader_in_server(parcel.class, parcel.partition)?;
+    let owner = databases::my_database()?.reader_in_server(parcel.class, parcel.partition)?;
     let (block, line) = parcel.row.tid().block_and_line();
     let place = reserve()?;
     let spot = spot(place)?;
@@ -203,7 +203,7 @@ pub fn ready(place: Place, class: Class, partition: Partition) -> bool {
         free(place); // revoked
         return false;
     };
-    let reader = shmem::my_database().and_then(|database| database.reader_in_server(class, partition));
+    let reader = databases::my_database().and_then(|database| database.reader_in_server(class, partition));
     if reader == Some(spot.owner.load(Relaxed)) {
         return true;
     }
@@ -220,7 +220,7 @@ pub fn ready(place: Place, class: Class, partition: Partition) -> bool {
 /// Takes what is ready for a destination in lanes that this worker reads, with the place of its row.
 pub fn take(destination: &str, worker: u32) -> Vec<(Place, Tid, Pointer, Event)> {
     let (class, crc) = (Class::of(destination), crc32(destination));
-    let Some(database) = shmem::my_database() else {
+    let Some(database) = databases::my_database() else {
         return Vec::new();
     };
     let mut taken = Vec::new();
@@ -315,7 +315,7 @@ fn withdraw(place: Place, spot: &Spot) -> bool {
 /// Whoever reads the lane shall look for the row.
 fn tell(spot: &Spot) {
     let partition = Partition::new(i64::from(spot.partition.load(Relaxed)));
-    if let (Ok(partition), Some(database)) = (partition, shmem::database(spot.database.load(Relaxed))) {
+    if let (Ok(partition), Some(database)) = (partition, databases::database(spot.database.load(Relaxed))) {
         Class::all().for_each(|class| database.reopen(class, partition, spot.seq.load(Relaxed)));
     }
 }

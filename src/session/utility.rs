@@ -6,7 +6,8 @@
 
 use crate::pg::utility::{self, DatabaseStatement, Kind};
 use crate::pg::{catalog, latch, signals};
-use crate::{shmem, wake};
+use crate::session::effects;
+use crate::shared::{databases, workers};
 use std::time::{Duration, Instant};
 
 /// Workers are gone within 2 s, whatever the broker does. After this long core may say that they are in the way.
@@ -27,7 +28,7 @@ fn before(statement: &DatabaseStatement) {
         return;
     }
     if statement.kind == Kind::Alters {
-        wake::databases_change();
+        effects::databases_change();
     } else {
         send_workers_away(statement.database, false);
     }
@@ -36,19 +37,19 @@ fn before(statement: &DatabaseStatement) {
 /// Lets the workers of a database end, `in_order`: not before their peers have answered what is on its way, which they have 5 s
 /// for. They are let back when this transaction ends. False if some are still there after a few seconds.
 pub fn send_workers_away(database: u32, in_order: bool) -> bool {
-    wake::databases_change();
-    if !shmem::vacate(database, in_order) {
-        return !shmem::has_workers(database);
+    effects::databases_change();
+    if !databases::vacate(database, in_order) {
+        return !workers::has_workers(database);
     }
     let deadline = Instant::now() + if in_order { PATIENCE_IN_ORDER } else { PATIENCE };
-    while shmem::has_workers(database) && Instant::now() < deadline {
-        if !shmem::has_launcher() {
-            shmem::terminate(database, |_| true);
+    while workers::has_workers(database) && Instant::now() < deadline {
+        if !workers::has_launcher() {
+            workers::terminate(database, |_| true);
         }
         latch::wait(LOOK_AGAIN_MS);
         signals::check_for_interrupts();
     }
-    !shmem::has_workers(database)
+    !workers::has_workers(database)
 }
 
 fn may(statement: &DatabaseStatement) -> bool {

@@ -4,11 +4,12 @@
 //! Main thread of the session's backend.
 
 use crate::error::UserError;
-use crate::figures::{self, Figures};
 use crate::pg::args::{Int2s, Int8s, Text};
 use crate::pg::{bgworker, catalog, latch, signals, txn};
-use crate::registry;
-use crate::shmem::{self, Class};
+use crate::shared::databases::{self, Class};
+use crate::shared::statistics::{self, Figures};
+use crate::shared::transactions;
+use crate::shared::workers;
 use crate::store::now_us;
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
@@ -28,7 +29,7 @@ thread_local! {
 /// Since `outbox_work_join`.
 struct Me {
     id: String,
-    slot: &'static shmem::Worker,
+    slot: &'static workers::Worker,
     /// With leasing off: the token of this session's claims, negative.
     row_token: i64,
     /// The destinations that it has told of.
@@ -63,7 +64,7 @@ fn outbox_work_join(label: Text) -> Text {
 }
 
 fn join(label: &str) -> Result<Me, UserError> {
-    if !shmem::is_preloaded() {
+    if !databases::is_preloaded() {
         return Err(UserError::new(
             PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             "outbox is not preloaded: no worker would hear of what is committed",
@@ -71,24 +72,24 @@ fn join(label: &str) -> Result<Me, UserError> {
         ));
     }
     let not_yet = |message| UserError::new(PgSqlErrorCode::ERRCODE_OBJECT_IN_USE, message, "Try again in a second.");
-    if shmem::my_database().is_none() {
-        shmem::wake_launcher();
+    if databases::my_database().is_none() {
+        databases::wake_launcher();
         return Err(not_yet("the server has not looked at this database yet"));
     }
-    let Some(slot) = shmem::join_from_outside() else {
+    let Some(slot) = workers::join_from_outside() else {
         return Err(UserError::new(
             PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
             "there is no place for another worker outside the server",
             format!(
                 "A server has {} places for workers, and those outside take {} of them at most. End another worker, or lower outbox.workers.",
-                shmem::MAX_WORKERS,
-                shmem::MAX_OUTSIDE
+                workers::MAX_WORKERS,
+                workers::MAX_OUTSIDE
             ),
         ));
     };
     // After it took the place, as a worker in the server does: one of the two sees the other.
-    if shmem::is_vacated(catalog::my_database()) {
-        shmem::leave_from_outside();
+    if databases::is_vacated(catalog::my_database()) {
+        workers::leave_from_outside();
         return Err(not_yet("a statement needs the database without workers"));
     }
     Ok(Me {
@@ -120,7 +121,7 @@ fn plain(label: &str) -> String {
 #[pg_extern(sql = false)]
 fn outbox_work_quit() {
     if ME.take().is_some() {
-        shmem::leave_from_outside();
+        workers::leave_from_outside();
     }
 }
 
@@ -137,7 +138,9 @@ fn outbox_work_token() -> i64 {
 /// While the rows of the leases are locked: before anybody else can take them.
 #[pg_extern(sql = false)]
 fn outbox_work_own(partitions: Int2s, ttl_s: i32) {
-    let Some(database) = shmem::my_database() else { return };
+    let Some(database) = databases::my_database() else {
+        return;
+    };
     as_me(|me| {
         me.slot.hold_leases(ttl_s);
         for partition in known(&partitions.0).into_iter().flatten() {
@@ -149,8 +152,8 @@ fn outbox_work_own(partitions: Int2s, ttl_s: i32) {
 /// Of each partition two numbers, for the default destination and for all others: from which seq on it must be read again.
 #[pg_extern(sql = false)]
 fn outbox_work_reopened(partitions: Int2s) -> Vec<i64> {
-    let database = shmem::my_database();
-    registry::reap();
+    let database = databases::my_database();
+    transactions::reap();
     as_me(|me| {
         lows(&partitions.0, |class, partition| {
             database?.take_reopen(class, partition, me.slot)
@@ -162,7 +165,7 @@ fn outbox_work_reopened(partitions: Int2s) -> Vec<i64> {
 /// and of each of these its number and its bits. Then, of each partition, what outbox_work_reopened would return, left there.
 #[pg_extern(sql = false)]
 fn outbox_work_glance(partitions: Int2s) -> Vec<i64> {
-    let open = registry::open_transactions();
+    let open = transactions::open_transactions();
     let mut flat = vec![open.len() as i64];
     for transaction in open {
         let words = || (transaction.filter.iter().enumerate()).filter(|(_, word)| **word != 0);
@@ -170,7 +173,7 @@ fn outbox_work_glance(partitions: Int2s) -> Vec<i64> {
         flat.extend(words().flat_map(|(number, word)| [number as i64, *word as i64]));
     }
     // After the transactions: who has left by then has said before where it wrote.
-    let database = shmem::my_database();
+    let database = databases::my_database();
     flat.extend(lows(&partitions.0, |class, partition| {
         database?.look_at_reopen(class, partition)
     }));
@@ -179,7 +182,7 @@ fn outbox_work_glance(partitions: Int2s) -> Vec<i64> {
 
 /// The classes as a worker outside tells them apart: the default destination has one of its own.
 fn lows(partitions: &[i16], low: impl Fn(Class, Partition) -> Option<i64>) -> Vec<i64> {
-    let default = Class::of(crate::api::DEFAULT_DESTINATION);
+    let default = Class::of(crate::config::DEFAULT_DESTINATION);
     let of = |partition: Option<Partition>| {
         let (of_default, of_others): (Vec<_>, Vec<_>) = Class::all().partition(|class| *class == default);
         [of_default, of_others].map(|classes| {
@@ -201,19 +204,19 @@ fn known(partitions: &[i16]) -> Vec<Option<Partition>> {
 /// to be passed next: a call between two waits is not missed. The last one: 1 or 2, the worker is to leave; 1, at once.
 #[pg_extern(sql = false)]
 fn outbox_work_wait(seen: Int8s, timeout_ms: i32, in_flight: i32, tell: bool) -> Vec<i64> {
-    let (Some(database), here) = (shmem::my_database(), catalog::my_database()) else {
+    let (Some(database), here) = (databases::my_database(), catalog::my_database()) else {
         return Vec::new();
     };
     as_me(|me| me.slot.set_in_flight(usize::try_from(in_flight).unwrap_or(0)));
     if tell {
-        shmem::look_again(); // the others: at partitions that are free, or at a worker that is new
+        workers::look_again(); // the others: at partitions that are free, or at a worker that is new
     }
     let state = || {
         let changes = [database.calls(), database.worker_changes(), database.waiting_changes()];
         let numbers = changes.into_iter().map(i64::from);
-        let leaves = match shmem::is_vacated(here) {
+        let leaves = match databases::is_vacated(here) {
             false => 0,
-            true => 2 - i64::from(shmem::is_pressed(here)),
+            true => 2 - i64::from(databases::is_pressed(here)),
         };
         numbers.chain([leaves]).collect::<Vec<i64>>()
     };
@@ -239,7 +242,7 @@ fn outbox_is_on_disk(position: i64) -> bool {
 /// Transactions that were prepared before the shared memory was made: (xid, when it was prepared in µs) one after the other.
 #[pg_extern(sql = false)]
 fn outbox_work_adopt(prepared: Int8s) {
-    if let Some(database) = shmem::my_database()
+    if let Some(database) = databases::my_database()
         && !database.has_adopted()
     {
         let found: Vec<(u32, i64)> = prepared
@@ -247,10 +250,10 @@ fn outbox_work_adopt(prepared: Int8s) {
             .chunks_exact(2)
             .map(|pair| (pair[0] as u32, pair[1]))
             .collect();
-        registry::adopt(&found);
+        transactions::adopt(&found);
         database.set_adopted();
         // One may have been committed before it was found, while another worker read already.
-        shmem::reopen_all(catalog::my_database(), 1);
+        databases::reopen_all(catalog::my_database(), 1);
     }
 }
 
@@ -288,7 +291,7 @@ fn figures_of<'a>(me: &'a mut Me, destination: &str) -> &'a Figures {
     let known = me.served.iter().position(|(name, _)| name == destination);
     let index = known.unwrap_or_else(|| {
         me.served.push((destination.to_owned(), Figures::of(destination)));
-        if let Some(database) = shmem::my_database().filter(|_| figures::is_any_uncounted()) {
+        if let Some(database) = databases::my_database().filter(|_| statistics::is_any_uncounted()) {
             database.ask_for_upkeep();
         }
         me.served.len() - 1

@@ -2,9 +2,9 @@
 //! commits in which messages failed, and by a worker whose destination goes down; read by outbox_errors. Nothing that goes
 //! well comes here. As in `shmem`, nothing is an authority, and a restart of the server begins anew.
 
-use crate::figures::number_of;
 use crate::pg::catalog;
 use crate::pg::shmem::{Shareable, Shared, ShortText, Turn};
+use crate::shared::statistics::number_of;
 use crate::store::now_us;
 use outbox_core::fault;
 use std::sync::atomic::{

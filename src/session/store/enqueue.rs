@@ -1,16 +1,18 @@
 //! The SQL of enqueue and publish: in a user's backend, in its transaction, with the rights of the owner of the tables.
 
 use super::direct;
-use super::express::{self, Inserted, Stored};
-use super::source;
-use super::us_since_1970;
+use crate::config;
 use crate::error::{UserError, invalid};
 use crate::pg::args::Jsonb;
 use crate::pg::spi::{OwnedPreparedStatement, Param, Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult};
 use crate::pg::text::{self, Unreadable};
 use crate::pg::trigger::Call;
 use crate::pg::{catalog, guc, security, xact};
-use crate::{capture, config, registry, wake};
+use crate::session::{capture, effects};
+use crate::shared::fastpath::parcel::{self, Inserted, Stored};
+use crate::shared::transactions;
+use crate::store::source;
+use crate::store::us_since_1970;
 use outbox_core::envelope;
 use outbox_core::hold::lane_crc;
 use outbox_core::partition::{Partition, crc32};
@@ -74,27 +76,27 @@ impl Publish<'_> {
 }
 
 /// The largest body that is taken. RabbitMQ 4 refuses more than 16 MiB by default, older ones more than 128 MiB.
-pub(super) const BODY_MAX_BYTES: i64 = text::MAX_BYTES as i64;
+pub const BODY_MAX_BYTES: i64 = text::MAX_BYTES as i64;
 
 /// Statements of one schema, planned once per backend.
-pub(super) struct Statements {
+pub struct Statements {
     /// Held by every transaction that enqueues, before it touches a table: so DROP EXTENSION waits for it, and the two
     /// never for each other in a circle.
     extension: u32,
     /// Held next, before any other table: outbox_configure() locks it first, too.
-    pub(super) settings: u32,
-    pub(super) schema: String,
+    pub settings: u32,
+    pub schema: String,
     /// The owner of the tables. The function belongs to another role: see 90_privileges.sql.
-    pub(super) owner: u32,
-    pub(super) event_table: u32,
-    pub(super) outbox_table: u32,
+    pub owner: u32,
+    pub event_table: u32,
+    pub outbox_table: u32,
     /// By whether the event was stored just now, whether it is scheduled, and whether it is one.
     insert: [[[OnceCell<OwnedPreparedStatement>; 2]; 2]; 2],
     aggregates: OnceCell<OwnedPreparedStatement>,
     /// Without an id, and with one that must be new; and whether it shall return the event.
     event: [[OnceCell<OwnedPreparedStatement>; 2]; 2],
-    pub(super) events: OnceCell<OwnedPreparedStatement>,
-    pub(super) express: OnceCell<OwnedPreparedStatement>,
+    pub events: OnceCell<OwnedPreparedStatement>,
+    pub express: OnceCell<OwnedPreparedStatement>,
     /// Of this database, as far as is known here. The statement that inserts finds out if it is another.
     partitioner: RefCell<Option<Partitioner>>,
 }
@@ -112,7 +114,7 @@ thread_local! {
 }
 
 /// They are never freed: the server must not be called while an error unwinds, nor when the process ends.
-pub(super) fn statements(fcinfo: Call) -> &'static Statements {
+pub fn statements(fcinfo: Call) -> &'static Statements {
     let function = catalog::called_function(fcinfo);
     STATEMENTS.with_borrow_mut(|known| {
         let make = || {
@@ -177,9 +179,9 @@ pub fn publish(fcinfo: Call, request: &Publish) -> Result<i64, UserError> {
     let statements = statements(fcinfo);
     security::run_as(statements.owner, || {
         statements.hold();
-        registry::announce_drawing(request.key.map(crc32)); // the seq is drawn next
+        transactions::announce_drawing(request.key.map(crc32)); // the seq is drawn next
         let at_once =
-            request.times.available_at.is_none() && request.times.expires_at.is_none() && wake::may_go_by_express(1);
+            request.times.available_at.is_none() && request.times.expires_at.is_none() && effects::may_go_by_express(1);
         let by_express = at_once && config::express();
         if let Some(seq) = direct::publish(statements, request, by_express)? {
             return Ok(seq);
@@ -225,7 +227,7 @@ fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Res
                      {values}
                      returning e.seq, e.body_bytes{event}",
                     s = statements.schema,
-                    event = if wanted { express::EVENT } else { "" },
+                    event = if wanted { parcel::EVENT } else { "" },
                 );
                 let (id, text, jsonb) = (PgBuiltInOids::UUIDOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::JSONBOID);
                 let types = [id, text, text, text, text, jsonb, jsonb, jsonb, jsonb, text, text];
@@ -257,7 +259,7 @@ fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Res
         };
         check_body(i64::from(bytes))?;
         let stored = match row.filter(|_| wanted) {
-            Some(row) => express::stored(&row, statements.event_table).map_err(internal)?,
+            Some(row) => parcel::stored(&row, statements.event_table).map_err(internal)?,
             None => None,
         };
         Ok((seq, stored))
@@ -317,10 +319,10 @@ fn insert_pointers(
             .collect();
         let announced = if request.new { request.seqs.len() } else { 1 };
         if !request.new {
-            registry::announce_drawing(None);
+            transactions::announce_drawing(None);
         }
         for (seq, crc) in request.seqs.iter().zip(&crcs) {
-            registry::announce(crc.map(|crc| crc as u32), *seq);
+            transactions::announce(crc.map(|crc| crc as u32), *seq);
         }
         // A time that is over says nothing.
         let due_at = request.times.available_at.filter(|at| *at > clock_timestamp());
@@ -360,7 +362,7 @@ fn insert_pointers(
             let lanes: HashSet<Partition> = inserted.iter().flatten().map(|one| one.partition).collect();
             lanes
                 .into_iter()
-                .for_each(|lane| registry::announce_lane(lane_crc(lane)));
+                .for_each(|lane| transactions::announce_lane(lane_crc(lane)));
             if due_at.is_none() {
                 ready(
                     client,
@@ -373,13 +375,13 @@ fn insert_pointers(
                 )?;
             }
             if due_at.is_some() {
-                wake::waiting_changed();
+                effects::waiting_changed();
             }
             if let Some(time) = request.times.expires_at {
-                wake::expires_at(us_since_1970(time));
+                effects::expires_at(us_since_1970(time));
             }
             if count > 0 || !check_settings(client, statements, request.partition)? {
-                registry::placed(announced);
+                transactions::placed(announced);
                 return Ok(count);
             }
         }
@@ -398,10 +400,11 @@ fn ready(
 ) -> Result<(), UserError> {
     let inserted: Vec<Inserted> = inserted.collect();
     let mut stored: HashMap<i64, Stored> = stored.into_iter().map(|stored| (stored.seq(), stored)).collect();
-    let may_go = || config::express() && request.times.expires_at.is_none() && wake::may_go_by_express(inserted.len());
+    let may_go =
+        || config::express() && request.times.expires_at.is_none() && effects::may_go_by_express(inserted.len());
     if !published && may_go() && source::of(statements)?.is_none() {
         let seqs = inserted.iter().map(|inserted| inserted.seq).collect();
-        stored = express::look_up(client, statements, seqs).map_err(internal)?;
+        stored = parcel::look_up(client, statements, seqs).map_err(internal)?;
     }
     for one in inserted {
         let (partition, seq) = (one.partition, one.seq);
@@ -409,7 +412,7 @@ fn ready(
             let index = request.seqs.iter().position(|seq| *seq == one.seq)?;
             one.parcel(stored, request.destination, keys.get(index).cloned().flatten())
         });
-        wake::ready(request.destination, partition, seq, parcel);
+        effects::ready(request.destination, partition, seq, parcel);
     }
     Ok(())
 }
@@ -579,7 +582,7 @@ fn insert_statement<'a>(
            and case when $7 is null then s.partitioner is null
                     else s.partitioner operator(pg_catalog.=) $7 and s.partition_count operator(pg_catalog.=) $8 end {probe}
          on conflict do nothing returning partition, seq{place}",
-        place = if scheduled { "" } else { express::MESSAGE },
+        place = if scheduled { "" } else { parcel::MESSAGE },
         probe = if new { "" } else { &probe },
         // Most transactions enqueue one: to unnest it costs as much again as to insert it.
         given = match one {
@@ -727,7 +730,7 @@ fn check_settings(
     Ok(statements.partitioner.replace(partitioner.clone()) != partitioner)
 }
 
-pub(super) fn internal(error: SpiError) -> UserError {
+pub fn internal(error: SpiError) -> UserError {
     match error {
         SpiError::Unreadable { why, .. } => unreadable(&why),
         error => unexpected(format!("outbox could not run its own statement: {error}")),
@@ -741,7 +744,7 @@ fn unreadable(why: &Unreadable) -> UserError {
     }
 }
 
-pub(super) fn unexpected(what: impl ToString) -> UserError {
+pub fn unexpected(what: impl ToString) -> UserError {
     UserError::new(
         PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
         what.to_string(),

@@ -7,7 +7,7 @@
 
 use crate::pg::shmem::{Shareable, SharedSlice};
 use crate::pg::{bgworker, catalog, latch, xact};
-use crate::shmem;
+use crate::shared::databases;
 use crate::store::now_us;
 use outbox_core::hold::{FILTER_WORDS, OpenTransaction, filter_bit};
 use std::cell::Cell;
@@ -239,7 +239,7 @@ impl Entry {
             return;
         }
         // Two may see it at once: each tells before either frees.
-        shmem::reopen_all(database, self.low.load(SeqCst));
+        databases::reopen_all(database, self.low.load(SeqCst));
         if self.replace(tenant, emptying(tenant)) {
             self.empty(tenant);
         }

@@ -2,10 +2,11 @@
 //! process that finds its database and number taken does not start, and neither does one that finds no free place. Taken
 //! and freed by the worker, or by the session of a worker outside the server; read by the launcher and by all sessions.
 
-use super::{State, static_state, wake_workers_of};
-use crate::asks::{Answer, Report};
+use super::databases::{State, static_state, wake_workers_of};
 use crate::pg::{bgworker, catalog, latch, signals};
-use crate::{express, figures, ticks};
+use crate::shared::fastpath::slot;
+use crate::shared::requests::{Answer, Report};
+use crate::shared::{passes, statistics};
 use outbox_transport::Deadline;
 use std::cell::Cell;
 use std::sync::atomic::{
@@ -128,7 +129,7 @@ fn take_place(database: u32, number: u32) -> Result<&'static Worker, NoPlace> {
 }
 
 unsafe extern "C-unwind" fn worker_ends(_code: i32, _arg: pgrx::pg_sys::Datum) {
-    figures::worker_ends();
+    statistics::worker_ends();
     if let Some(state) = static_state() {
         free_places(state);
     }
@@ -147,7 +148,7 @@ fn free_places(state: &State) {
             latch::set(vacated.requester.load(Relaxed) - 1);
         }
         worker.in_flight.store(0, Relaxed);
-        express::worker_ends(worker.place());
+        slot::worker_ends(worker.place());
         worker.proc_number.store(0, SeqCst);
         workers_changed(state, database);
         // The server tells a launcher only of the workers that this launcher started.
@@ -196,7 +197,7 @@ impl Worker {
     /// A pass that did something is over.
     pub fn note_tick(&self, report: &Report) {
         if let Some(place) = self.place().checked_sub(1) {
-            ticks::note(place as usize, self.number.load(Relaxed), report);
+            passes::note(place as usize, self.number.load(Relaxed), report);
         }
     }
 
@@ -314,7 +315,7 @@ pub fn leases_last(worker: &str) -> bool {
         place.is_of(database)
             && match place.is_outside() {
                 true => worker.starts_with("work-") && worker.ends_with(&format!("-{}", place.pid.load(Relaxed))),
-                false => worker == crate::worker::id_of(place.number.load(Relaxed)),
+                false => worker == crate::worker_loop::id_of(place.number.load(Relaxed)),
             }
     };
     let mut workers = static_state().into_iter().flat_map(|state| &state.workers);

@@ -13,11 +13,11 @@
 //!
 //! A transaction that told nothing was visible before a look began, so that look meets its lane.
 
-use crate::figures::number_of;
 use crate::pg::lanes::{First, Lanes};
 use crate::pg::shmem::{Shareable, Shared, ShortText, Turn};
 use crate::pg::{catalog, xact};
-use crate::{registry, shmem};
+use crate::shared::statistics::number_of;
+use crate::shared::{databases, transactions};
 use outbox_core::floor::{Floor, Ticket};
 use std::sync::atomic::{
     AtomicI64, AtomicU32, AtomicU64,
@@ -43,7 +43,7 @@ struct Lane {
     /// 0 = free. Written in turn, after what names the lane.
     database: AtomicU32,
     partition: AtomicU32,
-    /// See `figures::number_of`.
+    /// See `statistics::number_of`.
     number: AtomicU64,
     destination: ShortText<NAME_BYTES>,
     floor: Floor,
@@ -208,7 +208,7 @@ pub fn forget_databases_but(alive: &[u32]) {
 // ---- at COMMIT ------------------------------------------------------------------------------------------------------
 
 /// A message of this lane is visible now. Called in the commit callback: no allocation, no error.
-pub fn tell(database: &shmem::Database, destination: &str, partition: u16, number: u64, seq: i64) {
+pub fn tell(database: &databases::Database, destination: &str, partition: u16, number: u64, seq: i64) {
     let (word, mode) = database.floors().now();
     if mode != Mode::Beginning && mode != Mode::On {
         return;
@@ -224,10 +224,10 @@ pub fn tell(database: &shmem::Database, destination: &str, partition: u16, numbe
 
 /// Of each lane the first message that waits.
 pub fn look(outbox: &Lanes) -> Vec<First> {
-    let Some((table, database)) = table().zip(shmem::my_database()) else {
+    let Some((table, database)) = table().zip(databases::my_database()) else {
         return everywhere(outbox);
     };
-    registry::reap(); // nobody tells of what a prepared transaction enqueued
+    transactions::reap(); // nobody tells of what a prepared transaction enqueued
     match database.floors().now() {
         (_, Mode::On) => at_known_lanes(outbox, table, database),
         (word, Mode::Off | Mode::Beginning) if xact::may_judge_for_all() => {
@@ -257,7 +257,7 @@ fn everywhere(outbox: &Lanes) -> Vec<First> {
     std::iter::successors(outbox.next(None), |first| outbox.next(Some(first))).collect()
 }
 
-fn at_known_lanes(outbox: &Lanes, table: &Table, database: &shmem::Database) -> Vec<First> {
+fn at_known_lanes(outbox: &Lanes, table: &Table, database: &databases::Database) -> Vec<First> {
     let (may_raise, moves) = (xact::may_judge_for_all(), database.moves());
     let first_of = |lane: &Lane| {
         let ticket = match may_raise {

@@ -5,14 +5,17 @@
 //! pointers are written as the owner of the extension, whom a writer need not know. Inside of outbox_publish that owner is
 //! the writer; for him the expressions run as a role that has no rights.
 
-use crate::api::{self, DEFAULT_DESTINATION};
-use crate::config::Context;
+use crate::config::{Context, DEFAULT_DESTINATION};
 use crate::error::{UserError, invalid};
 use crate::pg::spi::SpiHeapTupleData;
 use crate::pg::trigger::{self, Call, Fired, Operation};
 use crate::pg::{catalog, guc, security, text, xact};
-use crate::store::{self, Enqueue, Keys, Times, written};
-use crate::{limits, registry, wake};
+use crate::session::api;
+use crate::session::store::enqueue::{Enqueue, Keys, Times};
+use crate::session::store::{enqueue as store, written};
+use crate::session::{effects, room};
+use crate::shared::transactions;
+use crate::store::source;
 use outbox_core::change::{Change, Operations, Row, Rules, Update};
 use outbox_core::envelope;
 use outbox_core::message::Event;
@@ -67,9 +70,9 @@ pub fn attached(call: Call) -> Result<(), UserError> {
         if let Some(seq) = seqs.iter().find(|seq| **seq <= 0) {
             return Err(api::bad_seq(*seq));
         }
-        limits::check_room(destination, seqs.len())?;
+        room::check_room(destination, seqs.len())?;
         let keys = match attached.key {
-            None if is_own_store || store::source::is_set(fired.call()) => Keys::LookedUp,
+            None if is_own_store || source::is_set(fired.call()) => Keys::LookedUp,
             _ => Keys::Given(keys),
         };
         as_owner(&fired, || enqueue(&fired, &seqs, false, keys, destination))
@@ -87,7 +90,7 @@ fn enqueue(fired: &Fired, seqs: &[i64], new: bool, keys: Keys, destination: &str
     };
     let count = store::enqueue(fired.call(), request)?;
     if count > 0 {
-        wake::enqueued(destination, count);
+        effects::enqueued(destination, count);
     }
     Ok(())
 }
@@ -269,7 +272,7 @@ fn write(fired: &Fired, captured: &Captured, context: &Context, changes: Vec<Cha
     }
     let destination = captured.destination.as_deref().unwrap_or(DEFAULT_DESTINATION);
     api::check_destination(destination)?;
-    limits::check_room(destination, changes.len())?;
+    room::check_room(destination, changes.len())?;
     let template = api::routing_template(destination);
     let session = [&context.metadata, &context.headers, &context.actor];
     let session_bytes: usize = session.into_iter().flatten().map(String::len).sum();
@@ -297,7 +300,7 @@ fn write(fired: &Fired, captured: &Captured, context: &Context, changes: Vec<Cha
     as_owner(fired, || {
         store::hold_extension(fired.call());
         for key in &keys {
-            registry::announce_drawing(key.as_deref().map(crc32));
+            transactions::announce_drawing(key.as_deref().map(crc32));
         }
         publishing_begins(destination);
         let seqs = written::insert_events(fired, &captured.aggregate_type, context, changes)?;

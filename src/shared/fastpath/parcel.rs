@@ -1,16 +1,16 @@
 //! What is enqueued, on its way to shared memory: the event and the message as statements return them, made into a parcel
-//! for the end of the transaction (`crate::wake`). In a user's backend.
+//! for the end of the transaction (`crate::session::effects`). In a user's backend.
 
-use super::enqueue::Statements;
-use super::us_since_1970;
-use crate::express::BYTES;
 use crate::pg::catalog::Oid;
 use crate::pg::guc;
 use crate::pg::seen::Seen;
 use crate::pg::spi::{SpiClient, SpiError, SpiHeapTupleData, SpiResult};
 use crate::pg::tid::Tid;
-use crate::shmem::Class;
-use crate::wake::Parcel;
+use crate::session::effects::Parcel;
+use crate::session::store::enqueue::Statements;
+use crate::shared::databases::Class;
+use crate::shared::fastpath::slot::BYTES;
+use crate::store::us_since_1970;
 use outbox_core::message::{Event, Pointer};
 use outbox_core::parcel;
 use outbox_core::partition::{Partition, crc32};
@@ -20,8 +20,8 @@ use std::collections::HashMap;
 
 /// An event as it is stored, and where.
 pub struct Stored {
-    pub(super) event: Event,
-    pub(super) place: (u32, Tid),
+    pub event: Event,
+    pub place: (u32, Tid),
 }
 
 /// A message as it was inserted.
@@ -29,7 +29,7 @@ pub struct Inserted {
     pub seq: i64,
     pub partition: Partition,
     /// With when it was enqueued, in µs since 1970. None: it does not wait in `outbox`.
-    pub(super) place: Option<(u32, Tid, i64)>,
+    pub place: Option<(u32, Tid, i64)>,
 }
 
 /// What the statement that stores an event returns after seq and size: what the view outbox_event_text shows of it.

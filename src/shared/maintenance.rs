@@ -1,7 +1,7 @@
 //! What the upkeep of a database knows from one run to the next, for each run is a process: when it is due, and where it
 //! goes on. Written by the upkeep; asked for by workers, lowered by sessions at COMMIT, read by the launcher.
 
-use super::Database;
+use super::databases::{self, Database};
 use crate::pg::latch;
 use std::sync::atomic::{
     AtomicI64, AtomicU32,
@@ -66,7 +66,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    pub(super) fn forget(&self) {
+    pub fn forget(&self) {
         for count in [&self.asks, &self.asks_seen, &self.runs, &self.counted] {
             count.store(0, SeqCst);
         }
@@ -144,7 +144,7 @@ impl Database {
 
 /// It looks when the upkeep is due; nothing is new in the databases.
 fn wake_launcher_alone() {
-    if let Some(state) = super::static_state() {
+    if let Some(state) = databases::static_state() {
         latch::set(state.launcher.load(Relaxed) - 1);
     }
 }

@@ -2,19 +2,22 @@
 //! waits is counted; what has expired becomes a dead letter where no claim meets it; partitions of the history are made
 //! ahead and dropped when they are old; dead letters and events go when their time is over. No worker does any of it, for
 //! a step may read much of a table from disk, and delivery is not to wait. Each step is a short transaction of its own;
-//! one that fails is logged and left for the next time. Where a run goes on stands in shared memory (`shmem::Kept`).
+//! one that fails is logged and left for the next time. Where a run goes on stands in shared memory (`shared::maintenance`).
 
 use crate::config::Settings;
-use crate::faults::{self, Fault};
-use crate::figures;
 use crate::pg::spi::SpiResult;
 use crate::pg::text;
 use crate::pg::txn::{Durability, Failure};
 use crate::pg::{latch, signals};
 use crate::ports::{STATEMENT_TIMEOUT_MS, held_transaction, in_transaction, remember_table};
-use crate::shmem::{self, Kept, UPKEEP};
-use crate::store::{Expired, Store, now_us};
-use crate::worker;
+use crate::shared::error_groups::{self, Fault};
+use crate::shared::maintenance::Kept;
+use crate::shared::workers::UPKEEP;
+use crate::shared::{databases, statistics};
+use crate::store::now_us;
+use crate::worker::store::Store;
+use crate::worker::store::maintenance::Expired;
+use crate::worker_loop;
 use outbox_core::settle::{EXPIRED, Ended};
 use std::ffi::CStr;
 use std::time::{Duration, Instant};
@@ -51,7 +54,7 @@ const LARGE_COUNT_EVERY_US: i64 = 300 * SECOND_US;
 const COUNT_TIMEOUT_MS: i32 = 10 * STATEMENT_TIMEOUT_MS;
 
 pub fn main(database: u32) -> ! {
-    let place = worker::enter(database, UPKEEP);
+    let place = worker_loop::enter(database, UPKEEP);
     let opened = in_transaction(c"outbox: start the upkeep", Durability::Relaxed, || {
         text::prepare();
         let store = Store::open("upkeep")?;
@@ -66,7 +69,7 @@ pub fn main(database: u32) -> ! {
             signals::exit(1)
         }
     };
-    let Some(database) = shmem::my_database() else {
+    let Some(database) = databases::my_database() else {
         signals::exit(0)
     };
     database.set_extension(true);
@@ -103,7 +106,7 @@ pub fn main(database: u32) -> ! {
 struct Upkeep {
     store: Store,
     settings: Settings,
-    database: &'static shmem::Database,
+    database: &'static databases::Database,
     kept: &'static Kept,
     is_adopted: bool,
     /// Making and dropping waits for readers of the history and holds up settles meanwhile: once a run.
@@ -148,8 +151,8 @@ impl Upkeep {
     /// applied too early.
     fn count(&mut self) {
         let (kept, database, store) = (self.kept, self.database, &self.store);
-        let must = !kept.has_counted() || figures::is_any_uncounted();
-        let (before, each) = (database.pending(), figures::Count::begin());
+        let must = !kept.has_counted() || statistics::is_any_uncounted();
+        let (before, each) = (database.pending(), statistics::Count::begin());
         let stays = kept.pending_seen.get() == Some(before);
         let large_is_due = kept.large_count_due_us.get().is_none_or(|due_us| due_us <= now_us());
         let limit = match must || (stays && large_is_due) {
@@ -283,12 +286,12 @@ impl Upkeep {
             self.database.settled(&Ended::of(0, 0, sum), now_us());
             for (destination, count) in &step.counts {
                 pgrx::log!("outbox upkeep, destination {destination}: {count} messages have expired");
-                figures::expired(destination, *count);
-                faults::note(&Fault::of_messages(destination, EXPIRED, true, 0, *count as u64));
+                statistics::expired(destination, *count);
+                error_groups::note(&Fault::of_messages(destination, EXPIRED, true, 0, *count as u64));
             }
             if step.heads {
                 self.database.waiting_changed(); // keys may go on
-                shmem::wake_workers();
+                databases::wake_workers();
             }
         }
         Some(step)

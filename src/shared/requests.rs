@@ -4,7 +4,7 @@
 //! `shmem`.
 
 use crate::pg::latch;
-use crate::shmem;
+use crate::shared::{databases, workers};
 use outbox_core::engine::Errand;
 use std::sync::atomic::{
     AtomicI32, AtomicI64, AtomicU32,
@@ -128,7 +128,7 @@ impl Answer {
 /// Asks for delivery up to a seq; 0 = for a tick. Returns the ticket; 0 = there is nobody to ask; None = another session
 /// asks.
 pub fn ask(reach: i64) -> Option<u32> {
-    let Some(database) = shmem::my_database() else {
+    let Some(database) = databases::my_database() else {
         return Some(0);
     };
     let (ask, me) = (database.ask(), latch::my_proc_number() + 1);
@@ -140,7 +140,7 @@ pub fn ask(reach: i64) -> Option<u32> {
     ask.reach.store(reach, SeqCst);
     let ticket = ask.ticket.fetch_add(1, SeqCst).wrapping_add(1);
     ask.asker.store(me, SeqCst);
-    shmem::wake_workers();
+    databases::wake_workers();
     Some(ticket)
 }
 
@@ -148,7 +148,7 @@ pub fn ask(reach: i64) -> Option<u32> {
 /// done.
 pub fn answers(ticket: u32) -> (Vec<i64>, bool) {
     let (mut flat, mut done) = (Vec::new(), true);
-    for (number, answer) in shmem::answers_here() {
+    for (number, answer) in workers::answers_here() {
         let read = answer.read(ticket);
         done &= read[0] == 2;
         flat.push(i64::from(number));
@@ -159,11 +159,11 @@ pub fn answers(ticket: u32) -> (Vec<i64>, bool) {
 
 /// This session asks for nothing any more. Called at the end of a transaction as well: no allocation, no error.
 pub fn stop() {
-    if let Some(database) = shmem::my_database() {
+    if let Some(database) = databases::my_database() {
         let me = latch::my_proc_number() + 1;
         for mine in [me, -me] {
             _ = database.ask().asker.compare_exchange(mine, 0, SeqCst, SeqCst);
         }
-        shmem::wake_workers();
+        databases::wake_workers();
     }
 }

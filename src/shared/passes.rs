@@ -2,10 +2,10 @@
 //! at the end of a pass, read by outbox_ticks. A place goes to another worker, of another database perhaps, so each entry
 //! says whose it is. As in `shmem`, nothing here is an authority, and a restart of the server begins anew.
 
-use crate::asks::Report;
 use crate::pg::catalog;
 use crate::pg::shmem::{Shareable, Shared};
-use crate::shmem::MAX_WORKERS;
+use crate::shared::requests::Report;
+use crate::shared::workers::MAX_WORKERS;
 use crate::store::now_us;
 use std::sync::atomic::{
     AtomicI64, AtomicU32, AtomicU64,

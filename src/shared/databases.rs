@@ -1,16 +1,13 @@
 //! What lies in shared memory: who to wake for which database, and the counters that the status view shows. Every field
 //! says who writes it. Nothing here is an authority: the tables are; a lost value costs a poll or a wrong digit.
 
-mod kept;
-mod places;
-
-pub use kept::Kept;
-pub use places::*;
-
-use crate::asks::Ask;
 use crate::pg::shmem::{Shareable, Shared, SharedSlice, Turn, request};
 use crate::pg::{bgworker, catalog, latch, xact};
-use crate::{express, faults, figures, floors, registry, ticks};
+use crate::shared::fastpath::slot;
+use crate::shared::maintenance::Kept;
+use crate::shared::requests::Ask;
+use crate::shared::workers::{MAX_UPKEEP, MAX_WORKERS, Worker};
+use crate::shared::{error_groups, floors, passes, statistics, transactions};
 use outbox_core::minutes::{Minutes, Took};
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::settle::Ended;
@@ -32,7 +29,7 @@ pub struct Class(u8);
 impl Class {
     pub fn of(destination: &str) -> Self {
         match destination {
-            crate::api::DEFAULT_DESTINATION => Self(0),
+            crate::config::DEFAULT_DESTINATION => Self(0),
             name => Self(1 + (crc32(name) % (CLASSES as u32 - 1)) as u8),
         }
     }
@@ -45,7 +42,7 @@ impl Class {
 #[repr(C)]
 pub struct State {
     /// Process number of the launcher + 1; 0 = none. Written by the launcher.
-    launcher: AtomicI32,
+    pub(super) launcher: AtomicI32,
     /// OID of the role that workers run as. Written by the launcher before it starts one.
     worker_role: AtomicU32,
     /// Grows when a database got the extension, or the databases themselves change. Read by the launcher.
@@ -53,16 +50,16 @@ pub struct State {
     /// How many workers of all databases together find no slot. Written by the launcher.
     missing_slots: AtomicU32,
     /// How many databases wait for a worker of another one to leave. Written by the launcher.
-    waiting_databases: AtomicU32,
-    databases: [Database; MAX_DATABASES],
+    pub(super) waiting_databases: AtomicU32,
+    pub(super) databases: [Database; MAX_DATABASES],
     /// Of who takes or frees a place among the workers.
-    places_turn: Turn,
-    workers: [Worker; MAX_WORKERS + MAX_UPKEEP],
+    pub(super) places_turn: Turn,
+    pub(super) workers: [Worker; MAX_WORKERS + MAX_UPKEEP],
     /// Of each database, for each class of destinations, its partitions.
     lanes: [[[Reopen; MAX_PARTITIONS]; CLASSES]; MAX_DATABASES],
     /// Of each database. Written by workers, and by sessions at COMMIT.
     minutes: [Minutes; MAX_DATABASES],
-    vacated: [Vacated; MAX_VACATED],
+    pub(super) vacated: [Vacated; MAX_VACATED],
 }
 
 /// The lowest seq that was committed in a partition since its owner last asked, and who the owner is: its place among the
@@ -76,7 +73,7 @@ const NO_SEQ: u64 = (1 << SEQ_BITS) - 1;
 #[repr(C)]
 pub struct Database {
     /// 0 = free. Written by the launcher.
-    oid: AtomicU32,
+    pub(super) oid: AtomicU32,
     /// Why the launcher runs no worker here: see `Obstacle`. Written by the launcher.
     obstacle: AtomicU32,
     /// Whether the extension is there: 0 = nobody knows, 1 = yes, 2 = no. Written by the worker that looked.
@@ -86,7 +83,7 @@ pub struct Database {
     /// Grows when a person changed something, a pause for example. Written at COMMIT.
     changes_by_hand: AtomicU32,
     /// Grows when a worker of this database starts, ends or gives partitions back. Written by it.
-    worker_changes: AtomicU32,
+    pub(super) worker_changes: AtomicU32,
     /// Of the settings that a new session of the workers' role starts with, as a worker read them last: a hash, 0 = none did.
     session_defaults: AtomicU64,
     /// 1 = the transactions that were prepared when the memory was made are in the registry. Written by a worker.
@@ -95,7 +92,7 @@ pub struct Database {
     ends: AtomicU32,
     /// What a session wants of the workers.
     ask: Ask,
-    kept: Kept,
+    pub(super) kept: Kept,
     /// Whether views look from floors.
     floors: floors::Use,
     /// Grows when messages left the outbox. Written at COMMIT, by who took them away.
@@ -129,10 +126,10 @@ struct Bucket {
 
 /// A database that a statement needs for itself. Written by the session that runs the statement.
 #[repr(C)]
-struct Vacated {
+pub struct Vacated {
     /// Process number + 1; 0 = the slot is free.
-    requester: AtomicI32,
-    database: AtomicU32,
+    pub(super) requester: AtomicI32,
+    pub(super) database: AtomicU32,
     /// Nothing presses: its workers are asked to leave, and wait for what is on its way.
     in_order: AtomicBool,
 }
@@ -166,21 +163,21 @@ pub enum Obstacle {
 pub fn init() {
     fn attach() {
         STATE.attach(c"outbox");
-        registry::attach();
-        figures::attach();
+        transactions::attach();
+        statistics::attach();
         floors::attach();
-        faults::attach();
-        ticks::attach();
-        express::attach();
+        error_groups::attach();
+        passes::attach();
+        slot::attach();
         WAITERS.attach(c"outbox waiters", xact::max_sessions());
     }
     let bytes = || {
-        let others = registry::bytes()
-            + figures::bytes()
+        let others = transactions::bytes()
+            + statistics::bytes()
             + floors::bytes()
-            + faults::bytes()
-            + ticks::bytes()
-            + express::bytes();
+            + error_groups::bytes()
+            + passes::bytes()
+            + slot::bytes();
         size_of::<State>() + others + xact::max_sessions() * size_of::<AtomicU32>()
     };
     request(bytes, attach);
@@ -207,7 +204,7 @@ pub fn wake_workers() {
     wake_workers_of(state, oid);
 }
 
-fn wake_workers_of(state: &State, database: u32) {
+pub(super) fn wake_workers_of(state: &State, database: u32) {
     for worker in &state.workers {
         if worker.database.load(Relaxed) == database && !worker.is_upkeep() {
             latch::set(worker.proc_number.load(Relaxed) - 1);
@@ -277,7 +274,7 @@ unsafe extern "C-unwind" fn launcher_ends(_code: i32, _arg: pgrx::pg_sys::Datum)
     }
 }
 
-fn static_state() -> Option<&'static State> {
+pub(super) fn static_state() -> Option<&'static State> {
     static HOLD: &Shared<State> = &STATE;
     HOLD.get()
 }

@@ -5,8 +5,9 @@
 
 use crate::pg::catalog;
 use crate::pg::shmem::{Shareable, Shared, Turn};
-use crate::shmem;
-use crate::store::{Settlement, now_us};
+use crate::shared::databases;
+use crate::store::now_us;
+use crate::worker::store::Settlement;
 use outbox_core::latency::{self, BUCKETS};
 use outbox_core::settle::Ended;
 use std::cell::{Cell, RefCell};
@@ -409,6 +410,6 @@ pub fn ask_for_a_look(destination: &str) -> bool {
     let place = table().and_then(|table| table.find(catalog::my_database(), number_of(destination)));
     let Some(place) = place else { return false };
     place.looks.fetch_add(1, SeqCst);
-    shmem::wake_workers();
+    databases::wake_workers();
     true
 }

@@ -11,9 +11,11 @@ use crate::pg::bgworker::{self, Handle, Spec};
 use crate::pg::catalog::{self, Role};
 use crate::pg::txn::{self, Durability};
 use crate::pg::{latch, signals};
-use crate::shmem::{self, MAX_DATABASES, MAX_UPKEEP, MAX_WORKERS, Obstacle, UPKEEP};
+use crate::shared::databases::{self, MAX_DATABASES, Obstacle};
+use crate::shared::workers::{self, MAX_UPKEEP, MAX_WORKERS, UPKEEP};
+use crate::shared::{error_groups, floors, statistics};
 use crate::store::now_us;
-use crate::{faults, figures, floors, worker};
+use crate::worker_loop;
 use outbox_core::turns::{self, Plan};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -63,7 +65,7 @@ fn pack(database: u32, number: u32) -> u64 {
 pub fn main() {
     signals::install();
     bgworker::connect_to_shared_catalogs();
-    shmem::launcher_starts();
+    databases::launcher_starts();
     let mut launcher = Launcher {
         databases: BTreeMap::new(),
         slots: u32::MAX,
@@ -160,14 +162,14 @@ impl Running {
     fn is_alive(&self, database: u32, number: u32) -> bool {
         match &self.process {
             Process::Started(handle) => handle.is_alive(),
-            Process::Found(pid) => shmem::is_in_place(database, number, *pid),
+            Process::Found(pid) => workers::is_in_place(database, number, *pid),
         }
     }
 
     fn terminate(&self, database: u32, number: u32) {
         match &self.process {
             Process::Started(handle) => handle.terminate(),
-            Process::Found(_) => shmem::terminate(database, |its| its == number),
+            Process::Found(_) => workers::terminate(database, |its| its == number),
         }
     }
 }
@@ -176,7 +178,7 @@ impl Launcher {
     /// Brings the workers to where they should be; returns how long it may sleep unless something happens.
     fn pass(&mut self) -> Duration {
         let now = Instant::now();
-        let news = shmem::news();
+        let news = databases::news();
         let mut next = RESCAN;
         let rescan_due = self.scanned.is_none_or(|scanned| now >= scanned + RESCAN);
         if news != self.news || rescan_due {
@@ -199,7 +201,7 @@ impl Launcher {
             _ => None,
         };
         if let Some(role) = role {
-            shmem::set_worker_role(role);
+            databases::set_worker_role(role);
         }
         let now_ms = self.now_ms(now);
         for (oid, served) in &mut self.databases {
@@ -225,7 +227,7 @@ impl Launcher {
             let may_start = upkeeps < MAX_UPKEEP;
             // Behind the databases, in the same order, the upkeep of each.
             seen.extend(self.databases.values().map(|served| served.upkeep_as_seen(may_start)));
-            let room = shmem::room_in_server() + upkeeps as u32;
+            let room = workers::room_in_server() + upkeeps as u32;
             let plan = turns::plan(&seen, self.slots.min(room), now_ms, settings.turn_ms);
             let mut found_none = false;
             for index in &plan.start {
@@ -273,9 +275,9 @@ impl Launcher {
     }
 
     fn say_who_waits(&mut self, plan: &Plan, now: Instant) {
-        let no_places = shmem::room_in_server() <= self.slots;
+        let no_places = workers::room_in_server() <= self.slots;
         for (oid, served) in &self.databases {
-            let place = shmem::database(*oid).filter(|place| served.wanted > 0 && !place.lacks_extension());
+            let place = databases::database(*oid).filter(|place| served.wanted > 0 && !place.lacks_extension());
             if let Some(place) = place {
                 place.set_obstacle(match served.startable(now) {
                     _ if plan.in_turn && no_places => Obstacle::Places,
@@ -286,8 +288,8 @@ impl Launcher {
                 });
             }
         }
-        shmem::set_waiting_databases(plan.waiting);
-        shmem::set_missing_slots(if no_places { 0 } else { plan.missing });
+        databases::set_waiting_databases(plan.waiting);
+        databases::set_missing_slots(if no_places { 0 } else { plan.missing });
         if plan.missing > 0 && self.complained.is_none_or(|said| now >= said + Duration::from_secs(60)) {
             self.complained = Some(now);
             let in_turn = if plan.in_turn {
@@ -314,7 +316,7 @@ impl Launcher {
     /// Takes over workers that it did not start.
     fn find_workers(&mut self, now: Instant) {
         let (news, now_ms) = (self.news, self.now_ms(now));
-        for found in shmem::processes_in_server() {
+        for found in workers::processes_in_server() {
             let unlisted = || Served {
                 gone: true, // it is closed to connections, and its workers are to end
                 ..Served::default()
@@ -338,7 +340,7 @@ impl Launcher {
             }
             pgrx::log!(
                 "outbox launcher: found {} of database {} running, process {}",
-                worker::id_of(found.number),
+                worker_loop::id_of(found.number),
                 found.database,
                 found.pid
             );
@@ -367,13 +369,13 @@ impl Launcher {
             served.gone = !oids.contains(oid);
             !served.gone || served.upkeep.running.is_some() || served.running() > 0
         });
-        shmem::forget_databases_but(&oids);
-        figures::forget_databases_but(&oids);
-        faults::forget_databases_but(&oids);
+        databases::forget_databases_but(&oids);
+        statistics::forget_databases_but(&oids);
+        error_groups::forget_databases_but(&oids);
         floors::forget_databases_but(&oids);
         let mut unplaced = Vec::new();
         for database in found {
-            if shmem::add_database(database.oid, now_us()).is_none() {
+            if databases::add_database(database.oid, now_us()).is_none() {
                 unplaced.push(database.name.clone());
             }
             self.databases.entry(database.oid).or_default().name = database.name;
@@ -405,9 +407,9 @@ impl Served {
         now: Instant,
         now_ms: u64,
     ) -> Duration {
-        let place = match self.gone || shmem::is_vacated(oid) {
+        let place = match self.gone || databases::is_vacated(oid) {
             true => None,
-            false => shmem::add_database(oid, now_us()),
+            false => databases::add_database(oid, now_us()),
         };
         self.reap(oid, place, news, now, now_ms);
         let mut next = RESCAN;
@@ -427,11 +429,11 @@ impl Served {
             Some(place) if !place.has_extension() => settings.workers.min(1),
             Some(_) => settings.workers,
         };
-        let in_order = shmem::is_vacated(oid) && !shmem::is_pressed(oid);
+        let in_order = databases::is_vacated(oid) && !databases::is_pressed(oid);
         for (number, worker) in self.workers.iter_mut().enumerate().skip(self.wanted as usize) {
             if let Some(running) = &mut worker.running {
                 running.leaves.get_or_insert(now);
-                if !(in_order && shmem::ask_to_leave(oid, number as u32)) {
+                if !(in_order && workers::ask_to_leave(oid, number as u32)) {
                     running.terminate(oid, number as u32);
                 }
             }
@@ -460,11 +462,11 @@ impl Served {
         now: Instant,
         now_ms: u64,
     ) -> Duration {
-        let place = shmem::database(oid).filter(|_| !self.gone && !shmem::is_vacated(oid));
+        let place = databases::database(oid).filter(|_| !self.gone && !databases::is_vacated(oid));
         if let Some(ended) = self.upkeep.running.take_if(|running| !running.is_alive(oid, UPKEEP)) {
             let has_failed = ended.leaves.is_none()
                 && place.is_some_and(|place| place.has_extension() && place.kept().runs() == self.upkeep_runs);
-            self.look_again &= !place.is_some_and(shmem::Database::lacks_extension);
+            self.look_again &= !place.is_some_and(databases::Database::lacks_extension);
             self.upkeep.note_end(has_failed, now);
         }
         let may_run = settings.serves(&self.name) && has_role;
@@ -527,7 +529,7 @@ impl Served {
         let Some(handle) = bgworker::start(&spec) else {
             return false;
         };
-        self.upkeep_runs = shmem::database(oid).map_or(0, |place| place.kept().runs());
+        self.upkeep_runs = databases::database(oid).map_or(0, |place| place.kept().runs());
         self.upkeep.running = Some(Running {
             process: Process::Started(handle),
             since: now,
@@ -540,14 +542,14 @@ impl Served {
     fn ask_upkeep_to_leave(&mut self, oid: u32, now: Instant) {
         if let Some(running) = &mut self.upkeep.running {
             running.leaves.get_or_insert(now);
-            if !shmem::ask_to_leave(oid, UPKEEP) {
+            if !workers::ask_to_leave(oid, UPKEEP) {
                 running.terminate(oid, UPKEEP); // it has not come far
             }
         }
     }
 
     /// Notices workers that have ended.
-    fn reap(&mut self, oid: u32, database: Option<&shmem::Database>, news: u32, now: Instant, now_ms: u64) {
+    fn reap(&mut self, oid: u32, database: Option<&databases::Database>, news: u32, now: Instant, now_ms: u64) {
         let before = self.running();
         for (number, place) in self.workers.iter_mut().enumerate() {
             let Some(ended) = place.running.take_if(|running| !running.is_alive(oid, number as u32)) else {
@@ -582,7 +584,7 @@ impl Served {
 
     /// As the plan needs it.
     fn as_seen(&mut self, oid: u32, now: Instant, now_ms: u64) -> turns::Database {
-        let (running, place) = (self.running(), shmem::database(oid));
+        let (running, place) = (self.running(), databases::database(oid));
         if let Some(place) = place {
             self.idle = match running {
                 // Who is known to wait need not say so again.
@@ -590,9 +592,11 @@ impl Served {
                 _ => place.idle_at().map(|calls| (calls, now_ms)),
             };
         }
-        let due_ms = place.and_then(shmem::Database::next_due_us).map_or(u64::MAX, |due_us| {
-            now_ms + u64::try_from(due_us - now_us()).unwrap_or(0) / 1000
-        });
+        let due_ms = place
+            .and_then(databases::Database::next_due_us)
+            .map_or(u64::MAX, |due_us| {
+                now_ms + u64::try_from(due_us - now_us()).unwrap_or(0) / 1000
+            });
         let leaves = |place: &&Place| place.running.as_ref().is_some_and(|running| running.leaves.is_some());
         turns::Database {
             wanted: self.wanted,
@@ -601,7 +605,7 @@ impl Served {
             leaving: self.workers.iter().filter(leaves).count() as u32,
             since_ms: self.since_ms,
             idle_until_ms: self.idle.map_or(0, |(_, seen_ms)| due_ms.min(seen_ms + VISIT_EVERY_MS)),
-            spare: place.is_some_and(shmem::Database::lacks_extension),
+            spare: place.is_some_and(databases::Database::lacks_extension),
             upkeep: false,
         }
     }
@@ -643,7 +647,7 @@ impl Served {
         for (number, place) in self.workers.iter_mut().enumerate().rev() {
             if let Some(running) = place.running.as_mut().filter(|running| running.leaves.is_none()) {
                 running.leaves = Some(now);
-                if !shmem::ask_to_leave(oid, number as u32) {
+                if !workers::ask_to_leave(oid, number as u32) {
                     running.terminate(oid, number as u32); // it has not come far
                 }
                 return;

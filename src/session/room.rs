@@ -2,17 +2,18 @@
 //! enqueues on behalf of an application; what a person brings back (retry, replay) was let in before. In a user's backend.
 
 use crate::error::UserError;
-use crate::{figures, wake};
+use crate::session::effects;
+use crate::shared::statistics;
 use pgrx::PgSqlErrorCode;
 
 /// Whether `more` messages may be added to those of a destination that wait, as far as this transaction sees: transactions
 /// that are open at the same time do not count each other's.
 pub fn check_room(destination: &str, more: usize) -> Result<(), UserError> {
-    let number = figures::number_of(destination);
-    let Some((pending, max_pending)) = figures::fill_of(number) else {
+    let number = statistics::number_of(destination);
+    let Some((pending, max_pending)) = statistics::fill_of(number) else {
         return Ok(());
     };
-    let (own, more) = (wake::own_pending(number), more as i64);
+    let (own, more) = (effects::own_pending(number), more as i64);
     if pending + own + more <= max_pending || more == 0 {
         return Ok(());
     }

@@ -1,15 +1,17 @@
 //! The SQL of a worker: the functions of sql/src that make the worker protocol, each call one statement in the transaction
 //! of the caller, as the worker role. Main thread of a worker.
 
-use super::body::Bodies;
-use super::enqueue::BODY_MAX_BYTES;
-use super::held::Kept;
-use super::source::Source;
-use super::us_since_1970;
+pub mod maintenance;
+
 use crate::pg::catalog;
 use crate::pg::spi::{Column, Lossy, Param, Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult};
 use crate::pg::text::Unreadable;
 use crate::pg::tid::Tid;
+use crate::session::store::enqueue::BODY_MAX_BYTES;
+use crate::store::body::Bodies;
+use crate::store::held::Kept;
+use crate::store::source::Source;
+use crate::store::us_since_1970;
 use outbox_core::engine::{self, Batch, Claimed, Held, Lane, Sharing};
 use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::lease::Lease;

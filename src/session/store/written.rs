@@ -2,13 +2,13 @@
 //! who wrote it, and store events, as the owner of the extension. In a user's backend.
 
 use super::enqueue::{internal, statements};
-use super::held::{self, Kept};
 use crate::config::Context;
 use crate::error::UserError;
 use crate::pg::security;
 use crate::pg::spi::{Spi, SpiClient, SpiHeapTupleData, SpiResult};
 use crate::pg::text;
 use crate::pg::trigger::Fired;
+use crate::store::held::{self, Kept};
 use outbox_core::change::Change;
 use pgrx::{PgBuiltInOids, PgOid};
 use std::cell::RefCell;

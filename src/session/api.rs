@@ -1,32 +1,33 @@
 //! What SQL calls: shims that check arguments and hand on. Declared by hand in sql/src, so `sql = false`. Main thread of
 //! a user's backend, which never starts a thread and never opens a socket.
 
-use crate::config::Settings;
+use crate::config::{self, DEFAULT_DESTINATION, Settings};
 use crate::error::{self, UserError, invalid};
-use crate::faults::{self, Fault};
 use crate::pg::args::{Args, Int2s, Int8s, JsonText, Jsonb, Legible, Seqs, Text, Texts, Utf8};
-use crate::pg::catalog::{self, Oid, OptionsOf};
+use crate::pg::catalog::{self, Oid};
 use crate::pg::lanes::{self, Lanes};
 use crate::pg::{latch, security, signals, trigger, txn};
-use crate::shmem::Class;
+use crate::session::declarations::options_of;
+use crate::session::store::enqueue::{self as store, Enqueue, Keys, Publish, Times};
+use crate::session::{capture, effects, room, source, utility};
+use crate::shared::databases::{self, Class};
+use crate::shared::error_groups::{self, Fault};
+use crate::shared::fastpath::slot;
+use crate::shared::{floors, passes, requests, statistics, transactions, workers};
 use crate::store::source::{Criteria, Source};
-use crate::store::{self, Enqueue, Keys, Publish, Times};
-use crate::{
-    asks, capture, config, express, figures, floors, hooks, limits, registry, shmem, source, ticks, wake, worker,
-};
+use crate::store::{now_us, since_1970};
+use crate::worker::store::sendable;
+use crate::worker_loop;
 use outbox_core::envelope;
 use outbox_core::hold::lane_crc;
 use outbox_core::message::{Event, Outcome};
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::route::Template;
 use outbox_core::settle::{self, Disposition, Ended};
-use outbox_transport::BodyFunction;
-use outbox_transport::target::{self, Kind, Level};
+use outbox_transport::target::{self, Kind};
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::prelude::*;
 
-/// The destination of who names none: a server of that name, else what the settings describe.
-pub const DEFAULT_DESTINATION: &str = "default";
 /// Messages that one statement inserts.
 const ENQUEUED_AT_ONCE: usize = 10_000;
 
@@ -97,7 +98,7 @@ fn enqueue(
         let destination = usable(destination)?;
         check_times(times)?;
         let partition = partition_key.map(partition_of_label).transpose()?;
-        limits::check_room(destination, seqs.len())?;
+        room::check_room(destination, seqs.len())?;
         // In pieces: who calls chooses how many they are, and memory that is refused aborts the process.
         seqs.chunks(ENQUEUED_AT_ONCE).try_fold(0, |before, seqs| {
             let request = Enqueue {
@@ -113,7 +114,7 @@ fn enqueue(
             };
             let count = store::enqueue(fcinfo, request)?;
             if count > 0 {
-                wake::enqueued(destination, count);
+                effects::enqueued(destination, count);
             }
             Ok(before + count)
         })
@@ -333,7 +334,7 @@ fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<i64, UserErr
     };
     let destination = usable(named.as_deref())?;
     check_times(times)?;
-    limits::check_room(destination, 1)?;
+    room::check_room(destination, 1)?;
     let key = check_event(&event, &routing_template(destination))?;
     let request = Publish {
         id: args.uuid(12),
@@ -352,7 +353,7 @@ fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<i64, UserErr
         times,
     };
     let seq = store::publish(fcinfo, &request)?;
-    wake::enqueued(destination, 1);
+    effects::enqueued(destination, 1);
     Ok(seq)
 }
 
@@ -387,7 +388,7 @@ pub fn check_event(event: &Event, template: &Template) -> Result<Option<String>,
 fn outbox_source_set(fcinfo: pg_sys::FunctionCallInfo) {
     // SAFETY: the call's own fcinfo; the types are as sql/src/27_source.sql declares them.
     let args = unsafe { Args::new(fcinfo) };
-    let mapping = (0..store::source::PARTS.len()).map(|part| args.text(part + 1));
+    let mapping = (0..crate::store::source::PARTS.len()).map(|part| args.text(part + 1));
     if let Err(error) = source::set(fcinfo, args.oid(0).map(Oid::to_u32), mapping.collect()) {
         error.raise();
     }
@@ -395,7 +396,7 @@ fn outbox_source_set(fcinfo: pg_sys::FunctionCallInfo) {
 
 #[pg_extern(sql = false)]
 fn outbox_source_problem(fcinfo: pg_sys::FunctionCallInfo) -> Option<Text> {
-    match store::source::current(fcinfo) {
+    match crate::store::source::current(fcinfo) {
         Ok(source) => source?.problem().map(Text::from),
         Err(error) => error.raise(),
     }
@@ -403,7 +404,8 @@ fn outbox_source_problem(fcinfo: pg_sys::FunctionCallInfo) -> Option<Text> {
 
 /// Of the source that is set.
 fn ask_source<T>(fcinfo: pg_sys::FunctionCallInfo, ask: impl FnOnce(&Source) -> Result<Vec<T>, UserError>) -> Vec<T> {
-    let asked = store::source::current(fcinfo).and_then(|source| source.map_or(Ok(Vec::new()), |source| ask(&source)));
+    let asked =
+        crate::store::source::current(fcinfo).and_then(|source| source.map_or(Ok(Vec::new()), |source| ask(&source)));
     asked.unwrap_or_else(|error| error.raise())
 }
 
@@ -463,11 +465,11 @@ fn outbox_is_replaying() -> bool {
 
 #[pg_extern(sql = false)]
 fn outbox_wake(more_waiting: i64, partitions: Int2s, seqs: Int8s) {
-    wake::more_wait(more_waiting);
-    wake::changed_by_hand();
+    effects::more_wait(more_waiting);
+    effects::changed_by_hand();
     for (partition, seq) in partitions.0.into_iter().zip(seqs.0) {
         if let Ok(partition) = Partition::new(i64::from(partition)) {
-            Class::all().for_each(|class| wake::read_again(class, partition, seq));
+            Class::all().for_each(|class| effects::read_again(class, partition, seq));
         }
     }
 }
@@ -476,20 +478,20 @@ fn outbox_wake(more_waiting: i64, partitions: Int2s, seqs: Int8s) {
 #[pg_extern(sql = false)]
 fn outbox_note_shown(destination: Text, partition: i16, seq: i64) -> bool {
     if let Ok(partition) = Partition::new(i64::from(partition)) {
-        wake::is_shown(&destination, partition, seq);
+        effects::is_shown(&destination, partition, seq);
     }
     true
 }
 
 #[pg_extern(sql = false)]
 fn outbox_note_pending(destination: Text, more: i64) {
-    wake::pending_changed(&destination, more);
+    effects::pending_changed(&destination, more);
 }
 
 /// The arrays are as long as each other.
 #[pg_extern(sql = false)]
 fn outbox_held(by_partition: bool, seqs: Int8s, keys: Texts, partitions: Int2s) -> Vec<i64> {
-    let open = registry::open_transactions();
+    let open = transactions::open_transactions();
     let is_held = |seq: i64, key: Option<&str>, partition: i16| match (by_partition, key) {
         (true, _) => Partition::new(i64::from(partition)).is_ok_and(|partition| {
             let crc = lane_crc(partition);
@@ -533,20 +535,14 @@ fn outbox_judge(
     judged.map(Text::from).into()
 }
 
-/// Options as catalogs have them, `name=value` each.
-fn options_of(options: Option<Texts>) -> Vec<(String, String)> {
-    let options = options.map_or_else(Vec::new, |texts| texts.0);
-    target::split(&options.into_iter().flatten().collect::<Vec<String>>())
-}
-
 #[pg_extern(sql = false)]
 fn outbox_note_ended(published: i64, failed: i64, gone: i64) {
-    wake::note_ended(Ended::of(published, failed, gone));
+    effects::note_ended(Ended::of(published, failed, gone));
 }
 
 #[pg_extern(sql = false)]
 fn outbox_note_took(took_us: Int8s) {
-    wake::note_took(took_us.0);
+    effects::note_took(took_us.0);
 }
 
 /// seq NULL: nobody knows which messages they were.
@@ -561,40 +557,40 @@ fn outbox_note_fault(
     if let (Some(destination), Some(count)) = (destination, count.and_then(|count| u64::try_from(count).ok())) {
         let (error, is_dead) = (error.as_deref().unwrap_or_default(), is_dead.unwrap_or_default());
         let fault = Fault::of_messages(&destination, error, is_dead, seq.unwrap_or_default(), count);
-        wake::note_fault(fault);
+        effects::note_fault(fault);
     }
 }
 
 #[pg_extern(sql = false)]
 fn outbox_is_in_hand(destination: Text, partition: i16, seq: i64) -> bool {
     let partition = Partition::new(i64::from(partition));
-    partition.is_ok_and(|partition| express::is_in_hand(&destination, partition, seq))
+    partition.is_ok_and(|partition| slot::is_in_hand(&destination, partition, seq))
 }
 
 #[pg_extern(sql = false)]
 fn outbox_is_taken(destination: Text, partition: i16, seq: i64) -> bool {
     let partition = Partition::new(i64::from(partition));
-    partition.is_ok_and(|partition| express::is_taken(&destination, partition, seq))
+    partition.is_ok_and(|partition| slot::is_taken(&destination, partition, seq))
 }
 
 #[pg_extern(sql = false)]
 fn outbox_has_enqueued() -> bool {
-    wake::has_enqueued()
+    effects::has_enqueued()
 }
 
 #[pg_extern(sql = false)]
 fn outbox_await_end(seen: Option<i64>, timeout_ms: Option<i32>) -> i64 {
-    wake::waiting();
-    if seen == Some(i64::from(shmem::ends())) {
+    effects::waiting();
+    if seen == Some(i64::from(databases::ends())) {
         latch::wait(i64::from(timeout_ms.unwrap_or(1).max(1)));
         signals::check_for_interrupts();
     }
-    i64::from(shmem::ends())
+    i64::from(databases::ends())
 }
 
 #[pg_extern(sql = false)]
 fn outbox_send_workers_away() -> bool {
-    hooks::send_workers_away(catalog::my_database(), true)
+    utility::send_workers_away(catalog::my_database(), true)
 }
 
 #[pg_extern(sql = false)]
@@ -609,13 +605,13 @@ fn outbox_system_identifier() -> i64 {
 
 #[pg_extern(sql = false)]
 fn outbox_registry() -> Vec<i64> {
-    registry::flat()
+    transactions::flat()
 }
 
 #[pg_extern(sql = false)]
 fn outbox_installed() {
-    wake::installed();
-    if !shmem::is_preloaded() {
+    effects::installed();
+    if !databases::is_preloaded() {
         error::warning(
             "outbox is not preloaded: messages can be enqueued, but nothing delivers them yet",
             "Add outbox to shared_preload_libraries and restart the server.",
@@ -625,12 +621,12 @@ fn outbox_installed() {
 
 #[pg_extern(sql = false)]
 fn outbox_is_preloaded() -> bool {
-    shmem::is_preloaded()
+    databases::is_preloaded()
 }
 
 #[pg_extern(sql = false)]
 fn outbox_counters() -> Option<Vec<i64>> {
-    shmem::my_database().map(|database| database.counters(store::now_us()).to_vec())
+    databases::my_database().map(|database| database.counters(now_us()).to_vec())
 }
 
 /// Of each lane in which something waits four texts: destination, partition, seq of the first, and when that was enqueued, in µs
@@ -645,7 +641,7 @@ fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
     outbox.close();
     let texts = firsts.into_iter().flat_map(|first| {
         let (partition, seq) = (first.partition.to_string(), first.seq.to_string());
-        let enqueued_at_us = store::since_1970(first.enqueued_at).to_string();
+        let enqueued_at_us = since_1970(first.enqueued_at).to_string();
         [first.destination, partition, seq, enqueued_at_us]
     });
     texts.map(|text| Some(Text::from(text))).collect()
@@ -656,7 +652,7 @@ fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
 fn outbox_first_dead(blocks: bool, fcinfo: pg_sys::FunctionCallInfo) -> Option<i64> {
     let table = catalog::table_beside(catalog::called_function(fcinfo), c"outbox_dead");
     let first = |floor| lanes::first_dead(table, blocks, floor);
-    match shmem::my_database() {
+    match databases::my_database() {
         Some(database) => database.floors().look_at_dead(blocks, first),
         None => first(0),
     }
@@ -664,140 +660,96 @@ fn outbox_first_dead(blocks: bool, fcinfo: pg_sys::FunctionCallInfo) -> Option<i
 
 #[pg_extern(sql = false)]
 fn outbox_note_dead(more: i64, more_block: i64, seq: i64) {
-    wake::dead_changed([more, more_block], seq);
+    effects::dead_changed([more, more_block], seq);
 }
 
 #[pg_extern(sql = false)]
 fn outbox_nothing_waits() -> bool {
     // One destination that was counted is as good as all: they are counted together.
-    shmem::my_database().is_some_and(|database| database.pending() <= 0) && figures::has_none(DEFAULT_DESTINATION)
+    databases::my_database().is_some_and(|database| database.pending() <= 0)
+        && statistics::has_none(DEFAULT_DESTINATION)
 }
 
 #[pg_extern(sql = false)]
 fn outbox_minutes() -> Option<Vec<Option<f64>>> {
-    shmem::my_database().and_then(|database| database.throughput(store::now_us()))
+    databases::my_database().and_then(|database| database.throughput(now_us()))
 }
 
 #[pg_extern(sql = false)]
 fn outbox_faults() -> Option<Vec<Option<Text>>> {
-    Some(faults::here()?.into_iter().map(|text| text.map(Text::from)).collect())
+    Some(
+        error_groups::here()?
+            .into_iter()
+            .map(|text| text.map(Text::from))
+            .collect(),
+    )
 }
 
 #[pg_extern(sql = false)]
 fn outbox_recent_ticks() -> Option<Vec<i64>> {
-    ticks::here()
+    passes::here()
 }
 
 #[pg_extern(sql = false)]
 fn outbox_destination_figures(destination: Text) -> Option<Vec<Option<f64>>> {
-    figures::of(&destination)
+    statistics::of(&destination)
 }
 
 #[pg_extern(sql = false)]
 fn outbox_ask_for_a_look(destination: Text) -> bool {
-    figures::ask_for_a_look(&destination)
+    statistics::ask_for_a_look(&destination)
 }
 
 /// NULL: another session asks; 0: there is nobody to ask.
 #[pg_extern(sql = false)]
 fn outbox_ask(reach: i64) -> Option<i64> {
-    wake::asking();
-    asks::ask(reach).map(i64::from)
+    effects::asking();
+    requests::ask(reach).map(i64::from)
 }
 
 #[pg_extern(sql = false)]
 fn outbox_answers(ticket: i64, timeout_ms: i32) -> Vec<i64> {
-    let (answers, done) = asks::answers(ticket as u32);
+    let (answers, done) = requests::answers(ticket as u32);
     if done && !answers.is_empty() {
         return answers;
     }
     latch::wait(i64::from(timeout_ms.max(1)));
     signals::check_for_interrupts();
-    asks::answers(ticket as u32).0
+    requests::answers(ticket as u32).0
 }
 
 #[pg_extern(sql = false)]
 fn outbox_stop_asking() {
-    wake::stop_asking();
+    effects::stop_asking();
 }
 
 #[pg_extern(sql = false)]
 fn outbox_server_workers() -> Option<Vec<Text>> {
-    let numbers = shmem::workers_here()?;
-    Some(numbers.into_iter().map(|number| worker::id_of(number).into()).collect())
+    let numbers = workers::workers_here()?;
+    Some(
+        numbers
+            .into_iter()
+            .map(|number| worker_loop::id_of(number).into())
+            .collect(),
+    )
 }
 
 #[pg_extern(sql = false)]
 fn outbox_leases_last(worker: Text) -> bool {
-    shmem::leases_last(&worker)
+    workers::leases_last(&worker)
 }
 
 #[pg_extern(sql = false)]
 fn outbox_missing_slots() -> i32 {
-    shmem::missing_slots() as i32
+    databases::missing_slots() as i32
 }
 
 #[pg_extern(sql = false)]
 fn outbox_server_state() -> Option<Text> {
-    match shmem::my_database() {
+    match databases::my_database() {
         Some(database) => database.obstacle().map(Text::from),
-        None => shmem::lacks_place().then(|| Text::from("databases")),
+        None => databases::lacks_place().then(|| Text::from("databases")),
     }
-}
-
-#[pg_extern(sql = false)]
-fn outbox_amqp_validator(options: Texts, catalog: Oid) {
-    check_options(Kind::Amqp, options, catalog);
-}
-
-#[pg_extern(sql = false)]
-fn outbox_http_validator(options: Texts, catalog: Oid) {
-    check_options(Kind::Http, options, catalog);
-}
-
-/// Options as CREATE SERVER and CREATE USER MAPPING give them, `name=value` each.
-fn check_options(kind: Kind, options: Texts, catalog: Oid) {
-    let options = options_of(Some(options));
-    let level = match catalog::options_of(catalog) {
-        OptionsOf::Server => Level::Server,
-        OptionsOf::UserMapping => Level::UserMapping,
-        OptionsOf::Other if options.is_empty() => return,
-        OptionsOf::Other => UserError::new(
-            PgSqlErrorCode::ERRCODE_FDW_INVALID_OPTION_NAME,
-            format!("{} takes options for servers and user mappings only", kind.wrapper()),
-            "A destination is a server; it has no tables.",
-        )
-        .raise(),
-    };
-    if let Err(refused) = target::check(kind, level, &options) {
-        let sqlstate = match refused.unknown {
-            true => PgSqlErrorCode::ERRCODE_FDW_INVALID_OPTION_NAME,
-            false => PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
-        };
-        UserError::new(sqlstate, refused.message, refused.hint).raise();
-    }
-    // No error: a dump that is restored without owners would lose the server.
-    if let Some(body) = body_of(kind, &options)
-        && let Err(why) = store::body::check(&body, security::current_user())
-    {
-        error::warning(format!("no message can go there yet: {}", why.message), why.hint);
-    }
-}
-
-/// The function that makes the bodies of a destination with these options.
-fn body_of(kind: Kind, options: &target::Options) -> Option<BodyFunction> {
-    target::described(kind, &target::Target::plain(), options, &[])
-        .ok()?
-        .body
-}
-
-/// What is wrong with the function of a destination, and what to do.
-#[pg_extern(sql = false)]
-fn outbox_body_problem(destination: Text) -> Option<Vec<Text>> {
-    let server = catalog::foreign_server(&destination)?;
-    let body = body_of(Kind::of_wrapper(&server.wrapper)?, &server.options)?;
-    let problem = store::body::problem(&destination, &body)?;
-    Some(vec![problem.message.into(), problem.hint.into()])
 }
 
 /// Why a message with these texts can never be sent.
@@ -822,7 +774,7 @@ fn outbox_unreadable(fcinfo: pg_sys::FunctionCallInfo) -> Option<Text> {
             ..Event::default()
         })
     };
-    store::sendable(key, event()).err().map(Text::from)
+    sendable(key, event()).err().map(Text::from)
 }
 
 #[pg_extern(sql = false)]

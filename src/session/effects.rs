@@ -4,12 +4,14 @@
 //! COMMIT PREPARED wakes nobody: the transaction was forgotten at PREPARE, and may be committed by another session. The
 //! safety poll of the workers finds its messages within a second.
 
-use crate::faults::Fault;
 use crate::pg::seen::Seen;
 use crate::pg::xact::{self, End};
-use crate::shmem::Class;
+use crate::session::capture;
+use crate::shared::databases::{self, Class};
+use crate::shared::error_groups::Fault;
+use crate::shared::fastpath::slot;
+use crate::shared::{error_groups, floors, requests, statistics, transactions};
 use crate::store::now_us;
-use crate::{asks, capture, express, faults, figures, floors, registry, shmem};
 use outbox_core::engine::Place;
 use outbox_core::minutes::Took;
 use outbox_core::nested::Nested;
@@ -82,7 +84,7 @@ pub fn enqueued(destination: &str, count: i64) {
 
 /// So many more messages of a destination wait, or fewer.
 pub fn pending_changed(destination: &str, by: i64) {
-    let number = figures::number_of(destination);
+    let number = statistics::number_of(destination);
     PENDING.with_borrow_mut(|notes| notes.add(xact::current_savepoint(), (number, by), add_pending));
     PENDING_SUMS.with_borrow_mut(|sums| *sums.entry(number).or_default() += by);
 }
@@ -136,7 +138,7 @@ pub fn note_took(took_us: Vec<i64>) {
 pub fn note_fault(fault: Fault) {
     let savepoint = xact::current_savepoint();
     FAULTS.with_borrow_mut(|notes| {
-        let has_room = notes.len() < faults::MAX_OF_DATABASE;
+        let has_room = notes.len() < error_groups::MAX_OF_DATABASE;
         let known = notes.of_mut(savepoint).iter_mut().find(|other| other.is_like(&fault));
         match known {
             Some(known) => known.add(&fault),
@@ -159,7 +161,7 @@ pub fn asking() {
 /// It does so no more.
 pub fn stop_asking() {
     if ASKING.take() {
-        asks::stop();
+        requests::stop();
     }
 }
 
@@ -175,7 +177,7 @@ pub fn ready(destination: &str, partition: Partition, seq: i64, parcel: Option<P
 /// This transaction put a message where views look for what waits.
 pub fn is_shown(destination: &str, partition: Partition, seq: i64) {
     FIRSTS.with_borrow_mut(|firsts| {
-        let lane = (figures::number_of(destination), partition);
+        let lane = (statistics::number_of(destination), partition);
         let (_, first) = firsts.entry(lane).or_insert_with(|| (destination.to_owned(), seq));
         *first = seq.min(*first);
     });
@@ -216,18 +218,18 @@ fn lay_down_parcels() {
         for parcel in parcels.iter_mut() {
             // What was changed since is read from the table.
             if parcel.row.is_current() && parcel.event.is_current() {
-                parcel.place = express::lay_down(parcel);
+                parcel.place = slot::lay_down(parcel);
             }
         }
     });
 }
 
 /// After Committed: whoever reads their lanes may take them, or shall look for the rows.
-fn hand_parcels_over(database: &shmem::Database) {
+fn hand_parcels_over(database: &databases::Database) {
     PARCELS.with_borrow_mut(|parcels| {
         for parcel in parcels.iter_mut() {
             let place = parcel.place.take();
-            if !place.is_some_and(|place| express::ready(place, parcel.class, parcel.partition)) {
+            if !place.is_some_and(|place| slot::ready(place, parcel.class, parcel.partition)) {
                 database.reopen(parcel.class, parcel.partition, parcel.seq);
             }
         }
@@ -253,7 +255,7 @@ pub fn expires_at(us: i64) {
 /// The upkeep looks for it at its time. Also at PREPARE, for COMMIT PREPARED tells nothing.
 fn tell_expiry() {
     let first = Some(EXPIRES_US.get()).filter(|us| *us < i64::MAX);
-    if let (Some(us), Some(database)) = (first, shmem::my_database()) {
+    if let (Some(us), Some(database)) = (first, databases::my_database()) {
         database.expires_at(us);
     }
 }
@@ -276,15 +278,15 @@ fn ended(end: End) {
         End::Committing => xact::commits_all_the_same(lay_down_parcels),
         End::Committed => {
             if INSTALLED.get()
-                && let Some(database) = shmem::my_database()
+                && let Some(database) = databases::my_database()
             {
                 database.installed();
-                figures::installed();
-                faults::forget_here();
+                statistics::installed();
+                error_groups::forget_here();
             }
             if WAKE.get() {
                 // In this order: visible already; from where to read; no longer open; look.
-                if let Some(database) = shmem::my_database() {
+                if let Some(database) = databases::my_database() {
                     hand_parcels_over(database);
                     LOWS.with_borrow(|lows| {
                         for ((class, partition), low) in lows {
@@ -305,18 +307,18 @@ fn ended(end: End) {
             tell_views();
             PENDING_SUMS.with_borrow(|sums| {
                 for (number, by) in sums {
-                    figures::pending_changed(*number, *by);
+                    statistics::pending_changed(*number, *by);
                 }
             });
             tell_ended();
-            FAULTS.with_borrow(|entries| entries.iter().for_each(faults::note));
+            FAULTS.with_borrow(|entries| entries.iter().for_each(error_groups::note));
             if INSTALLED.get() {
-                shmem::extension_came();
+                databases::extension_came();
             }
             leave();
         }
         End::Preparing => {
-            if !registry::prepare() {
+            if !transactions::prepare() {
                 pgrx::error!("outbox has no room for another prepared transaction");
             }
         }
@@ -348,7 +350,7 @@ fn ended(end: End) {
             capture::savepoint_aborted(id);
             stop_asking(); // the statement that asked has failed
             if DATABASES.get() {
-                shmem::let_back(); // the statement may have failed; if not, core's lock still keeps the workers out
+                databases::let_back(); // the statement may have failed; if not, core's lock still keeps the workers out
             }
         }
     }
@@ -357,7 +359,7 @@ fn ended(end: End) {
 /// After Committed: what is visible now, views find it.
 fn tell_views() {
     DEAD.with_borrow(|notes| {
-        let Some(database) = shmem::my_database().filter(|_| !notes.is_empty()) else {
+        let Some(database) = databases::my_database().filter(|_| !notes.is_empty()) else {
             return;
         };
         for (blocks, low) in [false, true].into_iter().zip(DEAD_LOWS.get()) {
@@ -368,7 +370,7 @@ fn tell_views() {
         notes.iter().for_each(|by| database.dead_changed(*by));
     });
     FIRSTS.with_borrow(|firsts| {
-        let Some(database) = shmem::my_database().filter(|_| !firsts.is_empty()) else {
+        let Some(database) = databases::my_database().filter(|_| !firsts.is_empty()) else {
             return;
         };
         for ((number, partition), (destination, seq)) in firsts {
@@ -380,14 +382,14 @@ fn tell_views() {
 /// After Committed: as above.
 fn tell_ended() {
     ENDED.with_borrow(|entries| {
-        if let (false, Some(database)) = (entries.is_empty(), shmem::my_database()) {
+        if let (false, Some(database)) = (entries.is_empty(), databases::my_database()) {
             let mut sum = Ended::default();
             entries.iter().for_each(|ended| sum.add(*ended));
             database.settled(&sum, now_us());
         }
     });
     TOOK.with_borrow(|entries| {
-        if let (false, Some(database)) = (entries.is_empty(), shmem::my_database()) {
+        if let (false, Some(database)) = (entries.is_empty(), databases::my_database()) {
             let mut took = Took::default();
             entries.iter().for_each(|took_us| took.note(*took_us));
             database.confirmed(&mut took, now_us());
@@ -398,25 +400,25 @@ fn tell_ended() {
 /// The transaction is over, however it ended: messages may have waited for its own.
 fn leave() {
     capture::transaction_over();
-    registry::leave();
+    transactions::leave();
     if WAKE.take() {
-        shmem::wake_workers();
+        databases::wake_workers();
     }
     WAITING_CHANGED.set(false);
     BY_HAND.set(false);
     EXPIRES_US.set(i64::MAX);
     INSTALLED.set(false);
     if DATABASES.take() {
-        shmem::let_back();
+        databases::let_back();
     }
     if WAITING.take() {
-        shmem::stop_waiting();
+        databases::stop_waiting();
     }
     stop_asking();
     ENQUEUED.with_borrow_mut(Nested::clear);
     PARCELS.with_borrow_mut(|parcels| {
         let places = parcels.drain().filter_map(|parcel| parcel.place);
-        places.for_each(express::free); // it did not commit
+        places.for_each(slot::free); // it did not commit
     });
     ENDED.with_borrow_mut(Nested::clear);
     TOOK.with_borrow_mut(Nested::clear);
