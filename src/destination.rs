@@ -2,13 +2,14 @@
 //! itself, so that one that is down or slow holds up no other. Main thread of a worker.
 
 use crate::config::Settings;
+use crate::limits::STATEMENT_TIMEOUT_MS;
+use crate::pg::clock::now_us;
 use crate::pg::tid::Tid;
 use crate::pg::txn::{self, Durability, Failure};
-use crate::ports::{STATEMENT_TIMEOUT_MS, Shared, Tables, in_transaction};
+use crate::ports::{Shared, Tables, in_transaction};
 use crate::shared::databases;
 use crate::shared::error_groups::{self, Fault};
 use crate::shared::statistics::Figures;
-use crate::store::now_us;
 use crate::worker::broker::DEADLINE;
 use crate::worker::store::{Described, Settlement, Store};
 use outbox_core::budget::Allowance;

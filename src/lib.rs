@@ -4,6 +4,7 @@
 mod config;
 mod destination;
 mod error;
+mod limits;
 mod pg;
 mod ports;
 mod session;

@@ -2,6 +2,8 @@
 //! by the worker, on its main thread.
 
 use crate::destination::Common;
+use crate::limits::STATEMENT_TIMEOUT_MS;
+use crate::pg::clock::now_us;
 use crate::pg::spi::SpiResult;
 use crate::pg::tid::Tid;
 use crate::pg::txn::{self, Durability, Failure};
@@ -10,7 +12,6 @@ use crate::shared::databases::{self, Class};
 use crate::shared::fastpath::slot;
 use crate::shared::requests::Report;
 use crate::shared::{transactions, workers};
-use crate::store::now_us;
 use crate::worker::store::{ClaimedBatch, Settlement, Store, Whereto};
 use outbox_core::engine::{self, Batch, Claimed, Due, Errand, Express, Held, Lane, Memory, Place};
 use outbox_core::gate::{Found, OrderedKey};
@@ -23,8 +24,6 @@ use std::collections::HashMap;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// No statement of a worker may take longer.
-pub const STATEMENT_TIMEOUT_MS: i32 = 30_000;
 /// Due messages that one transaction brings back, at most.
 const DUE_ROWS: i32 = 1000;
 

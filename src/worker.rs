@@ -4,15 +4,16 @@
 
 use crate::config::Settings;
 use crate::destination::{Common, Destination, changes_by_hand};
+use crate::limits::STATEMENT_TIMEOUT_MS;
 use crate::pg::bgworker;
+use crate::pg::clock::now_us;
 use crate::pg::latch::WaitSet;
 use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, signals, text};
-use crate::ports::{STATEMENT_TIMEOUT_MS, Shared, held_transaction, in_transaction, remember_table};
+use crate::ports::{Shared, held_transaction, in_transaction, remember_table};
 use crate::shared::requests::Report;
 use crate::shared::workers::{self, NoPlace, UPKEEP};
 use crate::shared::{databases, statistics, transactions};
-use crate::store::now_us;
 use crate::worker::broker::DEADLINE;
 use crate::worker::store::{Described, Store};
 use outbox_core::engine::{Errand, Held, Listen, Sharing};

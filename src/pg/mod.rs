@@ -8,6 +8,7 @@ pub mod array;
 pub mod backtrace;
 pub mod bgworker;
 pub mod catalog;
+pub mod clock;
 pub mod foreign;
 pub mod guc;
 pub mod json;

@@ -5,6 +5,7 @@ use crate::config::{self, DEFAULT_DESTINATION, Settings};
 use crate::error::{self, UserError, invalid};
 use crate::pg::args::{Args, Int2s, Int8s, JsonText, Jsonb, Legible, Seqs, Text, Texts, Utf8};
 use crate::pg::catalog::{self, Oid};
+use crate::pg::clock::{now_us, since_1970};
 use crate::pg::lanes::{self, Lanes};
 use crate::pg::{latch, security, signals, trigger, txn};
 use crate::session::declarations::options_of;
@@ -15,8 +16,7 @@ use crate::shared::error_groups::{self, Fault};
 use crate::shared::fastpath::slot;
 use crate::shared::{floors, passes, requests, statistics, transactions, workers};
 use crate::store::source::{Criteria, Source};
-use crate::store::{now_us, since_1970};
-use crate::worker::store::sendable;
+use crate::store::{AGGREGATE_KEY, aggregate_key, sendable};
 use crate::worker_loop;
 use outbox_core::envelope;
 use outbox_core::hold::lane_crc;
@@ -376,9 +376,9 @@ pub fn check_event(event: &Event, template: &Template) -> Result<Option<String>,
             envelope::check_short(name, value)?;
         }
     }
-    let key = store::aggregate_key(event.aggregate_type.as_deref(), event.aggregate_id.as_deref());
+    let key = aggregate_key(event.aggregate_type.as_deref(), event.aggregate_id.as_deref());
     if let Some(key) = &key {
-        envelope::check_short(store::AGGREGATE_KEY, key)?;
+        envelope::check_short(AGGREGATE_KEY, key)?;
     }
     envelope::check_routing(template, event, key.as_deref())?;
     Ok(key)

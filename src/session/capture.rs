@@ -7,6 +7,7 @@
 
 use crate::config::{Context, DEFAULT_DESTINATION};
 use crate::error::{UserError, invalid};
+use crate::limits::check_body;
 use crate::pg::spi::SpiHeapTupleData;
 use crate::pg::trigger::{self, Call, Fired, Operation};
 use crate::pg::{catalog, guc, security, text, xact};
@@ -288,7 +289,7 @@ fn write(fired: &Fired, captured: &Captured, context: &Context, changes: Vec<Cha
         let previous_bytes = change.previous_payload.as_ref().map_or(0, String::len);
         let bytes = change.payload.len() + previous_bytes + session_bytes;
         let checked = api::check_event(&event, &template).and_then(|key| {
-            store::check_body(bytes as i64)?;
+            check_body(bytes as i64)?;
             Ok(key)
         });
         let key = checked.map_err(|error| UserError {

@@ -4,6 +4,7 @@
 //! COMMIT PREPARED wakes nobody: the transaction was forgotten at PREPARE, and may be committed by another session. The
 //! safety poll of the workers finds its messages within a second.
 
+use crate::pg::clock::now_us;
 use crate::pg::seen::Seen;
 use crate::pg::xact::{self, End};
 use crate::session::capture;
@@ -11,7 +12,6 @@ use crate::shared::databases::{self, Class};
 use crate::shared::error_groups::Fault;
 use crate::shared::fastpath::slot;
 use crate::shared::{error_groups, floors, requests, statistics, transactions};
-use crate::store::now_us;
 use outbox_core::engine::Place;
 use outbox_core::minutes::Took;
 use outbox_core::nested::Nested;

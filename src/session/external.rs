@@ -5,12 +5,12 @@
 
 use crate::error::UserError;
 use crate::pg::args::{Int2s, Int8s, Text};
+use crate::pg::clock::now_us;
 use crate::pg::{bgworker, catalog, latch, signals, txn};
 use crate::shared::databases::{self, Class};
 use crate::shared::statistics::{self, Figures};
 use crate::shared::transactions;
 use crate::shared::workers;
-use crate::store::now_us;
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
 use pgrx::prelude::*;

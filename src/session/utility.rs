@@ -1,13 +1,17 @@
 //! Statements that need a database to themselves: DROP, RENAME, SET TABLESPACE and CREATE … TEMPLATE. Core refuses them
 //! while anybody is connected, and a worker is. So before one runs, in the session that runs it, the workers leave; they
-//! may come back when its transaction ends, however it ends (`wake`), and the launcher then looks at the databases anew.
+//! may come back when its transaction ends, however it ends (`effects`), and the launcher then looks at the databases anew.
 //! outbox_configure() and the like need the same, and leave them the time for what is on its way: the database lives on, and what
 //! is not confirmed would be sent twice.
 
-use crate::pg::utility::{self, DatabaseStatement, Kind};
+use crate::error::UserError;
+use crate::pg::utility::{self, DatabaseStatement, Kind, ServerStatement};
 use crate::pg::{catalog, latch, signals};
 use crate::session::effects;
 use crate::shared::{databases, workers};
+use outbox_core::written;
+use outbox_transport::target;
+use pgrx::PgSqlErrorCode;
 use std::time::{Duration, Instant};
 
 /// Workers are gone within 2 s, whatever the broker does. After this long core may say that they are in the way.
@@ -19,7 +23,7 @@ const LOOK_AGAIN_MS: i64 = 100;
 
 /// From `_PG_init`, while preloading.
 pub fn init() {
-    utility::before_database_statement(before);
+    utility::before_statements(before, refuse_long_name);
 }
 
 fn before(statement: &DatabaseStatement) {
@@ -60,4 +64,26 @@ fn may(statement: &DatabaseStatement) -> bool {
             Kind::Copies => catalog::may_copy_database(database),
             Kind::Alters => catalog::owns_database(database),
         }
+}
+
+/// Refuses a name for a destination that the grammar has cut: who wrote it would look for messages under another name. Another
+/// server may keep what core makes of its name.
+fn refuse_long_name(statement: &ServerStatement) {
+    let max = catalog::NAME_BYTES_MAX;
+    let Some(bytes) = written::server_name_bytes(statement.text).filter(|bytes| *bytes > max) else {
+        return;
+    };
+    if target::Kind::of_wrapper(&statement.wrapper).is_none() {
+        return;
+    }
+    UserError {
+        sqlstate: PgSqlErrorCode::ERRCODE_NAME_TOO_LONG,
+        message: format!("the name of the server has {bytes} bytes, more than {max}"),
+        detail: Some(format!(
+            "Postgres would cut it to \"{}\", and messages to the name as written would find no server.",
+            statement.name
+        )),
+        hint: format!("Choose a name of at most {max} bytes."),
+    }
+    .raise();
 }

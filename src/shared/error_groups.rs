@@ -3,9 +3,9 @@
 //! well comes here. As in `shmem`, nothing is an authority, and a restart of the server begins anew.
 
 use crate::pg::catalog;
+use crate::pg::clock::now_us;
 use crate::pg::shmem::{Shareable, Shared, ShortText, Turn};
 use crate::shared::statistics::number_of;
-use crate::store::now_us;
 use outbox_core::fault;
 use std::sync::atomic::{
     AtomicI64, AtomicU32, AtomicU64,

@@ -3,10 +3,10 @@
 //! says whose it is. As in `shmem`, nothing here is an authority, and a restart of the server begins anew.
 
 use crate::pg::catalog;
+use crate::pg::clock::now_us;
 use crate::pg::shmem::{Shareable, Shared};
 use crate::shared::requests::Report;
 use crate::shared::workers::MAX_WORKERS;
-use crate::store::now_us;
 use std::sync::atomic::{
     AtomicI64, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},

@@ -4,9 +4,9 @@
 //! destination has no figures and no limit, and is delivered to as any.
 
 use crate::pg::catalog;
+use crate::pg::clock::now_us;
 use crate::pg::shmem::{Shareable, Shared, Turn};
 use crate::shared::databases;
-use crate::store::now_us;
 use crate::worker::store::Settlement;
 use outbox_core::latency::{self, BUCKETS};
 use outbox_core::settle::Ended;

@@ -5,10 +5,10 @@
 //! A session announces a key before it draws a seq for it. It leaves after COMMIT, when its rows are visible and
 //! `shmem` knows how far back to read for them. The protocol is modelled in crates/core/tests/model_mark.rs.
 
+use crate::pg::clock::now_us;
 use crate::pg::shmem::{Shareable, SharedSlice};
 use crate::pg::{bgworker, catalog, latch, xact};
 use crate::shared::databases;
-use crate::store::now_us;
 use outbox_core::hold::{FILTER_WORDS, OpenTransaction, filter_bit};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::SeqCst};

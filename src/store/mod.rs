@@ -1,22 +1,33 @@
-//! The SQL that both a session and a worker run: `source` reads events in a relation of the user's own, `body` calls his
-//! functions, `held` keeps plans. On the main thread, inside a transaction. State transitions are the functions of sql/src.
+//! What both a session and a worker say to the database, and what both must judge alike: `source` reads events in a relation
+//! of the user's own, `body` calls his functions, `held` keeps plans. On the main thread, inside a transaction. State
+//! transitions are the functions of sql/src.
 
 pub mod body;
 pub mod held;
 pub mod source;
 
-/// The time, in µs since 1970.
-pub fn now_us() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map(|d| d.as_micros() as i64).unwrap_or_default()
+use crate::limits::BODY_MAX_BYTES;
+use crate::pg::text::Unreadable;
+use outbox_core::message::Event;
+
+/// What a refusal calls the key of an event that was enqueued without one.
+pub const AGGREGATE_KEY: &str = "key (aggregate_type:aggregate_id)";
+
+/// The key of an event that was enqueued without one.
+pub fn aggregate_key(aggregate_type: Option<&str>, aggregate_id: Option<&str>) -> Option<String> {
+    match (aggregate_type, aggregate_id) {
+        (Some(kind), Some(id)) => Some(format!("{kind}:{id}")),
+        (None, Some(id)) => Some(id.to_string()),
+        (_, None) => None,
+    }
 }
 
-pub fn us_since_1970(time: pgrx::datum::TimestampWithTimeZone) -> i64 {
-    since_1970(time.into())
-}
-
-/// Postgres begins in 2000.
-pub fn since_1970(us_since_2000: i64) -> i64 {
-    const YEAR_2000_US: i64 = 946_684_800_000_000;
-    us_since_2000.saturating_add(YEAR_2000_US)
+/// The event of a message with that key, or why the message can never be sent. A worker outside is told the same.
+pub fn sendable(key: Result<(), Unreadable>, event: Result<Event, Unreadable>) -> Result<Event, String> {
+    key.map_err(|why| format!("its key cannot be read: {why}"))?;
+    let event = event.map_err(|why| format!("the event cannot be read: {why}"))?;
+    match event.body_bytes() as i64 {
+        bytes if bytes > BODY_MAX_BYTES => Err(format!("the event has {bytes} bytes, more than can be sent")),
+        _ => Ok(event),
+    }
 }

@@ -8,13 +8,15 @@ mod by_sql;
 
 pub use by_sql::Criteria;
 
+use super::aggregate_key;
 use super::held::{self, Kept};
 use crate::error::UserError;
+use crate::error::internal;
+use crate::limits::{STATEMENT_TIMEOUT_MS, check_body};
 use crate::pg::spi::{Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult, SpiTupleTable};
 use crate::pg::trigger::Call;
 use crate::pg::{catalog, guc, security, signals, text, txn};
-use crate::ports::STATEMENT_TIMEOUT_MS;
-use crate::session::store::enqueue::{Statements, aggregate_key, check_body, internal, statements};
+use crate::session::store::enqueue::{Statements, statements};
 use outbox_core::envelope::check_short;
 use outbox_core::message::{Event, Outcome};
 use pgrx::spi::quote_identifier;

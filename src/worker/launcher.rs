@@ -9,12 +9,12 @@
 use crate::config::ServerSettings;
 use crate::pg::bgworker::{self, Handle, Spec};
 use crate::pg::catalog::{self, Role};
+use crate::pg::clock::now_us;
 use crate::pg::txn::{self, Durability};
 use crate::pg::{latch, signals};
 use crate::shared::databases::{self, MAX_DATABASES, Obstacle};
 use crate::shared::workers::{self, MAX_UPKEEP, MAX_WORKERS, UPKEEP};
 use crate::shared::{error_groups, floors, statistics};
-use crate::store::now_us;
 use crate::worker_loop;
 use outbox_core::turns::{self, Plan};
 use std::collections::BTreeMap;

@@ -5,16 +5,17 @@
 //! one that fails is logged and left for the next time. Where a run goes on stands in shared memory (`shared::maintenance`).
 
 use crate::config::Settings;
+use crate::limits::STATEMENT_TIMEOUT_MS;
+use crate::pg::clock::now_us;
 use crate::pg::spi::SpiResult;
 use crate::pg::text;
 use crate::pg::txn::{Durability, Failure};
 use crate::pg::{latch, signals};
-use crate::ports::{STATEMENT_TIMEOUT_MS, held_transaction, in_transaction, remember_table};
+use crate::ports::{held_transaction, in_transaction, remember_table};
 use crate::shared::error_groups::{self, Fault};
 use crate::shared::maintenance::Kept;
 use crate::shared::workers::UPKEEP;
 use crate::shared::{databases, statistics};
-use crate::store::now_us;
 use crate::worker::store::Store;
 use crate::worker::store::maintenance::Expired;
 use crate::worker_loop;

@@ -2,15 +2,16 @@
 //! to the two tables. What is not usual goes by `enqueue`, whose statements say what these rows must be. In a user's
 //! backend, in its transaction, as the owner of the tables.
 
-use super::enqueue::{Publish, Statements, check_body, duplicate, new_id, unexpected};
-use crate::error::UserError;
+use super::enqueue::{Publish, Statements, duplicate, new_id};
+use crate::error::{UserError, unexpected};
+use crate::limits::check_body;
 use crate::pg::args::Jsonb;
+use crate::pg::clock::{since_1970, us_since_1970};
 use crate::pg::table::{self, Column, Kind, Layout, Row, Table, Value};
 use crate::pg::text;
 use crate::session::effects;
 use crate::shared::fastpath::parcel::{Inserted, Stored};
 use crate::shared::transactions;
-use crate::store::{since_1970, us_since_1970};
 use outbox_core::envelope::SHORT_STRING_MAX;
 use outbox_core::hold::lane_crc;
 use outbox_core::message::Event;

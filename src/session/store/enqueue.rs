@@ -2,17 +2,19 @@
 
 use super::direct;
 use crate::config;
-use crate::error::{UserError, invalid};
+use crate::error::{UserError, internal, invalid};
+use crate::limits::check_body;
 use crate::pg::args::Jsonb;
-use crate::pg::spi::{OwnedPreparedStatement, Param, Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult};
-use crate::pg::text::{self, Unreadable};
+use crate::pg::clock::us_since_1970;
+use crate::pg::spi::{OwnedPreparedStatement, Param, Spi, SpiClient, SpiHeapTupleData, SpiResult};
+use crate::pg::text;
 use crate::pg::trigger::Call;
 use crate::pg::{catalog, guc, security, xact};
 use crate::session::{capture, effects};
 use crate::shared::fastpath::parcel::{self, Inserted, Stored};
 use crate::shared::transactions;
 use crate::store::source;
-use crate::store::us_since_1970;
+use crate::store::{AGGREGATE_KEY, aggregate_key};
 use outbox_core::envelope;
 use outbox_core::hold::lane_crc;
 use outbox_core::partition::{Partition, crc32};
@@ -74,9 +76,6 @@ impl Publish<'_> {
         self.payload.to_text().len() + others.sum::<usize>() + self.actor.map_or(0, str::len)
     }
 }
-
-/// The largest body that is taken. RabbitMQ 4 refuses more than 16 MiB by default, older ones more than 128 MiB.
-pub const BODY_MAX_BYTES: i64 = text::MAX_BYTES as i64;
 
 /// Statements of one schema, planned once per backend.
 pub struct Statements {
@@ -150,18 +149,6 @@ impl Statements {
 /// Keeps the extension from being dropped, and its partitions from being changed, before this transaction ends.
 pub fn hold_extension(fcinfo: Call) {
     statements(fcinfo).hold();
-}
-
-/// What a refusal calls the key of an event that was enqueued without one.
-pub const AGGREGATE_KEY: &str = "key (aggregate_type:aggregate_id)";
-
-/// The key of an event that was enqueued without one.
-pub fn aggregate_key(aggregate_type: Option<&str>, aggregate_id: Option<&str>) -> Option<String> {
-    match (aggregate_type, aggregate_id) {
-        (Some(kind), Some(id)) => Some(format!("{kind}:{id}")),
-        (None, Some(id)) => Some(id.to_string()),
-        (_, None) => None,
-    }
 }
 
 /// Inserts the pointers; returns how many were new. The statements run as the owner of the tables whatever the caller's
@@ -272,22 +259,6 @@ pub(super) fn duplicate(id: Option<pgrx::Uuid>) -> UserError {
         PgSqlErrorCode::ERRCODE_UNIQUE_VIOLATION,
         format!("there is an event with id {id} already"),
         "Leave the id out to have one made. If this is a repeated call, its event is stored and enqueued already.",
-    )
-}
-
-/// Refuses more than is taken.
-pub fn check_body(bytes: i64) -> Result<(), UserError> {
-    match bytes > BODY_MAX_BYTES {
-        false => Ok(()),
-        true => Err(too_large(bytes)),
-    }
-}
-
-fn too_large(bytes: i64) -> UserError {
-    UserError::new(
-        PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-        format!("the event has {bytes} bytes, more than the {BODY_MAX_BYTES} that are taken"),
-        "Store the data elsewhere and publish a reference to it.",
     )
 }
 
@@ -728,26 +699,4 @@ fn check_settings(
     }
     let partitioner = name.map(|name| Partitioner { name, count });
     Ok(statements.partitioner.replace(partitioner.clone()) != partitioner)
-}
-
-pub fn internal(error: SpiError) -> UserError {
-    match error {
-        SpiError::Unreadable { why, .. } => unreadable(&why),
-        error => unexpected(format!("outbox could not run its own statement: {error}")),
-    }
-}
-
-fn unreadable(why: &Unreadable) -> UserError {
-    match why {
-        Unreadable::TooLong(bytes) => too_large(*bytes as i64),
-        Unreadable::Encoding => UserError::new(why.sqlstate(), format!("a text cannot be sent: {why}"), why.hint()),
-    }
-}
-
-pub fn unexpected(what: impl ToString) -> UserError {
-    UserError::new(
-        PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
-        what.to_string(),
-        "This is a defect of outbox; please report it.",
-    )
 }

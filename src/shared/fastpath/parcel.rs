@@ -2,6 +2,7 @@
 //! for the end of the transaction (`crate::session::effects`). In a user's backend.
 
 use crate::pg::catalog::Oid;
+use crate::pg::clock::us_since_1970;
 use crate::pg::guc;
 use crate::pg::seen::Seen;
 use crate::pg::spi::{SpiClient, SpiError, SpiHeapTupleData, SpiResult};
@@ -10,7 +11,6 @@ use crate::session::effects::Parcel;
 use crate::session::store::enqueue::Statements;
 use crate::shared::databases::Class;
 use crate::shared::fastpath::slot::BYTES;
-use crate::store::us_since_1970;
 use outbox_core::message::{Event, Pointer};
 use outbox_core::parcel;
 use outbox_core::partition::{Partition, crc32};

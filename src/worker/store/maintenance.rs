@@ -3,9 +3,9 @@
 //! `purge_workers` when a session asks for a tick.
 
 use super::Store;
+use crate::pg::clock::us_since_1970;
 use crate::pg::guc;
 use crate::pg::spi::{Lossy, Spi, SpiResult};
-use crate::store::us_since_1970;
 use pgrx::datum::TimestampWithTimeZone;
 
 /// How many messages of a destination wait, and when the first of them expires, in µs since 1970.

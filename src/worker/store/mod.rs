@@ -4,14 +4,14 @@
 pub mod maintenance;
 
 use crate::pg::catalog;
+use crate::pg::clock::us_since_1970;
 use crate::pg::spi::{Column, Lossy, Param, Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult};
 use crate::pg::text::Unreadable;
 use crate::pg::tid::Tid;
-use crate::session::store::enqueue::BODY_MAX_BYTES;
 use crate::store::body::Bodies;
 use crate::store::held::Kept;
+use crate::store::sendable;
 use crate::store::source::Source;
-use crate::store::us_since_1970;
 use outbox_core::engine::{self, Batch, Claimed, Held, Lane, Sharing};
 use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::lease::Lease;
@@ -708,16 +708,6 @@ fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<Tid>> {
         pointer,
         event: event.map_err(|reason| Outcome::Unsendable { reason }),
     })
-}
-
-/// The event of a message with that key, or why the message can never be sent. A worker outside is told the same.
-pub fn sendable(key: Result<(), Unreadable>, event: Result<Event, Unreadable>) -> Result<Event, String> {
-    key.map_err(|why| format!("its key cannot be read: {why}"))?;
-    let event = event.map_err(|why| format!("the event cannot be read: {why}"))?;
-    match event.body_bytes() as i64 {
-        bytes if bytes > BODY_MAX_BYTES => Err(format!("the event has {bytes} bytes, more than can be sent")),
-        _ => Ok(event),
-    }
 }
 
 fn event(row: &SpiHeapTupleData, seq: i64, id: String) -> SpiResult<Event> {
