@@ -2,30 +2,32 @@
 //! a user's backend, which never starts a thread and never opens a socket.
 
 use crate::config::{self, DEFAULT_DESTINATION, Settings};
-use crate::error::{self, UserError, invalid};
+use crate::error::{self, UserError};
 use crate::pg::args::{Args, Int2s, Int8s, JsonText, Jsonb, Legible, Seqs, Text, Texts, Utf8};
 use crate::pg::catalog::{self, Oid};
 use crate::pg::clock::{now_us, since_1970};
 use crate::pg::lanes::{self, Lanes};
-use crate::pg::{latch, security, signals, trigger, txn};
+use crate::pg::{latch, signals, trigger, txn};
+use crate::session::checks::{
+    check_enqueue, check_event, check_times, missing, missing_seq, partition_of_label, routing_template, usable,
+};
 use crate::session::declarations::options_of;
-use crate::session::store::enqueue::{self as store, Enqueue, Keys, Publish, Times};
+use crate::session::store::request::{Enqueue, Keys, Publish, Times, new_id};
+use crate::session::store::{enqueue as store, source as sources};
 use crate::session::{capture, effects, room, source, utility};
 use crate::shared::databases::{self, Class};
 use crate::shared::error_groups::{self, Fault};
 use crate::shared::fastpath::slot;
 use crate::shared::{floors, passes, requests, statistics, transactions, workers};
-use crate::store::source::{Criteria, Source};
-use crate::store::{AGGREGATE_KEY, aggregate_key, sendable};
+use crate::store::sendable;
+use crate::store::source::by_sql::Criteria;
+use crate::store::source::{PARTS, Source};
 use crate::worker_loop;
-use outbox_core::envelope;
 use outbox_core::hold::lane_crc;
 use outbox_core::message::{Event, Outcome};
 use outbox_core::partition::{Partition, crc32};
-use outbox_core::route::Template;
 use outbox_core::settle::{self, Disposition, Ended};
 use outbox_transport::target::{self, Kind};
-use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::prelude::*;
 
 /// Messages that one statement inserts.
@@ -130,129 +132,6 @@ fn outbox_check_destination(destination: Option<Text>) {
     }
 }
 
-fn check_enqueue(seqs: &[i64], key: Option<&str>) -> Result<(), UserError> {
-    if let Some(seq) = seqs.iter().find(|seq| **seq <= 0) {
-        return Err(bad_seq(*seq));
-    }
-    if let Some(key) = key {
-        envelope::check_short("key", key)?;
-    }
-    Ok(())
-}
-
-fn check_times(times: Times) -> Result<(), UserError> {
-    if times.available_at.is_some_and(|at| at.is_infinity()) {
-        return Err(invalid(
-            "available_at is infinity: the message would never be due",
-            "Leave it out, or give a time.",
-        ));
-    }
-    let Some(expires_at) = times.expires_at else {
-        return Ok(());
-    };
-    if expires_at.is_infinity() && expires_at > clock_timestamp() {
-        return Err(invalid(
-            "expires_at is infinity",
-            "Leave it out for a message that never expires, or give a time.",
-        ));
-    }
-    if expires_at <= clock_timestamp() {
-        return Err(invalid(
-            "expires_at is over: the message would never be sent",
-            "Give a time to come, or leave the message out.",
-        ));
-    }
-    match times.available_at.is_some_and(|at| at >= expires_at) {
-        false => Ok(()),
-        true => Err(invalid(
-            "expires_at is not after available_at: the message would never be sent",
-            "Give a later time, or leave one of the two out.",
-        )),
-    }
-}
-
-/// The destination that is meant, if there is one of that name and the caller may use it. Everybody who may enqueue may
-/// use the default.
-fn usable(destination: Option<&str>) -> Result<&str, UserError> {
-    let Some(name) = destination.filter(|name| *name != DEFAULT_DESTINATION) else {
-        return Ok(DEFAULT_DESTINATION);
-    };
-    if catalog::may_use_server(server_of(name)?) {
-        return Ok(name);
-    }
-    Err(UserError::new(
-        PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
-        format!("permission denied for destination \"{name}\""),
-        format!("GRANT USAGE ON FOREIGN SERVER {name} TO {};", security::current_role()),
-    ))
-}
-
-/// Refuses a destination that is not there. Who made a trigger was asked for the right to use it; who writes is not.
-pub fn check_destination(name: &str) -> Result<(), UserError> {
-    match name {
-        DEFAULT_DESTINATION => Ok(()),
-        name => server_of(name).map(drop),
-    }
-}
-
-/// What makes the routing key of messages of a destination; empty where there is none.
-pub fn routing_template(destination: &str) -> Template {
-    let server = catalog::foreign_server(destination);
-    let described = server.and_then(|server| Some((Kind::of_wrapper(&server.wrapper)?, server.options)));
-    match described {
-        Some((kind, options)) => target::routing_template(kind, &options).unwrap_or_else(config::routing_template),
-        None => config::routing_template(),
-    }
-}
-
-/// The OID of the server that a destination is.
-fn server_of(name: &str) -> Result<u32, UserError> {
-    let server = catalog::foreign_server(name).filter(|server| Kind::of_wrapper(&server.wrapper).is_some());
-    let Some(server) = server else {
-        let bytes = catalog::name_bytes(name);
-        if bytes > catalog::NAME_BYTES_MAX {
-            return Err(UserError::new(
-                PgSqlErrorCode::ERRCODE_NAME_TOO_LONG,
-                format!(
-                    "the name of the destination has {bytes} bytes, more than {}",
-                    catalog::NAME_BYTES_MAX
-                ),
-                "Give the name of the server as outbox_destination_status shows it.",
-            ));
-        }
-        return Err(UserError::new(
-            PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
-            format!("destination \"{name}\" does not exist"),
-            "Leave the destination out for the default one, or make one: CREATE SERVER … FOREIGN DATA WRAPPER outbox_amqp or outbox_http.",
-        ));
-    };
-    Ok(server.oid)
-}
-
-pub fn bad_seq(seq: i64) -> UserError {
-    invalid(
-        format!("seq {seq} is not positive"),
-        "Pass the seq of an event, as outbox_publish returns it.",
-    )
-}
-
-pub fn missing_seq() -> UserError {
-    UserError::new(
-        PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED,
-        "seq is NULL",
-        "Pass the seq of an event, as outbox_publish returns it.",
-    )
-}
-
-fn partition_of_label(label: &str) -> Result<Partition, UserError> {
-    Partition::parse_label(label).map_err(|error| {
-        invalid(
-            error.to_string(),
-            "Labels look like p07; outbox_partition_of(key) gives one.",
-        )
-    })
-}
-
 #[pg_extern(sql = false, immutable, strict, parallel_safe)]
 fn outbox_crc32(key: Text) -> i64 {
     i64::from(crc32(&key))
@@ -288,7 +167,7 @@ fn outbox_configure(
 
 #[pg_extern(sql = false)]
 fn outbox_uuid_v7() -> pgrx::Uuid {
-    store::new_id()
+    new_id()
 }
 
 #[pg_extern(sql = false)]
@@ -357,38 +236,11 @@ fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<i64, UserErr
     Ok(seq)
 }
 
-fn missing(what: &str, hint: &str) -> UserError {
-    let message = format!("an event needs a {what}");
-    UserError::new(PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED, message, hint)
-}
-
-/// Refuses at the call what would otherwise be a dead letter later. Returns the key.
-pub fn check_event(event: &Event, template: &Template) -> Result<Option<String>, UserError> {
-    let named = [
-        ("type", Some(&event.kind)),
-        ("aggregate_type", event.aggregate_type.as_ref()),
-        ("aggregate_id", event.aggregate_id.as_ref()),
-        ("operation", event.operation.as_ref()),
-        ("correlation_id", event.correlation_id.as_ref()),
-    ];
-    for (name, value) in named {
-        if let Some(value) = value {
-            envelope::check_short(name, value)?;
-        }
-    }
-    let key = aggregate_key(event.aggregate_type.as_deref(), event.aggregate_id.as_deref());
-    if let Some(key) = &key {
-        envelope::check_short(AGGREGATE_KEY, key)?;
-    }
-    envelope::check_routing(template, event, key.as_deref())?;
-    Ok(key)
-}
-
 #[pg_extern(sql = false)]
 fn outbox_source_set(fcinfo: pg_sys::FunctionCallInfo) {
     // SAFETY: the call's own fcinfo; the types are as sql/src/27_source.sql declares them.
     let args = unsafe { Args::new(fcinfo) };
-    let mapping = (0..crate::store::source::PARTS.len()).map(|part| args.text(part + 1));
+    let mapping = (0..PARTS.len()).map(|part| args.text(part + 1));
     if let Err(error) = source::set(fcinfo, args.oid(0).map(Oid::to_u32), mapping.collect()) {
         error.raise();
     }
@@ -396,7 +248,7 @@ fn outbox_source_set(fcinfo: pg_sys::FunctionCallInfo) {
 
 #[pg_extern(sql = false)]
 fn outbox_source_problem(fcinfo: pg_sys::FunctionCallInfo) -> Option<Text> {
-    match crate::store::source::current(fcinfo) {
+    match sources::current(fcinfo) {
         Ok(source) => source?.problem().map(Text::from),
         Err(error) => error.raise(),
     }
@@ -404,8 +256,7 @@ fn outbox_source_problem(fcinfo: pg_sys::FunctionCallInfo) -> Option<Text> {
 
 /// Of the source that is set.
 fn ask_source<T>(fcinfo: pg_sys::FunctionCallInfo, ask: impl FnOnce(&Source) -> Result<Vec<T>, UserError>) -> Vec<T> {
-    let asked =
-        crate::store::source::current(fcinfo).and_then(|source| source.map_or(Ok(Vec::new()), |source| ask(&source)));
+    let asked = sources::current(fcinfo).and_then(|source| source.map_or(Ok(Vec::new()), |source| ask(&source)));
     asked.unwrap_or_else(|error| error.raise())
 }
 

@@ -10,13 +10,12 @@ use crate::error::{UserError, invalid};
 use crate::limits::check_body;
 use crate::pg::spi::SpiHeapTupleData;
 use crate::pg::trigger::{self, Call, Fired, Operation};
-use crate::pg::{catalog, guc, security, text, xact};
-use crate::session::api;
-use crate::session::store::enqueue::{Enqueue, Keys, Times};
-use crate::session::store::{enqueue as store, written};
-use crate::session::{effects, room};
+use crate::pg::{catalog, guc, security, text};
+use crate::session::checks;
+use crate::session::store::request::{Enqueue, Keys, Times};
+use crate::session::store::{enqueue as store, source, written};
+use crate::session::{effects, publishing, room};
 use crate::shared::transactions;
-use crate::store::source;
 use outbox_core::change::{Change, Operations, Row, Rules, Update};
 use outbox_core::envelope;
 use outbox_core::message::Event;
@@ -24,7 +23,6 @@ use outbox_core::partition::crc32;
 use outbox_core::trigger::{Attached, Captured};
 use pgrx::PgSqlErrorCode;
 use pgrx::spi::quote_identifier;
-use std::cell::RefCell;
 
 /// Has no rights at all: the conditions on outbox_events run as it where the extension itself inserts.
 const READER: &std::ffi::CStr = c"outbox_policy";
@@ -40,7 +38,7 @@ pub fn attached(call: Call) -> Result<(), UserError> {
     };
     let destination = attached.destination.as_deref().unwrap_or(DEFAULT_DESTINATION);
     let is_own_store = fired.is_on_table_beside(c"outbox_events");
-    if is_published_to(destination) {
+    if publishing::is_to(destination) {
         return Ok(()); // it is enqueued a moment later, with its own key and time
     }
     // With several jobs it may restore outbox_policies, and so this trigger, before the events: old ones, whose messages it
@@ -62,14 +60,14 @@ pub fn attached(call: Call) -> Result<(), UserError> {
     written::read_rows(&fired, reader(&fired)?, &[sql], read, |batch| {
         let (seqs, keys): (Vec<Option<i64>>, Vec<Option<String>>) = batch.into_iter().flatten().unzip();
         let Some(seqs) = seqs.into_iter().collect::<Option<Vec<i64>>>() else {
-            return Err(api::missing_seq());
+            return Err(checks::missing_seq());
         };
         for key in keys.iter().flatten() {
             envelope::check_short("key", key)?;
         }
-        api::check_destination(destination)?;
+        checks::check_destination(destination)?;
         if let Some(seq) = seqs.iter().find(|seq| **seq <= 0) {
-            return Err(api::bad_seq(*seq));
+            return Err(checks::bad_seq(*seq));
         }
         room::check_room(destination, seqs.len())?;
         let keys = match attached.key {
@@ -272,9 +270,9 @@ fn write(fired: &Fired, captured: &Captured, context: &Context, changes: Vec<Cha
         return Ok(());
     }
     let destination = captured.destination.as_deref().unwrap_or(DEFAULT_DESTINATION);
-    api::check_destination(destination)?;
+    checks::check_destination(destination)?;
     room::check_room(destination, changes.len())?;
-    let template = api::routing_template(destination);
+    let template = checks::routing_template(destination);
     let session = [&context.metadata, &context.headers, &context.actor];
     let session_bytes: usize = session.into_iter().flatten().map(String::len).sum();
     let mut keys = Vec::with_capacity(changes.len());
@@ -288,7 +286,7 @@ fn write(fired: &Fired, captured: &Captured, context: &Context, changes: Vec<Cha
         };
         let previous_bytes = change.previous_payload.as_ref().map_or(0, String::len);
         let bytes = change.payload.len() + previous_bytes + session_bytes;
-        let checked = api::check_event(&event, &template).and_then(|key| {
+        let checked = checks::check_event(&event, &template).and_then(|key| {
             check_body(bytes as i64)?;
             Ok(key)
         });
@@ -303,9 +301,9 @@ fn write(fired: &Fired, captured: &Captured, context: &Context, changes: Vec<Cha
         for key in &keys {
             transactions::announce_drawing(key.as_deref().map(crc32));
         }
-        publishing_begins(destination);
+        publishing::begins(destination);
         let seqs = written::insert_events(fired, &captured.aggregate_type, context, changes)?;
-        publishing_ends();
+        publishing::ends();
         enqueue(fired, &seqs, true, Keys::Given(keys), destination)
     })
 }
@@ -364,51 +362,4 @@ fn owner(fired: &Fired) -> u32 {
 
 fn as_owner<T>(fired: &Fired, body: impl FnOnce() -> T) -> T {
     security::run_as(owner(fired), body)
-}
-
-// ---- outbox_events is written by outbox_publish, which enqueues by itself -------------------------------------------
-
-/// Between the check of an event and its enqueue.
-struct Publishing {
-    savepoint: u32,
-    depth: i32,
-    destination: String,
-}
-
-thread_local! {
-    static PUBLISHING: RefCell<Vec<Publishing>> = const { RefCell::new(Vec::new()) };
-}
-
-/// The next statement at this depth of triggers stores events that go to this destination without help.
-pub fn publishing_begins(destination: &str) {
-    let publishing = Publishing {
-        savepoint: xact::current_savepoint(),
-        depth: trigger::depth(),
-        destination: destination.to_owned(),
-    };
-    PUBLISHING.with_borrow_mut(|all| all.push(publishing));
-}
-
-pub fn publishing_ends() {
-    PUBLISHING.with_borrow_mut(Vec::pop);
-}
-
-/// Whether the rows that this trigger fires for are enqueued for this destination in any case. A statement that another
-/// trigger of the same table runs is one deeper, and no part of it.
-fn is_published_to(destination: &str) -> bool {
-    let depth = trigger::depth() - 1;
-    PUBLISHING.with_borrow(|all| {
-        let last = all.last().filter(|last| last.depth == depth);
-        last.is_some_and(|last| last.destination == destination)
-    })
-}
-
-/// An error left what was begun.
-pub fn savepoint_aborted(savepoint: u32) {
-    PUBLISHING.with_borrow_mut(|all| all.retain(|publishing| publishing.savepoint != savepoint));
-}
-
-/// After COMMIT nothing may allocate or raise: the list only shrinks.
-pub fn transaction_over() {
-    PUBLISHING.with_borrow_mut(Vec::clear);
 }

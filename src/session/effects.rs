@@ -7,7 +7,7 @@
 use crate::pg::clock::now_us;
 use crate::pg::seen::Seen;
 use crate::pg::xact::{self, End};
-use crate::session::capture;
+use crate::session::publishing;
 use crate::shared::databases::{self, Class};
 use crate::shared::error_groups::Fault;
 use crate::shared::fastpath::slot;
@@ -347,7 +347,7 @@ fn ended(end: End) {
             ENDED.with_borrow_mut(|notes| notes.abort(id, |_| ()));
             TOOK.with_borrow_mut(|notes| notes.abort(id, |_| ()));
             FAULTS.with_borrow_mut(|notes| notes.abort(id, |_| ()));
-            capture::savepoint_aborted(id);
+            publishing::savepoint_aborted(id);
             stop_asking(); // the statement that asked has failed
             if DATABASES.get() {
                 databases::let_back(); // the statement may have failed; if not, core's lock still keeps the workers out
@@ -399,7 +399,7 @@ fn tell_ended() {
 
 /// The transaction is over, however it ended: messages may have waited for its own.
 fn leave() {
-    capture::transaction_over();
+    publishing::transaction_over();
     transactions::leave();
     if WAKE.take() {
         databases::wake_workers();

@@ -3,9 +3,11 @@
 
 pub mod api;
 pub mod capture;
+mod checks;
 pub mod declarations;
 pub mod effects;
 pub mod external;
+mod publishing;
 pub mod room;
 pub mod source;
 pub mod store;

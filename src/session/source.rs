@@ -1,9 +1,11 @@
-//! Whether a relation of the user's own can be the event source, asked when it is set. How it is read is in store/source.rs.
+//! Whether a relation of the user's own can be the event source, asked when it is set. How it is read is in store/source.rs. In a user's
+//! backend.
 
 use crate::error::{self, UserError, invalid};
 use crate::pg::catalog;
 use crate::pg::trigger::Call;
-use crate::store::source::{self, Kind, Mapping, PARTS, Relation, Source};
+use crate::session::store::source::{self, Relation};
+use crate::store::source::{Kind, Mapping, PARTS, Source};
 use pgrx::spi::quote_identifier;
 use pgrx::{PgBuiltInOids, PgSqlErrorCode};
 

@@ -2,7 +2,8 @@
 //! to the two tables. What is not usual goes by `enqueue`, whose statements say what these rows must be. In a user's
 //! backend, in its transaction, as the owner of the tables.
 
-use super::enqueue::{Publish, Statements, duplicate, new_id};
+use super::request::{Publish, duplicate, new_id};
+use super::statements::Statements;
 use crate::error::{UserError, unexpected};
 use crate::limits::check_body;
 use crate::pg::args::Jsonb;

@@ -1,150 +1,28 @@
 //! The SQL of enqueue and publish: in a user's backend, in its transaction, with the rights of the owner of the tables.
 
 use super::direct;
+use super::request::{Enqueue, Keys, Publish, duplicate, new_id};
+use super::source;
+use super::statements::{Partitioner, Statements, statements};
 use crate::config;
 use crate::error::{UserError, internal, invalid};
 use crate::limits::check_body;
-use crate::pg::args::Jsonb;
 use crate::pg::clock::us_since_1970;
 use crate::pg::spi::{OwnedPreparedStatement, Param, Spi, SpiClient, SpiHeapTupleData, SpiResult};
 use crate::pg::text;
 use crate::pg::trigger::Call;
-use crate::pg::{catalog, guc, security, xact};
-use crate::session::{capture, effects};
+use crate::pg::{catalog, guc, security};
+use crate::session::{effects, publishing};
 use crate::shared::fastpath::parcel::{self, Inserted, Stored};
 use crate::shared::transactions;
-use crate::store::source;
 use crate::store::{AGGREGATE_KEY, aggregate_key};
 use outbox_core::envelope;
 use outbox_core::hold::lane_crc;
 use outbox_core::partition::{Partition, crc32};
-use pgrx::datum::TimestampWithTimeZone;
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::spi::quote_identifier;
 use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
-use std::cell::{OnceCell, RefCell};
 use std::collections::{HashMap, HashSet};
-
-pub struct Enqueue<'a> {
-    pub seqs: &'a [i64],
-    /// The event was stored by this very statement, its seq announced before: it cannot wait anywhere yet.
-    pub new: bool,
-    pub keys: Keys,
-    pub destination: &'a str,
-    pub times: Times,
-    pub partition: Option<Partition>,
-}
-
-/// From when to when it may be sent.
-#[derive(Clone, Copy, Default)]
-pub struct Times {
-    pub available_at: Option<TimestampWithTimeZone>,
-    pub expires_at: Option<TimestampWithTimeZone>,
-}
-
-pub enum Keys {
-    /// One for each seq.
-    Given(Vec<Option<String>>),
-    /// The aggregates of the events.
-    LookedUp,
-}
-
-/// An event as outbox_publish takes it.
-pub struct Publish<'a> {
-    /// None: one is made.
-    pub id: Option<pgrx::Uuid>,
-    pub kind: &'a str,
-    pub aggregate_type: Option<&'a str>,
-    pub aggregate_id: Option<&'a str>,
-    pub operation: Option<&'a str>,
-    pub payload: Jsonb,
-    pub previous_payload: Option<Jsonb>,
-    pub metadata: Option<Jsonb>,
-    pub headers: Option<Jsonb>,
-    pub actor: Option<&'a str>,
-    pub correlation_id: Option<&'a str>,
-    pub key: Option<&'a str>,
-    pub destination: &'a str,
-    pub times: Times,
-}
-
-impl Publish<'_> {
-    /// As they leave, in UTF-8. The column body_bytes counts them as the database has them.
-    fn bytes(&self) -> usize {
-        let others = [&self.previous_payload, &self.metadata, &self.headers];
-        let others = others.into_iter().flatten().map(|json| json.to_text().len());
-        self.payload.to_text().len() + others.sum::<usize>() + self.actor.map_or(0, str::len)
-    }
-}
-
-/// Statements of one schema, planned once per backend.
-pub struct Statements {
-    /// Held by every transaction that enqueues, before it touches a table: so DROP EXTENSION waits for it, and the two
-    /// never for each other in a circle.
-    extension: u32,
-    /// Held next, before any other table: outbox_configure() locks it first, too.
-    pub settings: u32,
-    pub schema: String,
-    /// The owner of the tables. The function belongs to another role: see 90_privileges.sql.
-    pub owner: u32,
-    pub event_table: u32,
-    pub outbox_table: u32,
-    /// By whether the event was stored just now, whether it is scheduled, and whether it is one.
-    insert: [[[OnceCell<OwnedPreparedStatement>; 2]; 2]; 2],
-    aggregates: OnceCell<OwnedPreparedStatement>,
-    /// Without an id, and with one that must be new; and whether it shall return the event.
-    event: [[OnceCell<OwnedPreparedStatement>; 2]; 2],
-    pub events: OnceCell<OwnedPreparedStatement>,
-    pub express: OnceCell<OwnedPreparedStatement>,
-    /// Of this database, as far as is known here. The statement that inserts finds out if it is another.
-    partitioner: RefCell<Option<Partitioner>>,
-}
-
-/// A function that gives the partition of a key, and the partition count that it is asked for.
-#[derive(Clone, PartialEq)]
-struct Partitioner {
-    name: String,
-    count: i16,
-}
-
-thread_local! {
-    /// By the function that was called: after DROP and CREATE EXTENSION its OID is another one.
-    static STATEMENTS: RefCell<HashMap<u32, &'static Statements>> = RefCell::new(HashMap::new());
-}
-
-/// They are never freed: the server must not be called while an error unwinds, nor when the process ends.
-pub fn statements(fcinfo: Call) -> &'static Statements {
-    let function = catalog::called_function(fcinfo);
-    STATEMENTS.with_borrow_mut(|known| {
-        let make = || {
-            let schema = quote_identifier(catalog::schema_of_function(function));
-            let settings = catalog::table_beside(function, c"outbox_settings");
-            &*Box::leak(Box::new(Statements {
-                extension: catalog::extension(c"outbox"),
-                settings,
-                schema,
-                owner: catalog::owner_of_table(settings),
-                event_table: catalog::table_beside(function, c"outbox_events"),
-                outbox_table: catalog::table_beside(function, c"outbox"),
-                insert: Default::default(),
-                aggregates: OnceCell::new(),
-                event: Default::default(),
-                events: OnceCell::new(),
-                express: OnceCell::new(),
-                partitioner: RefCell::default(),
-            }))
-        };
-        *known.entry(function).or_insert_with(make)
-    })
-}
-
-impl Statements {
-    fn hold(&self) {
-        xact::refuse_if_read_only();
-        catalog::hold_extension_with(self.extension);
-        catalog::hold_table(self.settings);
-    }
-}
 
 /// Keeps the extension from being dropped, and its partitions from being changed, before this transaction ends.
 pub fn hold_extension(fcinfo: Call) {
@@ -173,9 +51,9 @@ pub fn publish(fcinfo: Call, request: &Publish) -> Result<i64, UserError> {
         if let Some(seq) = direct::publish(statements, request, by_express)? {
             return Ok(seq);
         }
-        capture::publishing_begins(request.destination);
+        publishing::begins(request.destination);
         let (seq, stored) = insert_event(statements, request, by_express)?;
-        capture::publishing_ends();
+        publishing::ends();
         let pointer = Enqueue {
             seqs: &[seq],
             new: true,
@@ -251,20 +129,6 @@ fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Res
         };
         Ok((seq, stored))
     })
-}
-
-pub(super) fn duplicate(id: Option<pgrx::Uuid>) -> UserError {
-    let id = id.map(|id| id.to_string()).unwrap_or_default();
-    UserError::new(
-        PgSqlErrorCode::ERRCODE_UNIQUE_VIOLATION,
-        format!("there is an event with id {id} already"),
-        "Leave the id out to have one made. If this is a repeated call, its event is stored and enqueued already.",
-    )
-}
-
-/// A new UUID of version 7, which sorts by time.
-pub fn new_id() -> pgrx::Uuid {
-    pgrx::Uuid::from_bytes(*uuid::Uuid::now_v7().as_bytes())
 }
 
 /// `stored`: of one that may go by express, its event. Otherwise that of one that was not `published` is looked up.

@@ -2,4 +2,7 @@
 
 mod direct;
 pub mod enqueue;
+pub mod request;
+pub mod source;
+pub mod statements;
 pub mod written;

@@ -1,7 +1,7 @@
 //! What the triggers of outbox_attach and outbox_capture say to the database: they read what a statement wrote, as the one
 //! who wrote it, and store events, as the owner of the extension. In a user's backend.
 
-use super::enqueue::statements;
+use super::statements::statements;
 use crate::config::Context;
 use crate::error::{UserError, internal};
 use crate::pg::security;

@@ -8,7 +8,7 @@ use crate::pg::seen::Seen;
 use crate::pg::spi::{SpiClient, SpiError, SpiHeapTupleData, SpiResult};
 use crate::pg::tid::Tid;
 use crate::session::effects::Parcel;
-use crate::session::store::enqueue::Statements;
+use crate::session::store::statements::Statements;
 use crate::shared::databases::Class;
 use crate::shared::fastpath::slot::BYTES;
 use outbox_core::message::{Event, Pointer};
