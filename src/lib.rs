@@ -32,7 +32,7 @@ pub extern "C-unwind" fn _PG_init() {
     config::define();
     session::effects::init();
     if pg::shmem::preloading() {
-        shared::databases::init();
+        shared::lifecycle::reserve();
         worker::launcher::register();
         session::utility::init();
     }

@@ -12,8 +12,8 @@ use crate::pg::txn::{self, Durability, Failure};
 use crate::pg::{catalog, signals, text};
 use crate::ports::{Shared, held_transaction, in_transaction, remember_table};
 use crate::shared::requests::Report;
-use crate::shared::workers::{self, NoPlace, UPKEEP};
-use crate::shared::{databases, statistics, transactions};
+use crate::shared::workers::{self, NoPlace, id_of};
+use crate::shared::{databases, launcher, lifecycle, statistics, transactions, vacancies};
 use crate::worker::broker::DEADLINE;
 use crate::worker::store::{Described, Store};
 use outbox_core::engine::{Errand, Held, Listen, Sharing};
@@ -80,7 +80,7 @@ pub fn main(database: u32, number: u32) -> ! {
 /// The first steps of a process that serves a database: its place, then its connection. Ends where there is no place.
 pub fn enter(database: u32, number: u32) -> &'static workers::Worker {
     signals::install();
-    let slot = match workers::worker_starts(database, number) {
+    let slot = match lifecycle::worker_starts(database, number) {
         Ok(slot) => slot,
         Err(NoPlace::Taken(pid)) => {
             pgrx::log!(
@@ -91,10 +91,10 @@ pub fn enter(database: u32, number: u32) -> &'static workers::Worker {
         }
         Err(NoPlace::Full) => signals::exit(0), // the launcher says so
     };
-    if databases::is_vacated(database) {
+    if vacancies::is_vacated(database) {
         signals::exit(0);
     }
-    bgworker::connect(database.into(), databases::worker_role().into());
+    bgworker::connect(database.into(), launcher::worker_role().into());
     for (name, value) in session::SETTINGS.iter().chain(session::IN_THE_SERVER) {
         txn::set_for_session(name, value);
     }
@@ -108,14 +108,6 @@ fn note_session_defaults(defaults: &str) -> u64 {
         database.set_session_defaults(hash);
     }
     hash
-}
-
-/// The name of a worker in the server, in outbox_workers and as the owner of leases.
-pub fn id_of(number: u32) -> String {
-    match number {
-        UPKEEP => "upkeep".to_owned(),
-        _ => format!("server-{}", number + 1),
-    }
 }
 
 struct Worker {
@@ -232,7 +224,7 @@ impl Worker {
         // It may start the other workers, and the upkeep, which counts what waits for the destinations that there are.
         if let Some(database) = databases::my_database() {
             database.set_extension(true);
-            databases::wake_launcher();
+            launcher::tell_news();
         }
         worker
     }
@@ -656,7 +648,7 @@ impl Worker {
             }
         }
         if self.worker_changes == 0 || freed > 0 {
-            workers::look_again(); // the others: at a worker that is new, or at partitions that are free
+            databases::look_again(); // the others: at a worker that is new, or at partitions that are free
         }
         self.worker_changes = changes.max(1);
         if held.len() != self.leases.len() {

@@ -14,15 +14,15 @@ use crate::session::checks::{
 use crate::session::declarations::options_of;
 use crate::session::store::request::{Enqueue, Keys, Publish, Times, new_id};
 use crate::session::store::{enqueue as store, source as sources};
-use crate::session::{capture, effects, room, source, utility};
-use crate::shared::databases::{self, Class};
+use crate::session::{asking, capture, effects, room, source, utility};
+use crate::shared::databases;
 use crate::shared::error_groups::{self, Fault};
 use crate::shared::fastpath::slot;
-use crate::shared::{floors, passes, requests, statistics, transactions, workers};
+use crate::shared::lanes::Class;
+use crate::shared::{floors, launcher, passes, statistics, transactions, workers};
 use crate::store::sendable;
 use crate::store::source::by_sql::Criteria;
 use crate::store::source::{PARTS, Source};
-use crate::worker_loop;
 use outbox_core::hold::lane_crc;
 use outbox_core::message::{Event, Outcome};
 use outbox_core::partition::{Partition, crc32};
@@ -462,7 +462,7 @@ fn outbox_registry() -> Vec<i64> {
 #[pg_extern(sql = false)]
 fn outbox_installed() {
     effects::installed();
-    if !databases::is_preloaded() {
+    if !launcher::is_preloaded() {
         error::warning(
             "outbox is not preloaded: messages can be enqueued, but nothing delivers them yet",
             "Add outbox to shared_preload_libraries and restart the server.",
@@ -472,7 +472,7 @@ fn outbox_installed() {
 
 #[pg_extern(sql = false)]
 fn outbox_is_preloaded() -> bool {
-    databases::is_preloaded()
+    launcher::is_preloaded()
 }
 
 #[pg_extern(sql = false)]
@@ -488,7 +488,9 @@ fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
     let Some(outbox) = Lanes::open(table) else {
         return Vec::new();
     };
-    let firsts = floors::look(&outbox);
+    transactions::reap();
+    let floors = databases::my_database().map(|database| (database.floors(), database.moves()));
+    let firsts = floors::look(&outbox, floors);
     outbox.close();
     let texts = firsts.into_iter().flat_map(|first| {
         let (partition, seq) = (first.partition.to_string(), first.seq.to_string());
@@ -548,25 +550,29 @@ fn outbox_destination_figures(destination: Text) -> Option<Vec<Option<f64>>> {
 
 #[pg_extern(sql = false)]
 fn outbox_ask_for_a_look(destination: Text) -> bool {
-    statistics::ask_for_a_look(&destination)
+    let heard = statistics::ask_for_a_look(&destination);
+    if heard {
+        databases::wake_workers();
+    }
+    heard
 }
 
 /// NULL: another session asks; 0: there is nobody to ask.
 #[pg_extern(sql = false)]
 fn outbox_ask(reach: i64) -> Option<i64> {
     effects::asking();
-    requests::ask(reach).map(i64::from)
+    asking::ask(reach).map(i64::from)
 }
 
 #[pg_extern(sql = false)]
 fn outbox_answers(ticket: i64, timeout_ms: i32) -> Vec<i64> {
-    let (answers, done) = requests::answers(ticket as u32);
+    let (answers, done) = asking::answers(ticket as u32);
     if done && !answers.is_empty() {
         return answers;
     }
     latch::wait(i64::from(timeout_ms.max(1)));
     signals::check_for_interrupts();
-    requests::answers(ticket as u32).0
+    asking::answers(ticket as u32).0
 }
 
 #[pg_extern(sql = false)]
@@ -580,7 +586,7 @@ fn outbox_server_workers() -> Option<Vec<Text>> {
     Some(
         numbers
             .into_iter()
-            .map(|number| worker_loop::id_of(number).into())
+            .map(|number| workers::id_of(number).into())
             .collect(),
     )
 }
@@ -592,7 +598,7 @@ fn outbox_leases_last(worker: Text) -> bool {
 
 #[pg_extern(sql = false)]
 fn outbox_missing_slots() -> i32 {
-    databases::missing_slots() as i32
+    launcher::missing_slots() as i32
 }
 
 #[pg_extern(sql = false)]

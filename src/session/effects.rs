@@ -7,11 +7,12 @@
 use crate::pg::clock::now_us;
 use crate::pg::seen::Seen;
 use crate::pg::xact::{self, End};
-use crate::session::publishing;
-use crate::shared::databases::{self, Class};
+use crate::session::{asking, publishing};
+use crate::shared::databases;
 use crate::shared::error_groups::Fault;
 use crate::shared::fastpath::slot;
-use crate::shared::{error_groups, floors, requests, statistics, transactions};
+use crate::shared::lanes::Class;
+use crate::shared::{error_groups, floors, statistics, transactions, vacancies, waiters};
 use outbox_core::engine::Place;
 use outbox_core::minutes::Took;
 use outbox_core::nested::Nested;
@@ -161,7 +162,7 @@ pub fn asking() {
 /// It does so no more.
 pub fn stop_asking() {
     if ASKING.take() {
-        requests::stop();
+        asking::stop();
     }
 }
 
@@ -350,7 +351,7 @@ fn ended(end: End) {
             publishing::savepoint_aborted(id);
             stop_asking(); // the statement that asked has failed
             if DATABASES.get() {
-                databases::let_back(); // the statement may have failed; if not, core's lock still keeps the workers out
+                vacancies::let_back(); // the statement may have failed; if not, core's lock still keeps the workers out
             }
         }
     }
@@ -374,7 +375,7 @@ fn tell_views() {
             return;
         };
         for ((number, partition), (destination, seq)) in firsts {
-            floors::tell(database, destination, partition.index(), *number, *seq);
+            floors::tell(database.floors(), destination, partition.index(), *number, *seq);
         }
     });
 }
@@ -409,10 +410,10 @@ fn leave() {
     EXPIRES_US.set(i64::MAX);
     INSTALLED.set(false);
     if DATABASES.take() {
-        databases::let_back();
+        vacancies::let_back();
     }
     if WAITING.take() {
-        databases::stop_waiting();
+        waiters::stop();
     }
     stop_asking();
     ENQUEUED.with_borrow_mut(Nested::clear);

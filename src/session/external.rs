@@ -7,10 +7,9 @@ use crate::error::UserError;
 use crate::pg::args::{Int2s, Int8s, Text};
 use crate::pg::clock::now_us;
 use crate::pg::{bgworker, catalog, latch, signals, txn};
-use crate::shared::databases::{self, Class};
+use crate::shared::lanes::Class;
 use crate::shared::statistics::{self, Figures};
-use crate::shared::transactions;
-use crate::shared::workers;
+use crate::shared::{MAX_WORKERS, databases, launcher, lifecycle, transactions, vacancies, workers};
 use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
 use pgrx::prelude::*;
@@ -64,7 +63,7 @@ fn outbox_work_join(label: Text) -> Text {
 }
 
 fn join(label: &str) -> Result<Me, UserError> {
-    if !databases::is_preloaded() {
+    if !launcher::is_preloaded() {
         return Err(UserError::new(
             PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             "outbox is not preloaded: no worker would hear of what is committed",
@@ -73,23 +72,23 @@ fn join(label: &str) -> Result<Me, UserError> {
     }
     let not_yet = |message| UserError::new(PgSqlErrorCode::ERRCODE_OBJECT_IN_USE, message, "Try again in a second.");
     if databases::my_database().is_none() {
-        databases::wake_launcher();
+        launcher::tell_news();
         return Err(not_yet("the server has not looked at this database yet"));
     }
-    let Some(slot) = workers::join_from_outside() else {
+    let Some(slot) = lifecycle::join_from_outside() else {
         return Err(UserError::new(
             PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
             "there is no place for another worker outside the server",
             format!(
                 "A server has {} places for workers, and those outside take {} of them at most. End another worker, or lower outbox.workers.",
-                workers::MAX_WORKERS,
+                MAX_WORKERS,
                 workers::MAX_OUTSIDE
             ),
         ));
     };
     // After it took the place, as a worker in the server does: one of the two sees the other.
-    if databases::is_vacated(catalog::my_database()) {
-        workers::leave_from_outside();
+    if vacancies::is_vacated(catalog::my_database()) {
+        lifecycle::leave_from_outside();
         return Err(not_yet("a statement needs the database without workers"));
     }
     Ok(Me {
@@ -121,7 +120,7 @@ fn plain(label: &str) -> String {
 #[pg_extern(sql = false)]
 fn outbox_work_quit() {
     if ME.take().is_some() {
-        workers::leave_from_outside();
+        lifecycle::leave_from_outside();
     }
 }
 
@@ -209,14 +208,14 @@ fn outbox_work_wait(seen: Int8s, timeout_ms: i32, in_flight: i32, tell: bool) ->
     };
     as_me(|me| me.slot.set_in_flight(usize::try_from(in_flight).unwrap_or(0)));
     if tell {
-        workers::look_again(); // the others: at partitions that are free, or at a worker that is new
+        databases::look_again(); // the others: at partitions that are free, or at a worker that is new
     }
     let state = || {
         let changes = [database.calls(), database.worker_changes(), database.waiting_changes()];
         let numbers = changes.into_iter().map(i64::from);
-        let leaves = match databases::is_vacated(here) {
+        let leaves = match vacancies::is_vacated(here) {
             false => 0,
-            true => 2 - i64::from(databases::is_pressed(here)),
+            true => 2 - i64::from(vacancies::is_pressed(here)),
         };
         numbers.chain([leaves]).collect::<Vec<i64>>()
     };

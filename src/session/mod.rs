@@ -2,6 +2,7 @@
 //! `shared`; it never names `worker`.
 
 pub mod api;
+mod asking;
 pub mod capture;
 mod checks;
 pub mod declarations;

@@ -8,7 +8,7 @@ use crate::error::UserError;
 use crate::pg::utility::{self, DatabaseStatement, Kind, ServerStatement};
 use crate::pg::{catalog, latch, signals};
 use crate::session::effects;
-use crate::shared::{databases, workers};
+use crate::shared::{launcher, vacancies, workers};
 use outbox_core::written;
 use outbox_transport::target;
 use pgrx::PgSqlErrorCode;
@@ -42,12 +42,12 @@ fn before(statement: &DatabaseStatement) {
 /// for. They are let back when this transaction ends. False if some are still there after a few seconds.
 pub fn send_workers_away(database: u32, in_order: bool) -> bool {
     effects::databases_change();
-    if !databases::vacate(database, in_order) {
+    if !vacancies::vacate(database, in_order) {
         return !workers::has_workers(database);
     }
     let deadline = Instant::now() + if in_order { PATIENCE_IN_ORDER } else { PATIENCE };
     while workers::has_workers(database) && Instant::now() < deadline {
-        if !workers::has_launcher() {
+        if !launcher::is_there() {
             workers::terminate(database, |_| true);
         }
         latch::wait(LOOK_AGAIN_MS);

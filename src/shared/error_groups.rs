@@ -1,6 +1,6 @@
 //! What failed lately, in shared memory: failures of one cause and destination make one group. Noted when a transaction
 //! commits in which messages failed, and by a worker whose destination goes down; read by outbox_errors. Nothing that goes
-//! well comes here. As in `shmem`, nothing is an authority, and a restart of the server begins anew.
+//! well comes here. A restart of the server begins anew.
 
 use crate::pg::catalog;
 use crate::pg::clock::now_us;
@@ -26,7 +26,7 @@ struct Table {
     groups: [Group; MAX_GROUPS],
 }
 
-/// Written in turn.
+/// Written and read in turn, by all.
 #[repr(C)]
 struct Key {
     /// 0 = free.
@@ -36,7 +36,7 @@ struct Key {
     last_us: AtomicI64,
 }
 
-/// Written in turn.
+/// Written and read in turn, by all.
 #[repr(C)]
 struct Group {
     count: AtomicU64,

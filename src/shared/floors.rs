@@ -2,7 +2,7 @@
 //! waited a floor, and the first message that was seen there. Told by sessions and workers at COMMIT (`wake`), asked for by
 //! outbox_first_waiting(). An old snapshot keeps the index entries of what has ended; without floors each look walks them.
 //!
-//! Only what is displayed comes from here. As in `shmem`, nothing is an authority: who is in doubt looks from the start.
+//! Only what is displayed comes from here. Who is in doubt looks from the start.
 //!
 //! | a database is | COMMIT | a look |
 //! |---|---|---|
@@ -17,7 +17,6 @@ use crate::pg::lanes::{First, Lanes};
 use crate::pg::shmem::{Shareable, Shared, ShortText, Turn};
 use crate::pg::{catalog, xact};
 use crate::shared::statistics::number_of;
-use crate::shared::{databases, transactions};
 use outbox_core::floor::{Floor, Ticket};
 use std::sync::atomic::{
     AtomicI64, AtomicU32, AtomicU64,
@@ -40,12 +39,13 @@ struct Table {
 
 #[repr(C)]
 struct Lane {
-    /// 0 = free. Written in turn, after what names the lane.
+    /// 0 = free. Written in turn, after what names the lane, by who tells of the first message there; read by all.
     database: AtomicU32,
     partition: AtomicU32,
     /// See `statistics::number_of`.
     number: AtomicU64,
     destination: ShortText<NAME_BYTES>,
+    /// Lowered at COMMIT, raised by readers.
     floor: Floor,
     /// The first message, as the look saw it that raised the floor to it. Written by readers, in turn.
     seen: Seen,
@@ -72,7 +72,7 @@ pub struct Use {
     /// How those of its lanes are used: a version, which grows with each change, and a mode. Written by readers, and by who is
     /// in doubt.
     word: AtomicU32,
-    /// Of its dead letters; of those that block others.
+    /// Of its dead letters; of those that block others. Lowered at COMMIT, raised by readers.
     dead: [Floor; 2],
 }
 
@@ -208,30 +208,30 @@ pub fn forget_databases_but(alive: &[u32]) {
 // ---- at COMMIT ------------------------------------------------------------------------------------------------------
 
 /// A message of this lane is visible now. Called in the commit callback: no allocation, no error.
-pub fn tell(database: &databases::Database, destination: &str, partition: u16, number: u64, seq: i64) {
-    let (word, mode) = database.floors().now();
+pub fn tell(floors: &Use, destination: &str, partition: u16, number: u64, seq: i64) {
+    let (word, mode) = floors.now();
     if mode != Mode::Beginning && mode != Mode::On {
         return;
     }
     let lane = table().and_then(|table| table.lane(catalog::my_database(), destination, partition, number));
     match lane {
         Some(lane) => lane.floor.tell(seq),
-        None => _ = database.floors().change(word, Mode::Unfit),
+        None => _ = floors.change(word, Mode::Unfit),
     }
 }
 
 // ---- a look ---------------------------------------------------------------------------------------------------------
 
-/// Of each lane the first message that waits.
-pub fn look(outbox: &Lanes) -> Vec<First> {
-    let Some((table, database)) = table().zip(databases::my_database()) else {
+/// Of each lane the first message that waits. `floors`: of this database, and how often messages left its outbox so far. Prepared
+/// transactions that are over were noticed before: nobody tells of what they enqueued.
+pub fn look(outbox: &Lanes, floors: Option<(&Use, u32)>) -> Vec<First> {
+    let Some((table, (floors, moves))) = table().zip(floors) else {
         return everywhere(outbox);
     };
-    transactions::reap(); // nobody tells of what a prepared transaction enqueued
-    match database.floors().now() {
-        (_, Mode::On) => at_known_lanes(outbox, table, database),
+    match floors.now() {
+        (_, Mode::On) => at_known_lanes(outbox, table, moves),
         (word, Mode::Off | Mode::Beginning) if xact::may_judge_for_all() => {
-            let Some(word) = database.floors().change(word, Mode::Beginning) else {
+            let Some(word) = floors.change(word, Mode::Beginning) else {
                 return everywhere(outbox);
             };
             table.lanes_here().for_each(|lane| lane.floor.tell(0));
@@ -246,7 +246,7 @@ pub fn look(outbox: &Lanes) -> Vec<First> {
                 (true, false) => Mode::On,
                 (false, _) => Mode::Unfit,
             };
-            database.floors().change(word, mode);
+            floors.change(word, mode);
             firsts
         }
         _ => everywhere(outbox),
@@ -257,8 +257,8 @@ fn everywhere(outbox: &Lanes) -> Vec<First> {
     std::iter::successors(outbox.next(None), |first| outbox.next(Some(first))).collect()
 }
 
-fn at_known_lanes(outbox: &Lanes, table: &Table, database: &databases::Database) -> Vec<First> {
-    let (may_raise, moves) = (xact::may_judge_for_all(), database.moves());
+fn at_known_lanes(outbox: &Lanes, table: &Table, moves: u32) -> Vec<First> {
+    let may_raise = xact::may_judge_for_all();
     let first_of = |lane: &Lane| {
         let ticket = match may_raise {
             true => lane.floor.take(),

@@ -1,8 +1,6 @@
 //! What the upkeep of a database knows from one run to the next, for each run is a process: when it is due, and where it
 //! goes on. Written by the upkeep; asked for by workers, lowered by sessions at COMMIT, read by the launcher.
 
-use super::databases::{self, Database};
-use crate::pg::latch;
 use std::sync::atomic::{
     AtomicI64, AtomicU32,
     Ordering::{Relaxed, SeqCst},
@@ -96,6 +94,11 @@ impl Kept {
         times.into_iter().filter_map(Mark::get).min().unwrap_or(NONE)
     }
 
+    /// It is wanted at once.
+    pub fn ask(&self) {
+        self.asks.fetch_add(1, SeqCst);
+    }
+
     pub fn is_wanted(&self) -> bool {
         self.asks.load(SeqCst) != self.asks_seen.load(SeqCst)
     }
@@ -119,32 +122,5 @@ impl Kept {
 
     pub fn set_counted(&self) {
         self.counted.store(1, Relaxed);
-    }
-}
-
-impl Database {
-    pub fn kept(&self) -> &Kept {
-        &self.kept
-    }
-
-    /// The upkeep is wanted at once: settings of it changed, or nobody has counted yet what waits for a destination.
-    pub fn ask_for_upkeep(&self) {
-        self.kept.asks.fetch_add(1, SeqCst);
-        wake_launcher_alone();
-    }
-
-    /// A message expires then that was enqueued just now. Called in the commit callback: no allocation, no error.
-    pub fn expires_at(&self, us: i64) {
-        // A later one than is known is met by the look for that one.
-        if self.kept.expires_us.lower(us) {
-            wake_launcher_alone();
-        }
-    }
-}
-
-/// It looks when the upkeep is due; nothing is new in the databases.
-fn wake_launcher_alone() {
-    if let Some(state) = databases::static_state() {
-        latch::set(state.launcher.load(Relaxed) - 1);
     }
 }

@@ -1,12 +1,12 @@
 //! The last passes of each worker that did something, in shared memory: a ring a place of a worker. Written by that worker
 //! at the end of a pass, read by outbox_ticks. A place goes to another worker, of another database perhaps, so each entry
-//! says whose it is. As in `shmem`, nothing here is an authority, and a restart of the server begins anew.
+//! says whose it is. A restart of the server begins anew.
 
+use super::MAX_WORKERS;
 use crate::pg::catalog;
 use crate::pg::clock::now_us;
 use crate::pg::shmem::{Shareable, Shared};
 use crate::shared::requests::Report;
-use crate::shared::workers::MAX_WORKERS;
 use std::sync::atomic::{
     AtomicI64, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
@@ -18,7 +18,7 @@ const KEPT: usize = 120;
 #[repr(C)]
 struct Table([Ring; MAX_WORKERS]);
 
-/// Written by the worker that has the place, and by nobody else.
+/// Written by the worker that has the place, and by nobody else; read by sessions.
 #[repr(C)]
 struct Ring {
     written: AtomicU64,

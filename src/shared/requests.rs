@@ -1,10 +1,9 @@
 //! What a session asks the workers of its database for, in shared memory: one pass (outbox_tick), or delivery up to a seq
 //! (outbox_relay). A session never delivers by itself: it asks, wakes the workers, and waits for their answers. One session
-//! of a database asks at a time; what it asks for holds only as long as it waits. Nothing here is an authority, as in
-//! `shmem`.
+//! of a database asks at a time; what it asks for holds only as long as it waits. Embedded in the words of a
+//! database and in the places of workers.
 
 use crate::pg::latch;
-use crate::shared::{databases, workers};
 use outbox_core::engine::Errand;
 use std::sync::atomic::{
     AtomicI32, AtomicI64, AtomicU32,
@@ -14,15 +13,16 @@ use std::sync::atomic::{
 /// Of one database.
 #[repr(C)]
 pub struct Ask {
-    /// Process number + 1 of the session that asks, negative while it still writes; 0 = nobody. Written by it.
+    /// Process number + 1 of the session that asks, negative while it still writes; 0 = nobody. Written by it;
+    /// read by workers.
     asker: AtomicI32,
-    /// Grows with each ask. Written by who asks.
+    /// Grows with each ask. Written by who asks; read by workers.
     ticket: AtomicU32,
-    /// Up to which seq it wants delivery; 0 = it wants a tick. Written by who asks.
+    /// Up to which seq it wants delivery; 0 = it wants a tick. Written by who asks; read by workers.
     reach: AtomicI64,
 }
 
-/// Of one worker. Written by it.
+/// Of one worker. Written by it; read by the session that asks.
 #[repr(C)]
 pub struct Answer {
     /// The ask that it heard last, and the one that it is done with.
@@ -112,7 +112,7 @@ impl Answer {
     }
 
     /// [0 = has not heard of it, 1 = is at it, 2 = done; figures].
-    fn read(&self, ticket: u32) -> Vec<i64> {
+    pub fn read(&self, ticket: u32) -> Vec<i64> {
         let state = match ticket {
             ticket if self.done.load(SeqCst) == ticket => 2,
             ticket if self.heard.load(SeqCst) == ticket => 1,
@@ -125,45 +125,26 @@ impl Answer {
 
 // ---- a session ------------------------------------------------------------------------------------------------------
 
-/// Asks for delivery up to a seq; 0 = for a tick. Returns the ticket; 0 = there is nobody to ask; None = another session
-/// asks.
-pub fn ask(reach: i64) -> Option<u32> {
-    let Some(database) = databases::my_database() else {
-        return Some(0);
-    };
-    let (ask, me) = (database.ask(), latch::my_proc_number() + 1);
-    let free = ask.asker.compare_exchange(0, -me, SeqCst, SeqCst);
-    if free.is_err_and(|asker| asker != me && asker != -me) {
-        return None;
+impl Ask {
+    /// Asks for delivery up to a seq; 0 = for a tick. Returns the ticket; None = another session asks.
+    pub fn begin(&self, reach: i64) -> Option<u32> {
+        let me = latch::my_proc_number() + 1;
+        let free = self.asker.compare_exchange(0, -me, SeqCst, SeqCst);
+        if free.is_err_and(|asker| asker != me && asker != -me) {
+            return None;
+        }
+        self.asker.store(-me, SeqCst);
+        self.reach.store(reach, SeqCst);
+        let ticket = self.ticket.fetch_add(1, SeqCst).wrapping_add(1);
+        self.asker.store(me, SeqCst);
+        Some(ticket)
     }
-    ask.asker.store(-me, SeqCst);
-    ask.reach.store(reach, SeqCst);
-    let ticket = ask.ticket.fetch_add(1, SeqCst).wrapping_add(1);
-    ask.asker.store(me, SeqCst);
-    databases::wake_workers();
-    Some(ticket)
-}
 
-/// Of each worker of this database, one after the other: its number, and what it answers. `done`: all that there are are
-/// done.
-pub fn answers(ticket: u32) -> (Vec<i64>, bool) {
-    let (mut flat, mut done) = (Vec::new(), true);
-    for (number, answer) in workers::answers_here() {
-        let read = answer.read(ticket);
-        done &= read[0] == 2;
-        flat.push(i64::from(number));
-        flat.extend(read);
-    }
-    (flat, done)
-}
-
-/// This session asks for nothing any more. Called at the end of a transaction as well: no allocation, no error.
-pub fn stop() {
-    if let Some(database) = databases::my_database() {
+    /// This session asks for nothing any more. No allocation, no error.
+    pub fn end(&self) {
         let me = latch::my_proc_number() + 1;
         for mine in [me, -me] {
-            _ = database.ask().asker.compare_exchange(mine, 0, SeqCst, SeqCst);
+            _ = self.asker.compare_exchange(mine, 0, SeqCst, SeqCst);
         }
-        databases::wake_workers();
     }
 }

@@ -1,13 +1,12 @@
 //! Figures of each destination in shared memory: totals, what waits and what is in flight, how long messages took; and the
 //! wish of a session that the workers look at it anew. Counted by the workers that serve it, read by
-//! outbox_destination_status and by who enqueues. As in `shmem`, nothing here is an authority: with all places taken a
+//! outbox_destination_status and by who enqueues. With all places taken a
 //! destination has no figures and no limit, and is delivered to as any.
 
 use crate::pg::catalog;
 use crate::pg::clock::now_us;
 use crate::pg::shmem::{Shareable, Shared, Turn};
-use crate::shared::databases;
-use crate::worker::store::Settlement;
+use outbox_core::engine::Settlement;
 use outbox_core::latency::{self, BUCKETS};
 use outbox_core::settle::Ended;
 use std::cell::{Cell, RefCell};
@@ -38,18 +37,19 @@ struct Place {
     workers: AtomicI32,
     /// 1 = the destination was dropped: free when no worker serves it. Written by workers, in turn.
     gone: AtomicU32,
-    /// Grows when a session wants a fresh look. Written by the session.
+    /// Grows when a session wants a fresh look. Written by the session; read by workers.
     looks: AtomicU32,
     /// Messages that wait, in flight ones too. Producers add at COMMIT, workers subtract at settle and set it right when they
-    /// count.
+    /// count. Read by who enqueues, and by the status view.
     pending: AtomicI64,
     /// 1 = `pending` was counted since the place was taken; before that it says nothing. Written by a worker.
     counted: AtomicU32,
-    /// How many may wait; 0 = any number. Written by the workers, as the destination is described.
+    /// How many may wait; 0 = any number. Written by the workers, as the destination is described; read by who enqueues.
     max_pending: AtomicI64,
-    /// Claimed and not settled. Each worker adds what changed, and takes what is left when it ends.
+    /// Claimed and not settled. Each worker adds what changed, and takes what is left when it ends. Read
+    /// by the status view.
     in_flight: AtomicI64,
-    /// Since `since_us`. Written by workers.
+    /// Since `since_us`. Written by workers, read by the status view.
     published: AtomicU64,
     failed: AtomicU64,
     dead: AtomicU64,
@@ -204,7 +204,7 @@ impl Figures {
         }
     }
 
-    pub fn settled(&self, batch: &[Settlement], now_us: i64) {
+    pub fn settled<P>(&self, batch: &[Settlement<P>], now_us: i64) {
         let mut ended = Ended::default();
         batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
         self.count(&ended, now_us);
@@ -405,11 +405,10 @@ pub fn of(destination: &str) -> Option<Vec<Option<f64>>> {
     ])
 }
 
-/// Asks the workers that serve a destination of this database to look at it anew, and wakes them. False if none can hear it.
+/// Asks the workers that serve a destination of this database to look at it anew; who asks wakes them. False if none can hear it.
 pub fn ask_for_a_look(destination: &str) -> bool {
     let place = table().and_then(|table| table.find(catalog::my_database(), number_of(destination)));
     let Some(place) = place else { return false };
     place.looks.fetch_add(1, SeqCst);
-    databases::wake_workers();
     true
 }

@@ -3,7 +3,7 @@
 //! of a prepared transaction has no session any more and is freed by whoever sees that the transaction is over.
 //!
 //! A session announces a key before it draws a seq for it. It leaves after COMMIT, when its rows are visible and
-//! `shmem` knows how far back to read for them. The protocol is modelled in crates/core/tests/model_mark.rs.
+//! `lanes` knows how far back to read for them. The protocol is modelled in crates/core/tests/model_mark.rs.
 
 use crate::pg::clock::now_us;
 use crate::pg::shmem::{Shareable, SharedSlice};

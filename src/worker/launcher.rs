@@ -12,10 +12,9 @@ use crate::pg::catalog::{self, Role};
 use crate::pg::clock::now_us;
 use crate::pg::txn::{self, Durability};
 use crate::pg::{latch, signals};
-use crate::shared::databases::{self, MAX_DATABASES, Obstacle};
-use crate::shared::workers::{self, MAX_UPKEEP, MAX_WORKERS, UPKEEP};
-use crate::shared::{error_groups, floors, statistics};
-use crate::worker_loop;
+use crate::shared::databases::{self, Obstacle};
+use crate::shared::workers::{self, MAX_UPKEEP, UPKEEP};
+use crate::shared::{MAX_DATABASES, MAX_WORKERS, launcher, lifecycle, vacancies};
 use outbox_core::turns::{self, Plan};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -65,7 +64,7 @@ fn pack(database: u32, number: u32) -> u64 {
 pub fn main() {
     signals::install();
     bgworker::connect_to_shared_catalogs();
-    databases::launcher_starts();
+    launcher::starts();
     let mut launcher = Launcher {
         databases: BTreeMap::new(),
         slots: u32::MAX,
@@ -178,7 +177,7 @@ impl Launcher {
     /// Brings the workers to where they should be; returns how long it may sleep unless something happens.
     fn pass(&mut self) -> Duration {
         let now = Instant::now();
-        let news = databases::news();
+        let news = launcher::news();
         let mut next = RESCAN;
         let rescan_due = self.scanned.is_none_or(|scanned| now >= scanned + RESCAN);
         if news != self.news || rescan_due {
@@ -201,7 +200,7 @@ impl Launcher {
             _ => None,
         };
         if let Some(role) = role {
-            databases::set_worker_role(role);
+            launcher::set_worker_role(role);
         }
         let now_ms = self.now_ms(now);
         for (oid, served) in &mut self.databases {
@@ -288,8 +287,8 @@ impl Launcher {
                 });
             }
         }
-        databases::set_waiting_databases(plan.waiting);
-        databases::set_missing_slots(if no_places { 0 } else { plan.missing });
+        launcher::set_waiting_databases(plan.waiting);
+        launcher::set_missing_slots(if no_places { 0 } else { plan.missing });
         if plan.missing > 0 && self.complained.is_none_or(|said| now >= said + Duration::from_secs(60)) {
             self.complained = Some(now);
             let in_turn = if plan.in_turn {
@@ -340,7 +339,7 @@ impl Launcher {
             }
             pgrx::log!(
                 "outbox launcher: found {} of database {} running, process {}",
-                worker_loop::id_of(found.number),
+                workers::id_of(found.number),
                 found.database,
                 found.pid
             );
@@ -369,10 +368,7 @@ impl Launcher {
             served.gone = !oids.contains(oid);
             !served.gone || served.upkeep.running.is_some() || served.running() > 0
         });
-        databases::forget_databases_but(&oids);
-        statistics::forget_databases_but(&oids);
-        error_groups::forget_databases_but(&oids);
-        floors::forget_databases_but(&oids);
+        lifecycle::forget_databases_but(&oids);
         let mut unplaced = Vec::new();
         for database in found {
             if databases::add_database(database.oid, now_us()).is_none() {
@@ -407,7 +403,7 @@ impl Served {
         now: Instant,
         now_ms: u64,
     ) -> Duration {
-        let place = match self.gone || databases::is_vacated(oid) {
+        let place = match self.gone || vacancies::is_vacated(oid) {
             true => None,
             false => databases::add_database(oid, now_us()),
         };
@@ -429,7 +425,7 @@ impl Served {
             Some(place) if !place.has_extension() => settings.workers.min(1),
             Some(_) => settings.workers,
         };
-        let in_order = databases::is_vacated(oid) && !databases::is_pressed(oid);
+        let in_order = vacancies::is_vacated(oid) && !vacancies::is_pressed(oid);
         for (number, worker) in self.workers.iter_mut().enumerate().skip(self.wanted as usize) {
             if let Some(running) = &mut worker.running {
                 running.leaves.get_or_insert(now);
@@ -462,7 +458,7 @@ impl Served {
         now: Instant,
         now_ms: u64,
     ) -> Duration {
-        let place = databases::database(oid).filter(|_| !self.gone && !databases::is_vacated(oid));
+        let place = databases::database(oid).filter(|_| !self.gone && !vacancies::is_vacated(oid));
         if let Some(ended) = self.upkeep.running.take_if(|running| !running.is_alive(oid, UPKEEP)) {
             let has_failed = ended.leaves.is_none()
                 && place.is_some_and(|place| place.has_extension() && place.kept().runs() == self.upkeep_runs);
