@@ -5,7 +5,6 @@
 
 use crate::pg::guc::{Refused, check_hook, define_session_flag, reserve_prefix};
 use crate::pg::text;
-use crate::shared::fastpath::slot;
 use outbox_core::envelope;
 use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{Ordering, RetryPolicy, Rules};
@@ -504,7 +503,7 @@ fn default_target() -> Target {
 
 /// What is enqueued goes to its worker by shared memory as well.
 pub fn express() -> bool {
-    EXPRESS.get() && slot::is_there()
+    EXPRESS.get()
 }
 
 /// This session publishes and enqueues nothing.

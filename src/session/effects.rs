@@ -5,15 +5,14 @@
 //! safety poll of the workers finds its messages within a second.
 
 use crate::pg::clock::now_us;
-use crate::pg::seen::Seen;
 use crate::pg::xact::{self, End};
 use crate::session::{asking, publishing};
 use crate::shared::databases;
 use crate::shared::error_groups::Fault;
-use crate::shared::fastpath::slot;
+use crate::shared::fastpath::parcel::Parcel;
+use crate::shared::fastpath::{commit, eligibility};
 use crate::shared::lanes::Class;
 use crate::shared::{error_groups, floors, statistics, transactions, vacancies, waiters};
-use outbox_core::engine::Place;
 use outbox_core::minutes::Took;
 use outbox_core::nested::Nested;
 use outbox_core::partition::Partition;
@@ -53,23 +52,6 @@ thread_local! {
     static EXPIRES_US: Cell<i64> = const { Cell::new(i64::MAX) };
     static INSTALLED: Cell<bool> = const { Cell::new(false) };
     static DATABASES: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Of a transaction; more go by the table alone, where a claim takes them together.
-const MAX_PARCELS: usize = 8;
-
-/// A message that may be laid down for its worker when this transaction commits.
-pub struct Parcel {
-    pub class: Class,
-    pub partition: Partition,
-    pub seq: i64,
-    /// CRC-32 of its name.
-    pub destination: u32,
-    /// Its rows: in `outbox` and among the events.
-    pub row: Seen,
-    pub event: Seen,
-    pub bytes: Vec<u8>,
-    pub place: Option<Place>,
 }
 
 /// From `_PG_init`.
@@ -207,34 +189,7 @@ pub fn read_again(class: Class, partition: Partition, seq: i64) {
 
 /// Whether so many more messages of this transaction may go by express.
 pub fn may_go_by_express(count: usize) -> bool {
-    count > 0 && PARCELS.with_borrow(|parcels| parcels.len() + count <= MAX_PARCELS)
-}
-
-/// What this transaction has enqueued lies there before anybody can see its rows.
-fn lay_down_parcels() {
-    PARCELS.with_borrow_mut(|parcels| {
-        if !xact::commits_durably() {
-            return;
-        }
-        for parcel in parcels.iter_mut() {
-            // What was changed since is read from the table.
-            if parcel.row.is_current() && parcel.event.is_current() {
-                parcel.place = slot::lay_down(parcel);
-            }
-        }
-    });
-}
-
-/// After Committed: whoever reads their lanes may take them, or shall look for the rows.
-fn hand_parcels_over(database: &databases::Database) {
-    PARCELS.with_borrow_mut(|parcels| {
-        for parcel in parcels.iter_mut() {
-            let place = parcel.place.take();
-            if !place.is_some_and(|place| slot::ready(place, parcel.class, parcel.partition)) {
-                database.reopen(parcel.class, parcel.partition, parcel.seq);
-            }
-        }
-    });
+    PARCELS.with_borrow(|parcels| eligibility::is_room(parcels.len(), count))
 }
 
 /// This transaction scheduled a message.
@@ -276,7 +231,9 @@ pub fn databases_change() {
 fn ended(end: End) {
     match end {
         End::Committing if PARCELS.with_borrow(|parcels| parcels.is_empty()) => {}
-        End::Committing => xact::commits_all_the_same(lay_down_parcels),
+        End::Committing => {
+            xact::commits_all_the_same(|| PARCELS.with_borrow_mut(|parcels| commit::lay_down(parcels.iter_mut())))
+        }
         End::Committed => {
             if INSTALLED.get()
                 && let Some(database) = databases::my_database()
@@ -288,7 +245,7 @@ fn ended(end: End) {
             if WAKE.get() {
                 // In this order: visible already; from where to read; no longer open; look.
                 if let Some(database) = databases::my_database() {
-                    hand_parcels_over(database);
+                    PARCELS.with_borrow_mut(|parcels| commit::hand_over(database, parcels.iter_mut()));
                     LOWS.with_borrow(|lows| {
                         for ((class, partition), low) in lows {
                             database.reopen(*class, *partition, *low);
@@ -418,8 +375,8 @@ fn leave() {
     stop_asking();
     ENQUEUED.with_borrow_mut(Nested::clear);
     PARCELS.with_borrow_mut(|parcels| {
-        let places = parcels.drain().filter_map(|parcel| parcel.place);
-        places.for_each(slot::free); // it did not commit
+        commit::take_back(parcels.iter_mut());
+        parcels.clear();
     });
     ENDED.with_borrow_mut(Nested::clear);
     TOOK.with_borrow_mut(Nested::clear);

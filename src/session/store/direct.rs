@@ -11,6 +11,7 @@ use crate::pg::clock::{since_1970, us_since_1970};
 use crate::pg::table::{self, Column, Kind, Layout, Row, Table, Value};
 use crate::pg::text;
 use crate::session::effects;
+use crate::shared::fastpath::eligibility;
 use crate::shared::fastpath::parcel::{Inserted, Stored};
 use crate::shared::transactions;
 use outbox_core::envelope::SHORT_STRING_MAX;
@@ -71,8 +72,6 @@ const OUTBOX: Layout = Layout {
 };
 /// The column `id` of [`EVENTS`].
 const ID: usize = 1;
-/// A larger event is not copied for express: see `parcel::EVENT`.
-const SMALL_BYTES: usize = 4000;
 
 /// Stores and enqueues an event whose key is announced; returns its seq. None, and nothing is done: this one needs the
 /// statements. `by_express`: the event may go by express, if it is small.
@@ -159,7 +158,7 @@ fn publish_into(
             .map_or(Value::Null, |at| Value::Time(at.into())),
     ]);
     transactions::announce_lane(lane_crc(partition));
-    let parcel = (by_express && texts.bytes() < SMALL_BYTES).then(|| {
+    let parcel = (by_express && eligibility::may_fit(texts.bytes())).then(|| {
         let event = texts.event(request, seq, id, now)?;
         let stored = Stored {
             event,

@@ -4,7 +4,6 @@ use super::direct;
 use super::request::{Enqueue, Keys, Publish, duplicate, new_id};
 use super::source;
 use super::statements::{Partitioner, Statements, statements};
-use crate::config;
 use crate::error::{UserError, internal, invalid};
 use crate::limits::check_body;
 use crate::pg::clock::us_since_1970;
@@ -13,6 +12,7 @@ use crate::pg::text;
 use crate::pg::trigger::Call;
 use crate::pg::{catalog, guc, security};
 use crate::session::{effects, publishing};
+use crate::shared::fastpath::eligibility;
 use crate::shared::fastpath::parcel::{self, Inserted, Stored};
 use crate::shared::transactions;
 use crate::store::{AGGREGATE_KEY, aggregate_key};
@@ -47,7 +47,7 @@ pub fn publish(fcinfo: Call, request: &Publish) -> Result<i64, UserError> {
         transactions::announce_drawing(request.key.map(crc32)); // the seq is drawn next
         let at_once =
             request.times.available_at.is_none() && request.times.expires_at.is_none() && effects::may_go_by_express(1);
-        let by_express = at_once && config::express();
+        let by_express = at_once && eligibility::is_on();
         if let Some(seq) = direct::publish(statements, request, by_express)? {
             return Ok(seq);
         }
@@ -92,7 +92,7 @@ fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Res
                      {values}
                      returning e.seq, e.body_bytes{event}",
                     s = statements.schema,
-                    event = if wanted { parcel::EVENT } else { "" },
+                    event = if wanted { parcel::event_columns() } else { String::new() },
                 );
                 let (id, text, jsonb) = (PgBuiltInOids::UUIDOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::JSONBOID);
                 let types = [id, text, text, text, text, jsonb, jsonb, jsonb, jsonb, text, text];
@@ -236,10 +236,10 @@ fn ready(
     let inserted: Vec<Inserted> = inserted.collect();
     let mut stored: HashMap<i64, Stored> = stored.into_iter().map(|stored| (stored.seq(), stored)).collect();
     let may_go =
-        || config::express() && request.times.expires_at.is_none() && effects::may_go_by_express(inserted.len());
+        || eligibility::is_on() && request.times.expires_at.is_none() && effects::may_go_by_express(inserted.len());
     if !published && may_go() && source::of(statements)?.is_none() {
         let seqs = inserted.iter().map(|inserted| inserted.seq).collect();
-        stored = parcel::look_up(client, statements, seqs).map_err(internal)?;
+        stored = look_up(client, statements, seqs).map_err(internal)?;
     }
     for one in inserted {
         let (partition, seq) = (one.partition, one.seq);
@@ -250,6 +250,32 @@ fn ready(
         effects::ready(request.destination, partition, seq, parcel);
     }
     Ok(())
+}
+
+/// Events that were stored earlier, or by another statement, by their seq.
+fn look_up(client: &mut SpiClient, statements: &Statements, seqs: Vec<i64>) -> SpiResult<HashMap<i64, Stored>> {
+    let select = match statements.express.get() {
+        Some(select) => select,
+        None => {
+            let sql = format!(
+                "select e.seq, e.body_bytes{} from {}.outbox_events e where e.seq operator(pg_catalog.=) any ($1)",
+                parcel::event_columns(),
+                statements.schema
+            );
+            let prepared = client
+                .prepare_mut(sql.as_str(), &[PgOid::from(PgBuiltInOids::INT8ARRAYOID)])?
+                .keep();
+            statements.express.get_or_init(|| prepared)
+        }
+    };
+    let rows = guc::planned_once(|| client.update(select, None, &[seqs.into()]))?;
+    let found = rows.map(|row| parcel::stored(&row, statements.event_table));
+    let found: Vec<Option<Stored>> = found.collect::<SpiResult<_>>()?;
+    Ok(found
+        .into_iter()
+        .flatten()
+        .map(|stored| (stored.seq(), stored))
+        .collect())
 }
 
 /// The partition of each message where it does not follow from key or seq.

@@ -1,22 +1,33 @@
-//! What is enqueued, on its way to shared memory: the event and the message as statements return them, made into a parcel
-//! for the end of the transaction (`crate::session::effects`). In a user's backend.
+//! A message on its way by the fast path: made from the rows as the statements return them, as bytes and with what must still
+//! hold of the rows when the transaction commits. In a user's backend.
 
+use super::BYTES;
 use crate::pg::catalog::Oid;
 use crate::pg::clock::us_since_1970;
-use crate::pg::guc;
 use crate::pg::seen::Seen;
-use crate::pg::spi::{SpiClient, SpiError, SpiHeapTupleData, SpiResult};
+use crate::pg::spi::{SpiError, SpiHeapTupleData, SpiResult};
 use crate::pg::tid::Tid;
-use crate::session::effects::Parcel;
-use crate::session::store::statements::Statements;
-use crate::shared::fastpath::slot::BYTES;
 use crate::shared::lanes::Class;
+use outbox_core::engine::Place;
 use outbox_core::message::{Event, Pointer};
 use outbox_core::parcel;
 use outbox_core::partition::{Partition, crc32};
 use pgrx::datum::TimestampWithTimeZone;
-use pgrx::{PgBuiltInOids, PgOid};
-use std::collections::HashMap;
+
+/// A message that may be laid down for its worker when this transaction commits.
+pub struct Parcel {
+    pub class: Class,
+    pub partition: Partition,
+    pub seq: i64,
+    /// CRC-32 of its name.
+    pub destination: u32,
+    /// Its rows: in `outbox` and among the events.
+    pub row: Seen,
+    pub event: Seen,
+    pub bytes: Vec<u8>,
+    /// Where it lies, once it is laid down.
+    pub place: Option<Place>,
+}
 
 /// An event as it is stored, and where.
 pub struct Stored {
@@ -32,14 +43,22 @@ pub struct Inserted {
     pub place: Option<(u32, Tid, i64)>,
 }
 
-/// What the statement that stores an event returns after seq and size: what the view outbox_event_text shows of it.
-pub const EVENT: &str = ", e.ctid, e.id::pg_catalog.text, e.type, e.aggregate_type, e.aggregate_id, e.operation,
-    case when e.body_bytes operator(pg_catalog.<) 4000 then e.payload::pg_catalog.text end,
-    case when e.body_bytes operator(pg_catalog.<) 4000 then e.previous_payload::pg_catalog.text end,
-    case when e.body_bytes operator(pg_catalog.<) 4000 then e.metadata::pg_catalog.text end,
-    case when e.body_bytes operator(pg_catalog.<) 4000 then e.headers::pg_catalog.text end, e.actor, e.correlation_id,
+/// What the statement that stores an event returns after seq and size: what the view outbox_event_text shows of it. The body of
+/// one that cannot fit is left where it is.
+pub fn event_columns() -> String {
+    let body =
+        |column| format!("case when e.body_bytes operator(pg_catalog.<) {BYTES} then e.{column}::pg_catalog.text end");
+    format!(
+        ", e.ctid, e.id::pg_catalog.text, e.type, e.aggregate_type, e.aggregate_id, e.operation,
+    {}, {}, {}, {}, e.actor, e.correlation_id,
     pg_catalog.to_char(e.created_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"'),
-    pg_catalog.floor(extract(epoch from e.created_at))::pg_catalog.int8";
+    pg_catalog.floor(extract(epoch from e.created_at))::pg_catalog.int8",
+        body("payload"),
+        body("previous_payload"),
+        body("metadata"),
+        body("headers"),
+    )
+}
 
 /// What the statement that stores a message returns after partition and seq.
 pub const MESSAGE: &str = ", tableoid, ctid, enqueued_at";
@@ -75,31 +94,6 @@ fn read(row: &SpiHeapTupleData, table: u32) -> SpiResult<Option<Stored>> {
     };
     let place = (table, tid);
     Ok(Some(Stored { event, place }))
-}
-
-/// Events that were stored earlier, or by another statement, by their seq.
-pub fn look_up(client: &mut SpiClient, statements: &Statements, seqs: Vec<i64>) -> SpiResult<HashMap<i64, Stored>> {
-    let select = match statements.express.get() {
-        Some(select) => select,
-        None => {
-            let sql = format!(
-                "select e.seq, e.body_bytes{EVENT} from {}.outbox_events e where e.seq operator(pg_catalog.=) any ($1)",
-                statements.schema
-            );
-            let prepared = client
-                .prepare_mut(sql.as_str(), &[PgOid::from(PgBuiltInOids::INT8ARRAYOID)])?
-                .keep();
-            statements.express.get_or_init(|| prepared)
-        }
-    };
-    let rows = guc::planned_once(|| client.update(select, None, &[seqs.into()]))?;
-    let found = rows.map(|row| stored(&row, statements.event_table));
-    let found: Vec<Option<Stored>> = found.collect::<SpiResult<_>>()?;
-    Ok(found
-        .into_iter()
-        .flatten()
-        .map(|stored| (stored.event.seq, stored))
-        .collect())
 }
 
 impl Stored {

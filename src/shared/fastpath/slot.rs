@@ -1,7 +1,5 @@
-//! Messages that small transactions lay down in shared memory before they commit, for the worker that reads their lane: it
-//! hands them over at once, and claims nothing for it. The table stays the authority: what is not laid down here, or taken
-//! back, is told of by *reopen* like any other commit. Written by sessions at the end of their transaction (`wake`), read
-//! by workers through `ports`; what order and safety ask of both stands in crates/core/src/engine/in_hand.rs.
+//! The places of the fast path in shared memory. Written by sessions at the end of their transaction (`commit`), read by workers;
+//! what order and safety ask of both stands in `fastpath`.
 //!
 //! A message lies in a *place*. Its state says who may do what:
 //!
@@ -16,10 +14,11 @@
 //! A row is visible only after its place was LAID. So who claims a row and then looks here either finds the place, or
 //! nobody will ever take it.
 
+use super::BYTES;
+use super::parcel::Parcel;
 use crate::pg::shmem::{Shareable, Shared};
 use crate::pg::tid::Tid;
 use crate::pg::{catalog, latch};
-use crate::session::effects::Parcel;
 use crate::shared::databases;
 use crate::shared::lanes::Class;
 use outbox_core::engine::Place;
@@ -30,8 +29,6 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed, Orde
 
 /// Messages of all databases that can lie here at once; more go by the table alone.
 const PLACES: usize = 256;
-/// Of a message with its event, at most.
-pub const BYTES: usize = 4032;
 
 const FREE: u64 = 0;
 const LAID: u64 = 1;
@@ -42,11 +39,12 @@ const STATE_BITS: u32 = 8;
 
 #[repr(C)]
 struct Area {
-    /// A bit for each place that is not free.
+    /// A bit for each place that is not free. Written by the session that takes it and by who frees it; read by all.
     used: [AtomicU64; PLACES / 64],
     places: [Spot; PLACES],
 }
 
+/// Written by the session that fills it, and read by who changes its state; but for the state, which the table says.
 #[repr(C)]
 struct Spot {
     /// The lower 8 bits; above them a number that grows each time the place is freed, so that nobody takes the next
