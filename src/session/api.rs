@@ -105,7 +105,7 @@ fn enqueue(
         seqs.chunks(ENQUEUED_AT_ONCE).try_fold(0, |before, seqs| {
             let request = Enqueue {
                 seqs,
-                new: false,
+                announced: None,
                 keys: match key {
                     Some(key) => Keys::Given(vec![Some(key.to_owned()); seqs.len()]),
                     None => Keys::LookedUp,

@@ -15,7 +15,7 @@ use crate::session::checks;
 use crate::session::store::request::{Enqueue, Keys, Times};
 use crate::session::store::{enqueue as store, source, written};
 use crate::session::{effects, publishing, room};
-use crate::shared::transactions;
+use crate::shared::transactions::{self, Announced};
 use outbox_core::change::{Change, Operations, Row, Rules, Update};
 use outbox_core::envelope;
 use outbox_core::message::Event;
@@ -74,14 +74,20 @@ pub fn attached(call: Call) -> Result<(), UserError> {
             None if is_own_store || source::is_set(fired.call()) => Keys::LookedUp,
             _ => Keys::Given(keys),
         };
-        as_owner(&fired, || enqueue(&fired, &seqs, false, keys, destination))
+        as_owner(&fired, || enqueue(&fired, &seqs, None, keys, destination))
     })
 }
 
-fn enqueue(fired: &Fired, seqs: &[i64], new: bool, keys: Keys, destination: &str) -> Result<(), UserError> {
+fn enqueue(
+    fired: &Fired,
+    seqs: &[i64],
+    announced: Option<Announced>,
+    keys: Keys,
+    destination: &str,
+) -> Result<(), UserError> {
     let request = Enqueue {
         seqs,
-        new,
+        announced,
         keys,
         destination,
         times: Times::default(),
@@ -298,13 +304,11 @@ fn write(fired: &Fired, captured: &Captured, context: &Context, changes: Vec<Cha
     }
     as_owner(fired, || {
         store::hold_extension(fired.call());
-        for key in &keys {
-            transactions::announce_drawing(key.as_deref().map(crc32));
-        }
+        let announced = transactions::announce(keys.iter().map(|key| key.as_deref().map(crc32)));
         publishing::begins(destination);
         let seqs = written::insert_events(fired, &captured.aggregate_type, context, changes)?;
         publishing::ends();
-        enqueue(fired, &seqs, true, Keys::Given(keys), destination)
+        enqueue(fired, &seqs, Some(announced), Keys::Given(keys), destination)
     })
 }
 

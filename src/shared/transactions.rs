@@ -2,15 +2,17 @@
 //! messages of a key never overtake those of a transaction that commits late. A session writes its own entry; the entry
 //! of a prepared transaction has no session any more and is freed by whoever sees that the transaction is over.
 //!
-//! A session announces a key before it draws a seq for it. It leaves after COMMIT, when its rows are visible and
-//! `lanes` knows how far back to read for them. The protocol is modelled in crates/core/tests/model_mark.rs.
+//! A session announces a key before it draws a seq for it, and says where the message is once it has inserted it. It leaves after
+//! COMMIT, when its rows are visible and `lanes` knows how far back to read for them. The protocol is modelled in crates/core/tests/model_mark.rs.
 
 use crate::pg::clock::now_us;
 use crate::pg::shmem::{Shareable, SharedSlice};
 use crate::pg::{bgworker, catalog, latch, xact};
 use crate::shared::databases;
-use outbox_core::hold::{FILTER_WORDS, OpenTransaction, filter_bit};
+use outbox_core::hold::{FILTER_WORDS, OpenTransaction, filter_bit, lane_crc};
+use outbox_core::partition::Partition;
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 #[repr(C)]
@@ -18,12 +20,15 @@ struct Entry {
     /// Where the transaction runs, in the lower half; 0 = the entry is free, RESERVED = it is being filled or emptied. The
     /// upper half grows each time the entry is freed, so that nobody takes the next transaction for the one he saw.
     tenant: AtomicU64,
-    /// 0 = prepared.
+    /// 0 = prepared. This and what follows is written by its session, before it counts, and by who frees the entry; read by workers
+    /// and by outbox_open_transactions().
     pid: AtomicU32,
     /// Of a prepared one.
     xid: AtomicU32,
     since_us: AtomicI64,
+    /// No message that it enqueued has a lower seq; 0 = that is not known yet. Raised once that is known.
     low: AtomicI64,
+    /// The keys and partitions that it enqueues for; grows while the transaction is open.
     filter: [AtomicU64; FILTER_WORDS],
 }
 
@@ -37,10 +42,9 @@ static ENTRIES: SharedSlice<Entry> = SharedSlice::new();
 
 thread_local! {
     static REGISTERED: Cell<bool> = const { Cell::new(false) };
-    /// Messages of which seq or partition is not known yet: while there are any, nothing is told of the lowest. One whose
-    /// savepoint was rolled back counts to the end, which only holds longer.
-    static DRAWING: Cell<u32> = const { Cell::new(0) };
-    /// The lowest seq that is known.
+    /// How often something was announced that is not placed.
+    static UNPLACED: Cell<u32> = const { Cell::new(0) };
+    /// The lowest seq that is placed.
     static LOW: Cell<i64> = const { Cell::new(i64::MAX) };
 }
 
@@ -65,31 +69,43 @@ fn mine() -> Option<&'static Entry> {
     ENTRIES.get()?.get(usize::try_from(latch::my_proc_number()).ok()?)
 }
 
-/// This transaction is about to enqueue a message with this key: its seq, or its partition, is not known yet.
-pub fn announce_drawing(key_crc: Option<u32>) {
-    DRAWING.set(DRAWING.get() + 1);
-    register(key_crc);
+/// Messages that this transaction is about to enqueue: their keys are announced, and their seqs and partitions are not all known.
+/// While there is one, nothing is told of the lowest seq. `placed` consumes it. One that an error drops counts until the
+/// transaction ends, which only holds longer.
+#[must_use = "its keys are held from the first message on until it is placed"]
+pub struct Announced(());
+
+/// This transaction is about to enqueue messages with these keys. Before it draws their seqs.
+pub fn announce(key_crcs: impl IntoIterator<Item = Option<u32>>) -> Announced {
+    UNPLACED.set(UNPLACED.get() + 1);
+    register(key_crcs.into_iter().flatten());
+    Announced(())
 }
 
-/// It enqueues a message with this seq and key.
-pub fn announce(key_crc: Option<u32>, seq: i64) {
-    LOW.set(LOW.get().min(seq));
-    register(key_crc);
+impl Announced {
+    /// All of them that there are were inserted: with this seq, in this partition, which may be one order at some destination.
+    pub fn placed(self, messages: impl IntoIterator<Item = (i64, Partition)>) {
+        let (mut low, mut lanes) = (LOW.get(), BTreeSet::new());
+        for (seq, partition) in messages {
+            low = low.min(seq);
+            lanes.insert(partition);
+        }
+        register(lanes.into_iter().map(lane_crc));
+        LOW.set(low);
+        UNPLACED.set(UNPLACED.get().saturating_sub(1));
+        // Only now: a worker reads the lowest seq first, and then finds the lanes.
+        if let Some(entry) = mine() {
+            entry.low.store(lowest(), SeqCst);
+        }
+    }
 }
 
-/// It has enqueued one in this partition, which may be one order at some destination.
-pub fn announce_lane(lane_crc: u32) {
-    register(Some(lane_crc));
+/// What is told of the lowest seq.
+fn lowest() -> i64 {
+    if UNPLACED.get() > 0 { 0 } else { LOW.get() }
 }
 
-/// All is known of so many that were about to be enqueued. Only now the entry tells of a lowest seq: a worker reads that
-/// first, and then finds the lanes.
-pub fn placed(count: usize) {
-    DRAWING.set(DRAWING.get().saturating_sub(count as u32));
-    register(None);
-}
-
-fn register(key_crc: Option<u32>) {
+fn register(crcs: impl Iterator<Item = u32>) {
     let Some(entry) = mine() else { return };
     let first = !REGISTERED.replace(true);
     if first {
@@ -97,8 +113,8 @@ fn register(key_crc: Option<u32>) {
         entry.xid.store(0, SeqCst);
         entry.since_us.store(now_us(), SeqCst);
     }
-    entry.low.store(if DRAWING.get() > 0 { 0 } else { LOW.get() }, SeqCst);
-    if let Some(crc) = key_crc {
+    entry.low.store(lowest(), SeqCst);
+    for crc in crcs {
         let (word, mask) = filter_bit(crc);
         entry.filter[word].fetch_or(mask, SeqCst);
     }
@@ -109,7 +125,7 @@ fn register(key_crc: Option<u32>) {
 
 /// This transaction is over. Called in the commit callback: no allocation, no error.
 pub fn leave() {
-    DRAWING.set(0);
+    UNPLACED.set(0);
     LOW.set(i64::MAX);
     if REGISTERED.replace(false)
         && let Some(entry) = mine()

@@ -13,9 +13,7 @@ use crate::pg::text;
 use crate::session::effects;
 use crate::shared::fastpath::eligibility;
 use crate::shared::fastpath::parcel::{Inserted, Stored};
-use crate::shared::transactions;
 use outbox_core::envelope::SHORT_STRING_MAX;
-use outbox_core::hold::lane_crc;
 use outbox_core::message::Event;
 use outbox_core::partition::{Partition, crc32};
 
@@ -73,9 +71,13 @@ const OUTBOX: Layout = Layout {
 /// The column `id` of [`EVENTS`].
 const ID: usize = 1;
 
-/// Stores and enqueues an event whose key is announced; returns its seq. None, and nothing is done: this one needs the
-/// statements. `by_express`: the event may go by express, if it is small.
-pub(super) fn publish(statements: &Statements, request: &Publish, by_express: bool) -> Result<Option<i64>, UserError> {
+/// Stores and enqueues an event whose key is announced; returns its seq and partition. None, and nothing is done: this one needs
+/// the statements. `by_express`: the event may go by express, if it is small.
+pub(super) fn publish(
+    statements: &Statements,
+    request: &Publish,
+    by_express: bool,
+) -> Result<Option<(i64, Partition)>, UserError> {
     if request.times.available_at.is_some() || !text::is_utf8() {
         return Ok(None);
     }
@@ -95,7 +97,7 @@ fn publish_into(
     statements: &Statements,
     request: &Publish,
     by_express: bool,
-) -> Result<Option<i64>, UserError> {
+) -> Result<Option<(i64, Partition)>, UserError> {
     if !events.is(&EVENTS) || !outbox.is(&OUTBOX) || !events.may_be_written() || !outbox.may_be_written() {
         return Ok(None);
     }
@@ -138,7 +140,6 @@ fn publish_into(
         Value::Int4(texts.bytes() as i32),
     ]);
     let crc = request.key.map(crc32);
-    transactions::announce(crc, seq);
     let partition = Partition::new(crc.map_or(seq, i64::from) % i64::from(count)).map_err(unexpected)?;
     let place = outbox.insert([
         Value::Int8(seq),
@@ -157,7 +158,6 @@ fn publish_into(
             .expires_at
             .map_or(Value::Null, |at| Value::Time(at.into())),
     ]);
-    transactions::announce_lane(lane_crc(partition));
     let parcel = (by_express && eligibility::may_fit(texts.bytes())).then(|| {
         let event = texts.event(request, seq, id, now)?;
         let stored = Stored {
@@ -175,8 +175,7 @@ fn publish_into(
     if let Some(time) = request.times.expires_at {
         effects::expires_at(us_since_1970(time));
     }
-    transactions::placed(1);
-    Ok(Some(seq))
+    Ok(Some((seq, partition)))
 }
 
 /// The JSON of an event as text, and how long its actor is.

@@ -17,12 +17,11 @@ use crate::shared::fastpath::parcel::{self, Inserted, Stored};
 use crate::shared::transactions;
 use crate::store::{AGGREGATE_KEY, aggregate_key};
 use outbox_core::envelope;
-use outbox_core::hold::lane_crc;
 use outbox_core::partition::{Partition, crc32};
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::spi::quote_identifier;
 use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 /// Keeps the extension from being dropped, and its partitions from being changed, before this transaction ends.
 pub fn hold_extension(fcinfo: Call) {
@@ -44,11 +43,12 @@ pub fn publish(fcinfo: Call, request: &Publish) -> Result<i64, UserError> {
     let statements = statements(fcinfo);
     security::run_as(statements.owner, || {
         statements.hold();
-        transactions::announce_drawing(request.key.map(crc32)); // the seq is drawn next
+        let announced = transactions::announce([request.key.map(crc32)]); // the seq is drawn next
         let at_once =
             request.times.available_at.is_none() && request.times.expires_at.is_none() && effects::may_go_by_express(1);
         let by_express = at_once && eligibility::is_on();
-        if let Some(seq) = direct::publish(statements, request, by_express)? {
+        if let Some((seq, partition)) = direct::publish(statements, request, by_express)? {
+            announced.placed([(seq, partition)]);
             return Ok(seq);
         }
         publishing::begins(request.destination);
@@ -56,7 +56,7 @@ pub fn publish(fcinfo: Call, request: &Publish) -> Result<i64, UserError> {
         publishing::ends();
         let pointer = Enqueue {
             seqs: &[seq],
-            new: true,
+            announced: Some(announced),
             keys: Keys::Given(vec![request.key.map(str::to_owned)]),
             destination: request.destination,
             times: request.times,
@@ -134,14 +134,14 @@ fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Res
 /// `stored`: of one that may go by express, its event. Otherwise that of one that was not `published` is looked up.
 fn insert_pointers(
     statements: &Statements,
-    request: Enqueue,
+    mut request: Enqueue,
     mut stored: Option<Stored>,
     published: bool,
 ) -> Result<i64, UserError> {
     Spi::connect_mut(|client| {
         let keys = match &request.keys {
             Keys::Given(keys) => {
-                if !request.new && source::of(statements)?.is_none() {
+                if request.announced.is_none() && source::of(statements)?.is_none() {
                     aggregate_keys(client, statements, request.seqs)?; // for its locks
                 }
                 keys.clone()
@@ -152,17 +152,13 @@ fn insert_pointers(
             .iter()
             .map(|key| key.as_deref().map(|key| i64::from(crc32(key))))
             .collect();
-        let announced = if request.new { request.seqs.len() } else { 1 };
-        if !request.new {
-            transactions::announce_drawing(None);
-        }
-        for (seq, crc) in request.seqs.iter().zip(&crcs) {
-            transactions::announce(crc.map(|crc| crc as u32), *seq);
-        }
+        let new = request.announced.is_some();
+        let announced = (request.announced.take())
+            .unwrap_or_else(|| transactions::announce(crcs.iter().map(|crc| crc.map(|crc| crc as u32))));
         // A time that is over says nothing.
         let due_at = request.times.available_at.filter(|at| *at > clock_timestamp());
         let one = request.seqs.len() == 1;
-        let insert = insert_statement(client, statements, request.new, due_at.is_some(), one)?;
+        let insert = insert_statement(client, statements, new, due_at.is_some(), one)?;
         loop {
             let partitioner = statements.partitioner.borrow().clone();
             let partitions = partitions(client, &statements.schema, &request, &keys, partitioner.as_ref())?;
@@ -194,20 +190,10 @@ fn insert_pointers(
                 .collect::<SpiResult<Vec<_>>>()
                 .map_err(internal)?;
             let count = inserted.len() as i64;
-            let lanes: HashSet<Partition> = inserted.iter().flatten().map(|one| one.partition).collect();
-            lanes
-                .into_iter()
-                .for_each(|lane| transactions::announce_lane(lane_crc(lane)));
+            let inserted: Vec<Inserted> = inserted.into_iter().flatten().collect();
+            let placed: Vec<(i64, Partition)> = inserted.iter().map(|one| (one.seq, one.partition)).collect();
             if due_at.is_none() {
-                ready(
-                    client,
-                    statements,
-                    &request,
-                    &keys,
-                    inserted.into_iter().flatten(),
-                    stored.take(),
-                    published,
-                )?;
+                ready(client, statements, &request, &keys, inserted, stored.take(), published)?;
             }
             if due_at.is_some() {
                 effects::waiting_changed();
@@ -216,7 +202,7 @@ fn insert_pointers(
                 effects::expires_at(us_since_1970(time));
             }
             if count > 0 || !check_settings(client, statements, request.partition)? {
-                transactions::placed(announced);
+                announced.placed(placed);
                 return Ok(count);
             }
         }
@@ -229,11 +215,10 @@ fn ready(
     statements: &Statements,
     request: &Enqueue,
     keys: &[Option<String>],
-    inserted: impl Iterator<Item = Inserted>,
+    inserted: Vec<Inserted>,
     stored: Option<Stored>,
     published: bool,
 ) -> Result<(), UserError> {
-    let inserted: Vec<Inserted> = inserted.collect();
     let mut stored: HashMap<i64, Stored> = stored.into_iter().map(|stored| (stored.seq(), stored)).collect();
     let may_go =
         || eligibility::is_on() && request.times.expires_at.is_none() && effects::may_go_by_express(inserted.len());

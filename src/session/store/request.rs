@@ -2,14 +2,15 @@
 
 use crate::error::UserError;
 use crate::pg::args::Jsonb;
+use crate::shared::transactions::Announced;
 use outbox_core::partition::Partition;
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::TimestampWithTimeZone;
 
 pub struct Enqueue<'a> {
     pub seqs: &'a [i64],
-    /// The event was stored by this very statement, its seq announced before: it cannot wait anywhere yet.
-    pub new: bool,
+    /// Of events that were stored just now, by this transaction: they cannot wait anywhere yet.
+    pub announced: Option<Announced>,
     pub keys: Keys,
     pub destination: &'a str,
     pub times: Times,
