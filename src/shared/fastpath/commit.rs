@@ -8,7 +8,7 @@ use crate::pg::xact;
 use crate::shared::databases::Database;
 
 /// What this transaction has enqueued lies there before anybody can see its rows.
-pub fn lay_down<'a>(parcels: impl Iterator<Item = &'a mut Parcel>) {
+pub fn lay_down(parcels: &mut [Parcel]) {
     if !xact::commits_durably() {
         return;
     }
@@ -21,7 +21,7 @@ pub fn lay_down<'a>(parcels: impl Iterator<Item = &'a mut Parcel>) {
 }
 
 /// After Committed: whoever reads their lanes may take them, or shall look for the rows.
-pub fn hand_over<'a>(database: &Database, parcels: impl Iterator<Item = &'a mut Parcel>) {
+pub fn hand_over(database: &Database, parcels: &mut [Parcel]) {
     for parcel in parcels {
         let place = parcel.place.take();
         if !place.is_some_and(|place| slot::ready(place, parcel.class, parcel.partition)) {
@@ -31,6 +31,9 @@ pub fn hand_over<'a>(database: &Database, parcels: impl Iterator<Item = &'a mut 
 }
 
 /// The transaction is over, and what lies there still did not commit.
-pub fn take_back<'a>(parcels: impl Iterator<Item = &'a mut Parcel>) {
-    parcels.filter_map(|parcel| parcel.place.take()).for_each(slot::free);
+pub fn take_back(parcels: &mut [Parcel]) {
+    parcels
+        .iter_mut()
+        .filter_map(|parcel| parcel.place.take())
+        .for_each(slot::free);
 }
