@@ -9,6 +9,7 @@ pub mod backtrace;
 pub mod bgworker;
 pub mod catalog;
 pub mod clock;
+mod ending;
 pub mod foreign;
 pub mod guc;
 pub mod json;
