@@ -1,5 +1,18 @@
 //! outbox: a transactional outbox for Postgres with its relay inside the server. This file is the module map and the
 //! entry points that the server calls by name; the logic is elsewhere. ARCHITECTURE.md tells how a message flows.
+//!
+//! A folder is named after the process that runs its lines:
+//!
+//! | module | is run by | may name |
+//! |---|---|---|
+//! | `session` | a user's backend | all but `worker` |
+//! | `worker` | the launcher, workers, the upkeep | all but `session` |
+//! | `store` | both: SQL that both need | `pg` and the leaves |
+//! | `shared` | all: what processes share, in shared memory | `pg` and the leaves |
+//! | `config`, `limits`, `error` | all: the leaves | `pg`, and `error` |
+//! | `pg` | all: thin, safe words for the server | nothing of ours |
+//!
+//! No two files import each other, not even by way of others.
 
 mod config;
 mod destination;

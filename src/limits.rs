@@ -1,4 +1,4 @@
-//! Limits that a session and a worker share. Named by all, names `pg` and `error` alone.
+//! Limits that sessions and workers share. All files may name this one; it names `pg` and `error` alone.
 
 use crate::error::{UserError, too_large};
 use crate::pg::text;

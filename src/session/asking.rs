@@ -1,4 +1,4 @@
-//! What this session asks the workers of its database for: it asks, wakes them, and reads their answers. In a user's backend.
+//! A request of this session to the workers of its database: it asks, wakes them, and reads their answers. Run by a user's backend.
 
 use crate::shared::{databases, workers};
 
@@ -13,8 +13,7 @@ pub fn ask(reach: i64) -> Option<u32> {
     Some(ticket)
 }
 
-/// Of each worker of this database, one after the other: its number, and what it answers. `done`: all that there are are
-/// done.
+/// Of each worker of this database, one after the other: its number and its answer. And whether all of them are done.
 pub fn answers(ticket: u32) -> (Vec<i64>, bool) {
     let (mut flat, mut done) = (Vec::new(), true);
     for (number, answer) in workers::answers_here() {

@@ -1,4 +1,4 @@
-//! What a call is refused for before anything of it is written. Called by `api` and `capture`, in a user's backend.
+//! The checks of a call before anything is written, with their errors. Called by `api` and `capture`, in a user's backend.
 
 use crate::config::{self, DEFAULT_DESTINATION};
 use crate::error::{UserError, invalid};

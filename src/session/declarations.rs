@@ -1,5 +1,5 @@
-//! What a user declares of a destination: the options of CREATE SERVER and CREATE USER MAPPING, and the function that makes
-//! its bodies. Called by SQL in a user's backend, on its main thread.
+//! The options of a destination, as CREATE SERVER and CREATE USER MAPPING declare them, and the function that makes its bodies.
+//! Called by SQL in a user's backend, on its main thread.
 
 use crate::error::{self, UserError};
 use crate::pg::args::{Text, Texts};

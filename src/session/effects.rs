@@ -1,7 +1,7 @@
-//! What a transaction does that others are told of: it is remembered here, by the savepoint that did it, and told at COMMIT, once.
-//! Called by the functions of a session and by the end of each transaction; in a user's backend, on its main thread.
+//! What a transaction does that other processes are told of. A session notes it here, by the savepoint that did it, and tells it
+//! once, at COMMIT. Run by a user's backend, on its main thread: by the functions of a session, and at the end of each transaction.
 //!
-//! COMMIT PREPARED wakes nobody: the transaction was forgotten at PREPARE, and may be committed by another session. The
+//! COMMIT PREPARED wakes no worker: the transaction was forgotten at PREPARE, and may be committed by another session. The
 //! safety poll of the workers finds its messages within a second.
 
 use crate::pg::clock::now_us;
@@ -22,12 +22,12 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::panic::AssertUnwindSafe;
 
-/// What a savepoint did that counts if it is released and the transaction commits.
+/// What a savepoint did. It counts once the savepoint is released and the transaction commits.
 #[derive(Default)]
 struct Effects {
     /// It enqueued, or changed by hand what waits.
     changes_what_waits: bool,
-    /// So many more messages of this database wait.
+    /// How many more messages of this database wait.
     enqueued: i64,
     /// Destination by its number, and how many more of its messages wait.
     pending: BTreeMap<u64, i64>,
@@ -65,14 +65,14 @@ struct Transaction {
     pending: BTreeMap<u64, i64>,
     /// How many `Effects::parcels` there are.
     parcels: usize,
-    // However it ends, and whatever savepoint was rolled back:
+    // What follows is done however the transaction ends, and whatever savepoint was rolled back.
     /// The workers are woken: messages may have waited for the end of this transaction.
     wakes: bool,
-    /// Workers of a database were sent away, or which databases there are may change: they are let back, and the launcher is told.
+    /// The launcher is told that databases may have changed. Workers that were sent away may come back.
     vacates: bool,
-    /// This session waits for the end of a message,
+    /// This session waits no more for the end of a message.
     waits: bool,
-    /// or for an answer of the workers, at the latest until then.
+    /// This session asks the workers for nothing any more.
     asks: bool,
 }
 
@@ -97,7 +97,7 @@ pub fn enqueued(destination: &str, count: i64) {
     more_wait(count);
 }
 
-/// So many more messages of a destination wait, or fewer.
+/// This transaction changed by so many how many messages of a destination wait.
 pub fn pending_changed(destination: &str, by: i64) {
     let number = statistics::number_of(destination);
     note(|effects| *effects.pending.entry(number).or_default() += by);
@@ -242,7 +242,7 @@ pub fn databases_change() {
 
 impl Absorb for Effects {
     fn absorb(&mut self, child: Self) {
-        // All of them by name: none that is added can be forgotten here.
+        // By name: a field that is added and forgotten here does not compile.
         let Self {
             changes_what_waits,
             enqueued,
@@ -286,7 +286,7 @@ impl Absorb for Effects {
     }
 }
 
-/// In whichever order: the smaller goes into the larger.
+/// The smaller goes into the larger, so `join` must not care which is which.
 fn merge<K: Ord, V>(to: &mut BTreeMap<K, V>, mut more: BTreeMap<K, V>, join: impl Fn(&mut V, V)) {
     if more.len() > to.len() {
         std::mem::swap(to, &mut more);

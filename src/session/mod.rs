@@ -1,5 +1,5 @@
-//! Runs in a user's backend, on its main thread, inside of his transaction. What it has for the workers goes through
-//! `shared`; it never names `worker`.
+//! Code that runs in a user's backend: on its main thread, in the user's transaction. A session tells workers of what it did
+//! through `shared`, and never names `worker`.
 
 pub mod api;
 mod asking;

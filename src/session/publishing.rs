@@ -1,5 +1,5 @@
-//! outbox_events is written by outbox_publish, which enqueues by itself: here it says so to the triggers of outbox_attach that fire
-//! meanwhile. In a user's backend.
+//! outbox_publish writes outbox_events and enqueues by itself. Here it says so to the triggers of outbox_attach that fire
+//! meanwhile. Run by a user's backend.
 
 use crate::pg::{trigger, xact};
 use std::cell::RefCell;

@@ -1,5 +1,5 @@
-//! Whether a relation of the user's own can be the event source, asked when it is set. How it is read is in store/source.rs. In a user's
-//! backend.
+//! Whether a relation of the user's own can be the event source, asked when it is set. store/source.rs reads it. Run by a
+//! user's backend.
 
 use crate::error::{self, UserError, invalid};
 use crate::pg::catalog;

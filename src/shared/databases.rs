@@ -1,4 +1,5 @@
-//! One database, as all its processes see it: what its workers are called for, and the counters that the status view shows.
+//! One database in shared memory: what its workers are called for, and the counters that the status view shows. Run by all
+//! processes.
 
 use super::lanes::{self, Class, Reopen};
 use super::maintenance::Kept;
@@ -19,11 +20,11 @@ const BUCKETS: usize = 64;
 
 #[repr(C)]
 pub struct Database {
-    /// 0 = the place is free. Written by the launcher; read by all who look for their database.
+    /// 0 = the place is free. Written by the launcher; read by all processes.
     oid: AtomicU32,
     /// Why the launcher runs no worker here: see `Obstacle`. Written by the launcher; read by health.
     obstacle: AtomicU32,
-    /// Whether the extension is there: 0 = nobody knows, 1 = yes, 2 = no. Written by the worker that looked; read by the launcher.
+    /// Whether the extension is there: 0 = not known, 1 = yes, 2 = no. Written by the worker that looked; read by the launcher.
     extension: AtomicU32,
     /// Grows when a message was scheduled, or a person changed what waits. Written at COMMIT; read by workers.
     waiting_changes: AtomicU32,
@@ -36,7 +37,8 @@ pub struct Database {
     session_defaults: AtomicU64,
     /// 1 = the transactions that were prepared when the memory was made are among the open ones. Written and read by workers.
     adopted: AtomicU32,
-    /// Grows when messages ended, or may have. Written by workers at settle and by sessions at COMMIT; read by sessions that wait.
+    /// Grows when messages ended, or may have. Written by workers at settle and by sessions at COMMIT; read by sessions that
+    /// wait.
     ends: AtomicU32,
     /// What a session wants of the workers.
     ask: Ask,
@@ -44,7 +46,8 @@ pub struct Database {
     kept: Kept,
     /// Whether views look from floors.
     floors: floors::Use,
-    /// Grows when messages left the outbox. Written at COMMIT, by who took them away; read by who looks from floors.
+    /// Grows when messages left the outbox. Written at COMMIT by the session or worker that took them away; read by views that
+    /// look from floors.
     moves: AtomicU32,
     /// Grows when the workers are woken: there may be something to do. Written at the end of a transaction; read by workers, the
     /// launcher and the upkeep.

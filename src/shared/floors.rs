@@ -1,5 +1,5 @@
 //! From where views look for what waits first, in shared memory: of each lane (destination and partition) in which something
-//! waited a floor, and the first message that was seen there. Told by sessions and workers at COMMIT (`wake`), asked for by
+//! waited a floor, and the first message that was seen there. Sessions tell it at COMMIT (`session::effects`); it is asked for by
 //! outbox_first_waiting(). An old snapshot keeps the index entries of what has ended; without floors each look walks them.
 //!
 //! Only what is displayed comes from here. Who is in doubt looks from the start.
@@ -39,7 +39,7 @@ struct Table {
 
 #[repr(C)]
 struct Lane {
-    /// 0 = free. Written in turn, after what names the lane, by who tells of the first message there; read by all.
+    /// 0 = free. Written in turn, after what names the lane, by the session that tells of the first message there; read by views.
     database: AtomicU32,
     partition: AtomicU32,
     /// See `statistics::number_of`.

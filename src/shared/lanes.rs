@@ -1,5 +1,5 @@
-//! Of each lane, a partition of a class of destinations, from which seq on it is to be read again, and which worker reads it. A
-//! session lowers it at COMMIT, the worker takes it. The protocol is modelled in crates/core/tests/model_mark.rs.
+//! Lanes: a lane is a partition of a class of destinations. Its word says from which seq on it is to be read again (*reopen*), and
+//! which worker reads it. Sessions lower the seq at COMMIT, the worker takes it. crates/core/tests/model_mark.rs models it.
 
 use super::MAX_DATABASES;
 use crate::config::DEFAULT_DESTINATION;
@@ -34,8 +34,8 @@ struct Lanes([[[Reopen; MAX_PARTITIONS]; CLASSES]; MAX_DATABASES]);
 type LanesOfDatabase = [[Reopen; MAX_PARTITIONS]];
 
 /// The lowest seq that was committed in a partition since its owner last asked, and who the owner is: its place among the
-/// workers + 1 in the upper 16 bits. A worker that lost the partition and does not know it yet takes nothing away. Lowered by
-/// sessions at COMMIT, and by who takes a message from the fast path; taken, and owned, by the worker that reads the lane.
+/// workers + 1 in the upper 16 bits. A worker that lost the partition and does not know it yet takes nothing away. Sessions
+/// lower it at COMMIT, and processes that withdraw a message from the fast path; the owner takes it.
 #[repr(C)]
 pub struct Reopen(AtomicU64);
 

@@ -1,4 +1,4 @@
-//! The launcher in shared memory: where to wake it, and what it tells of all databases together. Read by every process.
+//! The launcher in shared memory: where to wake it, and what it tells of all databases together. Run by all processes.
 
 use crate::pg::shmem::{Shareable, Shared};
 use crate::pg::{bgworker, latch};
@@ -9,7 +9,7 @@ use std::sync::atomic::{
 
 #[repr(C)]
 struct Launcher {
-    /// Process number + 1; 0 = there is none. Written by the launcher; read by whoever wakes it.
+    /// Process number + 1; 0 = there is none. Written by the launcher; read by all that wake it.
     proc_number: AtomicI32,
     /// OID of the role that workers run as. Written by the launcher before it starts one; read by workers.
     worker_role: AtomicU32,
@@ -74,14 +74,14 @@ pub fn set_missing_slots(count: u32) {
     }
 }
 
-/// So many databases wait for the worker of another one to leave.
+/// `count` databases wait for the worker of another one to leave.
 pub fn set_waiting_databases(count: u32) {
     if let Some(launcher) = LAUNCHER.get() {
         launcher.waiting_databases.store(count, SeqCst);
     }
 }
 
-// ---- everybody ------------------------------------------------------------------------------------------------------
+// ---- all processes ------------------------------------------------------------------------------------------------------
 
 pub fn is_there() -> bool {
     LAUNCHER
@@ -89,15 +89,15 @@ pub fn is_there() -> bool {
         .is_some_and(|launcher| launcher.proc_number.load(SeqCst) != 0)
 }
 
-/// It looks who is there and what is due; nothing is new in the databases. Called in the commit callback too: no allocation, no
-/// error.
+/// Wakes the launcher, which looks at its workers and at what is due, and not at the databases. Called in the commit callback
+/// too: no allocation, no error.
 pub fn wake() {
     if let Some(launcher) = LAUNCHER.get() {
         latch::set(launcher.proc_number.load(Relaxed) - 1);
     }
 }
 
-/// It shall look at the databases. Called in the commit callback too: no allocation, no error.
+/// Tells the launcher to look at the databases. Called in the commit callback too: no allocation, no error.
 pub fn tell_news() {
     if let Some(launcher) = LAUNCHER.get() {
         launcher.news.fetch_add(1, Relaxed);

@@ -1,5 +1,5 @@
-//! Where the areas of shared memory begin and end together: when the server starts, when a process becomes a worker and when it
-//! ends, when a database is gone.
+//! The beginning and the end of the areas of shared memory: when the server starts, when a process becomes a worker or ends as one,
+//! when a database is dropped. Run by the postmaster, by workers, by sessions of workers outside the server, and by the launcher.
 
 use super::fastpath::slot;
 use super::workers::{self, NoPlace, OUTSIDE, Worker};

@@ -34,15 +34,15 @@ impl Mark {
 
 #[repr(C)]
 pub struct Kept {
-    /// Grows when the upkeep is wanted at once. Written by workers.
+    /// Grows when the upkeep is wanted at once. Written by workers; read by the launcher and the upkeep.
     asks: AtomicU32,
-    /// As of the last run.
+    /// As of the last run. Written by the upkeep; read by it and the launcher.
     asks_seen: AtomicU32,
-    /// How many runs came to their end.
+    /// How many runs came to their end. Written by the upkeep; read by the launcher.
     runs: AtomicU32,
-    /// 1 = what waits was counted since the memory was made.
+    /// 1 = what waits was counted since the memory was made. Written by the upkeep; read by it and by workers.
     counted: AtomicU32,
-    /// When the next run is due, in µs since 1970.
+    /// When the next run is due, in µs since 1970. Written by the upkeep, as all that follows; read by the launcher.
     pub due_us: Mark,
     /// How often the workers had been called when the last run began.
     pub calls_seen: Mark,

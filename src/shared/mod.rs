@@ -1,25 +1,25 @@
-//! What processes share: a file for each area of shared memory. Sessions, workers and the launcher all run these lines, and they
-//! meet nowhere else. Each field says who writes it and who reads it. Nothing here is an authority: the tables are; a lost value
-//! costs a poll or a wrong digit.
+//! What processes share: a file for each area of shared memory. All processes run these lines, and sessions and workers meet
+//! nowhere else. Each field says which process writes it and which reads it. The tables are the authority: a value that is
+//! lost here costs a poll, a wrong digit, or the order of what was prepared.
 //!
-//! | file | is about |
-//! |---|---|
-//! | `launcher` | where to wake it, and what it tells of all databases |
-//! | `databases` | one database: counters, what its workers are called for |
-//! | `lanes` | from which seq a lane is to be read again, and who reads it |
-//! | `workers` | places: who runs where, under which number |
-//! | `vacancies` | databases that a statement needs for itself |
-//! | `waiters` | sessions that wait for the end of a message |
-//! | `transactions` | open transactions that have enqueued, and their keys |
-//! | `fastpath` | messages on their way from a session to a worker |
-//! | `requests` | what a session asks the workers for |
-//! | `maintenance` | what one run of the upkeep leaves to the next |
-//! | `statistics` | what each destination did and holds |
-//! | `error_groups` | what failed lately, by cause |
-//! | `throughput` | what ended, and how long it took, by minute |
-//! | `passes` | the last passes of each worker |
-//! | `floors` | from where views look for what waits first |
-//! | `lifecycle` | the beginning and the end of all of these; it names the others, and none names it |
+//! | file | is about | written by | read by |
+//! |---|---|---|---|
+//! | `launcher` | where to wake the launcher, and what it tells of all databases | launcher, sessions | all |
+//! | `databases` | one database: its counters, and what its workers are called for | all | all |
+//! | `lanes` | from which seq a lane is read again, and which worker reads it | sessions, workers | workers |
+//! | `workers` | places: which worker runs where, under which number | workers | all |
+//! | `vacancies` | databases that a statement needs to itself | sessions | launcher, workers |
+//! | `waiters` | sessions that wait for the end of a message | sessions | workers, sessions |
+//! | `transactions` | open transactions that have enqueued, and their keys | sessions | workers |
+//! | `fastpath` | messages on their way from a session to a worker | sessions, workers | workers |
+//! | `requests` | what a session asks the workers for, and their answers | sessions, workers | workers, sessions |
+//! | `maintenance` | what one run of the upkeep leaves to the next | upkeep, sessions | launcher, upkeep |
+//! | `statistics` | what each destination did and holds | workers, sessions, upkeep | sessions |
+//! | `error_groups` | what failed lately, by cause | workers, sessions, upkeep | sessions |
+//! | `throughput` | what ended in each minute, and how long it took | workers, sessions | sessions |
+//! | `passes` | the last passes of each worker | workers | sessions |
+//! | `floors` | from where views look for the first message that waits | sessions | sessions |
+//! | `lifecycle` | the beginning and the end of all of these. No other file names it | | |
 
 pub mod databases;
 pub mod error_groups;

@@ -1,7 +1,7 @@
 //! What a session asks the workers of its database for, in shared memory: one pass (outbox_tick), or delivery up to a seq
 //! (outbox_relay). A session never delivers by itself: it asks, wakes the workers, and waits for their answers. One session
-//! of a database asks at a time; what it asks for holds only as long as it waits. Embedded in the words of a
-//! database and in the places of workers.
+//! of a database asks at a time; what it asks for holds only as long as it waits. An `Ask`
+//! lies in the words of its database (`databases`), an `Answer` in the place of its worker (`workers`).
 
 use crate::pg::latch;
 use outbox_core::engine::Errand;
@@ -13,12 +13,12 @@ use std::sync::atomic::{
 /// Of one database.
 #[repr(C)]
 pub struct Ask {
-    /// Process number + 1 of the session that asks, negative while it still writes; 0 = nobody. Written by it;
-    /// read by workers.
+    /// Process number + 1 of the session that asks, negative while it still writes; 0 = nobody. Written by it; read
+    /// by workers.
     asker: AtomicI32,
-    /// Grows with each ask. Written by who asks; read by workers.
+    /// Grows with each ask. Written by the session that asks; read by workers.
     ticket: AtomicU32,
-    /// Up to which seq it wants delivery; 0 = it wants a tick. Written by who asks; read by workers.
+    /// Up to which seq it wants delivery; 0 = it wants a tick. Written by the session that asks; read by workers.
     reach: AtomicI64,
 }
 

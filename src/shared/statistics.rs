@@ -1,7 +1,6 @@
 //! Figures of each destination in shared memory: totals, what waits and what is in flight, how long messages took; and the
-//! wish of a session that the workers look at it anew. Counted by the workers that serve it, read by
-//! outbox_destination_status and by who enqueues. With all places taken a
-//! destination has no figures and no limit, and is delivered to as any.
+//! wish of a session that the workers look at it anew. Counted by the workers that serve it; read by outbox_destination_status and
+//! by sessions that enqueue. With all places taken a destination has no figures and no limit, and is delivered to as any.
 
 use crate::pg::catalog;
 use crate::pg::clock::now_us;
@@ -40,11 +39,11 @@ struct Place {
     /// Grows when a session wants a fresh look. Written by the session; read by workers.
     looks: AtomicU32,
     /// Messages that wait, in flight ones too. Producers add at COMMIT, workers subtract at settle and set it right when they
-    /// count. Read by who enqueues, and by the status view.
+    /// count. Read by sessions that enqueue, and by the status view.
     pending: AtomicI64,
     /// 1 = `pending` was counted since the place was taken; before that it says nothing. Written by a worker.
     counted: AtomicU32,
-    /// How many may wait; 0 = any number. Written by the workers, as the destination is described; read by who enqueues.
+    /// How many may wait; 0 = any number. Written by the workers, as the destination is described; read by sessions that enqueue.
     max_pending: AtomicI64,
     /// Claimed and not settled. Each worker adds what changed, and takes what is left when it ends. Read
     /// by the status view.

@@ -1,5 +1,5 @@
-//! What ended in each database and how long it took, minute by minute: a ring. Written by workers at a settle and by sessions at
-//! COMMIT, read by outbox_throughput.
+//! What ended in each database and how long it took, in a ring of minutes. Workers write it at a settle and sessions at COMMIT;
+//! outbox_throughput reads it.
 
 use super::MAX_DATABASES;
 use crate::pg::shmem::{Shareable, Shared};

@@ -3,7 +3,7 @@
 //! of a prepared transaction has no session any more and is freed by whoever sees that the transaction is over.
 //!
 //! A session announces a key before it draws a seq for it, and says where the message is once it has inserted it. It leaves after
-//! COMMIT, when its rows are visible and `lanes` knows how far back to read for them. The protocol is modelled in crates/core/tests/model_mark.rs.
+//! COMMIT, when its rows are visible and `lanes` knows how far back to read for them. crates/core/tests/model_mark.rs models it.
 
 use crate::pg::clock::now_us;
 use crate::pg::shmem::{Shareable, SharedSlice};
@@ -20,8 +20,8 @@ struct Entry {
     /// Where the transaction runs, in the lower half; 0 = the entry is free, RESERVED = it is being filled or emptied. The
     /// upper half grows each time the entry is freed, so that nobody takes the next transaction for the one he saw.
     tenant: AtomicU64,
-    /// 0 = prepared. This and what follows is written by its session, before it counts, and by who frees the entry; read by workers
-    /// and by outbox_open_transactions().
+    /// 0 = prepared. This and what follows is written by its session, before the entry counts, and by the process that frees
+    /// it; read by workers and by outbox_open_transactions().
     pid: AtomicU32,
     /// Of a prepared one.
     xid: AtomicU32,

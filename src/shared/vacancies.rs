@@ -1,7 +1,8 @@
-//! Databases that a statement needs for itself: the session that runs it says so here, and the workers leave.
+//! Databases that a statement needs to itself. The session that runs the statement writes the database here, and its workers leave.
+//! Run by sessions, the launcher and workers.
 //!
-//! A worker takes its place and then looks whether the database is vacated; a session vacates it and then looks for workers.
-//! Sequentially consistent, so at least one of them sees the other.
+//! A worker takes its place and then looks whether the database is vacated. A session vacates it and then looks for workers. All
+//! accesses are sequentially consistent, so at least one of the two sees the other.
 
 use crate::pg::latch;
 use crate::pg::shmem::{Shareable, Shared};
@@ -16,8 +17,8 @@ const MAX_VACATED: usize = 32;
 #[repr(C)]
 struct Vacancies([Vacated; MAX_VACATED]);
 
-/// A database that a statement needs for itself. Written by the session that runs the statement; read by the launcher, by workers
-/// and by who starts or ends as one.
+/// A database that a statement needs for itself. Written by the session that runs the statement; read by the launcher
+/// and by workers.
 #[repr(C)]
 struct Vacated {
     /// Process number + 1; 0 = the slot is free.
@@ -74,14 +75,14 @@ fn is_vacated_by(database: u32, fits: impl Fn(&Vacated) -> bool) -> bool {
     all().iter().any(is_it)
 }
 
-/// A worker of this database has ended: whoever waits for that looks.
+/// A worker of this database has ended. Wakes the sessions that wait for it.
 pub fn worker_left(database: u32) {
     for vacated in all().iter().filter(|vacated| vacated.database.load(SeqCst) == database) {
         latch::set(vacated.requester.load(Relaxed) - 1);
     }
 }
 
-/// This process needs no database for itself any more. Called at the end of a transaction: no allocation, no error.
+/// This process needs no database to itself any more. Called at the end of a transaction: no allocation, no error.
 pub fn let_back() {
     let me = latch::my_proc_number() + 1;
     for vacated in all().iter().filter(|vacated| vacated.requester.load(Relaxed) == me) {

@@ -1,4 +1,5 @@
-//! Sessions that wait for the end of a message, and are woken when messages of their database end.
+//! Sessions that wait for the end of a message. Processes that end messages wake those of the same database. Run by sessions and
+//! workers.
 
 use crate::pg::shmem::SharedSlice;
 use crate::pg::{latch, xact};
@@ -7,8 +8,8 @@ use std::sync::atomic::{
     Ordering::{Relaxed, SeqCst},
 };
 
-/// Of each session, by process number, the database in which it waits; 0 = it does not. Written by the session; read by who ends
-/// messages. One left behind wakes a stranger for nothing.
+/// Of each session, by process number, the database in which it waits; 0 = it does not. Written by the session; read by
+/// processes that end messages. A value left behind wakes another session for nothing.
 static WAITERS: SharedSlice<AtomicU32> = SharedSlice::new();
 
 /// Shared memory that is needed, in bytes. Once the server knows its limits.

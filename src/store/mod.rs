@@ -1,6 +1,5 @@
-//! What both a session and a worker say to the database, and what both must judge alike: `source` reads events in a relation
-//! of the user's own, `body` calls his functions, `held` keeps plans. On the main thread, inside a transaction. State
-//! transitions are the functions of sql/src.
+//! SQL that both a session and a worker run, and judgements that must be the same in both: `source` reads events in a relation of
+//! the user's own, `body` calls a function of his, `held` keeps plans. On the main thread, inside a transaction.
 
 pub mod body;
 pub mod held;

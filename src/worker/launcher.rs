@@ -1,10 +1,10 @@
 //! The launcher: one process of the server, connected to no database, that starts the workers of every database that has
 //! the extension and starts them again when they end. It cannot look into a database, so it starts a worker to see:
 //! one that finds no extension says so in shared memory and ends. A database that a statement needs for itself is left
-//! alone until there is news (`hooks`). Workers outlive the launcher that started them: the next one finds them by their
-//! places in shared memory. Where worker slots are fewer than databases they are served in turn: the plan is
+//! alone until there is news (`shared::vacancies`). Workers outlive the launcher that started them: the next one finds
+//! them by their places in shared memory. Where worker slots are fewer than databases they are served in turn: the plan is
 //! made in crates/core (`turns`), what it is made from and how it is done is here. The upkeep of a database is a process
-//! that is started when it is due (`upkeep`), in a slot that is free or in its turn.
+//! that is started when it is due (`maintenance`), in a slot that is free or in its turn.
 
 use crate::config::ServerSettings;
 use crate::pg::bgworker::{self, Handle, Spec};

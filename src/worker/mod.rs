@@ -1,5 +1,5 @@
-//! Runs in processes that the server starts: the launcher, and for each database workers and maintenance. What sessions have
-//! for them comes through `shared`; it never names `session`.
+//! Code that runs in processes that the server starts: the launcher, and workers and the upkeep of each database. They hear of
+//! sessions through `shared`, and never name `session`.
 
 pub mod broker;
 pub mod launcher;

@@ -1,4 +1,4 @@
-//! The SQL of a session: events and messages are stored in its transaction, as the owner of the tables. In a user's backend.
+//! The SQL of a session, which stores events and messages in its transaction, as the owner of the tables. Run by a user's backend.
 
 mod direct;
 pub mod enqueue;

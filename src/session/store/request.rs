@@ -1,4 +1,4 @@
-//! What is asked of `enqueue` and `publish`. In a user's backend.
+//! The arguments of `enqueue` and `publish`. Run by a user's backend.
 
 use crate::error::UserError;
 use crate::pg::args::Jsonb;

@@ -1,4 +1,4 @@
-//! Which source of events is set, and what sets another one. In a user's backend.
+//! The source of events that is set, and how another one is set. Run by a user's backend.
 
 use super::statements::{Statements, statements};
 use crate::error::{UserError, internal};

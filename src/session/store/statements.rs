@@ -1,4 +1,4 @@
-//! The statements of a session, planned once per backend, and what they are about. In a user's backend.
+//! The statements of a session, each planned once per backend, with the tables that they are about. Run by a user's backend.
 
 use crate::pg::spi::OwnedPreparedStatement;
 use crate::pg::trigger::Call;

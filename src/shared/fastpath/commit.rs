@@ -1,26 +1,25 @@
-//! The end of a transaction that has messages for the fast path: they are laid down before COMMIT, handed over after it, and
-//! taken back if there was none. In a user's backend, called by the callbacks of its transaction: `lay_down` may fail, and the
-//! transaction commits all the same; from COMMIT on nothing here may allocate or raise.
+//! The end of a transaction that has messages for the fast path. Run by a session, in the callbacks of its transaction. An error
+//! in `lay_down` does not stop the COMMIT. After COMMIT nothing here allocates or raises.
 
 use super::parcel::Parcel;
 use super::slot;
 use crate::pg::xact;
 use crate::shared::databases::Database;
 
-/// What this transaction has enqueued lies there before anybody can see its rows.
+/// Before COMMIT: the messages lie there before any other process can see their rows.
 pub fn lay_down(parcels: &mut [Parcel]) {
     if !xact::commits_durably() {
         return;
     }
     for parcel in parcels {
-        // What was changed since is read from the table.
+        // A row that was changed since is read from the table.
         if parcel.row.is_current() && parcel.event.is_current() {
             parcel.place = slot::lay_down(parcel);
         }
     }
 }
 
-/// After Committed: whoever reads their lanes may take them, or shall look for the rows.
+/// After COMMIT: the workers of their lanes may take them, or are told to look for the rows.
 pub fn hand_over(database: &Database, parcels: &mut [Parcel]) {
     for parcel in parcels {
         let place = parcel.place.take();
@@ -30,7 +29,7 @@ pub fn hand_over(database: &Database, parcels: &mut [Parcel]) {
     }
 }
 
-/// The transaction is over, and what lies there still did not commit.
+/// The transaction is over. What lies there still was not committed.
 pub fn take_back(parcels: &mut [Parcel]) {
     parcels
         .iter_mut()

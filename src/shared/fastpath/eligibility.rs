@@ -1,34 +1,33 @@
-//! Which messages may go by the fast path. A message must meet all of this, and goes by the table alone otherwise:
+//! Which messages may go by the fast path. A message that misses one of these conditions goes by the table alone. Run by a
+//! session, in the statement that enqueues.
 //!
-//! | condition | asked |
+//! | condition | checked in |
 //! |---|---|
-//! | outbox.express is on, and there is shared memory | here, by the statement that enqueues |
-//! | it is to go at once, and never expires | by the statement that enqueues |
-//! | its transaction has few others | here |
-//! | its event lies in outbox_events, is small and can be read | here and in `parcel` |
-//! | the COMMIT waits until it is on disk | in `commit` |
-//! | its rows are still as they were written | in `commit` |
-//! | its lane has a worker in this server, and there is a place | in `slot` |
-//!
-//! In a user's backend.
+//! | outbox.express is on, and there is shared memory | `is_on` |
+//! | the message goes at once, and never expires | the statement |
+//! | its transaction has few other messages | `is_room` |
+//! | its event lies in outbox_events, is small and can be read | `may_fit`, `parcel` |
+//! | COMMIT waits until it is on disk | `commit` |
+//! | its rows are still as they were written | `commit` |
+//! | its lane has a worker in this server, and there is a free place | `slot` |
 
 use super::{BYTES, slot};
 use crate::config;
 
-/// Messages of one transaction; of more a claim takes all together.
+/// Messages of one transaction. A claim takes more of them together at less cost.
 const MESSAGES_MAX: usize = 8;
 
-/// Whether messages may go this way at all.
+/// Whether any message may go this way.
 pub fn is_on() -> bool {
     config::express() && slot::is_there()
 }
 
-/// Whether a transaction that has so many may add more.
+/// Whether a transaction with `before` such messages may add `more`.
 pub fn is_room(before: usize, more: usize) -> bool {
     more > 0 && before + more <= MESSAGES_MAX
 }
 
-/// Whether an event with a body of so many bytes may fit: only then it is copied.
+/// Whether an event with a body of this size may fit. Only then it is copied.
 pub fn may_fit(body_bytes: usize) -> bool {
     body_bytes < BYTES
 }

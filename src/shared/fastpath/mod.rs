@@ -1,42 +1,41 @@
-//! The fast path: a small message goes from the session to the worker of its lane through shared memory, and leaves before it is
-//! claimed. The table stays the authority: what does not go this way, or is taken back, is told of by *reopen* like any other
-//! commit.
+//! The fast path: a small message goes from the session to the worker of its lane through shared memory. The worker sends it
+//! before it claims the row. The table stays the authority: a message that does not go this way, or is withdrawn, is told of by
+//! *reopen*, like any other commit.
 //!
 //! | step | file | run by |
 //! |---|---|---|
-//! | the rows are written; may their message go? | `eligibility` | the session, in its statement |
+//! | the statement decides whether the message may go | `eligibility` | the session, in its statement |
 //! | message and event become bytes | `parcel`; the encoding is crates/core/src/parcel.rs | the session, in its statement |
-//! | before COMMIT the bytes are laid down, after it they are ready | `commit` | the session, in its callbacks |
+//! | the bytes are laid down before COMMIT, and are ready after it | `commit` | the session, in its callbacks |
 //! | a place holds them meanwhile | `slot` | both |
 //! | the worker takes them in hand | `slot`, crates/core/src/engine/in_hand.rs | the worker |
 //!
 //! # Order
 //!
-//! What each side must do, and in which order. crates/core/tests/model_express.rs tries every interleaving, and shows for each rule
+//! The steps of each side, in their order. crates/core/tests/model_express.rs tries every interleaving, and shows for each rule
 //! what breaks without it.
 //!
-//! A session:
+//! A session
 //! 1. announces the key before it draws a seq (`transactions`);
-//! 2. lays the message down before its row can be seen, so who claims a row finds the place of it;
-//! 3. when it is committed, says that the place is ready; then looks again who reads the lane, for a new reader may have begun
-//!    before it lay there, and takes it back if that is another one;
-//! 4. lowers *reopen* for what did not go this way; then leaves the open transactions; then wakes the worker.
+//! 2. lays the message down before its row is visible, so a worker that claims the row finds the place;
+//! 3. marks the place ready once the transaction is committed. Then it looks again which worker reads the lane: a new one may
+//!    have begun before the message lay there. If so, the session withdraws the message;
+//! 4. lowers *reopen* for each message that did not go this way, then leaves the open transactions, then wakes the workers.
 //!
-//! A worker:
-//! 1. takes what is ready, then reads the open transactions, then looks at what is ready by then, and at *reopen* after that;
+//! A worker
+//! 1. takes what is ready, then reads the open transactions, then looks at what is ready by then, and at *reopen* last;
 //! 2. takes nothing of a lane that it has not read to its end;
-//! 3. when it has claimed, takes away the places of what it claimed, before it hands it over.
+//! 3. withdraws the places of the rows that it has claimed, before it hands them over;
+//! 4. withdraws all places of a lane that it takes over: their rows may go without a claim.
 //!
-//! Whoever takes away what is ready:
-//! 1. lowers *reopen* first, or for a moment neither would tell of the row;
-//! 2. does not end between taking it away and freeing the place.
-//!
-//! Whoever takes a lane over withdraws what lies there: its row may go without a claim, and then nobody else would.
+//! A process that withdraws what is ready
+//! 1. lowers *reopen* first, or for a moment nothing would tell of the row;
+//! 2. cannot end between withdrawing it and freeing the place.
 
 pub mod commit;
 pub mod eligibility;
 pub mod parcel;
 pub mod slot;
 
-/// The size of a place: a message with its event, as bytes, is no larger.
+/// The size of a place in bytes. A larger message, with its event, goes by the table alone.
 pub const BYTES: usize = 4032;

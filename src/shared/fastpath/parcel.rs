@@ -1,5 +1,5 @@
-//! A message on its way by the fast path: made from the rows as the statements return them, as bytes and with what must still
-//! hold of the rows when the transaction commits. In a user's backend.
+//! A message on its way by the fast path: its bytes, made from the rows that the statements return, and what must still hold of
+//! these rows when the transaction commits. Run by a session, in the statement that enqueues.
 
 use super::BYTES;
 use crate::pg::catalog::Oid;
@@ -43,8 +43,8 @@ pub struct Inserted {
     pub place: Option<(u32, Tid, i64)>,
 }
 
-/// What the statement that stores an event returns after seq and size: what the view outbox_event_text shows of it. The body of
-/// one that cannot fit is left where it is.
+/// The columns that the statement which stores an event returns after seq and size, as the view outbox_event_text shows them. A
+/// body that cannot fit is NULL.
 pub fn event_columns() -> String {
     let body =
         |column| format!("case when e.body_bytes operator(pg_catalog.<) {BYTES} then e.{column}::pg_catalog.text end");

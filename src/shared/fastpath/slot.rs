@@ -1,5 +1,5 @@
-//! The places of the fast path in shared memory. Written by sessions at the end of their transaction (`commit`), read by workers;
-//! what order and safety ask of both stands in `fastpath`.
+//! The places of the fast path in shared memory. Sessions write them at the end of their transaction (`commit`), workers read them.
+//! The order of the steps of both is in `fastpath`.
 //!
 //! A message lies in a *place*. Its state says who may do what:
 //!
