@@ -42,6 +42,11 @@ fn only_src_pg_is_unsafe_or_names_the_server() {
 }
 
 #[test]
+fn a_folder_of_src_names_only_what_its_process_has() {
+    assert_no_complaints(&files("src", "rs"), strange_names);
+}
+
+#[test]
 fn no_exemption_outlives_its_line() {
     for Exemption { path, line, .. } in EXEMPTIONS {
         let used = read(path).lines().any(|l| l.contains(line) && is_code(l));
@@ -146,6 +151,29 @@ fn no_file_is_longer_than_a_reader_can_hold() {
 
 /// Where SQL is: what a session says, what a worker says, and what both do.
 const STORES: [&str; 3] = ["src/session/store/", "src/store/", "src/worker/store/"];
+
+/// What the files of a folder never name. Sessions and workers meet in shared memory alone; what both run names neither.
+const STRANGERS: [(&str, &[&str]); 5] = [
+    ("src/session/", &["worker"]),
+    ("src/worker/", &["session"]),
+    ("src/store/", &["session", "worker"]),
+    ("src/shared/", &["session", "store", "worker"]),
+    (
+        "src/pg/",
+        &["config", "error", "limits", "session", "shared", "store", "worker"],
+    ),
+];
+
+fn strange_names(path: &str, text: &str) -> Vec<String> {
+    let folder = STRANGERS.iter().find(|(folder, _)| path.starts_with(folder));
+    let strangers = folder.map_or(&[][..], |(_, strangers)| strangers);
+    complain(text, |line| {
+        let names = |stranger: &&str| {
+            says(&format!("crate::{stranger}"), line) || line.contains("crate::{") && says(stranger, line)
+        };
+        strangers.iter().any(names)
+    })
+}
 
 /// A line outside src/pg that may be unsafe or name pg_sys.
 struct Exemption {
@@ -429,6 +457,17 @@ fn text_that_is_not_converted_is_found() {
     assert_eq!(raw_arguments(function), ["2: fn f(key: &str) -> bool {"]);
     let function = "#[pg_extern(sql = false)]\nfn f(\n    seqs: Vec<i64>,\n) -> Option<String> {\n}";
     assert_eq!(raw_arguments(function).len(), 2);
+}
+
+#[test]
+fn a_name_of_another_process_is_found() {
+    let path = "src/session/effects.rs";
+    let found = ["use crate::worker::launcher;", "use crate::{config, worker};"];
+    for line in found {
+        assert_eq!(strange_names(path, line).len(), 1, "{line}");
+        assert!(strange_names("src/lib.rs", line).is_empty());
+    }
+    assert!(strange_names(path, "use crate::shared::workers;\n// as crate::worker does").is_empty());
 }
 
 #[test]
