@@ -360,7 +360,7 @@ impl Database {
         self.changes_by_hand.fetch_add(1, SeqCst);
     }
 
-    /// Whether the prepared transactions that are older than the memory are in the registry.
+    /// Whether the prepared transactions that are older than the memory are among the open ones.
     pub fn has_adopted(&self) -> bool {
         self.adopted.load(SeqCst) == 1
     }
