@@ -3,15 +3,15 @@
 //!
 //! Savepoints are nested and their numbers grow, so the innermost one is always the last.
 
-/// What can be done in one savepoint.
+/// What a savepoint did.
 pub trait Absorb: Default {
-    /// A savepoint inside of this one was released: what it did, this one did. In time that grows with the smaller of the two, or
-    /// a transaction of n savepoints inside of each other takes n² steps.
+    /// Takes over what a savepoint inside of this one did, which was released. The cost must grow with the smaller of the two, or a
+    /// transaction of n savepoints inside of each other takes n² steps.
     fn absorb(&mut self, child: Self);
 }
 
-/// The number of the transaction itself, as the server counts.
-pub const WHOLE: u32 = 1;
+/// The number of the transaction itself (TopSubTransactionId).
+const WHOLE: u32 = 1;
 
 #[derive(Debug, Default)]
 pub struct Nested<E> {
@@ -22,7 +22,7 @@ pub struct Nested<E> {
 }
 
 impl<E: Absorb> Nested<E> {
-    /// What was done in this savepoint, which is the innermost one.
+    /// What this savepoint did. It is the innermost one.
     pub fn of(&mut self, savepoint: u32) -> &mut E {
         if savepoint != WHOLE && self.open.last().is_none_or(|(last, _)| *last != savepoint) {
             self.open.push((savepoint, E::default()));
@@ -33,7 +33,7 @@ impl<E: Absorb> Nested<E> {
         }
     }
 
-    /// The innermost savepoint is over, and what was done in it is done by the one around it.
+    /// The innermost savepoint was released: the one around it absorbs what it did.
     pub fn release(&mut self, id: u32, into: u32) {
         if let Some((_, child)) = self.open.pop_if(|(last, _)| *last == id) {
             match self.open.last_mut() {
@@ -50,12 +50,12 @@ impl<E: Absorb> Nested<E> {
         Some(undone)
     }
 
-    /// What the transaction did, once no savepoint is open.
+    /// What the transaction did outside of open savepoints: all of it, once none is open.
     pub fn whole(&mut self) -> &mut E {
         &mut self.whole
     }
 
-    /// Savepoints and all.
+    /// Of the transaction, then of each open savepoint.
     pub fn iter(&self) -> impl Iterator<Item = &E> {
         std::iter::once(&self.whole).chain(self.open.iter().map(|(_, effects)| effects))
     }

@@ -9,7 +9,7 @@ use pgrx::datum::TimestampWithTimeZone;
 
 pub struct Enqueue<'a> {
     pub seqs: &'a [i64],
-    /// Of events that were stored just now, by this transaction: they cannot wait anywhere yet.
+    /// Set for events that this transaction has just stored: their keys are announced, and they cannot wait anywhere yet.
     pub announced: Option<Announced>,
     pub keys: Keys,
     pub destination: &'a str,
