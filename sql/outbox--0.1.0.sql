@@ -536,7 +536,7 @@ comment on function @extschema@.outbox_is_in_hand(text, smallint, bigint) is
 -- ---- sql/src/25_attach.sql
 
 -- Publication policy: a trigger on an event table enqueues those of its rows that a condition chooses. All the trigger needs is
--- in its one argument, so it is dumped with its table; src/capture.rs reads it. Only the trigger on outbox_events needs a
+-- in its one argument, so it is dumped with its table; src/session/capture.rs reads it. Only the trigger on outbox_events needs a
 -- table beside it, for a dump leaves out the triggers on tables of an extension.
 -- Lock order: the table of the user first; CREATE TRIGGER waits for its writers.
 
@@ -627,7 +627,7 @@ create table @extschema@.outbox_policies (
 comment on table @extschema@.outbox_policies is
   'What outbox_attach has put on outbox_events, for a dump to carry. A row makes its trigger.';
 -- By name it comes after outbox_events, so psql restores the events first, and none of them is enqueued anew. pg_restore may do
--- both at once; see src/capture.rs.
+-- both at once; see src/session/capture.rs.
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_policies', '');
 
 create function @extschema@.outbox_policies_apply() returns trigger
@@ -722,7 +722,7 @@ comment on function @extschema@.outbox_detach(regclass, text) is
 -- ---- sql/src/26_capture.sql
 
 -- Change capture: triggers that make an event of each row written to a table. What they need is in their one argument, so they
--- are dumped with the table; src/capture.rs reads it, crates/core/src/change.rs makes the events.
+-- are dumped with the table; src/session/capture.rs reads it, crates/core/src/change.rs makes the events.
 
 create function @extschema@.outbox_captured() returns trigger language c volatile parallel unsafe
 set search_path = pg_catalog, pg_temp set timezone = 'UTC' set datestyle = 'ISO, MDY' set intervalstyle = 'postgres'
@@ -827,7 +827,7 @@ comment on function @extschema@.outbox_uncapture(regclass) is
 -- ---- sql/src/27_source.sql
 
 -- Event sources: events are read from a table or view of the user's own instead of outbox_events. One source a database, for
--- the seq of a message says nothing else about where its event is. src/source.rs checks a mapping when it is set,
+-- the seq of a message says nothing else about where its event is. src/session/source.rs checks a mapping when it is set,
 -- src/store/source.rs reads by it: as the owner of the relation, restricted, read-only.
 -- Lock order: outbox_settings, as outbox_configure(); then outbox_source, outbox_events.
 

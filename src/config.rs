@@ -3,7 +3,6 @@
 //! SUSET settings can be set per database (ALTER DATABASE … SET); SIGHUP ones belong to the whole server; USERSET ones are
 //! what a session says of its events.
 
-use crate::express;
 use crate::pg::guc::{Refused, check_hook, define_session_flag, reserve_prefix};
 use crate::pg::text;
 use outbox_core::envelope;
@@ -501,7 +500,7 @@ pub fn default_target() -> Target {
 
 /// What is enqueued goes to its worker by shared memory as well.
 pub fn express() -> bool {
-    EXPRESS.get() && express::is_there()
+    EXPRESS.get()
 }
 
 /// This session publishes and enqueues nothing.

@@ -1,6 +1,7 @@
 //! Errors as users meet them: SQLSTATE, one short line, a factual DETAIL, a HINT that says what to do.
 
-use crate::pg::text;
+use crate::pg::spi::SpiError;
+use crate::pg::text::{self, Unreadable};
 use outbox_core::envelope::Refusal;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgLogLevel, PgSqlErrorCode, function_name};
@@ -47,6 +48,41 @@ impl From<Refusal> for UserError {
 /// A bad value of an argument.
 pub fn invalid(message: impl Into<String>, hint: impl Into<String>) -> UserError {
     UserError::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, message, hint)
+}
+
+/// A statement of ours failed.
+pub fn internal(error: SpiError) -> UserError {
+    match error {
+        SpiError::Unreadable { why, .. } => unreadable(&why),
+        error => unexpected(format!("outbox could not run its own statement: {error}")),
+    }
+}
+
+fn unreadable(why: &Unreadable) -> UserError {
+    match why {
+        Unreadable::TooLong(bytes) => too_large(*bytes as i64),
+        Unreadable::Encoding => UserError::new(why.sqlstate(), format!("a text cannot be sent: {why}"), why.hint()),
+    }
+}
+
+pub fn unexpected(what: impl ToString) -> UserError {
+    UserError::new(
+        PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
+        what.to_string(),
+        "This is a defect of outbox; please report it.",
+    )
+}
+
+/// An event of so many bytes.
+pub fn too_large(bytes: i64) -> UserError {
+    UserError::new(
+        PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+        format!(
+            "the event has {bytes} bytes, more than the {} that are taken",
+            text::MAX_BYTES
+        ),
+        "Store the data elsewhere and publish a reference to it.",
+    )
 }
 
 /// A WARNING: core keeps anything less from the client while the script of an extension runs.

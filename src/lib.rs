@@ -1,29 +1,26 @@
 //! outbox: a transactional outbox for Postgres with its relay inside the server. This file is the module map and the
 //! entry points that the server calls by name; the logic is elsewhere. ARCHITECTURE.md tells how a message flows.
+//!
+//! A folder is named after the process that runs its lines:
+//!
+//! | module | is run by | may name |
+//! |---|---|---|
+//! | `session` | a user's backend | all but `worker` |
+//! | `worker` | the launcher, workers, the upkeep | all but `session` |
+//! | `store` | both: SQL that both need | `pg` and the leaves |
+//! | `shared` | all: what processes share, in shared memory | `pg` and the leaves |
+//! | `config`, `limits`, `error` | all: the leaves | `pg`, and `error` |
+//! | `pg` | all: thin, safe words for the server | nothing of ours |
+//!
+//! No two files import each other, not even by way of others.
 
-mod api;
-mod asks;
-mod capture;
 mod config;
 mod error;
-mod express;
-mod external;
-mod faults;
-mod figures;
-mod floors;
-mod hooks;
-mod host;
-mod launcher;
 mod limits;
 mod pg;
-mod ports;
-mod registry;
-mod shmem;
-mod source;
+mod session;
+mod shared;
 mod store;
-mod ticks;
-mod upkeep;
-mod wake;
 mod worker;
 
 use pgrx::{pg_guard, pg_sys};
@@ -41,18 +38,18 @@ pgrx::extension_sql_file!("../sql/outbox--0.1.0.sql", name = "install_script");
 pub extern "C-unwind" fn _PG_init() {
     pg::backtrace::never();
     config::define();
-    wake::init();
+    session::effects::init();
     if pg::shmem::preloading() {
-        shmem::init();
-        launcher::register();
-        hooks::init();
+        shared::lifecycle::reserve();
+        worker::launcher::register();
+        session::utility::init();
     }
 }
 
 #[pg_guard]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn outbox_launcher_main(_argument: pg_sys::Datum) {
-    launcher::main()
+    worker::launcher::main()
 }
 
 #[pg_guard]
@@ -60,8 +57,8 @@ pub extern "C-unwind" fn outbox_launcher_main(_argument: pg_sys::Datum) {
 pub extern "C-unwind" fn outbox_worker_main(argument: pg_sys::Datum) {
     // SAFETY: a background worker has one thread until it starts a publisher.
     unsafe { outbox_transport::prepare_process() };
-    match launcher::unpack(argument.value() as u64) {
-        (database, shmem::UPKEEP) => upkeep::main(database),
-        (database, number) => worker::main(database, number),
+    match worker::launcher::unpack(argument.value() as u64) {
+        (database, shared::workers::UPKEEP) => worker::maintenance::main(database),
+        (database, number) => worker::process::main(database, number),
     }
 }

@@ -1,35 +1,17 @@
-//! Back-pressure: refuses what a destination has no room for, before anything of it is written. Called by everything that
-//! enqueues on behalf of an application; what a person brings back (retry, replay) was let in before. In a user's backend.
+//! Limits that sessions and workers share. All files may name this one; it names `pg` and `error` alone.
 
-use crate::error::UserError;
-use crate::{figures, wake};
-use pgrx::PgSqlErrorCode;
+use crate::error::{UserError, too_large};
+use crate::pg::text;
 
-/// Whether `more` messages may be added to those of a destination that wait, as far as this transaction sees: transactions
-/// that are open at the same time do not count each other's.
-pub fn check_room(destination: &str, more: usize) -> Result<(), UserError> {
-    let number = figures::number_of(destination);
-    let Some((pending, max_pending)) = figures::fill_of(number) else {
-        return Ok(());
-    };
-    let (own, more) = (wake::own_pending(number), more as i64);
-    if pending + own + more <= max_pending || more == 0 {
-        return Ok(());
+/// The largest body that is taken. RabbitMQ 4 refuses more than 16 MiB by default, older ones more than 128 MiB.
+pub const BODY_MAX_BYTES: i64 = text::MAX_BYTES as i64;
+/// No statement of a worker may take longer.
+pub const STATEMENT_TIMEOUT_MS: i32 = 30_000;
+
+/// Refuses an event that is larger than is taken.
+pub fn check_body(bytes: i64) -> Result<(), UserError> {
+    match bytes > BODY_MAX_BYTES {
+        false => Ok(()),
+        true => Err(too_large(bytes)),
     }
-    let hint = match own + more > max_pending {
-        true => "This transaction alone is larger than the limit: commit in smaller pieces, or raise max_pending.",
-        false => {
-            "Try again when some of them are delivered; see outbox_destination_status and outbox_health. Or raise max_pending."
-        }
-    };
-    Err(UserError {
-        detail: Some(format!(
-            "{pending} messages wait, this transaction has enqueued {own} and now {more} more; max_pending is {max_pending}."
-        )),
-        ..UserError::new(
-            PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
-            format!("destination \"{destination}\" has no room for more messages"),
-            hint,
-        )
-    })
 }

@@ -602,7 +602,7 @@ impl Player {
     }
 }
 
-// ---- the statements, as src/store.rs calls them ---------------------------------------------------------------------
+// ---- the statements, as src/worker/store calls them ---------------------------------------------------------------------
 
 fn plainly(sql: &'static str) -> Command {
     Box::new(move |client| client.batch_execute(sql).map(|()| Answer::Over))

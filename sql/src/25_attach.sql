@@ -1,5 +1,5 @@
 -- Publication policy: a trigger on an event table enqueues those of its rows that a condition chooses. All the trigger needs is
--- in its one argument, so it is dumped with its table; src/capture.rs reads it. Only the trigger on outbox_events needs a
+-- in its one argument, so it is dumped with its table; src/session/capture.rs reads it. Only the trigger on outbox_events needs a
 -- table beside it, for a dump leaves out the triggers on tables of an extension.
 -- Lock order: the table of the user first; CREATE TRIGGER waits for its writers.
 
@@ -90,7 +90,7 @@ create table @extschema@.outbox_policies (
 comment on table @extschema@.outbox_policies is
   'What outbox_attach has put on outbox_events, for a dump to carry. A row makes its trigger.';
 -- By name it comes after outbox_events, so psql restores the events first, and none of them is enqueued anew. pg_restore may do
--- both at once; see src/capture.rs.
+-- both at once; see src/session/capture.rs.
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_policies', '');
 
 create function @extschema@.outbox_policies_apply() returns trigger

@@ -1,5 +1,5 @@
 -- Change capture: triggers that make an event of each row written to a table. What they need is in their one argument, so they
--- are dumped with the table; src/capture.rs reads it, crates/core/src/change.rs makes the events.
+-- are dumped with the table; src/session/capture.rs reads it, crates/core/src/change.rs makes the events.
 
 create function @extschema@.outbox_captured() returns trigger language c volatile parallel unsafe
 set search_path = pg_catalog, pg_temp set timezone = 'UTC' set datestyle = 'ISO, MDY' set intervalstyle = 'postgres'

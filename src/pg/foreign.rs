@@ -5,7 +5,7 @@
 //!
 //! A language that traps errors in a loop of its own, as `eval` of PL/Perl can, traps that too. Then a worker ends itself.
 
-use super::signals::{self, RegisterTimeout, USER_TIMEOUT, enable_timeout_after};
+use super::ending::{self, RegisterTimeout, USER_TIMEOUT, enable_timeout_after};
 use pgrx::{PgSqlErrorCode, pg_sys};
 use std::ffi::{c_int, c_void};
 use std::ptr::write_volatile;
@@ -63,7 +63,7 @@ impl Drop for Left {
             }
             if is_canceled() {
                 // The next statement is not to blame. But who asked for the end of this process asked for good.
-                write_volatile(&raw mut pg_sys::QueryCancelPending, signals::asked_to_end().into());
+                write_volatile(&raw mut pg_sys::QueryCancelPending, ending::is_asked_for().into());
             }
         }
         LEFT.fetch_add(1, Relaxed);
@@ -96,6 +96,6 @@ unsafe extern "C-unwind" fn on_report(_: *mut c_void) {
 unsafe extern "C-unwind" fn on_last_resort() {
     if DEPTH.load(Relaxed) > 0 && is_canceled() {
         // SAFETY: a handler of another timer.
-        unsafe { signals::on_overdue() }
+        unsafe { ending::on_overdue() }
     }
 }

@@ -8,6 +8,8 @@ pub mod array;
 pub mod backtrace;
 pub mod bgworker;
 pub mod catalog;
+pub mod clock;
+mod ending;
 pub mod foreign;
 pub mod guc;
 pub mod json;

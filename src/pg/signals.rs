@@ -3,12 +3,11 @@
 //! runs, if any, and asks the loop to end: core's `die` would end the process inside a claim or a settle, and what the
 //! broker has confirmed by then would be sent again. What users' code makes of a cancel is in `foreign`.
 
+use super::ending::{self, RegisterTimeout, SetLatch, USER_TIMEOUT, enable_timeout_after};
 use super::foreign;
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Somebody asked this process to end. Written by the handler.
-static ASKED_TO_END: AtomicBool = AtomicBool::new(false);
 /// The process has begun its orderly end. Written by the main thread, also read by the handler.
 static ENDS: AtomicBool = AtomicBool::new(false);
 /// A statement may run. Written by `pg::txn`, read by the handler.
@@ -19,19 +18,7 @@ unsafe extern "C-unwind" {
     fn die(signal: i32);
     #[allow(non_snake_case)] // core's name
     fn SignalHandlerForConfigReload(signal: i32);
-    #[allow(non_snake_case)]
-    fn SetLatch(latch: *mut pg_sys::Latch);
 }
-
-// From utils/timeout.h, which the bindings leave out.
-unsafe extern "C-unwind" {
-    #[allow(non_snake_case)]
-    pub(super) fn RegisterTimeout(id: i32, handler: unsafe extern "C-unwind" fn()) -> i32;
-    pub(super) fn enable_timeout_after(id: i32, delay_ms: i32);
-    pub(super) fn disable_timeout(id: i32, keep_indicator: bool);
-}
-/// Any number from core's USER_TIMEOUT on asks for a free one. It is 12 in PG 15 and 16, 13 since.
-pub(super) const USER_TIMEOUT: i32 = 13;
 
 /// Installs core's handlers and lets signals in. First call of every worker's main function.
 pub fn install() {
@@ -59,7 +46,7 @@ unsafe extern "C-unwind" fn on_terminate(_signal: i32) {
     // SAFETY: errno and the latch are this thread's own; every other thread has all signals blocked.
     unsafe {
         let errno = *libc::__errno_location();
-        ASKED_TO_END.store(true, Relaxed);
+        ending::ASKED.store(true, Relaxed);
         // The last transactions are not canceled: a fast stop asks twice, and so does DROP DATABASE (FORCE).
         if IN_TRANSACTION.load(Relaxed) && !ENDS.load(Relaxed) {
             std::ptr::write_volatile(&raw mut pg_sys::QueryCancelPending, 1);
@@ -70,22 +57,12 @@ unsafe extern "C-unwind" fn on_terminate(_signal: i32) {
     }
 }
 
-/// In a signal handler. As core's `die`: the next check for interrupts ends the process, and nothing can trap that.
-pub(super) unsafe extern "C-unwind" fn on_overdue() {
-    // SAFETY: flags and the latch of this process.
-    unsafe {
-        std::ptr::write_volatile(&raw mut pg_sys::ProcDiePending, 1);
-        std::ptr::write_volatile(&raw mut pg_sys::InterruptPending, 1);
-        SetLatch(pg_sys::MyLatch);
-    }
-}
-
 /// The orderly end begins, and may take so long: then the process ends wherever it is.
 pub fn end_within(limit_ms: i32) {
     ENDS.store(true, Relaxed);
     // SAFETY: the timers of this process are set up; the handler does what a signal handler may.
     unsafe {
-        let timer = RegisterTimeout(USER_TIMEOUT, on_overdue);
+        let timer = RegisterTimeout(USER_TIMEOUT, ending::on_overdue);
         enable_timeout_after(timer, limit_ms);
     }
 }
@@ -97,7 +74,7 @@ pub fn ends_first() -> bool {
 
 /// Whether somebody asked this process to end.
 pub fn asked_to_end() -> bool {
-    ASKED_TO_END.load(Relaxed)
+    ending::is_asked_for()
 }
 
 /// Called by `pg::txn` around each transaction. A cancel that came too late to hit a statement must not hit the next one.

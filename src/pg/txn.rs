@@ -1,7 +1,8 @@
 //! One way to run a transaction in a worker. pgrx's own commits half-done work when its closure catches an error, and
 //! lets an ERROR end the worker.
 
-use super::signals::{self, disable_timeout, enable_timeout_after};
+use super::ending::{disable_timeout, enable_timeout_after};
+use super::signals;
 use super::{stat, text};
 use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
 use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};

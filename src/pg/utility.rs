@@ -1,12 +1,10 @@
-//! Statements that are no queries: a word before those that change which databases there are, CREATE EXTENSION outbox by one
-//! session at a time, and no name of a destination that core would cut. Every session of the server comes through the hook, so
-//! all else passes it untouched.
+//! Statements that are no queries: a word before those that change which databases there are, and before those that name a
+//! foreign server; CREATE EXTENSION outbox by one session at a time. Every session of the server comes through the hook, so all
+//! else passes it untouched.
 
 use super::text;
-use crate::error::UserError;
-use outbox_core::written;
 use pgrx::pg_sys::NodeTag;
-use pgrx::{PgList, PgSqlErrorCode, pg_guard, pg_sys};
+use pgrx::{PgList, pg_guard, pg_sys};
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -29,8 +27,20 @@ pub enum Kind {
     Alters,
 }
 
-type Callback = fn(&DatabaseStatement);
-static CALLBACK: AtomicUsize = AtomicUsize::new(0);
+/// CREATE SERVER, or ALTER SERVER … RENAME, about to run.
+pub struct ServerStatement<'a> {
+    /// The foreign data wrapper; of a server that is renamed, the one that it has.
+    pub wrapper: String,
+    /// The new name, as the grammar has cut it.
+    pub name: String,
+    /// The statement as it was written.
+    pub text: &'a [u8],
+}
+
+type OnDatabase = fn(&DatabaseStatement);
+type OnServer = fn(&ServerStatement);
+static ON_DATABASE: AtomicUsize = AtomicUsize::new(0);
+static ON_SERVER: AtomicUsize = AtomicUsize::new(0);
 static mut NEXT: pg_sys::ProcessUtility_hook_type = None;
 
 // The function itself. The bindings' and pgrx's guard would take an error on its way through to pieces, and put it
@@ -49,9 +59,10 @@ unsafe extern "C-unwind" {
     );
 }
 
-/// Calls `callback` before each such statement of any session. Once, while preloading.
-pub fn before_database_statement(callback: Callback) {
-    CALLBACK.store(callback as usize, Ordering::Relaxed);
+/// Calls these before each such statement of any session; they may refuse it. Once, while preloading.
+pub fn before_statements(on_database: OnDatabase, on_server: OnServer) {
+    ON_DATABASE.store(on_database as usize, Ordering::Relaxed);
+    ON_SERVER.store(on_server as usize, Ordering::Relaxed);
     // SAFETY: the postmaster is single-threaded here; hooks are chained as core asks.
     unsafe {
         NEXT = pg_sys::ProcessUtility_hook;
@@ -76,11 +87,11 @@ unsafe extern "C-unwind" fn on_utility(
             tag if is_about_databases(tag) => {
                 tell((*planned).utilityStmt, context);
                 if tag == NodeTag::T_RenameStmt {
-                    refuse_long_name(planned, text);
+                    tell_of_server(planned, text);
                 }
             }
             NodeTag::T_CreateExtensionStmt => wait_for_another_create((*planned).utilityStmt),
-            NodeTag::T_CreateForeignServerStmt => refuse_long_name(planned, text),
+            NodeTag::T_CreateForeignServerStmt => tell_of_server(planned, text),
             _ => {}
         }
         let next = NEXT.unwrap_or(standard_ProcessUtility);
@@ -120,60 +131,48 @@ unsafe extern "C-unwind" fn wait_for_another_create(node: *mut pg_sys::Node) {
     }
 }
 
-fn is_destination(wrapper: &str) -> bool {
-    outbox_transport::target::Kind::of_wrapper(wrapper).is_some()
-}
-
-/// Refuses a name for a destination that the grammar has cut: who wrote it would look for messages under another name. Another
-/// server may keep what core makes of its name.
 #[pg_guard]
-unsafe extern "C-unwind" fn refuse_long_name(planned: *mut pg_sys::PlannedStmt, query: *const c_char) {
-    // SAFETY: each node is read as what its tag says; the text is that of the query, in which the statement has its place.
+unsafe extern "C-unwind" fn tell_of_server(planned: *mut pg_sys::PlannedStmt, query: *const c_char) {
+    // SAFETY: each node is read as what its tag says; the text is that of the query, in which the statement has its place; the
+    // callback was stored by before_statements, from an OnServer.
     unsafe {
         let node = (*planned).utilityStmt;
-        let name = match (*node).type_ {
+        let (wrapper, name) = match (*node).type_ {
             NodeTag::T_CreateForeignServerStmt => {
                 let create = node.cast::<pg_sys::CreateForeignServerStmt>();
-                is_destination(&text::of_c((*create).fdwname)).then_some((*create).servername)
+                (text::of_c((*create).fdwname), (*create).servername)
             }
             _ => {
                 let rename = node.cast::<pg_sys::RenameStmt>();
-                let is_server = (*rename).renameType == pg_sys::ObjectType::OBJECT_FOREIGN_SERVER;
-                let is_ours = || {
-                    let old = text::of_c((*(*rename).object.cast::<pg_sys::String>()).sval);
-                    super::catalog::foreign_server(&old).is_some_and(|server| is_destination(&server.wrapper))
+                if (*rename).renameType != pg_sys::ObjectType::OBJECT_FOREIGN_SERVER {
+                    return;
+                }
+                let old = text::of_c((*(*rename).object.cast::<pg_sys::String>()).sval);
+                let Some(server) = super::catalog::foreign_server(&old) else {
+                    return;
                 };
-                (is_server && is_ours()).then_some((*rename).newname)
+                (server.wrapper, (*rename).newname)
             }
         };
-        let Some(name) = name.filter(|_| !query.is_null()) else {
+        if query.is_null() {
             return;
-        };
+        }
         let whole = CStr::from_ptr(query).to_bytes();
         let from = usize::try_from((*planned).stmt_location).unwrap_or(0).min(whole.len());
         let length = usize::try_from((*planned).stmt_len).ok().filter(|length| *length > 0);
         let statement = &whole[from..];
-        let statement = &statement[..length.unwrap_or(statement.len()).min(statement.len())];
-        if let Some(bytes) = written::server_name_bytes(statement)
-            && bytes > super::catalog::NAME_BYTES_MAX
-        {
-            let (cut, max) = (text::of_c(name), super::catalog::NAME_BYTES_MAX);
-            UserError {
-                sqlstate: PgSqlErrorCode::ERRCODE_NAME_TOO_LONG,
-                message: format!("the name of the server has {bytes} bytes, more than {max}"),
-                detail: Some(format!(
-                    "Postgres would cut it to \"{cut}\", and messages to the name as written would find no server."
-                )),
-                hint: format!("Choose a name of at most {max} bytes."),
-            }
-            .raise();
-        }
+        let statement = ServerStatement {
+            wrapper,
+            name: text::of_c(name),
+            text: &statement[..length.unwrap_or(statement.len()).min(statement.len())],
+        };
+        std::mem::transmute::<usize, OnServer>(ON_SERVER.load(Ordering::Relaxed))(&statement);
     }
 }
 
 #[pg_guard]
 unsafe extern "C-unwind" fn tell(node: *mut pg_sys::Node, context: pg_sys::ProcessUtilityContext::Type) {
-    // SAFETY: a node of core; the callback was stored by before_database_statement, from a Callback.
+    // SAFETY: a node of core; the callback was stored by before_statements, from an OnDatabase.
     unsafe {
         let Some((kind, database)) = read(node) else { return };
         let is_top_level = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
@@ -184,7 +183,7 @@ unsafe extern "C-unwind" fn tell(node: *mut pg_sys::Node, context: pg_sys::Proce
             database,
             is_refused: is_alone && pg_sys::IsInTransactionBlock(is_top_level),
         };
-        std::mem::transmute::<usize, Callback>(CALLBACK.load(Ordering::Relaxed))(&statement);
+        std::mem::transmute::<usize, OnDatabase>(ON_DATABASE.load(Ordering::Relaxed))(&statement);
     }
 }
 

@@ -5,15 +5,14 @@
 //! destination must have the rights of that owner, or he could have a stranger's function run as the stranger. A worker
 //! bounds its time, and gives the error of one message to that message alone.
 
-use super::enqueue::BODY_MAX_BYTES;
 use super::held::{self, Kept};
 use crate::error::UserError;
+use crate::limits::{BODY_MAX_BYTES, STATEMENT_TIMEOUT_MS};
 use crate::pg::catalog::{self, Function};
 use crate::pg::spi::{Spi, SpiError, SpiResult, SpiTupleTable};
 use crate::pg::text::Unreadable;
 use crate::pg::tid::Tid;
 use crate::pg::{guc, security, signals, txn};
-use crate::ports::STATEMENT_TIMEOUT_MS;
 use outbox_core::engine::Claimed;
 use outbox_core::envelope::{self, Refusal};
 use outbox_core::message::{Body, Outcome};

@@ -7,7 +7,7 @@ use std::mem::{ManuallyDrop, forget};
 use std::ops::Deref;
 
 /// A statement that was planned once. Freed when it is dropped, but not while an error unwinds.
-pub(super) struct Kept(Option<OwnedPreparedStatement>);
+pub struct Kept(Option<OwnedPreparedStatement>);
 
 impl From<OwnedPreparedStatement> for Kept {
     fn from(statement: OwnedPreparedStatement) -> Self {
@@ -33,7 +33,7 @@ impl Drop for Kept {
 }
 
 /// Reads the next rows of a cursor, by its name. Called in a session of SPI whose end frees them.
-pub(super) fn fetch<T>(
+pub fn fetch<T>(
     client: &SpiClient,
     cursor: &str,
     count: usize,
@@ -43,6 +43,6 @@ pub(super) fn fetch<T>(
     read(cursor.fetch(count as std::ffi::c_long)?)
 }
 
-pub(super) fn close(client: &SpiClient, cursor: &str) -> SpiResult<()> {
+pub fn close(client: &SpiClient, cursor: &str) -> SpiResult<()> {
     client.find_cursor(cursor).map(drop)
 }

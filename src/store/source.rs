@@ -4,18 +4,14 @@
 //! The relation and the expressions are other people's: they run as the owner of the relation, restricted, and cannot write.
 //! A worker bounds their time, and gives the error of one row to that row alone.
 
-mod by_sql;
+pub mod by_sql;
 
-pub use by_sql::Criteria;
-
-use super::enqueue::{Statements, internal, statements};
+use super::aggregate_key;
 use super::held::{self, Kept};
 use crate::error::UserError;
+use crate::limits::{STATEMENT_TIMEOUT_MS, check_body};
 use crate::pg::spi::{Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult, SpiTupleTable};
-use crate::pg::trigger::Call;
 use crate::pg::{catalog, guc, security, signals, text, txn};
-use crate::ports::STATEMENT_TIMEOUT_MS;
-use crate::store::{aggregate_key, check_body};
 use outbox_core::envelope::check_short;
 use outbox_core::message::{Event, Outcome};
 use pgrx::spi::quote_identifier;
@@ -99,8 +95,8 @@ pub struct Source {
     /// The same as the catalogs have it.
     name: (CString, CString),
     /// Who owned it when it was set, and whom its expressions run as.
-    owner: u32,
-    mapping: Mapping,
+    pub owner: u32,
+    pub mapping: Mapping,
     prepared: OnceCell<Kept>,
     /// Why the last try could read nothing, and when that was.
     broken: RefCell<Option<(Instant, String)>>,
@@ -430,91 +426,6 @@ fn keys_statement(client: &SpiClient, sql: String) -> SpiResult<Rc<Kept>> {
     let statement = Rc::new(Kept::from(client.prepare_mut(sql.as_str(), &[seqs_type()])?.keep()));
     KNOWN.set(Some((sql, Rc::clone(&statement))));
     Ok(statement)
-}
-
-// ---- which one is set, asked by sessions ----------------------------------------------------------------------------
-
-/// Whether events are elsewhere than in outbox_events: then that has a trigger which refuses them, and the server's cache
-/// knows it. By a function of ours that was called.
-pub fn is_set(call: Call) -> bool {
-    catalog::has_trigger(statements(call).event_table, c"outbox_source")
-}
-
-/// The source that is set. As the owner of the tables.
-pub(super) fn of(statements: &Statements) -> Result<Option<Source>, UserError> {
-    match catalog::has_trigger(statements.event_table, c"outbox_source") {
-        false => Ok(None),
-        true => Source::load(&statements.schema).map_err(internal),
-    }
-}
-
-/// The same, whoever asks.
-pub fn current(call: Call) -> Result<Option<Source>, UserError> {
-    let statements = statements(call);
-    security::run_as(statements.owner, || of(statements))
-}
-
-/// Makes it the one that is set. `seq_is_lost`: what was set before cannot find its rows any more.
-pub fn set(call: Call, source: &Source, oid: u32, seq_is_lost: bool) -> Result<(), UserError> {
-    let statements = statements(call);
-    let schema = &statements.schema;
-    let parts: Vec<String> = (0..PARTS.len()).map(|part| format!("$4[{}]", part + 1)).collect();
-    let sql = format!(
-        "select {schema}.outbox_source_write(
-           row(true, $1, $2::pg_catalog.oid, pg_catalog.pg_get_userbyid($5::pg_catalog.oid)::pg_catalog.text, pg_catalog.now(), {})::{schema}.outbox_source, $3)",
-        parts.join(", ")
-    );
-    let args = [
-        source.relation.as_str().into(),
-        i64::from(oid).into(),
-        seq_is_lost.into(),
-        source.mapping.clone().into(),
-        i64::from(source.owner).into(),
-    ];
-    security::run_as(statements.owner, || Spi::run_with_args(&sql, &args)).map_err(internal)
-}
-
-/// A relation as the catalogs describe it, for who sets it.
-pub struct Relation {
-    pub schema: String,
-    pub name: String,
-    pub kind: String,
-    pub is_temporary: bool,
-    pub owner: u32,
-    pub owner_name: String,
-    /// It belongs to outbox itself.
-    pub is_ours: bool,
-    pub columns: Vec<String>,
-}
-
-pub fn relation(oid: u32) -> Result<Option<Relation>, UserError> {
-    let sql = "select n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence = 't', c.relowner::int8,
-                      pg_get_userbyid(c.relowner)::text,
-                      exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
-                              where d.classid = 'pg_class'::regclass
-                                and d.objid = coalesce(pg_partition_root(c.oid), c.oid::regclass)
-                                and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e'),
-                      array(select a.attname::text from pg_attribute a
-                            where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped)
-               from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = $1::oid";
-    let read = |client: &SpiClient| {
-        let rows = client.select(sql, Some(1), &[i64::from(oid).into()])?;
-        if rows.is_empty() {
-            return Ok(None);
-        }
-        let row = rows.first();
-        Ok(Some(Relation {
-            schema: row.get(1)?.unwrap_or_default(),
-            name: row.get(2)?.unwrap_or_default(),
-            kind: row.get(3)?.unwrap_or_default(),
-            is_temporary: row.get(4)?.unwrap_or_default(),
-            owner: row.get::<i64>(5)?.unwrap_or_default() as u32,
-            owner_name: row.get(6)?.unwrap_or_default(),
-            is_ours: row.get(7)?.unwrap_or_default(),
-            columns: row.get(8)?.unwrap_or_default(),
-        }))
-    };
-    guc::with(&[(c"search_path", c"pg_catalog, pg_temp")], || Spi::connect(read)).map_err(internal)
 }
 
 fn seqs_type() -> PgOid {

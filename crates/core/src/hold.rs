@@ -1,5 +1,5 @@
 //! Transactions that have enqueued and are not over yet, as shared memory tells of them. A later message of one of their
-//! keys must not overtake what they will commit. Written by the sessions through `src/registry.rs`, read by
+//! keys must not overtake what they will commit. Written by the sessions through `src/shared/transactions.rs`, read by
 //! [`crate::engine`] before each claim.
 
 use crate::gate::OrderedKey;

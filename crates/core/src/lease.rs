@@ -1,5 +1,5 @@
 //! Which worker holds which partition: a plan from the workers and leases that one transaction saw. Called by each
-//! worker, alone, on its main thread; `src/store.rs` executes the plan with fenced updates.
+//! worker, alone, on its main thread; `src/worker/store` executes the plan with fenced updates.
 //!
 //! The rule is a stable modulo: partition `i` belongs to the worker at `i % n` of the live workers sorted by name. The
 //! workers never talk to each other. Where two saw different lists, both may plan the same partition; the fence on the

@@ -107,7 +107,7 @@ impl Outcome {
 
 /// One claimed row of `outbox`: it names an event and carries the state of its delivery.
 ///
-/// Written by the claim (`src/store.rs`, from `UPDATE … RETURNING`), read by `envelope` and the settlement.
+/// Written by the claim (`src/worker/store`, from `UPDATE … RETURNING`), read by `envelope` and the settlement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pointer {
     /// Position of the event in its source.
@@ -134,7 +134,7 @@ pub struct Pointer {
 
 /// The event as the source stores it. JSON columns are their text, untouched: it reaches the body byte for byte.
 ///
-/// Written by the rehydration (`src/store.rs`), read by `envelope` and `route`.
+/// Written by the rehydration (`src/worker/store`), read by `envelope` and `route`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Event {
     /// A UUID from the built-in store; any text of at most 255 bytes from the user's own.

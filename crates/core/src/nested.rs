@@ -1,102 +1,69 @@
-//! What a transaction has noted, by the savepoint in which it did: kept when the savepoint is released, forgotten when it
-//! is rolled back. Called by the sessions; `crate::wake` of the extension has one list for each kind of note.
+//! What a transaction has done so far, by the savepoint in which it did: kept when the savepoint is released, forgotten when it is
+//! rolled back. Called by the sessions: `src/session/effects.rs`.
 //!
-//! Savepoints are nested and their numbers grow, so the notes of a savepoint are always the last ones. A release renames
-//! the end of the list and moves nothing: a transaction of n savepoints costs n steps, not n².
+//! Savepoints are nested and their numbers grow, so the innermost one is always the last.
 
-/// Notes in the order in which they were made.
-#[derive(Debug)]
-pub struct Nested<T> {
-    notes: Vec<T>,
-    /// Where the notes of each savepoint begin that has some, the outermost first: (savepoint, index).
-    levels: Vec<(u32, usize)>,
+/// What a savepoint did.
+pub trait Absorb: Default {
+    /// Takes over what a savepoint inside of this one did, which was released. The cost must grow with the smaller of the two, or a
+    /// transaction of n savepoints inside of each other takes n² steps.
+    fn absorb(&mut self, child: Self);
 }
 
-impl<T> Nested<T> {
-    pub const fn new() -> Self {
-        Self {
-            notes: Vec::new(),
-            levels: Vec::new(),
+/// The number of the transaction itself (TopSubTransactionId).
+const WHOLE: u32 = 1;
+
+#[derive(Debug, Default)]
+pub struct Nested<E> {
+    /// Outside of any savepoint, and in those that were released.
+    whole: E,
+    /// Of each savepoint that is open and did something, the outermost first.
+    open: Vec<(u32, E)>,
+}
+
+impl<E: Absorb> Nested<E> {
+    /// What this savepoint did. It is the innermost one.
+    pub fn of(&mut self, savepoint: u32) -> &mut E {
+        if savepoint != WHOLE && self.open.last().is_none_or(|(last, _)| *last != savepoint) {
+            self.open.push((savepoint, E::default()));
+        }
+        match self.open.last_mut() {
+            Some((last, effects)) if *last == savepoint => effects,
+            _ => &mut self.whole,
         }
     }
 
-    pub fn push(&mut self, savepoint: u32, note: T) {
-        if self.levels.last().is_none_or(|(last, _)| *last != savepoint) {
-            self.levels.push((savepoint, self.notes.len()));
-        }
-        self.notes.push(note);
-    }
-
-    /// Adds to the last note of this savepoint, if `merge` says that it can; else makes one.
-    pub fn add(&mut self, savepoint: u32, note: T, merge: impl FnOnce(&mut T, &T) -> bool) {
-        let merged = self.of_mut(savepoint).last_mut().is_some_and(|last| merge(last, &note));
-        if !merged {
-            self.push(savepoint, note);
+    /// The innermost savepoint was released: the one around it absorbs what it did.
+    pub fn release(&mut self, id: u32, into: u32) {
+        if let Some((_, child)) = self.open.pop_if(|(last, _)| *last == id) {
+            match self.open.last_mut() {
+                Some((last, parent)) if *last == into => parent.absorb(child),
+                _ if into == WHOLE => self.whole.absorb(child),
+                _ => self.open.push((into, child)),
+            }
         }
     }
 
-    /// The notes of this savepoint, which is the innermost one.
-    pub fn of_mut(&mut self, savepoint: u32) -> &mut [T] {
-        match self.levels.last() {
-            Some((last, from)) if *last == savepoint => self.notes.get_mut(*from..).unwrap_or_default(),
-            _ => &mut [],
-        }
+    /// The innermost savepoint was rolled back. Returns what is undone with it.
+    pub fn abort(&mut self, id: u32) -> Option<E> {
+        let (_, undone) = self.open.pop_if(|(last, _)| *last == id)?;
+        Some(undone)
     }
 
-    /// The innermost savepoint is over, and what was noted in it belongs to the one around it. `merge` adds a note to the one
-    /// before it, if it can: at most once for each release.
-    pub fn release(&mut self, id: u32, into: u32, merge: impl FnOnce(&mut T, &T) -> bool) {
-        let Some((_, from)) = self.levels.pop_if(|(last, _)| *last == id) else {
-            return;
-        };
-        if self.levels.last().is_none_or(|(last, _)| *last != into) {
-            self.levels.push((into, from));
-        } else if let Some((before, [alone])) = self.notes.split_at_mut_checked(from)
-            && before.last_mut().is_some_and(|before| merge(before, alone))
-        {
-            self.notes.pop();
-        }
+    /// What the transaction did outside of open savepoints: all of it, once none is open.
+    pub fn whole(&mut self) -> &mut E {
+        &mut self.whole
     }
 
-    /// The innermost savepoint was rolled back: `forgotten` sees what was noted in it.
-    pub fn abort(&mut self, id: u32, forgotten: impl FnMut(T)) {
-        if let Some((_, from)) = self.levels.pop_if(|(last, _)| *last == id) {
-            self.notes.drain(from..).for_each(forgotten);
-        }
-    }
-
-    pub fn iter(&self) -> impl Iterator<Item = &T> {
-        self.notes.iter()
-    }
-
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.notes.iter_mut()
-    }
-
-    pub fn len(&self) -> usize {
-        self.notes.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.notes.is_empty()
-    }
-
-    /// The transaction is over.
-    pub fn drain(&mut self) -> impl Iterator<Item = T> {
-        self.levels.clear();
-        self.notes.drain(..)
+    /// Of the transaction, then of each open savepoint.
+    pub fn iter(&self) -> impl Iterator<Item = &E> {
+        std::iter::once(&self.whole).chain(self.open.iter().map(|(_, effects)| effects))
     }
 
     /// The transaction is over.
     pub fn clear(&mut self) {
-        self.levels.clear();
-        self.notes.clear();
-    }
-}
-
-impl<T> Default for Nested<T> {
-    fn default() -> Self {
-        Self::new()
+        self.open.clear();
+        self.whole = E::default();
     }
 }
 
@@ -105,43 +72,59 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const TOP: u32 = 1;
+    /// In the order in which they were made, and how many were moved.
+    #[derive(Debug, Default)]
+    struct Notes {
+        made: Vec<i64>,
+        moved: usize,
+    }
 
-    fn sum(before: &mut i64, note: &i64) -> bool {
-        *before += note;
-        true
+    impl Absorb for Notes {
+        fn absorb(&mut self, mut child: Self) {
+            let larger_is_child = child.made.len() > self.made.len();
+            if larger_is_child {
+                std::mem::swap(self, &mut child);
+            }
+            self.moved += child.moved + child.made.len();
+            match larger_is_child {
+                true => _ = self.made.splice(..0, child.made),
+                false => self.made.extend(child.made),
+            }
+        }
     }
 
     #[test]
-    fn forty_thousand_released_savepoints_leave_one_sum() {
-        let mut sums = Nested::new();
-        let mut merges = 0;
+    fn forty_thousand_released_savepoints_leave_nothing_open() {
+        let mut notes = Nested::<Notes>::default();
         for savepoint in 2..40_002 {
-            sums.add(savepoint, 1, sum);
-            sums.release(savepoint, TOP, |before, note| {
-                merges += 1;
-                sum(before, note)
-            });
-            assert_eq!((sums.len(), sums.levels.len()), (1, 1));
+            notes.of(savepoint).made.push(i64::from(savepoint));
+            notes.release(savepoint, WHOLE);
+            assert!(notes.open.is_empty());
         }
-        assert_eq!(merges, 39_999);
-        assert_eq!(sums.iter().copied().collect::<Vec<_>>(), [40_000]);
+        assert_eq!(notes.whole().made.len(), 40_000);
+        assert!(notes.whole().moved <= 40_000, "{}", notes.whole().moved);
     }
 
     #[test]
-    fn a_release_looks_at_one_note_however_deep_the_savepoints_are_nested() {
-        let mut notes = Nested::new();
-        (2..10_002).for_each(|savepoint| notes.push(savepoint, savepoint));
-        let mut looks = 0;
+    fn a_release_moves_one_note_however_deep_the_savepoints_are_nested() {
+        let mut notes = Nested::<Notes>::default();
+        (2..10_002).for_each(|savepoint| notes.of(savepoint).made.push(i64::from(savepoint)));
         for savepoint in (2..10_002).rev() {
-            notes.release(savepoint, savepoint - 1, |_, _| {
-                looks += 1;
-                false
-            });
-            assert_eq!(notes.len(), 10_000, "nothing is moved or lost");
+            notes.release(savepoint, savepoint - 1);
         }
-        assert!(looks <= 10_000, "{looks}");
-        assert_eq!(notes.levels, [(TOP, 0)]);
+        assert!(notes.open.is_empty());
+        assert!(notes.whole().made.iter().copied().eq(2..10_002), "nothing is lost");
+        assert!(notes.whole().moved <= 10_000, "{}", notes.whole().moved);
+    }
+
+    #[test]
+    fn what_a_savepoint_did_passes_through_one_that_did_nothing() {
+        let mut notes = Nested::<Notes>::default();
+        notes.of(4).made.push(1);
+        notes.release(4, 3);
+        notes.release(3, 2);
+        assert_eq!(notes.abort(2).expect("it is of this one now").made, [1]);
+        assert!(notes.whole().made.is_empty());
     }
 
     #[derive(Clone, Debug)]
@@ -163,16 +146,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_rolled_back_is_forgotten_and_nothing_else(steps in proptest::collection::vec(step(), 0..200), merged: bool) {
-            let mut notes = Nested::new();
-            let (mut open, mut next) = (vec![TOP], TOP);
+        fn what_was_rolled_back_is_forgotten_and_nothing_else(steps in proptest::collection::vec(step(), 0..200)) {
+            let mut notes = Nested::<Notes>::default();
+            let (mut open, mut next) = (vec![WHOLE], WHOLE);
             let mut expected: Vec<Vec<i64>> = vec![Vec::new()]; // of each open savepoint
-            let merge = |before: &mut i64, note: &i64| merged && sum(before, note);
             for step in steps {
                 let current = open[open.len() - 1];
                 match step {
                     Step::Note(note) => {
-                        notes.add(current, note, merge);
+                        notes.of(current).made.push(note);
                         expected.last_mut().unwrap().push(note);
                     }
                     Step::Begin => {
@@ -184,25 +166,22 @@ mod tests {
                         open.pop();
                         let gone = expected.pop().unwrap();
                         expected.last_mut().unwrap().extend(gone);
-                        notes.release(current, open[open.len() - 1], merge);
+                        notes.release(current, open[open.len() - 1]);
                     }
                     Step::Abort if open.len() > 1 => {
                         open.pop();
                         let gone = expected.pop().unwrap();
-                        let mut forgotten = Vec::new();
-                        notes.abort(current, |note| forgotten.push(note));
-                        prop_assert_eq!(forgotten.iter().sum::<i64>(), gone.iter().sum::<i64>());
+                        prop_assert_eq!(notes.abort(current).unwrap_or_default().made, gone);
                     }
                     Step::Release | Step::Abort => {}
                 }
-                let of_current: i64 = notes.of_mut(open[open.len() - 1]).iter().sum();
-                prop_assert_eq!(of_current, expected.last().unwrap().iter().sum::<i64>());
                 let all: Vec<i64> = expected.iter().flatten().copied().collect();
-                prop_assert_eq!(notes.iter().sum::<i64>(), all.iter().sum::<i64>());
-                if !merged {
-                    prop_assert_eq!(notes.iter().copied().collect::<Vec<_>>(), all);
-                }
+                prop_assert_eq!(notes.iter().flat_map(|notes| notes.made.iter().copied()).collect::<Vec<_>>(), all);
             }
+            for savepoint in (1..open.len()).rev() {
+                notes.release(open[savepoint], open[savepoint - 1]);
+            }
+            prop_assert_eq!(&notes.whole().made, &expected.concat());
         }
     }
 }

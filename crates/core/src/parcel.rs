@@ -1,5 +1,5 @@
 //! A message with its event as bytes: so a session lays it into shared memory before it commits, and a worker takes it out.
-//! Both are of one build and one server, so nothing is versioned. Written by `src/wake.rs`, read by `src/express.rs`.
+//! Both are of one build and one server, so nothing is versioned. Written and read by `src/shared/fastpath`.
 
 use crate::message::{Event, Pointer};
 use crate::partition::Partition;

@@ -1,5 +1,5 @@
 //! Which databases have workers when there are fewer worker slots than databases: they are served in turn. Called by the
-//! launcher after each thing that happened; `src/launcher.rs` executes the plan, and calls again.
+//! launcher after each thing that happened; `src/worker/launcher.rs` executes the plan, and calls again.
 //!
 //! While slots suffice every worker stays where it is. If not, a database that has messages and no worker waits, and one
 //! that has its worker for at least a turn, or has nothing to do, makes room. Who has waited longest comes next, so each

@@ -6,9 +6,9 @@
 //!
 //! | in the model | in the server |
 //! |---|---|
-//! | `Place` | a place of `src/express.rs`; each message has one of its own, and lack of room is a choice |
-//! | `Session` | a backend with one transaction, step by step: `src/wake.rs` |
-//! | `registry` | of each backend a low bound of the seqs of its open transaction; more of it says `model_mark.rs` |
+//! | `Place` | a place of `src/shared/fastpath/slot.rs`; each message has one of its own, and lack of room is a choice |
+//! | `Session` | a backend with one transaction, step by step: `src/session/effects.rs` |
+//! | `registry` | `src/shared/transactions.rs`: of each backend a low bound of the seqs of its open transaction; see `model_mark.rs` |
 //! | `Lane` | `reopen` and owner of a lane in shared memory; the lease of its partition in the table |
 //! | `Worker` | two workers, their passes cut into accesses: take, registry, look; then claim, revoke, registry, look |
 //! | `tokens` | the epoch in the row under which it is claimed |

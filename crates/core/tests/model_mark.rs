@@ -9,7 +9,7 @@
 //! | in the model | in the server |
 //! |---|---|
 //! | `reopen` | of the partition, the lowest seq that became visible since the owner last took it |
-//! | `registry` | of each backend, the keys and a low bound of the seqs of its open transaction |
+//! | `registry` | `src/shared/transactions.rs`: of each backend, the keys and a low bound of the seqs of its open transaction |
 //! | `slot` | room for the same of a prepared transaction, under its xid |
 //! | `Producer` | a backend with one transaction, step by step; a row is visible from COMMIT or COMMIT PREPARED on |
 //! | `Worker` | the owner of the partition, its passes cut into their accesses to shared memory and its one snapshot |

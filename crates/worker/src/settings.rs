@@ -4,7 +4,7 @@ use outbox_core::settle::Rules;
 use outbox_transport::target::{Kind, Limits, Target, described};
 use std::time::Duration;
 
-/// The destination of who names none.
+/// The destination of who names none: a server of that name, else what the settings describe.
 pub const DEFAULT_DESTINATION: &str = "default";
 
 /// As of one moment.

@@ -1,5 +1,5 @@
-//! Who has the lane: leases that are given back, taken and lost, and workers that die. What `src/worker.rs` and
-//! `src/shmem.rs` do then.
+//! Who has the lane: leases that are given back, taken and lost, and workers that die. What `src/worker/` and
+//! `src/shared/lanes.rs` do then.
 
 use super::worker::{At, Worker};
 use super::{Action, Express, Mistake, PLACES, Spot, State, Taking, Withdraw, members};

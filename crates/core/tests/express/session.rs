@@ -1,4 +1,4 @@
-//! The protocol of a session: `src/wake.rs` and the first half of `src/express.rs`.
+//! The protocol of a session: `src/session/effects.rs` and the first half of `src/shared/fastpath/slot.rs`.
 
 use super::{Action, Express, MESSAGES, Mistake, NONE, SESSIONS, Seq, Spot, State, Way};
 

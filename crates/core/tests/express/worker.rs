@@ -1,4 +1,5 @@
-//! The protocol of a worker's passes: crates/core/src/engine/claim.rs, receive.rs, and the second half of `src/express.rs`.
+//! The protocol of a worker's passes: crates/core/src/engine/claim.rs, receive.rs, and the second half of
+//! `src/shared/fastpath/slot.rs`.
 
 use super::{
     Action, END, Express, Key, MESSAGES, Mistake, PLACES, SESSIONS, Seq, Seqs, Spot, State, WORKERS, Way, Withdraw,

@@ -1,5 +1,5 @@
-//! Messages that sessions lay down for the worker of their lane: the fast path in shared memory. Each function
-//! here is one access there, but for those that say otherwise.
+//! Messages that sessions lay down for the worker of their lane: what `src/shared/fastpath/slot.rs` keeps in shared memory. Each
+//! function here is one access there, but for those that say otherwise.
 
 use super::config::Flaw;
 use super::memory::Memory;

@@ -1,5 +1,5 @@
-//! Shared memory: what sessions and workers of a server keep there. Each function here is one access
-//! there; what lies between two of them may be interrupted.
+//! Shared memory: what `transactions.rs`, `lanes.rs` and `databases.rs` of `src/shared` keep there, and `src/session/effects.rs`
+//! tells them. Each function here is one access there; what lies between two of them may be interrupted.
 
 use super::config::Flaw;
 use super::express::Places;

@@ -1,0 +1,652 @@
+//! What SQL calls: shims that check arguments and hand on. Declared by hand in sql/src, so `sql = false`. Main thread of
+//! a user's backend, which never starts a thread and never opens a socket.
+
+use crate::config;
+use crate::error::{self, UserError};
+use crate::pg::args::{Args, Int2s, Int8s, JsonText, Jsonb, Legible, Seqs, Text, Texts, Utf8};
+use crate::pg::catalog::{self, Oid};
+use crate::pg::clock::{now_us, since_1970};
+use crate::pg::lanes::{self, Lanes};
+use crate::pg::{latch, signals, trigger, txn};
+use crate::session::checks::{
+    check_enqueue, check_event, check_times, missing, missing_seq, partition_of_label, routing_template, usable,
+};
+use crate::session::declarations::options_of;
+use crate::session::store::request::{Enqueue, Keys, Publish, Times, new_id};
+use crate::session::store::{enqueue as store, source as sources};
+use crate::session::{asking, capture, effects, room, source, utility};
+use crate::shared::databases;
+use crate::shared::error_groups::{self, Fault};
+use crate::shared::fastpath::slot;
+use crate::shared::lanes::Class;
+use crate::shared::{floors, launcher, passes, statistics, transactions, workers};
+use crate::store::sendable;
+use crate::store::source::by_sql::Criteria;
+use crate::store::source::{PARTS, Source};
+use outbox_core::hold::lane_crc;
+use outbox_core::message::{Event, Outcome};
+use outbox_core::partition::{Partition, crc32};
+use outbox_core::settle::{self, Disposition, Ended};
+use outbox_transport::target::{self, Kind};
+use outbox_worker::DEFAULT_DESTINATION;
+use pgrx::prelude::*;
+
+/// Messages that one statement inserts.
+const ENQUEUED_AT_ONCE: usize = 10_000;
+
+#[pg_extern(sql = false)]
+fn outbox_enqueue(
+    seq: Option<i64>,
+    key: Option<Text>,
+    destination: Option<Text>,
+    available_at: Option<TimestampWithTimeZone>,
+    partition_key: Option<Text>,
+    expires_at: Option<TimestampWithTimeZone>,
+    fcinfo: pg_sys::FunctionCallInfo,
+) -> bool {
+    let Some(seq) = seq else { missing_seq().raise() };
+    let times = Times {
+        available_at,
+        expires_at,
+    };
+    enqueue(
+        fcinfo,
+        &[seq],
+        key.as_deref(),
+        destination.as_deref(),
+        times,
+        partition_key.as_deref(),
+    ) == 1
+}
+
+#[pg_extern(sql = false)]
+fn outbox_enqueue_many(
+    seqs: Option<Seqs>,
+    key: Option<Text>,
+    destination: Option<Text>,
+    available_at: Option<TimestampWithTimeZone>,
+    partition_key: Option<Text>,
+    expires_at: Option<TimestampWithTimeZone>,
+    fcinfo: pg_sys::FunctionCallInfo,
+) -> i64 {
+    let Some(Seqs(Some(seqs))) = seqs else {
+        missing_seq().raise()
+    };
+    let times = Times {
+        available_at,
+        expires_at,
+    };
+    enqueue(
+        fcinfo,
+        &seqs,
+        key.as_deref(),
+        destination.as_deref(),
+        times,
+        partition_key.as_deref(),
+    )
+}
+
+fn enqueue(
+    fcinfo: pg_sys::FunctionCallInfo,
+    seqs: &[i64],
+    key: Option<&str>,
+    destination: Option<&str>,
+    times: Times,
+    partition_key: Option<&str>,
+) -> i64 {
+    if config::replaying() {
+        return 0;
+    }
+    let enqueued = check_enqueue(seqs, key).and_then(|()| {
+        let destination = usable(destination)?;
+        check_times(times)?;
+        let partition = partition_key.map(partition_of_label).transpose()?;
+        room::check_room(destination, seqs.len())?;
+        // In pieces: who calls chooses how many they are, and memory that is refused aborts the process.
+        seqs.chunks(ENQUEUED_AT_ONCE).try_fold(0, |before, seqs| {
+            let request = Enqueue {
+                seqs,
+                announced: None,
+                keys: match key {
+                    Some(key) => Keys::Given(vec![Some(key.to_owned()); seqs.len()]),
+                    None => Keys::LookedUp,
+                },
+                destination,
+                times,
+                partition,
+            };
+            let count = store::enqueue(fcinfo, request)?;
+            if count > 0 {
+                effects::enqueued(destination, count);
+            }
+            Ok(before + count)
+        })
+    });
+    enqueued.unwrap_or_else(|error| error.raise())
+}
+
+/// For who sets up what will enqueue later.
+#[pg_extern(sql = false)]
+fn outbox_check_destination(destination: Option<Text>) {
+    if let Err(error) = usable(destination.as_deref()) {
+        error.raise();
+    }
+}
+
+#[pg_extern(sql = false, immutable, strict, parallel_safe)]
+fn outbox_crc32(key: Text) -> i64 {
+    i64::from(crc32(&key))
+}
+
+#[pg_extern(sql = false)]
+fn outbox_partition_by(
+    partitioner: Option<Text>,
+    owner: Option<Text>,
+    key: Option<Text>,
+    partition_count: Option<i32>,
+    fcinfo: pg_sys::FunctionCallInfo,
+) -> Option<i32> {
+    let count = i16::try_from(partition_count?).ok().filter(|count| *count > 0)?;
+    let named = partitioner.as_deref().zip(owner.as_deref());
+    match store::partition_by(fcinfo, named, &key?, count) {
+        Ok(partition) => Some(i32::from(partition)),
+        Err(error) => error.raise(),
+    }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_configure(
+    partition_count: Option<i32>,
+    leasing: Option<bool>,
+    partitioner: Option<Text>,
+    fcinfo: pg_sys::FunctionCallInfo,
+) {
+    if let Err(error) = store::configure(fcinfo, partition_count, leasing, partitioner.as_deref()) {
+        error.raise();
+    }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_uuid_v7() -> pgrx::Uuid {
+    new_id()
+}
+
+#[pg_extern(sql = false)]
+fn outbox_publish(fcinfo: pg_sys::FunctionCallInfo) -> Option<i64> {
+    if config::replaying() {
+        return None;
+    }
+    // SAFETY: the call's own fcinfo; the types are as sql/src/20_enqueue.sql declares them.
+    let args = unsafe { Args::new(fcinfo) };
+    match publish(fcinfo, &args) {
+        Ok(seq) => Some(seq),
+        Err(error) => error.raise(),
+    }
+}
+
+fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<i64, UserError> {
+    let Some(kind) = args.text(0).filter(|kind| !kind.is_empty()) else {
+        return Err(missing("type", "Name what happened, for example 'OrderPlaced'."));
+    };
+    let Some(payload) = args.jsonb(1) else {
+        let hint = "Pass '{}' for an event without data. An SQL NULL is not JSON null.";
+        return Err(missing("payload", hint));
+    };
+    let session = config::Context::snapshot();
+    let named = args.text(10);
+    let times = Times {
+        available_at: args.time(11),
+        expires_at: args.time(13),
+    };
+    let actor = args.text(8).or(session.actor);
+    let metadata = args
+        .jsonb(6)
+        .or_else(|| session.metadata.as_deref().map(Jsonb::of_text));
+    let headers = args.jsonb(7).or_else(|| session.headers.as_deref().map(Jsonb::of_text));
+    let event = Event {
+        kind,
+        aggregate_type: args.text(2),
+        aggregate_id: args.text(3),
+        operation: args.text(4),
+        correlation_id: args.text(9).or(session.correlation_id),
+        headers: headers.as_ref().map(Jsonb::to_text),
+        ..Event::default()
+    };
+    let destination = usable(named.as_deref())?;
+    check_times(times)?;
+    room::check_room(destination, 1)?;
+    let key = check_event(&event, &routing_template(destination))?;
+    let request = Publish {
+        id: args.uuid(12),
+        kind: &event.kind,
+        aggregate_type: event.aggregate_type.as_deref(),
+        aggregate_id: event.aggregate_id.as_deref(),
+        operation: event.operation.as_deref(),
+        payload,
+        previous_payload: args.jsonb(5),
+        metadata,
+        headers,
+        actor: actor.as_deref(),
+        correlation_id: event.correlation_id.as_deref(),
+        key: key.as_deref(),
+        destination,
+        times,
+    };
+    let seq = store::publish(fcinfo, &request)?;
+    effects::enqueued(destination, 1);
+    Ok(seq)
+}
+
+#[pg_extern(sql = false)]
+fn outbox_source_set(fcinfo: pg_sys::FunctionCallInfo) {
+    // SAFETY: the call's own fcinfo; the types are as sql/src/27_source.sql declares them.
+    let args = unsafe { Args::new(fcinfo) };
+    let mapping = (0..PARTS.len()).map(|part| args.text(part + 1));
+    if let Err(error) = source::set(fcinfo, args.oid(0).map(Oid::to_u32), mapping.collect()) {
+        error.raise();
+    }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_source_problem(fcinfo: pg_sys::FunctionCallInfo) -> Option<Text> {
+    match sources::current(fcinfo) {
+        Ok(source) => source?.problem().map(Text::from),
+        Err(error) => error.raise(),
+    }
+}
+
+/// Of the source that is set.
+fn ask_source<T>(fcinfo: pg_sys::FunctionCallInfo, ask: impl FnOnce(&Source) -> Result<Vec<T>, UserError>) -> Vec<T> {
+    let asked = sources::current(fcinfo).and_then(|source| source.map_or(Ok(Vec::new()), |source| ask(&source)));
+    asked.unwrap_or_else(|error| error.raise())
+}
+
+#[pg_extern(sql = false)]
+fn outbox_source_events(seqs: Int8s, bytes_max: i64, fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
+    let bytes_max = usize::try_from(bytes_max).unwrap_or(0);
+    let events = ask_source(fcinfo, |source| source.events(&seqs.0, bytes_max));
+    events.into_iter().map(|text| text.map(Text::from)).collect()
+}
+
+#[pg_extern(sql = false)]
+fn outbox_source_matching(
+    seqs: Int8s,
+    kind: Option<Text>,
+    aggregate_type: Option<Text>,
+    aggregate_id: Option<Text>,
+    created_from: Option<TimestampWithTimeZone>,
+    created_to: Option<TimestampWithTimeZone>,
+    fcinfo: pg_sys::FunctionCallInfo,
+) -> Vec<i64> {
+    let criteria = Criteria {
+        kind: kind.map(Text::into_string),
+        aggregate_type: aggregate_type.map(Text::into_string),
+        aggregate_id: aggregate_id.map(Text::into_string),
+        created_from,
+        created_to,
+    };
+    ask_source(fcinfo, |source| source.matching(&seqs.0, &criteria))
+}
+
+/// The trigger of outbox_attach.
+#[pg_extern(sql = false)]
+fn outbox_attached(fcinfo: pg_sys::FunctionCallInfo) {
+    fire(fcinfo, capture::attached);
+}
+
+/// The trigger of outbox_capture.
+#[pg_extern(sql = false)]
+fn outbox_captured(fcinfo: pg_sys::FunctionCallInfo) {
+    fire(fcinfo, capture::captured);
+}
+
+/// Every trigger of ours comes through here.
+fn fire(fcinfo: pg_sys::FunctionCallInfo, trigger: fn(trigger::Call) -> Result<(), UserError>) {
+    if config::replaying() {
+        return;
+    }
+    if let Err(error) = trigger(fcinfo) {
+        error.raise();
+    }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_is_replaying() -> bool {
+    config::replaying()
+}
+
+#[pg_extern(sql = false)]
+fn outbox_wake(more_waiting: i64, partitions: Int2s, seqs: Int8s) {
+    effects::more_wait(more_waiting);
+    effects::changed_by_hand();
+    for (partition, seq) in partitions.0.into_iter().zip(seqs.0) {
+        if let Ok(partition) = Partition::new(i64::from(partition)) {
+            Class::all().for_each(|class| effects::read_again(class, partition, seq));
+        }
+    }
+}
+
+/// Always true, so that it can stand in a WHERE.
+#[pg_extern(sql = false)]
+fn outbox_note_shown(destination: Text, partition: i16, seq: i64) -> bool {
+    if let Ok(partition) = Partition::new(i64::from(partition)) {
+        effects::is_shown(&destination, partition, seq);
+    }
+    true
+}
+
+#[pg_extern(sql = false)]
+fn outbox_note_pending(destination: Text, more: i64) {
+    effects::pending_changed(&destination, more);
+}
+
+/// The arrays are as long as each other.
+#[pg_extern(sql = false)]
+fn outbox_held(by_partition: bool, seqs: Int8s, keys: Texts, partitions: Int2s) -> Vec<i64> {
+    let open = transactions::open_transactions();
+    let is_held = |seq: i64, key: Option<&str>, partition: i16| match (by_partition, key) {
+        (true, _) => Partition::new(i64::from(partition)).is_ok_and(|partition| {
+            let crc = lane_crc(partition);
+            open.iter().any(|transaction| transaction.holds_lane(crc, seq))
+        }),
+        (false, Some(key)) => open.iter().any(|transaction| transaction.holds(crc32(key), seq)),
+        (false, None) => false,
+    };
+    (seqs.0.into_iter().zip(keys.0).zip(partitions.0))
+        .filter(|((seq, key), partition)| is_held(*seq, key.as_deref(), *partition))
+        .map(|((seq, _), _)| seq)
+        .collect()
+}
+
+#[pg_extern(sql = false)]
+fn outbox_judge(
+    wrapper: Option<Text>,
+    options: Option<Texts>,
+    seq: Option<i64>,
+    attempts: Option<i32>,
+    error: Option<Text>,
+    unsendable: Option<bool>,
+) -> Vec<Text> {
+    let default = config::default_target();
+    let kind = wrapper.and_then(|name| Kind::of_wrapper(&name)).unwrap_or(Kind::Amqp);
+    // What cannot be understood is judged by the settings, as a worker does.
+    let rules =
+        target::described(kind, &default, &options_of(options), &[]).map_or(default.rules, |target| target.rules);
+    let reason = error.map_or_else(|| "failed".to_owned(), Text::into_string);
+    let outcome = match unsendable.unwrap_or_default() {
+        false => Outcome::Failed { reason },
+        true => Outcome::Unsendable { reason },
+    };
+    let attempts = u32::try_from(attempts.unwrap_or_default()).unwrap_or_default();
+    let seed = seq.unwrap_or_default() as u64;
+    let judged = match settle::decide(&outcome, attempts, &rules.retry, seed) {
+        Disposition::Retry { delay_ms, error } => ["r".to_owned(), delay_ms.to_string(), error],
+        Disposition::Dead { reason } => [rules.dead_action().to_owned(), "0".to_owned(), reason],
+        other => unreachable!("a failure is charged, not {other:?}"),
+    };
+    judged.map(Text::from).into()
+}
+
+#[pg_extern(sql = false)]
+fn outbox_note_ended(published: i64, failed: i64, gone: i64) {
+    effects::note_ended(Ended::of(published, failed, gone));
+}
+
+#[pg_extern(sql = false)]
+fn outbox_note_took(took_us: Int8s) {
+    effects::note_took(took_us.0);
+}
+
+/// seq NULL: nobody knows which messages they were.
+#[pg_extern(sql = false)]
+fn outbox_note_fault(
+    destination: Option<Text>,
+    error: Option<Text>,
+    is_dead: Option<bool>,
+    seq: Option<i64>,
+    count: Option<i64>,
+) {
+    if let (Some(destination), Some(count)) = (destination, count.and_then(|count| u64::try_from(count).ok())) {
+        let (error, is_dead) = (error.as_deref().unwrap_or_default(), is_dead.unwrap_or_default());
+        let fault = Fault::of_messages(&destination, error, is_dead, seq.unwrap_or_default(), count);
+        effects::note_fault(fault);
+    }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_is_in_hand(destination: Text, partition: i16, seq: i64) -> bool {
+    let partition = Partition::new(i64::from(partition));
+    partition.is_ok_and(|partition| slot::is_in_hand(&destination, partition, seq))
+}
+
+#[pg_extern(sql = false)]
+fn outbox_is_taken(destination: Text, partition: i16, seq: i64) -> bool {
+    let partition = Partition::new(i64::from(partition));
+    partition.is_ok_and(|partition| slot::is_taken(&destination, partition, seq))
+}
+
+#[pg_extern(sql = false)]
+fn outbox_has_enqueued() -> bool {
+    effects::has_enqueued()
+}
+
+#[pg_extern(sql = false)]
+fn outbox_await_end(seen: Option<i64>, timeout_ms: Option<i32>) -> i64 {
+    effects::waiting();
+    if seen == Some(i64::from(databases::ends())) {
+        latch::wait(i64::from(timeout_ms.unwrap_or(1).max(1)));
+        signals::check_for_interrupts();
+    }
+    i64::from(databases::ends())
+}
+
+#[pg_extern(sql = false)]
+fn outbox_send_workers_away() -> bool {
+    utility::send_workers_away(catalog::my_database(), true)
+}
+
+#[pg_extern(sql = false)]
+fn outbox_commit_position(xid: txn::Xid) -> i64 {
+    txn::commit_position(xid) as i64
+}
+
+#[pg_extern(sql = false)]
+fn outbox_system_identifier() -> i64 {
+    catalog::system_identifier() as i64
+}
+
+#[pg_extern(sql = false)]
+fn outbox_registry() -> Vec<i64> {
+    transactions::flat()
+}
+
+#[pg_extern(sql = false)]
+fn outbox_installed() {
+    effects::installed();
+    if !launcher::is_preloaded() {
+        error::warning(
+            "outbox is not preloaded: messages can be enqueued, but nothing delivers them yet",
+            "Add outbox to shared_preload_libraries and restart the server.",
+        );
+    }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_is_preloaded() -> bool {
+    launcher::is_preloaded()
+}
+
+#[pg_extern(sql = false)]
+fn outbox_counters() -> Option<Vec<i64>> {
+    databases::my_database().map(|database| database.counters(now_us()).to_vec())
+}
+
+/// Of each lane in which something waits four texts: destination, partition, seq of the first, and when that was enqueued, in µs
+/// since 1970.
+#[pg_extern(sql = false)]
+fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
+    let table = catalog::table_beside(catalog::called_function(fcinfo), c"outbox");
+    let Some(outbox) = Lanes::open(table) else {
+        return Vec::new();
+    };
+    transactions::reap();
+    let floors = databases::my_database().map(|database| (database.floors(), database.moves()));
+    let firsts = floors::look(&outbox, floors);
+    outbox.close();
+    let texts = firsts.into_iter().flat_map(|first| {
+        let (partition, seq) = (first.partition.to_string(), first.seq.to_string());
+        let enqueued_at_us = since_1970(first.enqueued_at).to_string();
+        [first.destination, partition, seq, enqueued_at_us]
+    });
+    texts.map(|text| Some(Text::from(text))).collect()
+}
+
+/// The seq of the first dead letter, or of the first that blocks others.
+#[pg_extern(sql = false)]
+fn outbox_first_dead(blocks: bool, fcinfo: pg_sys::FunctionCallInfo) -> Option<i64> {
+    let table = catalog::table_beside(catalog::called_function(fcinfo), c"outbox_dead");
+    let first = |floor| lanes::first_dead(table, blocks, floor);
+    match databases::my_database() {
+        Some(database) => database.floors().look_at_dead(blocks, first),
+        None => first(0),
+    }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_note_dead(more: i64, more_block: i64, seq: i64) {
+    effects::dead_changed([more, more_block], seq);
+}
+
+#[pg_extern(sql = false)]
+fn outbox_nothing_waits() -> bool {
+    // One destination that was counted is as good as all: they are counted together.
+    databases::my_database().is_some_and(|database| database.pending() <= 0)
+        && statistics::has_none(DEFAULT_DESTINATION)
+}
+
+#[pg_extern(sql = false)]
+fn outbox_minutes() -> Option<Vec<Option<f64>>> {
+    databases::my_database().and_then(|database| database.throughput(now_us()))
+}
+
+#[pg_extern(sql = false)]
+fn outbox_faults() -> Option<Vec<Option<Text>>> {
+    Some(
+        error_groups::here()?
+            .into_iter()
+            .map(|text| text.map(Text::from))
+            .collect(),
+    )
+}
+
+#[pg_extern(sql = false)]
+fn outbox_recent_ticks() -> Option<Vec<i64>> {
+    passes::here()
+}
+
+#[pg_extern(sql = false)]
+fn outbox_destination_figures(destination: Text) -> Option<Vec<Option<f64>>> {
+    statistics::of(&destination)
+}
+
+#[pg_extern(sql = false)]
+fn outbox_ask_for_a_look(destination: Text) -> bool {
+    let heard = statistics::ask_for_a_look(&destination);
+    if heard {
+        databases::wake_workers();
+    }
+    heard
+}
+
+/// NULL: another session asks; 0: there is nobody to ask.
+#[pg_extern(sql = false)]
+fn outbox_ask(reach: i64) -> Option<i64> {
+    effects::asking();
+    asking::ask(reach).map(i64::from)
+}
+
+#[pg_extern(sql = false)]
+fn outbox_answers(ticket: i64, timeout_ms: i32) -> Vec<i64> {
+    let (answers, done) = asking::answers(ticket as u32);
+    if done && !answers.is_empty() {
+        return answers;
+    }
+    latch::wait(i64::from(timeout_ms.max(1)));
+    signals::check_for_interrupts();
+    asking::answers(ticket as u32).0
+}
+
+#[pg_extern(sql = false)]
+fn outbox_stop_asking() {
+    effects::stop_asking();
+}
+
+#[pg_extern(sql = false)]
+fn outbox_server_workers() -> Option<Vec<Text>> {
+    let numbers = workers::workers_here()?;
+    Some(
+        numbers
+            .into_iter()
+            .map(|number| workers::id_of(number).into())
+            .collect(),
+    )
+}
+
+#[pg_extern(sql = false)]
+fn outbox_leases_last(worker: Text) -> bool {
+    workers::leases_last(&worker)
+}
+
+#[pg_extern(sql = false)]
+fn outbox_missing_slots() -> i32 {
+    launcher::missing_slots() as i32
+}
+
+#[pg_extern(sql = false)]
+fn outbox_server_state() -> Option<Text> {
+    match databases::my_database() {
+        Some(database) => database.obstacle().map(Text::from),
+        None => databases::lacks_place().then(|| Text::from("databases")),
+    }
+}
+
+/// Why a message with these texts can never be sent.
+#[pg_extern(sql = false)]
+fn outbox_unreadable(fcinfo: pg_sys::FunctionCallInfo) -> Option<Text> {
+    // SAFETY: the call's own fcinfo; the types are as sql/src/30_worker.sql declares them.
+    let args = unsafe { Args::new(fcinfo) };
+    let text = |number| args.text_or_why_not(number);
+    let key = text(0).map(drop);
+    let event = || {
+        Ok(Event {
+            kind: text(1)?.unwrap_or_default(),
+            aggregate_type: text(2)?,
+            aggregate_id: text(3)?,
+            operation: text(4)?,
+            payload: text(5)?.unwrap_or_default(),
+            previous_payload: text(6)?,
+            metadata: text(7)?,
+            headers: text(8)?,
+            actor: text(9)?,
+            correlation_id: text(10)?,
+            ..Event::default()
+        })
+    };
+    sendable(key, event()).err().map(Text::from)
+}
+
+#[pg_extern(sql = false)]
+fn outbox_json_text(fcinfo: pg_sys::FunctionCallInfo) -> Option<JsonText> {
+    // SAFETY: the call's own fcinfo; the types are as sql/src/30_worker.sql declares them.
+    unsafe { Args::new(fcinfo) }.jsonb(0).map(Jsonb::into_text)
+}
+
+#[pg_extern(sql = false)]
+fn outbox_legible(text: Legible) -> Text {
+    text.0.into()
+}
+
+#[pg_extern(sql = false)]
+fn outbox_of_utf8(text: Utf8) -> Text {
+    text.0.into()
+}

@@ -1,0 +1,370 @@
+//! The triggers that outbox_attach and outbox_capture put on tables, and who runs what in them. Called at the end of the
+//! statement that wrote, in its session.
+//!
+//! The rows are read, and the user's expressions evaluated, as the one who writes, as in any trigger. Only events and
+//! pointers are written as the owner of the extension, whom a writer need not know. Inside of outbox_publish that owner is
+//! the writer; for him the expressions run as a role that has no rights.
+
+use crate::config::Context;
+use crate::error::{UserError, invalid};
+use crate::limits::check_body;
+use crate::pg::spi::SpiHeapTupleData;
+use crate::pg::trigger::{self, Call, Fired, Operation};
+use crate::pg::{catalog, guc, security, text};
+use crate::session::checks;
+use crate::session::store::request::{Enqueue, Keys, Times};
+use crate::session::store::{enqueue as store, source, written};
+use crate::session::{effects, publishing, room};
+use crate::shared::transactions::{self, Announced};
+use outbox_core::change::{Change, Operations, Row, Rules, Update};
+use outbox_core::envelope;
+use outbox_core::message::Event;
+use outbox_core::partition::crc32;
+use outbox_core::trigger::{Attached, Captured};
+use outbox_worker::DEFAULT_DESTINATION;
+use pgrx::PgSqlErrorCode;
+use pgrx::spi::quote_identifier;
+
+/// Has no rights at all: the conditions on outbox_events run as it where the extension itself inserts.
+const READER: &std::ffi::CStr = c"outbox_policy";
+
+// ---- outbox_attach --------------------------------------------------------------------------------------------------
+
+/// Enqueues the rows of an event table that the condition chooses. Their seqs order them, not this.
+pub fn attached(call: Call) -> Result<(), UserError> {
+    let fired = fired(call)?;
+    let attached = settings(&fired, Attached::parse)?;
+    let (Operation::Insert, Some(rows)) = (fired.operation, &fired.new_rows) else {
+        return Err(foreign_trigger(&fired));
+    };
+    let destination = attached.destination.as_deref().unwrap_or(DEFAULT_DESTINATION);
+    let is_own_store = fired.is_on_table_beside(c"outbox_events");
+    if publishing::is_to(destination) {
+        return Ok(()); // it is enqueued a moment later, with its own key and time
+    }
+    // With several jobs it may restore outbox_policies, and so this trigger, before the events: old ones, whose messages it
+    // restores as well. (Other triggers are made when all rows are in.)
+    if is_own_store && guc::application_name() == "pg_restore" {
+        return Ok(());
+    }
+    let sql = format!(
+        "select r.{seq}::pg_catalog.int8, {key} from {rows} r{condition}",
+        seq = quote_identifier(&attached.seq),
+        key = attached.key.as_deref().map_or("null::pg_catalog.text".into(), as_text),
+        rows = quote_identifier(rows),
+        condition = attached.when.map_or(String::new(), |when| format!(" where ({when}\n)")),
+    );
+    let read = |row: &SpiHeapTupleData| {
+        let (seq, key): (Option<i64>, Option<String>) = (row.get(1)?, row.get(2)?);
+        Ok(((seq, key), 0)) // a key is short, or refused
+    };
+    written::read_rows(&fired, reader(&fired)?, &[sql], read, |batch| {
+        let (seqs, keys): (Vec<Option<i64>>, Vec<Option<String>>) = batch.into_iter().flatten().unzip();
+        let Some(seqs) = seqs.into_iter().collect::<Option<Vec<i64>>>() else {
+            return Err(checks::missing_seq());
+        };
+        for key in keys.iter().flatten() {
+            envelope::check_short("key", key)?;
+        }
+        checks::check_destination(destination)?;
+        if let Some(seq) = seqs.iter().find(|seq| **seq <= 0) {
+            return Err(checks::bad_seq(*seq));
+        }
+        room::check_room(destination, seqs.len())?;
+        let keys = match attached.key {
+            None if is_own_store || source::is_set(fired.call()) => Keys::LookedUp,
+            _ => Keys::Given(keys),
+        };
+        as_owner(&fired, || enqueue(&fired, &seqs, None, keys, destination))
+    })
+}
+
+fn enqueue(
+    fired: &Fired,
+    seqs: &[i64],
+    announced: Option<Announced>,
+    keys: Keys,
+    destination: &str,
+) -> Result<(), UserError> {
+    let request = Enqueue {
+        seqs,
+        announced,
+        keys,
+        destination,
+        times: Times::default(),
+        partition: None,
+    };
+    let count = store::enqueue(fired.call(), request)?;
+    if count > 0 {
+        effects::enqueued(destination, count);
+    }
+    Ok(())
+}
+
+// ---- outbox_capture -------------------------------------------------------------------------------------------------
+
+/// Makes an event of each row that was written, in the order in which they were, and enqueues it.
+pub fn captured(call: Call) -> Result<(), UserError> {
+    let fired = fired(call)?;
+    let captured = settings(&fired, Captured::parse)?;
+    let Some(operations) = Operations::parse(&captured.operations) else {
+        return Err(foreign_trigger(&fired));
+    };
+    if fired.operation == Operation::Truncate {
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+            format!("TRUNCATE of table \"{}\" would make no events", fired.table),
+            "Use DELETE, which makes one for each row; or call outbox_uncapture first.",
+        ));
+    }
+    let rules = Rules {
+        prefix: captured.type_prefix.clone(),
+        operations,
+        marks_deleted: captured.soft_delete_column.is_some(),
+        key_columns: fired.primary_key(),
+    };
+    let columns = row_columns(&fired, &captured, &rules.key_columns)?;
+    let tables = match fired.operation {
+        Operation::Insert => vec![&fired.new_rows],
+        Operation::Delete => vec![&fired.old_rows],
+        _ => vec![&fired.old_rows, &fired.new_rows],
+    };
+    let tables: Option<Vec<&String>> = tables.into_iter().map(Option::as_ref).collect();
+    let Some(tables) = tables else {
+        return Err(foreign_trigger(&fired));
+    };
+    let sqls: Vec<String> = tables
+        .into_iter()
+        .map(|table| format!("select {columns} from {} r", quote_identifier(table)))
+        .collect();
+    let read = |row: &SpiHeapTupleData| {
+        let (json, id): (Option<String>, Option<String>) = (row.get(1)?, row.get(2)?);
+        let bytes = [&json, &id].into_iter().flatten().map(String::len).sum();
+        Ok(((json, id, row.get(3)?), bytes))
+    };
+    let context = Context::snapshot();
+    let mut come = Vec::new();
+    written::read_rows(&fired, reader(&fired)?, &sqls, read, |batch| {
+        let rows = batch.into_iter().map(|rows| {
+            let rows = rows.into_iter().map(|row| row_of(&fired, row));
+            rows.collect::<Result<Vec<Row>, UserError>>()
+        });
+        let rows: Vec<Vec<Row>> = rows.collect::<Result<_, _>>()?;
+        let changes = changes_of(&fired, &rules, rows, &mut come)?;
+        write(&fired, &captured, &context, changes)
+    })
+    .map_err(|error| match (error.sqlstate, &error.detail) {
+        (
+            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED | PgSqlErrorCode::ERRCODE_CHARACTER_NOT_IN_REPERTOIRE,
+            None,
+        ) => {
+            let detail = Some(format!("The event is of table \"{}\".", fired.table));
+            UserError { detail, ..error }
+        }
+        _ => error,
+    })?;
+    let mut come = come.into_iter();
+    loop {
+        let changes: Vec<Change> = come.by_ref().take(written::BATCH).collect();
+        if changes.is_empty() {
+            return Ok(());
+        }
+        write(&fired, &captured, &context, changes)?;
+    }
+}
+
+/// What is read of each row: its JSON, its aggregate's id, and whether it is marked as deleted.
+fn row_columns(fired: &Fired, captured: &Captured, key: &[String]) -> Result<String, UserError> {
+    let column = |name: &String| match fired.has_column(name) {
+        true => Ok(format!("r.{}", quote_identifier(name))),
+        false => Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN,
+            format!("table \"{}\" has no column \"{name}\" for its events", fired.table),
+            "Call outbox_capture again, with the names that the columns have now.",
+        )),
+    };
+    let columns = |names: &[String]| names.iter().map(column).collect::<Result<Vec<_>, _>>();
+    let json = match &captured.columns {
+        None => "pg_catalog.to_jsonb(r.*)".into(),
+        Some(names) => format!(
+            "(select pg_catalog.to_jsonb(c.*) from (select {}) c)",
+            columns(names)?.join(", ")
+        ),
+    };
+    let id = match &captured.aggregate_id {
+        Some(expression) => as_text(expression),
+        None if key.is_empty() => {
+            return Err(UserError::new(
+                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("table \"{}\" has no primary key any more", fired.table),
+                "Add one, or call outbox_capture again with aggregate_id.",
+            ));
+        }
+        None => format!("pg_catalog.concat_ws(':', {})", columns(key)?.join(", ")),
+    };
+    let marked = match &captured.soft_delete_column {
+        Some(name) => format!("pg_catalog.num_nonnulls({}) = 1", column(name)?),
+        None => "false".into(),
+    };
+    Ok(format!("{json}::pg_catalog.text, {id}, {marked}"))
+}
+
+fn row_of(fired: &Fired, row: (Option<String>, Option<String>, Option<bool>)) -> Result<Row, UserError> {
+    let (json, id, is_marked) = row;
+    let Some(aggregate_id) = id else {
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED,
+            format!("the aggregate_id of a row of table \"{}\" is NULL", fired.table),
+            "Give outbox_capture an expression that is never NULL, for example with coalesce.",
+        ));
+    };
+    Ok(Row {
+        aggregate_id,
+        json: json.unwrap_or_default(),
+        is_marked: is_marked.unwrap_or_default(),
+    })
+}
+
+/// The rows of the old table, of the new one, or of both: then the first belongs to the first, and so on, for core adds to
+/// both at once. `come` gets what is to be told last.
+fn changes_of(
+    fired: &Fired,
+    rules: &Rules,
+    mut rows: Vec<Vec<Row>>,
+    come: &mut Vec<Change>,
+) -> Result<Vec<Change>, UserError> {
+    let (last, first) = (rows.pop().unwrap_or_default(), rows.pop());
+    let changes: Result<Vec<Change>, String> = match (fired.operation, first) {
+        (Operation::Insert, _) => Ok(last.into_iter().map(|new| rules.inserted(new)).collect()),
+        (Operation::Update, Some(old)) => {
+            if old.len() != last.len() {
+                // Core adds to one alone when it moves a row to a partition whose trigger then refuses it.
+                return Err(UserError::new(
+                    PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+                    format!(
+                        "an UPDATE of table \"{}\" lost rows on their way to another partition",
+                        fired.table
+                    ),
+                    "A BEFORE INSERT trigger of that partition returned NULL. Delete such rows instead.",
+                ));
+            }
+            let updates = old.into_iter().zip(last).map(|(old, new)| rules.updated(old, new));
+            let changes = updates.filter_map(|update| match update {
+                Ok(Update::Nothing) => None,
+                Ok(Update::Changed(change)) => Some(Ok(change)),
+                Ok(Update::Moved { gone, come: new }) => {
+                    text::push(come, new);
+                    Some(Ok(gone))
+                }
+                Err(error) => Some(Err(error)),
+            });
+            changes.collect()
+        }
+        _ => last.into_iter().map(|old| rules.deleted(old)).collect(),
+    };
+    changes.map_err(|error| {
+        UserError::new(
+            PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
+            format!("table \"{}\": {error}", fired.table),
+            "This is a defect of outbox; please report it.",
+        )
+    })
+}
+
+/// Stores and enqueues the events, as outbox_publish does: checked first, announced next, then the seqs are drawn.
+fn write(fired: &Fired, captured: &Captured, context: &Context, changes: Vec<Change>) -> Result<(), UserError> {
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let destination = captured.destination.as_deref().unwrap_or(DEFAULT_DESTINATION);
+    checks::check_destination(destination)?;
+    room::check_room(destination, changes.len())?;
+    let template = checks::routing_template(destination);
+    let session = [&context.metadata, &context.headers, &context.actor];
+    let session_bytes: usize = session.into_iter().flatten().map(String::len).sum();
+    let mut keys = Vec::with_capacity(changes.len());
+    for change in &changes {
+        let event = Event {
+            kind: change.kind.clone(),
+            aggregate_type: Some(captured.aggregate_type.clone()),
+            aggregate_id: Some(change.aggregate_id.clone()),
+            operation: Some(change.operation.into()),
+            ..Event::default() // what the session says was checked when it was set
+        };
+        let previous_bytes = change.previous_payload.as_ref().map_or(0, String::len);
+        let bytes = change.payload.len() + previous_bytes + session_bytes;
+        let checked = checks::check_event(&event, &template).and_then(|key| {
+            check_body(bytes as i64)?;
+            Ok(key)
+        });
+        let key = checked.map_err(|error| UserError {
+            detail: Some(format!("The event is {} of table \"{}\".", change.kind, fired.table)),
+            ..error
+        })?;
+        keys.push(key);
+    }
+    as_owner(fired, || {
+        store::hold_extension(fired.call());
+        let announced = transactions::announce(keys.iter().map(|key| key.as_deref().map(crc32)));
+        publishing::begins(destination);
+        let seqs = written::insert_events(fired, &captured.aggregate_type, context, changes)?;
+        publishing::ends();
+        enqueue(fired, &seqs, Some(announced), Keys::Given(keys), destination)
+    })
+}
+
+// ---- both -----------------------------------------------------------------------------------------------------------
+
+fn fired(call: Call) -> Result<Fired, UserError> {
+    trigger::fired(call).ok_or_else(|| {
+        UserError::new(
+            PgSqlErrorCode::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
+            "this function is for AFTER triggers of statements",
+            "outbox_attach and outbox_capture make them.",
+        )
+    })
+}
+
+fn settings<T>(fired: &Fired, parse: fn(&str) -> Result<T, String>) -> Result<T, UserError> {
+    parse(&fired.argument).map_err(|error| UserError {
+        detail: Some(format!("Its argument: {error}.")),
+        ..foreign_trigger(fired)
+    })
+}
+
+/// Somebody wrote a CREATE TRIGGER of his own.
+fn foreign_trigger(fired: &Fired) -> UserError {
+    invalid(
+        format!("a trigger of table \"{}\" is not as outbox makes it", fired.table),
+        "Drop it, and call outbox_attach or outbox_capture.",
+    )
+}
+
+/// An expression of the user's. The line feed ends a comment in it.
+fn as_text(expression: &str) -> String {
+    format!("({expression}\n)::pg_catalog.text")
+}
+
+/// As whom to read, if not as the one who writes.
+fn reader(fired: &Fired) -> Result<Option<u32>, UserError> {
+    if security::current_user() != owner(fired) {
+        return Ok(None);
+    }
+    match catalog::role_oid(READER) {
+        0 => Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
+            format!("role \"{}\" does not exist", text::of_c_str(READER)),
+            format!("CREATE ROLE {} NOLOGIN; it needs no rights.", text::of_c_str(READER)),
+        )),
+        role => Ok(Some(role)),
+    }
+}
+
+fn owner(fired: &Fired) -> u32 {
+    let function = catalog::called_function(fired.call());
+    catalog::owner_of_table(catalog::table_beside(function, c"outbox_settings"))
+}
+
+fn as_owner<T>(fired: &Fired, body: impl FnOnce() -> T) -> T {
+    security::run_as(owner(fired), body)
+}

@@ -1,0 +1,165 @@
+//! The checks of a call before anything is written, with their errors. Called by `api` and `capture`, in a user's backend.
+
+use crate::config;
+use crate::error::{UserError, invalid};
+use crate::pg::{catalog, security};
+use crate::session::store::request::Times;
+use crate::store::{AGGREGATE_KEY, aggregate_key};
+use outbox_core::envelope;
+use outbox_core::message::Event;
+use outbox_core::partition::Partition;
+use outbox_core::route::Template;
+use outbox_transport::target::{self, Kind};
+use outbox_worker::DEFAULT_DESTINATION;
+use pgrx::PgSqlErrorCode;
+use pgrx::datum::datetime_support::clock_timestamp;
+
+pub fn check_enqueue(seqs: &[i64], key: Option<&str>) -> Result<(), UserError> {
+    if let Some(seq) = seqs.iter().find(|seq| **seq <= 0) {
+        return Err(bad_seq(*seq));
+    }
+    if let Some(key) = key {
+        envelope::check_short("key", key)?;
+    }
+    Ok(())
+}
+
+pub fn check_times(times: Times) -> Result<(), UserError> {
+    if times.available_at.is_some_and(|at| at.is_infinity()) {
+        return Err(invalid(
+            "available_at is infinity: the message would never be due",
+            "Leave it out, or give a time.",
+        ));
+    }
+    let Some(expires_at) = times.expires_at else {
+        return Ok(());
+    };
+    if expires_at.is_infinity() && expires_at > clock_timestamp() {
+        return Err(invalid(
+            "expires_at is infinity",
+            "Leave it out for a message that never expires, or give a time.",
+        ));
+    }
+    if expires_at <= clock_timestamp() {
+        return Err(invalid(
+            "expires_at is over: the message would never be sent",
+            "Give a time to come, or leave the message out.",
+        ));
+    }
+    match times.available_at.is_some_and(|at| at >= expires_at) {
+        false => Ok(()),
+        true => Err(invalid(
+            "expires_at is not after available_at: the message would never be sent",
+            "Give a later time, or leave one of the two out.",
+        )),
+    }
+}
+
+/// The destination that is meant, if there is one of that name and the caller may use it. Everybody who may enqueue may
+/// use the default.
+pub fn usable(destination: Option<&str>) -> Result<&str, UserError> {
+    let Some(name) = destination.filter(|name| *name != DEFAULT_DESTINATION) else {
+        return Ok(DEFAULT_DESTINATION);
+    };
+    if catalog::may_use_server(server_of(name)?) {
+        return Ok(name);
+    }
+    Err(UserError::new(
+        PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+        format!("permission denied for destination \"{name}\""),
+        format!("GRANT USAGE ON FOREIGN SERVER {name} TO {};", security::current_role()),
+    ))
+}
+
+/// Refuses a destination that is not there. Who made a trigger was asked for the right to use it; who writes is not.
+pub fn check_destination(name: &str) -> Result<(), UserError> {
+    match name {
+        DEFAULT_DESTINATION => Ok(()),
+        name => server_of(name).map(drop),
+    }
+}
+
+/// What makes the routing key of messages of a destination; empty where there is none.
+pub fn routing_template(destination: &str) -> Template {
+    let server = catalog::foreign_server(destination);
+    let described = server.and_then(|server| Some((Kind::of_wrapper(&server.wrapper)?, server.options)));
+    match described {
+        Some((kind, options)) => target::routing_template(kind, &options).unwrap_or_else(config::routing_template),
+        None => config::routing_template(),
+    }
+}
+
+/// The OID of the server that a destination is.
+pub fn server_of(name: &str) -> Result<u32, UserError> {
+    let server = catalog::foreign_server(name).filter(|server| Kind::of_wrapper(&server.wrapper).is_some());
+    let Some(server) = server else {
+        let bytes = catalog::name_bytes(name);
+        if bytes > catalog::NAME_BYTES_MAX {
+            return Err(UserError::new(
+                PgSqlErrorCode::ERRCODE_NAME_TOO_LONG,
+                format!(
+                    "the name of the destination has {bytes} bytes, more than {}",
+                    catalog::NAME_BYTES_MAX
+                ),
+                "Give the name of the server as outbox_destination_status shows it.",
+            ));
+        }
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
+            format!("destination \"{name}\" does not exist"),
+            "Leave the destination out for the default one, or make one: CREATE SERVER … FOREIGN DATA WRAPPER outbox_amqp or outbox_http.",
+        ));
+    };
+    Ok(server.oid)
+}
+
+pub fn bad_seq(seq: i64) -> UserError {
+    invalid(
+        format!("seq {seq} is not positive"),
+        "Pass the seq of an event, as outbox_publish returns it.",
+    )
+}
+
+pub fn missing_seq() -> UserError {
+    UserError::new(
+        PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED,
+        "seq is NULL",
+        "Pass the seq of an event, as outbox_publish returns it.",
+    )
+}
+
+pub fn partition_of_label(label: &str) -> Result<Partition, UserError> {
+    Partition::parse_label(label).map_err(|error| {
+        invalid(
+            error.to_string(),
+            "Labels look like p07; outbox_partition_of(key) gives one.",
+        )
+    })
+}
+
+pub fn missing(what: &str, hint: &str) -> UserError {
+    let message = format!("an event needs a {what}");
+    UserError::new(PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED, message, hint)
+}
+
+/// Refuses at the call what would otherwise be a dead letter later. Returns the key.
+pub fn check_event(event: &Event, template: &Template) -> Result<Option<String>, UserError> {
+    let named = [
+        ("type", Some(&event.kind)),
+        ("aggregate_type", event.aggregate_type.as_ref()),
+        ("aggregate_id", event.aggregate_id.as_ref()),
+        ("operation", event.operation.as_ref()),
+        ("correlation_id", event.correlation_id.as_ref()),
+    ];
+    for (name, value) in named {
+        if let Some(value) = value {
+            envelope::check_short(name, value)?;
+        }
+    }
+    let key = aggregate_key(event.aggregate_type.as_deref(), event.aggregate_id.as_deref());
+    if let Some(key) = &key {
+        envelope::check_short(AGGREGATE_KEY, key)?;
+    }
+    envelope::check_routing(template, event, key.as_deref())?;
+    Ok(key)
+}

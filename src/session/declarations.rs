@@ -1,0 +1,72 @@
+//! The options of a destination, as CREATE SERVER and CREATE USER MAPPING declare them, and the function that makes its bodies.
+//! Called by SQL in a user's backend, on its main thread.
+
+use crate::error::{self, UserError};
+use crate::pg::args::{Text, Texts};
+use crate::pg::catalog::{self, Oid, OptionsOf};
+use crate::pg::security;
+use crate::store::body;
+use outbox_transport::BodyFunction;
+use outbox_transport::target::{self, Kind, Level};
+use pgrx::prelude::*;
+
+#[pg_extern(sql = false)]
+fn outbox_amqp_validator(options: Texts, catalog: Oid) {
+    check_options(Kind::Amqp, options, catalog);
+}
+
+#[pg_extern(sql = false)]
+fn outbox_http_validator(options: Texts, catalog: Oid) {
+    check_options(Kind::Http, options, catalog);
+}
+
+/// Options as CREATE SERVER and CREATE USER MAPPING give them, `name=value` each.
+fn check_options(kind: Kind, options: Texts, catalog: Oid) {
+    let options = options_of(Some(options));
+    let level = match catalog::options_of(catalog) {
+        OptionsOf::Server => Level::Server,
+        OptionsOf::UserMapping => Level::UserMapping,
+        OptionsOf::Other if options.is_empty() => return,
+        OptionsOf::Other => UserError::new(
+            PgSqlErrorCode::ERRCODE_FDW_INVALID_OPTION_NAME,
+            format!("{} takes options for servers and user mappings only", kind.wrapper()),
+            "A destination is a server; it has no tables.",
+        )
+        .raise(),
+    };
+    if let Err(refused) = target::check(kind, level, &options) {
+        let sqlstate = match refused.unknown {
+            true => PgSqlErrorCode::ERRCODE_FDW_INVALID_OPTION_NAME,
+            false => PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+        };
+        UserError::new(sqlstate, refused.message, refused.hint).raise();
+    }
+    // No error: a dump that is restored without owners would lose the server.
+    if let Some(body) = body_of(kind, &options)
+        && let Err(why) = body::check(&body, security::current_user())
+    {
+        error::warning(format!("no message can go there yet: {}", why.message), why.hint);
+    }
+}
+
+/// The function that makes the bodies of a destination with these options.
+fn body_of(kind: Kind, options: &target::Options) -> Option<BodyFunction> {
+    target::described(kind, &target::Target::plain(), options, &[])
+        .ok()?
+        .body
+}
+
+/// What is wrong with the function of a destination, and what to do.
+#[pg_extern(sql = false)]
+fn outbox_body_problem(destination: Text) -> Option<Vec<Text>> {
+    let server = catalog::foreign_server(&destination)?;
+    let body = body_of(Kind::of_wrapper(&server.wrapper)?, &server.options)?;
+    let problem = body::problem(&destination, &body)?;
+    Some(vec![problem.message.into(), problem.hint.into()])
+}
+
+/// Options as catalogs have them, `name=value` each.
+pub fn options_of(options: Option<Texts>) -> Vec<(String, String)> {
+    let options = options.map_or_else(Vec::new, |texts| texts.0);
+    target::split(&options.into_iter().flatten().collect::<Vec<String>>())
+}

@@ -1,0 +1,299 @@
+//! A worker outside the server, as its session holds a place in shared memory: commits wake it, the lanes that it leases
+//! tell it from where to read again, its figures count. Called by the functions of sql/src/56_work.sql, which say what it
+//! may do with the tables; it is as much of a worker as its role is trusted, and never has the name of one in the server.
+//! Main thread of the session's backend.
+
+use crate::error::UserError;
+use crate::pg::args::{Int2s, Int8s, Text};
+use crate::pg::clock::now_us;
+use crate::pg::{bgworker, catalog, latch, signals, txn};
+use crate::shared::lanes::Class;
+use crate::shared::statistics::{self, Figures};
+use crate::shared::{MAX_WORKERS, databases, launcher, lifecycle, transactions, vacancies, workers};
+use outbox_core::partition::Partition;
+use outbox_core::settle::Ended;
+use pgrx::prelude::*;
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+/// Of the name that a worker gives itself.
+const LABEL_BYTES_MAX: usize = 40;
+/// In what is returned for a lane: nothing was committed there.
+const NOTHING: i64 = -1;
+
+thread_local! {
+    static ME: RefCell<Option<Me>> = const { RefCell::new(None) };
+}
+
+/// Since `outbox_work_join`.
+struct Me {
+    id: String,
+    slot: &'static workers::Worker,
+    /// With leasing off: the token of this session's claims, negative.
+    row_token: i64,
+    /// The destinations that it has told of.
+    served: Vec<(String, Figures)>,
+}
+
+/// What is done as the worker that this session is.
+fn as_me<T>(body: impl FnOnce(&mut Me) -> T) -> T {
+    let done = ME.with_borrow_mut(|me| me.as_mut().map(body));
+    done.unwrap_or_else(|| {
+        UserError::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            "this session is no worker",
+            "Call outbox_work_begin() first. A worker needs a session of its own: a pooler may not hand it from one to another.",
+        )
+        .raise()
+    })
+}
+
+#[pg_extern(sql = false)]
+fn outbox_work_join(label: Text) -> Text {
+    let known = ME.with_borrow(|me| me.as_ref().map(|me| me.id.clone()));
+    let id = known.unwrap_or_else(|| match join(&label) {
+        Ok(me) => {
+            let id = me.id.clone();
+            ME.set(Some(me));
+            id
+        }
+        Err(error) => error.raise(),
+    });
+    id.into()
+}
+
+fn join(label: &str) -> Result<Me, UserError> {
+    if !launcher::is_preloaded() {
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            "outbox is not preloaded: no worker would hear of what is committed",
+            "Add outbox to shared_preload_libraries and restart the server.",
+        ));
+    }
+    let not_yet = |message| UserError::new(PgSqlErrorCode::ERRCODE_OBJECT_IN_USE, message, "Try again in a second.");
+    if databases::my_database().is_none() {
+        launcher::tell_news();
+        return Err(not_yet("the server has not looked at this database yet"));
+    }
+    let Some(slot) = lifecycle::join_from_outside() else {
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+            "there is no place for another worker outside the server",
+            format!(
+                "A server has {} places for workers, and those outside take {} of them at most. End another worker, or lower outbox.workers.",
+                MAX_WORKERS,
+                workers::MAX_OUTSIDE
+            ),
+        ));
+    };
+    // After it took the place, as a worker in the server does: one of the two sees the other.
+    if vacancies::is_vacated(catalog::my_database()) {
+        lifecycle::leave_from_outside();
+        return Err(not_yet("a statement needs the database without workers"));
+    }
+    Ok(Me {
+        // The name of no worker in the server begins so, and no two sessions have the same number.
+        id: format!("work-{}-{}", plain(label), bgworker::my_pid()),
+        slot,
+        row_token: -(uuid::Uuid::new_v4().as_u64_pair().0 as i64 & i64::MAX).max(1),
+        served: Vec::new(),
+    })
+}
+
+/// A label that is easy to read in a log and to quote.
+fn plain(label: &str) -> String {
+    let mut plain: String = label
+        .chars()
+        .map(|c| {
+            if c.is_ascii_alphanumeric() || "._-".contains(c) {
+                c
+            } else {
+                '-'
+            }
+        })
+        .collect();
+    plain.truncate(LABEL_BYTES_MAX);
+    if plain.is_empty() { "unnamed".to_owned() } else { plain }
+}
+
+/// This session is no worker any more; it may join again.
+#[pg_extern(sql = false)]
+fn outbox_work_quit() {
+    if ME.take().is_some() {
+        lifecycle::leave_from_outside();
+    }
+}
+
+#[pg_extern(sql = false)]
+fn outbox_work_me() -> Text {
+    as_me(|me| me.id.as_str().into())
+}
+
+#[pg_extern(sql = false)]
+fn outbox_work_token() -> i64 {
+    as_me(|me| me.row_token)
+}
+
+/// While the rows of the leases are locked: before anybody else can take them.
+#[pg_extern(sql = false)]
+fn outbox_work_own(partitions: Int2s, ttl_s: i32) {
+    let Some(database) = databases::my_database() else {
+        return;
+    };
+    as_me(|me| {
+        me.slot.hold_leases(ttl_s);
+        for partition in known(&partitions.0).into_iter().flatten() {
+            database.own_lanes(partition, me.slot);
+        }
+    });
+}
+
+/// Of each partition two numbers, for the default destination and for all others: from which seq on it must be read again.
+#[pg_extern(sql = false)]
+fn outbox_work_reopened(partitions: Int2s) -> Vec<i64> {
+    let database = databases::my_database();
+    transactions::reap();
+    as_me(|me| {
+        lows(&partitions.0, |class, partition| {
+            database?.take_reopen(class, partition, me.slot)
+        })
+    })
+}
+
+/// How many transactions are open that have enqueued; of each its lowest seq, how many words of its filter are not empty,
+/// and of each of these its number and its bits. Then, of each partition, what outbox_work_reopened would return, left there.
+#[pg_extern(sql = false)]
+fn outbox_work_glance(partitions: Int2s) -> Vec<i64> {
+    let open = transactions::open_transactions();
+    let mut flat = vec![open.len() as i64];
+    for transaction in open {
+        let words = || (transaction.filter.iter().enumerate()).filter(|(_, word)| **word != 0);
+        flat.extend([transaction.low, words().count() as i64]);
+        flat.extend(words().flat_map(|(number, word)| [number as i64, *word as i64]));
+    }
+    // After the transactions: who has left by then has said before where it wrote.
+    let database = databases::my_database();
+    flat.extend(lows(&partitions.0, |class, partition| {
+        database?.look_at_reopen(class, partition)
+    }));
+    flat
+}
+
+/// The classes as a worker outside tells them apart: the default destination has one of its own.
+fn lows(partitions: &[i16], low: impl Fn(Class, Partition) -> Option<i64>) -> Vec<i64> {
+    let default = Class::of(outbox_worker::DEFAULT_DESTINATION);
+    let of = |partition: Option<Partition>| {
+        let (of_default, of_others): (Vec<_>, Vec<_>) = Class::all().partition(|class| *class == default);
+        [of_default, of_others].map(|classes| {
+            let lows = classes.into_iter().filter_map(|class| low(class, partition?));
+            lows.collect::<Vec<i64>>().into_iter().min().unwrap_or(NOTHING)
+        })
+    };
+    known(partitions).into_iter().flat_map(of).collect()
+}
+
+/// One for each that was given; none for what is no partition.
+fn known(partitions: &[i16]) -> Vec<Option<Partition>> {
+    (partitions.iter())
+        .map(|partition| Partition::new(i64::from(*partition)).ok())
+        .collect()
+}
+
+/// Waits until the workers of this database are called, or `timeout_ms` are over. Of what is returned the first three are
+/// to be passed next: a call between two waits is not missed. The last one: 1 or 2, the worker is to leave; 1, at once.
+#[pg_extern(sql = false)]
+fn outbox_work_wait(seen: Int8s, timeout_ms: i32, in_flight: i32, tell: bool) -> Vec<i64> {
+    let (Some(database), here) = (databases::my_database(), catalog::my_database()) else {
+        return Vec::new();
+    };
+    as_me(|me| me.slot.set_in_flight(usize::try_from(in_flight).unwrap_or(0)));
+    if tell {
+        databases::look_again(); // the others: at partitions that are free, or at a worker that is new
+    }
+    let state = || {
+        let changes = [database.calls(), database.worker_changes(), database.waiting_changes()];
+        let numbers = changes.into_iter().map(i64::from);
+        let leaves = match vacancies::is_vacated(here) {
+            false => 0,
+            true => 2 - i64::from(vacancies::is_pressed(here)),
+        };
+        numbers.chain([leaves]).collect::<Vec<i64>>()
+    };
+    let until = Instant::now() + Duration::from_millis(u64::try_from(timeout_ms).unwrap_or(0));
+    loop {
+        let now = state();
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() || now.get(..3) != seen.0.get(..3) || now.last() != Some(&0) {
+            return now;
+        }
+        latch::wait(left.as_millis().max(1) as i64);
+        signals::check_for_interrupts();
+    }
+}
+
+/// Waits until WAL is on disk up to there.
+#[pg_extern(sql = false)]
+fn outbox_is_on_disk(position: i64) -> bool {
+    txn::flush_wal(position as u64);
+    true
+}
+
+/// Transactions that were prepared before the shared memory was made: (xid, when it was prepared in µs) one after the other.
+#[pg_extern(sql = false)]
+fn outbox_work_adopt(prepared: Int8s) {
+    if let Some(database) = databases::my_database()
+        && !database.has_adopted()
+    {
+        let found: Vec<(u32, i64)> = prepared
+            .0
+            .chunks_exact(2)
+            .map(|pair| (pair[0] as u32, pair[1]))
+            .collect();
+        transactions::adopt(&found);
+        database.set_adopted();
+        // One may have been committed before it was found, while another worker read already.
+        databases::reopen_all(catalog::my_database(), 1);
+    }
+}
+
+/// What a settle ended, for the figures of its destination: published, retried, dead, expired, released; and how long the
+/// published ones took.
+#[pg_extern(sql = false)]
+fn outbox_work_count(destination: Text, ended: Int8s, took_us: Int8s) {
+    let [published, retried, dead, expired, released] = ended.0[..] else {
+        return;
+    };
+    let ended = Ended {
+        published: published as u64,
+        retried: retried as u64,
+        dead: dead as u64,
+        expired: expired as u64,
+        released: released as u64,
+    };
+    as_me(|me| {
+        let now_us = now_us();
+        let figures = figures_of(me, &destination);
+        figures.count(&ended, now_us);
+        for took_us in took_us.0 {
+            figures.confirmed(now_us - took_us, now_us);
+        }
+    });
+}
+
+/// How much of a destination this session has claimed and not settled.
+#[pg_extern(sql = false)]
+fn outbox_work_in_flight(destination: Text, in_flight: i32) {
+    as_me(|me| figures_of(me, &destination).set_in_flight(usize::try_from(in_flight).unwrap_or(0)));
+}
+
+fn figures_of<'a>(me: &'a mut Me, destination: &str) -> &'a Figures {
+    let known = me.served.iter().position(|(name, _)| name == destination);
+    let index = known.unwrap_or_else(|| {
+        me.served.push((destination.to_owned(), Figures::of(destination)));
+        if let Some(database) = databases::my_database().filter(|_| statistics::is_any_uncounted()) {
+            database.ask_for_upkeep();
+        }
+        me.served.len() - 1
+    });
+    &me.served[index].1
+}

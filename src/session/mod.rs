@@ -1,0 +1,15 @@
+//! Code that runs in a user's backend: on its main thread, in the user's transaction. A session tells workers of what it did
+//! through `shared`, and never names `worker`.
+
+pub mod api;
+mod asking;
+pub mod capture;
+mod checks;
+pub mod declarations;
+pub mod effects;
+pub mod external;
+mod publishing;
+pub mod room;
+pub mod source;
+pub mod store;
+pub mod utility;

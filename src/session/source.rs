@@ -1,0 +1,124 @@
+//! Whether a relation of the user's own can be the event source, asked when it is set. store/source.rs reads it. Run by a
+//! user's backend.
+
+use crate::error::{self, UserError, invalid};
+use crate::pg::catalog;
+use crate::pg::trigger::Call;
+use crate::session::store::source::{self, Relation};
+use crate::store::source::{Kind, Mapping, PARTS, Source};
+use pgrx::spi::quote_identifier;
+use pgrx::{PgBuiltInOids, PgSqlErrorCode};
+
+/// outbox_source_set().
+pub fn set(call: Call, oid: Option<u32>, mut mapping: Mapping) -> Result<(), UserError> {
+    let relation = match oid.map(source::relation).transpose()? {
+        Some(Some(relation)) => relation,
+        _ => {
+            return Err(UserError::new(
+                PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE,
+                "there is no such relation",
+                "Pass the name of a table or view, for example 'shop.events'.",
+            ));
+        }
+    };
+    check_relation(&relation)?;
+    for ((part, _), value) in PARTS.iter().zip(&mut mapping) {
+        match value {
+            // Names are as stored, so that one with capitals needs no quotes inside of the quotes.
+            Some(text) if relation.columns.contains(text) => *text = quote_identifier(&*text),
+            None if ["seq", "type", "created_at"].contains(part) => {
+                return Err(UserError::new(
+                    PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED,
+                    format!("an event needs a {part}"),
+                    format!("Name the column, {part} => 'some_column', or write an SQL expression over a row."),
+                ));
+            }
+            _ => {}
+        }
+    }
+    let wanted = Source::new(&relation.schema, &relation.name, relation.owner, mapping.clone());
+    for ((part, kind), expression) in PARTS.iter().zip(&mapping) {
+        if let Some(expression) = expression {
+            check_expression(&wanted, part, *kind, expression)?;
+        }
+    }
+    if let Some(problem) = wanted.problem() {
+        return Err(invalid(problem, "Try the expressions in a SELECT over the relation."));
+    }
+    if !wanted.is_read_by_index().unwrap_or(false) {
+        error::warning(
+            "events are not found by an index: each claim reads a whole table",
+            "CREATE UNIQUE INDEX on what is given as seq, in the table that holds the rows.",
+        );
+    }
+    let seq_is_lost = source::current(call)?.is_some_and(|old| old.seq_is_lost());
+    source::set(call, &wanted, oid.unwrap_or_default(), seq_is_lost)
+}
+
+fn check_relation(relation: &Relation) -> Result<(), UserError> {
+    let name = format!("{}.{}", relation.schema, relation.name);
+    let wrong =
+        |message: String, hint: &str| Err(UserError::new(PgSqlErrorCode::ERRCODE_WRONG_OBJECT_TYPE, message, hint));
+    // Tables, partitioned ones, views, materialized views, foreign tables.
+    if !["r", "p", "v", "m", "f"].contains(&relation.kind.as_str()) {
+        return wrong(
+            format!("{name} is not a table or view"),
+            "Name what holds a row for each event.",
+        );
+    }
+    if relation.is_temporary {
+        return wrong(
+            format!("{name} is temporary: the workers do not see it"),
+            "Name a table that all sessions share.",
+        );
+    }
+    if relation.is_ours {
+        return wrong(
+            format!("{name} is a table of outbox itself"),
+            "Name one of your own; select outbox_source_reset() goes back to outbox_events.",
+        );
+    }
+    if !catalog::may_act_as(relation.owner) {
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+            format!("must be owner of {name}"),
+            format!(
+                "Call it as a member of role {}: the expressions run as that role.",
+                relation.owner_name
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn check_expression(source: &Source, part: &str, kind: Kind, expression: &str) -> Result<(), UserError> {
+    let found = source.type_of(expression).map_err(|cause| UserError {
+        detail: Some(format!("{expression}: {cause}.")),
+        ..invalid(
+            format!("{part} is not an expression over a row of {}", source.relation),
+            "Write a column, or SQL over the columns. Functions and operators of your own need their schema: shop.f(total).",
+        )
+    })?;
+    let is_one_of = |types: &[PgBuiltInOids]| types.iter().any(|oid| oid.value().to_u32() == found);
+    type Is = PgBuiltInOids;
+    let hint = match kind {
+        Kind::Seq if !is_one_of(&[Is::INT2OID, Is::INT4OID, Is::INT8OID, Is::NUMERICOID]) => {
+            "It must be a whole number above 0: convert it, and have an index on the same expression."
+        }
+        Kind::Time if !is_one_of(&[Is::TIMESTAMPTZOID]) => {
+            "It must be a timestamptz; of a timestamp in UTC it is: created_at at time zone 'UTC'."
+        }
+        Kind::Json if is_one_of(&[Is::TEXTOID, Is::VARCHAROID, Is::BPCHAROID, Is::BYTEAOID]) => {
+            "Text that holds JSON: data::json. Any other text: to_jsonb(data)."
+        }
+        _ => return Ok(()),
+    };
+    Err(UserError {
+        detail: Some(format!("{expression} is of another type.")),
+        ..UserError::new(
+            PgSqlErrorCode::ERRCODE_DATATYPE_MISMATCH,
+            format!("{part} is of the wrong type"),
+            hint,
+        )
+    })
+}

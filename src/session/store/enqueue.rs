@@ -1,0 +1,577 @@
+//! The SQL of enqueue and publish: in a user's backend, in its transaction, with the rights of the owner of the tables.
+
+use super::direct;
+use super::request::{Enqueue, Keys, Publish, duplicate, new_id};
+use super::source;
+use super::statements::{Partitioner, Statements, statements};
+use crate::error::{UserError, internal, invalid};
+use crate::limits::check_body;
+use crate::pg::clock::us_since_1970;
+use crate::pg::spi::{OwnedPreparedStatement, Param, Spi, SpiClient, SpiHeapTupleData, SpiResult};
+use crate::pg::text;
+use crate::pg::trigger::Call;
+use crate::pg::{catalog, guc, security};
+use crate::session::{effects, publishing};
+use crate::shared::fastpath::eligibility;
+use crate::shared::fastpath::parcel::{self, Inserted, Stored};
+use crate::shared::transactions;
+use crate::store::{AGGREGATE_KEY, aggregate_key};
+use outbox_core::envelope;
+use outbox_core::partition::{Partition, crc32};
+use pgrx::datum::datetime_support::clock_timestamp;
+use pgrx::spi::quote_identifier;
+use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
+use std::collections::HashMap;
+
+/// Keeps the extension from being dropped, and its partitions from being changed, before this transaction ends.
+pub fn hold_extension(fcinfo: Call) {
+    statements(fcinfo).hold();
+}
+
+/// Inserts the pointers; returns how many were new. The statements run as the owner of the tables whatever the caller's
+/// search_path, so every operator and function in them is qualified.
+pub fn enqueue(fcinfo: Call, request: Enqueue) -> Result<i64, UserError> {
+    let statements = statements(fcinfo);
+    security::run_as(statements.owner, || {
+        statements.hold();
+        insert_pointers(statements, request, None, false)
+    })
+}
+
+/// Stores an event and enqueues it; returns its seq.
+pub fn publish(fcinfo: Call, request: &Publish) -> Result<i64, UserError> {
+    let statements = statements(fcinfo);
+    security::run_as(statements.owner, || {
+        statements.hold();
+        let announced = transactions::announce([request.key.map(crc32)]); // the seq is drawn next
+        let at_once =
+            request.times.available_at.is_none() && request.times.expires_at.is_none() && effects::may_go_by_express(1);
+        let by_express = at_once && eligibility::is_on();
+        if let Some((seq, partition)) = direct::publish(statements, request, by_express)? {
+            announced.placed([(seq, partition)]);
+            return Ok(seq);
+        }
+        publishing::begins(request.destination);
+        let (seq, stored) = insert_event(statements, request, by_express)?;
+        publishing::ends();
+        let pointer = Enqueue {
+            seqs: &[seq],
+            announced: Some(announced),
+            keys: Keys::Given(vec![request.key.map(str::to_owned)]),
+            destination: request.destination,
+            times: request.times,
+            partition: None,
+        };
+        insert_pointers(statements, pointer, stored, true)?;
+        Ok(seq)
+    })
+}
+
+/// `wanted`: the event shall come back, if it is small.
+fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Result<(i64, Option<Stored>), UserError> {
+    if !text::is_utf8() {
+        check_body(request.bytes() as i64)?;
+    }
+    Spi::connect_mut(|client| {
+        let cached = &statements.event[usize::from(request.id.is_some())][usize::from(wanted)];
+        let insert = match cached.get() {
+            Some(insert) => insert,
+            None => {
+                // Two statements: one that can look for the id is planned anew for whoever gives none, at each call.
+                let values = match request.id {
+                    None => "values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)".to_owned(),
+                    Some(_) => format!(
+                        "select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11
+                         where (select true from {s}.outbox_events x where x.id operator(pg_catalog.=) $1) is null",
+                        s = statements.schema
+                    ),
+                };
+                let sql = format!(
+                    "insert into {s}.outbox_events as e (id, type, aggregate_type, aggregate_id, operation, payload,
+                       previous_payload, metadata, headers, actor, correlation_id)
+                     {values}
+                     returning e.seq, e.body_bytes{event}",
+                    s = statements.schema,
+                    event = if wanted { parcel::event_columns() } else { String::new() },
+                );
+                let (id, text, jsonb) = (PgBuiltInOids::UUIDOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::JSONBOID);
+                let types = [id, text, text, text, text, jsonb, jsonb, jsonb, jsonb, text, text];
+                let prepared = client
+                    .prepare_mut(sql.as_str(), &types.map(PgOid::from))
+                    .map_err(internal)?
+                    .keep();
+                cached.get_or_init(|| prepared)
+            }
+        };
+        let args = [
+            request.id.unwrap_or_else(new_id).into(),
+            request.kind.into(),
+            request.aggregate_type.into(),
+            request.aggregate_id.into(),
+            request.operation.into(),
+            (&request.payload).into(),
+            request.previous_payload.as_ref().into(),
+            request.metadata.as_ref().into(),
+            request.headers.as_ref().into(),
+            request.actor.into(),
+            request.correlation_id.into(),
+        ];
+        let stored = client.update(insert, None, &args).map_err(internal)?;
+        let row = stored.into_iter().next();
+        let read = |row: &SpiHeapTupleData| -> SpiResult<_> { Ok(row.get::<i64>(1)?.zip(row.get::<i32>(2)?)) };
+        let Some((seq, bytes)) = row.as_ref().map(read).transpose().map_err(internal)?.flatten() else {
+            return Err(duplicate(request.id));
+        };
+        check_body(i64::from(bytes))?;
+        let stored = match row.filter(|_| wanted) {
+            Some(row) => parcel::stored(&row, statements.event_table).map_err(internal)?,
+            None => None,
+        };
+        Ok((seq, stored))
+    })
+}
+
+/// `stored`: of one that may go by express, its event. Otherwise that of one that was not `published` is looked up.
+fn insert_pointers(
+    statements: &Statements,
+    mut request: Enqueue,
+    mut stored: Option<Stored>,
+    published: bool,
+) -> Result<i64, UserError> {
+    Spi::connect_mut(|client| {
+        let keys = match &request.keys {
+            Keys::Given(keys) => {
+                if request.announced.is_none() && source::of(statements)?.is_none() {
+                    aggregate_keys(client, statements, request.seqs)?; // for its locks
+                }
+                keys.clone()
+            }
+            Keys::LookedUp => looked_up_keys(client, statements, request.seqs)?,
+        };
+        let crcs: Vec<Option<i64>> = keys
+            .iter()
+            .map(|key| key.as_deref().map(|key| i64::from(crc32(key))))
+            .collect();
+        let new = request.announced.is_some();
+        let announced = (request.announced.take())
+            .unwrap_or_else(|| transactions::announce(crcs.iter().map(|crc| crc.map(|crc| crc as u32))));
+        // A time that is over says nothing.
+        let due_at = request.times.available_at.filter(|at| *at > clock_timestamp());
+        let one = request.seqs.len() == 1;
+        let insert = insert_statement(client, statements, new, due_at.is_some(), one)?;
+        loop {
+            let partitioner = statements.partitioner.borrow().clone();
+            let partitions = partitions(client, &statements.schema, &request, &keys, partitioner.as_ref())?;
+            let (seqs, keys_of, crcs_of, partitions) = match (request.seqs, &keys[..], &crcs[..], &partitions[..]) {
+                ([seq], [key], [crc], [partition]) => {
+                    ((*seq).into(), key.as_deref().into(), (*crc).into(), (*partition).into())
+                }
+                _ => (
+                    request.seqs.to_vec().into(),
+                    keys.clone().into(),
+                    crcs.clone().into(),
+                    partitions.into(),
+                ),
+            };
+            let args: [Param; 9] = [
+                request.destination.into(),
+                seqs,
+                keys_of,
+                crcs_of,
+                due_at.into(),
+                partitions,
+                partitioner.as_ref().map(|known| known.name.clone()).into(),
+                partitioner.as_ref().map(|known| known.count).into(),
+                request.times.expires_at.into(),
+            ];
+            let inserted = guc::planned_once(|| client.update(insert, None, &args));
+            let inserted = (inserted.map_err(internal)?)
+                .map(|row| Inserted::read(&row, due_at.is_none()))
+                .collect::<SpiResult<Vec<_>>>()
+                .map_err(internal)?;
+            let count = inserted.len() as i64;
+            let inserted: Vec<Inserted> = inserted.into_iter().flatten().collect();
+            let placed: Vec<(i64, Partition)> = inserted.iter().map(|one| (one.seq, one.partition)).collect();
+            if due_at.is_none() {
+                ready(client, statements, &request, &keys, inserted, stored.take(), published)?;
+            }
+            if due_at.is_some() {
+                effects::waiting_changed();
+            }
+            if let Some(time) = request.times.expires_at {
+                effects::expires_at(us_since_1970(time));
+            }
+            if count > 0 || !check_settings(client, statements, request.partition)? {
+                announced.placed(placed);
+                return Ok(count);
+            }
+        }
+    })
+}
+
+/// These may go as soon as this transaction is committed.
+fn ready(
+    client: &mut SpiClient,
+    statements: &Statements,
+    request: &Enqueue,
+    keys: &[Option<String>],
+    inserted: Vec<Inserted>,
+    stored: Option<Stored>,
+    published: bool,
+) -> Result<(), UserError> {
+    let mut stored: HashMap<i64, Stored> = stored.into_iter().map(|stored| (stored.seq(), stored)).collect();
+    let may_go =
+        || eligibility::is_on() && request.times.expires_at.is_none() && effects::may_go_by_express(inserted.len());
+    if !published && may_go() && source::of(statements)?.is_none() {
+        let seqs = inserted.iter().map(|inserted| inserted.seq).collect();
+        stored = look_up(client, statements, seqs).map_err(internal)?;
+    }
+    for one in inserted {
+        let (partition, seq) = (one.partition, one.seq);
+        let parcel = stored.remove(&one.seq).and_then(|stored| {
+            let index = request.seqs.iter().position(|seq| *seq == one.seq)?;
+            one.parcel(stored, request.destination, keys.get(index).cloned().flatten())
+        });
+        effects::ready(request.destination, partition, seq, parcel);
+    }
+    Ok(())
+}
+
+/// Events that were stored earlier, or by another statement, by their seq.
+fn look_up(client: &mut SpiClient, statements: &Statements, seqs: Vec<i64>) -> SpiResult<HashMap<i64, Stored>> {
+    let select = match statements.express.get() {
+        Some(select) => select,
+        None => {
+            let sql = format!(
+                "select e.seq, e.body_bytes{} from {}.outbox_events e where e.seq operator(pg_catalog.=) any ($1)",
+                parcel::event_columns(),
+                statements.schema
+            );
+            let prepared = client
+                .prepare_mut(sql.as_str(), &[PgOid::from(PgBuiltInOids::INT8ARRAYOID)])?
+                .keep();
+            statements.express.get_or_init(|| prepared)
+        }
+    };
+    let rows = guc::planned_once(|| client.update(select, None, &[seqs.into()]))?;
+    let found = rows.map(|row| parcel::stored(&row, statements.event_table));
+    let found: Vec<Option<Stored>> = found.collect::<SpiResult<_>>()?;
+    Ok(found
+        .into_iter()
+        .flatten()
+        .map(|stored| (stored.seq(), stored))
+        .collect())
+}
+
+/// The partition of each message where it does not follow from key or seq.
+fn partitions(
+    client: &mut SpiClient,
+    schema: &str,
+    request: &Enqueue,
+    keys: &[Option<String>],
+    partitioner: Option<&Partitioner>,
+) -> Result<Vec<Option<i16>>, UserError> {
+    if let Some(partition) = request.partition {
+        return Ok(vec![Some(partition.as_i16()); keys.len()]);
+    }
+    let Some(partitioner) = partitioner else {
+        return Ok(vec![None; keys.len()]);
+    };
+    keys.iter()
+        .map(|key| {
+            let key = key.as_deref();
+            key.map(|key| ask_partitioner(client, schema, partitioner, None, key))
+                .transpose()
+        })
+        .collect()
+}
+
+/// Changes the settings of this database: as the owner of the tables, for the caller, who names a partitioner with his own rights.
+pub fn configure(
+    fcinfo: Call,
+    partition_count: Option<i32>,
+    leasing: Option<bool>,
+    partitioner: Option<&str>,
+) -> Result<(), UserError> {
+    let statements = statements(fcinfo);
+    let sql = format!(
+        "select {}.outbox_configure_for($1::pg_catalog.oid, $2, $3, $4)",
+        statements.schema
+    );
+    let args = [
+        i64::from(security::current_user()).into(),
+        partition_count.into(),
+        leasing.into(),
+        partitioner.into(),
+    ];
+    security::run_as(statements.owner, || Spi::run_with_args(&sql, &args)).map_err(internal)
+}
+
+/// What a partitioner, given by name and owner, says of a key; None = CRC-32.
+pub fn partition_by(fcinfo: Call, partitioner: Option<(&str, &str)>, key: &str, count: i16) -> Result<i16, UserError> {
+    match partitioner {
+        None => Ok((i64::from(crc32(key)) % i64::from(count)) as i16),
+        Some((name, owner)) => {
+            let name = name.to_owned();
+            let statements = statements(fcinfo);
+            let partitioner = Partitioner { name, count };
+            Spi::connect_mut(|client| ask_partitioner(client, &statements.schema, &partitioner, Some(owner), key))
+        }
+    }
+}
+
+/// Runs as the owner of the function, restricted, whoever enqueues: as the role that owned it when it was named, by somebody who
+/// had the rights of that role, and never as a superuser. It is another function if its owner is another. `named_owner`: None =
+/// as the settings have it, for they may have changed since this session read them.
+fn ask_partitioner(
+    client: &mut SpiClient,
+    schema: &str,
+    partitioner: &Partitioner,
+    named_owner: Option<&str>,
+    key: &str,
+) -> Result<i16, UserError> {
+    let Partitioner { name, count } = partitioner;
+    let sql = format!(
+        "select p.proowner::pg_catalog.int8, coalesce($2, s.partitioner_owner)
+         from {schema}.outbox_partitioner($1) p left join {schema}.outbox_settings s on s.partitioner operator(pg_catalog.=) $1"
+    );
+    let found =
+        (client.select(sql.as_str(), Some(1), &[name.as_str().into(), named_owner.into()])).map_err(internal)?;
+    if found.is_empty() {
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_UNDEFINED_FUNCTION,
+            format!("the partitioner {name} does not exist"),
+            "Make it again, or outbox_configure(partitioner => '') for the built-in one.",
+        ));
+    }
+    let (owner, named): (Option<i64>, Option<String>) = found.first().get_two().map_err(internal)?;
+    let owner = owner.unwrap_or_default() as u32;
+    let owner_name = catalog::role_name(owner);
+    if catalog::is_superuser(owner) || named.as_deref() != Some(&owner_name) {
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+            format!(
+                "the partitioner {name} belongs to {} now, who did not own it when it was named",
+                quote_identifier(owner_name)
+            ),
+            format!(
+                "It runs as its owner. Give it an owner who is no superuser, and call outbox_configure(partitioner => '{name}') again."
+            ),
+        ));
+    }
+    let call = format!("select {name}($1, $2)");
+    let answer: Option<i32> = guc::with(&[(c"search_path", c"pg_catalog, pg_temp")], || {
+        security::run_restricted_as(owner, || {
+            let args = [key.into(), i32::from(*count).into()];
+            client.update(call.as_str(), Some(1), &args)?.first().get_one()
+        })
+    })
+    .map_err(internal)?;
+    match answer {
+        Some(partition) if (0..i32::from(*count)).contains(&partition) => Ok(partition as i16),
+        answer => Err(UserError {
+            detail: Some(format!(
+                "It returned {}.",
+                answer.map_or("NULL".to_owned(), |partition| partition.to_string())
+            )),
+            ..UserError::new(
+                PgSqlErrorCode::ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE,
+                format!("the partitioner {name} did not return a partition"),
+                format!("It must return 0 to {} for every key.", count - 1),
+            )
+        }),
+    }
+}
+
+/// The statement that inserts, planned at its first use: for an event that was stored just now or any, to go at once or
+/// at a time.
+fn insert_statement<'a>(
+    client: &mut SpiClient,
+    statements: &'a Statements,
+    new: bool,
+    scheduled: bool,
+    one: bool,
+) -> Result<&'a OwnedPreparedStatement, UserError> {
+    let cached = &statements.insert[usize::from(new)][usize::from(scheduled)][usize::from(one)];
+    if let Some(insert) = cached.get() {
+        return Ok(insert);
+    }
+    let s = &statements.schema;
+    // A seq waits once a destination, whatever partition its key gave it then. What was stored just now cannot wait yet.
+    // Each partition is asked by itself, which OFFSET 0 makes sure of: a planner without statistics takes outbox for empty,
+    // and would read all that waits for the destination.
+    let probe = format!(
+        "and (select true from pg_catalog.unnest(s.partitions) p (n)
+              cross join lateral (select from {s}.outbox o
+                                  where o.destination operator(pg_catalog.=) $1
+                                    and o.partition operator(pg_catalog.=) p.n
+                                    and o.seq operator(pg_catalog.=) u.seq offset 0) o
+              limit 1) is null
+         and (select true from {s}.outbox_waiting w
+              where w.destination operator(pg_catalog.=) $1 and w.seq operator(pg_catalog.=) u.seq limit 1) is null"
+    );
+    let (into, columns, values) = match scheduled {
+        false => ("outbox", "", ""),
+        true => (
+            "outbox_waiting",
+            ", due_at, state, enqueued_at",
+            ", $5, 's'::pg_catalog.\"char\", pg_catalog.now()",
+        ),
+    };
+    let sql = format!(
+        "insert into {s}.{into} (destination, partition, seq, key, expires_at{columns})
+         select $1,
+                coalesce(u.partition, (coalesce(u.crc, u.seq) operator(pg_catalog.%) s.partition_count)::pg_catalog.int2),
+                u.seq, u.key, $9{values}
+         from {s}.outbox_settings s, {given} as u (seq, key, crc, partition)
+         where (u.partition is null or u.partition operator(pg_catalog.<) s.partition_count)
+           and case when $7 is null then s.partitioner is null
+                    else s.partitioner operator(pg_catalog.=) $7 and s.partition_count operator(pg_catalog.=) $8 end {probe}
+         on conflict do nothing returning partition, seq{place}",
+        place = if scheduled { "" } else { parcel::MESSAGE },
+        probe = if new { "" } else { &probe },
+        // Most transactions enqueue one: to unnest it costs as much again as to insert it.
+        given = match one {
+            true => "(select $2, $3, $4, $6)",
+            false =>
+                "rows from (pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4), pg_catalog.unnest($6))",
+        }
+    );
+    let (seqs, keys, crcs, partitions) = match one {
+        true => (
+            PgBuiltInOids::INT8OID,
+            PgBuiltInOids::TEXTOID,
+            PgBuiltInOids::INT8OID,
+            PgBuiltInOids::INT2OID,
+        ),
+        false => (
+            PgBuiltInOids::INT8ARRAYOID,
+            PgBuiltInOids::TEXTARRAYOID,
+            PgBuiltInOids::INT8ARRAYOID,
+            PgBuiltInOids::INT2ARRAYOID,
+        ),
+    };
+    let types = [
+        PgBuiltInOids::TEXTOID,
+        seqs,
+        keys,
+        crcs,
+        PgBuiltInOids::TIMESTAMPTZOID,
+        partitions,
+        PgBuiltInOids::TEXTOID,
+        PgBuiltInOids::INT2OID,
+        PgBuiltInOids::TIMESTAMPTZOID,
+    ];
+    let prepared = client
+        .prepare_mut(sql.as_str(), &types.map(PgOid::from))
+        .map_err(internal)?
+        .keep();
+    Ok(cached.get_or_init(|| prepared))
+}
+
+/// The keys of events that were enqueued without one; an error names the seqs that the store lacks.
+fn looked_up_keys(
+    client: &mut SpiClient,
+    statements: &Statements,
+    seqs: &[i64],
+) -> Result<Vec<Option<String>>, UserError> {
+    let (found, place) = match source::of(statements)? {
+        None => (aggregate_keys(client, statements, seqs)?, "outbox_events".to_owned()),
+        Some(source) => (source.keys(seqs)?, source.relation),
+    };
+    let missing: Vec<String> = seqs
+        .iter()
+        .filter(|seq| !found.contains_key(seq))
+        .take(5)
+        .map(i64::to_string)
+        .collect();
+    if !missing.is_empty() {
+        let hint = match place == "outbox_events" {
+            true => {
+                "Store the event first, in this transaction or an earlier one; or pass a key, and it is not looked up. Events in a table of your own are found once outbox_source_set() has named it."
+            }
+            false => {
+                "Store the event first, in this transaction or an earlier one; or pass a key, and it is not looked up. Where events are, outbox_source_set() says."
+            }
+        };
+        return Err(UserError {
+            detail: Some(format!("{place} has no row for {}.", missing.join(", "))),
+            ..UserError::new(
+                PgSqlErrorCode::ERRCODE_NO_DATA_FOUND,
+                format!("there is no event with seq {}", missing[0]),
+                hint,
+            )
+        });
+    }
+    for key in found.values().flatten() {
+        envelope::check_short(AGGREGATE_KEY, key)?;
+    }
+    Ok(seqs.iter().map(|seq| found[seq].clone()).collect())
+}
+
+/// By their aggregate, from outbox_events. The events are locked against outbox_trim_events: it does not see the messages
+/// of this transaction.
+fn aggregate_keys(
+    client: &mut SpiClient,
+    statements: &Statements,
+    seqs: &[i64],
+) -> Result<HashMap<i64, Option<String>>, UserError> {
+    let select = match statements.aggregates.get() {
+        Some(select) => select,
+        None => {
+            let sql = format!(
+                "select e.seq, e.aggregate_type, e.aggregate_id from {s}.outbox_events e
+                 where e.seq operator(pg_catalog.=) any ($1) for key share",
+                s = statements.schema
+            );
+            let prepared = client
+                .prepare_mut(sql.as_str(), &[PgOid::from(PgBuiltInOids::INT8ARRAYOID)])
+                .map_err(internal)?
+                .keep();
+            statements.aggregates.get_or_init(|| prepared)
+        }
+    };
+    let rows = guc::planned_once(|| client.update(select, None, &[seqs.to_vec().into()])).map_err(internal)?;
+    let mut found = HashMap::with_capacity(seqs.len());
+    for row in rows {
+        let seq: i64 = row.get(1).map_err(internal)?.unwrap_or_default();
+        let aggregate_type: Option<String> = row.get(2).map_err(internal)?;
+        let aggregate_id: Option<String> = row.get(3).map_err(internal)?;
+        found.insert(seq, aggregate_key(aggregate_type.as_deref(), aggregate_id.as_deref()));
+    }
+    Ok(found)
+}
+
+/// Why nothing was inserted, unless all of it waits already. True: for the partitioner is another than was known, so it
+/// is to be tried again.
+fn check_settings(
+    client: &mut SpiClient,
+    statements: &Statements,
+    partition: Option<Partition>,
+) -> Result<bool, UserError> {
+    let sql = format!(
+        "select s.partition_count, s.partitioner from {}.outbox_settings s",
+        statements.schema
+    );
+    let settings = client.select(sql.as_str(), Some(1), &[]).map_err(internal)?;
+    if settings.is_empty() {
+        // outbox_configure() leaves no row that an older snapshot sees: with the old count a key would be in two partitions.
+        return Err(UserError::new(
+            PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE,
+            "outbox_configure() changed the partitions after this transaction began",
+            "Run the transaction again.",
+        ));
+    }
+    let (count, name): (Option<i16>, Option<String>) = settings.first().get_two().map_err(internal)?;
+    let count = count.unwrap_or_default();
+    let partition = partition.map_or(-1, |partition| partition.as_i16());
+    if partition >= count {
+        let last = Partition::new(i64::from(count) - 1).map_or_else(|error| error.to_string(), Partition::label);
+        return Err(invalid(
+            format!("partition {partition} does not exist"),
+            format!("The partitions are p00 to {last}."),
+        ));
+    }
+    let partitioner = name.map(|name| Partitioner { name, count });
+    Ok(statements.partitioner.replace(partitioner.clone()) != partitioner)
+}

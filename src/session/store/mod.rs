@@ -1,0 +1,8 @@
+//! The SQL of a session, which stores events and messages in its transaction, as the owner of the tables. Run by a user's backend.
+
+mod direct;
+pub mod enqueue;
+pub mod request;
+pub mod source;
+pub mod statements;
+pub mod written;

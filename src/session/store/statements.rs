@@ -1,0 +1,78 @@
+//! The statements of a session, each planned once per backend, with the tables that they are about. Run by a user's backend.
+
+use crate::pg::spi::OwnedPreparedStatement;
+use crate::pg::trigger::Call;
+use crate::pg::{catalog, xact};
+use pgrx::spi::quote_identifier;
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashMap;
+
+/// Statements of one schema, planned once per backend.
+pub struct Statements {
+    /// Held by every transaction that enqueues, before it touches a table: so DROP EXTENSION waits for it, and the two
+    /// never for each other in a circle.
+    extension: u32,
+    /// Held next, before any other table: outbox_configure() locks it first, too.
+    pub settings: u32,
+    pub schema: String,
+    /// The owner of the tables. The function belongs to another role: see 90_privileges.sql.
+    pub owner: u32,
+    pub event_table: u32,
+    pub outbox_table: u32,
+    /// By whether the event was stored just now, whether it is scheduled, and whether it is one.
+    pub insert: [[[OnceCell<OwnedPreparedStatement>; 2]; 2]; 2],
+    pub aggregates: OnceCell<OwnedPreparedStatement>,
+    /// Without an id, and with one that must be new; and whether it shall return the event.
+    pub event: [[OnceCell<OwnedPreparedStatement>; 2]; 2],
+    pub events: OnceCell<OwnedPreparedStatement>,
+    pub express: OnceCell<OwnedPreparedStatement>,
+    /// Of this database, as far as is known here. The statement that inserts finds out if it is another.
+    pub partitioner: RefCell<Option<Partitioner>>,
+}
+
+/// A function that gives the partition of a key, and the partition count that it is asked for.
+#[derive(Clone, PartialEq)]
+pub struct Partitioner {
+    pub name: String,
+    pub count: i16,
+}
+
+thread_local! {
+    /// By the function that was called: after DROP and CREATE EXTENSION its OID is another one.
+    static STATEMENTS: RefCell<HashMap<u32, &'static Statements>> = RefCell::new(HashMap::new());
+}
+
+/// They are never freed: the server must not be called while an error unwinds, nor when the process ends.
+pub fn statements(fcinfo: Call) -> &'static Statements {
+    let function = catalog::called_function(fcinfo);
+    STATEMENTS.with_borrow_mut(|known| {
+        let make = || {
+            let schema = quote_identifier(catalog::schema_of_function(function));
+            let settings = catalog::table_beside(function, c"outbox_settings");
+            &*Box::leak(Box::new(Statements {
+                extension: catalog::extension(c"outbox"),
+                settings,
+                schema,
+                owner: catalog::owner_of_table(settings),
+                event_table: catalog::table_beside(function, c"outbox_events"),
+                outbox_table: catalog::table_beside(function, c"outbox"),
+                insert: Default::default(),
+                aggregates: OnceCell::new(),
+                event: Default::default(),
+                events: OnceCell::new(),
+                express: OnceCell::new(),
+                partitioner: RefCell::default(),
+            }))
+        };
+        *known.entry(function).or_insert_with(make)
+    })
+}
+
+impl Statements {
+    /// Keeps the extension from being dropped, and its partitions from being changed, before this transaction ends.
+    pub fn hold(&self) {
+        xact::refuse_if_read_only();
+        catalog::hold_extension_with(self.extension);
+        catalog::hold_table(self.settings);
+    }
+}

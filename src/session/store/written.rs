@@ -1,0 +1,163 @@
+//! What the triggers of outbox_attach and outbox_capture say to the database: they read what a statement wrote, as the one
+//! who wrote it, and store events, as the owner of the extension. In a user's backend.
+
+use super::statements::statements;
+use crate::config::Context;
+use crate::error::{UserError, internal};
+use crate::pg::security;
+use crate::pg::spi::{Spi, SpiClient, SpiHeapTupleData, SpiResult};
+use crate::pg::text;
+use crate::pg::trigger::Fired;
+use crate::store::held::{self, Kept};
+use outbox_core::change::Change;
+use pgrx::{PgBuiltInOids, PgOid};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// Rows that are read, and stored, at once: a statement may write more than fit into memory.
+pub const BATCH: usize = 500;
+/// At first, when nobody knows yet how large they are,
+const FIRST_BATCH: usize = 8;
+/// and later as many as have about so many bytes.
+const BATCH_BYTES: usize = 4 << 20;
+/// Memory for less is taken for granted.
+const SMALL_BYTES: usize = 64 * 1024;
+
+/// A statement that reads a transition table, and what it was prepared from.
+type Prepared = (String, Rc<Kept>);
+
+thread_local! {
+    /// By trigger, and by which of its statements. Planned once per backend; the server plans anew what a change of the
+    /// table makes stale.
+    static PREPARED: RefCell<HashMap<(u32, usize), Prepared>> = RefCell::new(HashMap::new());
+}
+
+/// Runs statements over the transition tables, with the rights of this role if one is named, and hands their rows over in
+/// batches: those of each statement, side by side.
+pub fn read_rows<R>(
+    fired: &Fired,
+    reader: Option<u32>,
+    sqls: &[String],
+    read: fn(&SpiHeapTupleData) -> SpiResult<(R, usize)>,
+    mut each: impl FnMut(Vec<Vec<R>>) -> Result<(), UserError>,
+) -> Result<(), UserError> {
+    // The session stays open to the end: it is the one that sees the tables.
+    Spi::connect_mut(|client| {
+        fired.show_rows();
+        let cursors: Vec<String> = as_reader(reader, || {
+            let opened = sqls.iter().enumerate().map(|(which, sql)| {
+                let statement = prepared(client, (fired.trigger, which), sql)?;
+                let cursor = client.try_open_cursor_mut(&statement, &[])?;
+                Ok(cursor.detach_into_name())
+            });
+            opened.collect::<SpiResult<_>>()
+        })
+        .map_err(internal)?;
+        let mut count = FIRST_BATCH;
+        loop {
+            let fetched: Vec<Vec<(R, usize)>> = as_reader(reader, || {
+                let batches = cursors.iter().map(|cursor| fetch(cursor, count, read));
+                batches.collect::<SpiResult<_>>()
+            })
+            .map_err(internal)?;
+            if fetched.iter().all(Vec::is_empty) {
+                break;
+            }
+            let bytes: usize = fetched.iter().flatten().map(|(_, bytes)| bytes).sum();
+            if bytes > SMALL_BYTES {
+                text::check_memory(bytes * 4); // for the events that are made of it
+            }
+            let rows = fetched.iter().map(Vec::len).max().unwrap_or_default();
+            count = (BATCH_BYTES * rows / bytes.max(1)).clamp(1, BATCH.min(count * 4));
+            let rows = fetched
+                .into_iter()
+                .map(|rows| rows.into_iter().map(|(row, _)| row).collect());
+            each(rows.collect())?;
+        }
+        for cursor in &cursors {
+            held::close(client, cursor).map_err(internal)?;
+        }
+        Ok(())
+    })
+}
+
+fn as_reader<T>(reader: Option<u32>, body: impl FnOnce() -> T) -> T {
+    match reader {
+        Some(role) => security::run_restricted_as(role, body),
+        None => body(),
+    }
+}
+
+fn prepared(client: &mut SpiClient, which: (u32, usize), sql: &str) -> SpiResult<Rc<Kept>> {
+    let known = PREPARED.with_borrow(|known| known.get(&which).filter(|(of, _)| of == sql).map(|(_, s)| Rc::clone(s)));
+    if let Some(statement) = known {
+        return Ok(statement);
+    }
+    let statement = Rc::new(Kept::from(client.prepare_mut(sql, &[])?.keep()));
+    let entry = (sql.to_owned(), Rc::clone(&statement));
+    PREPARED.with_borrow_mut(|known| known.insert(which, entry));
+    Ok(statement)
+}
+
+/// In a session of its own, whose end frees the rows.
+fn fetch<R>(cursor: &str, count: usize, read: fn(&SpiHeapTupleData) -> SpiResult<R>) -> SpiResult<Vec<R>> {
+    Spi::connect_mut(|client| held::fetch(client, cursor, count, |rows| rows.map(|row| read(&row)).collect()))
+}
+
+/// Stores events, in this order; returns their seqs. As the owner of the tables, so every name is qualified.
+pub fn insert_events(
+    fired: &Fired,
+    aggregate_type: &str,
+    context: &Context,
+    changes: Vec<Change>,
+) -> Result<Vec<i64>, UserError> {
+    let statements = statements(fired.call());
+    let count = changes.len();
+    let (mut kinds, mut operations, mut ids) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut payloads, mut previous_payloads) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    for change in changes {
+        kinds.push(change.kind);
+        operations.push(change.operation);
+        ids.push(change.aggregate_id);
+        payloads.push(change.payload);
+        previous_payloads.push(change.previous_payload);
+    }
+    Spi::connect_mut(|client| {
+        let insert = match statements.events.get() {
+            Some(insert) => insert,
+            None => {
+                let sql = format!(
+                    "insert into {s}.outbox_events (id, type, operation, aggregate_type, aggregate_id, payload,
+                       previous_payload, metadata, headers, actor, correlation_id)
+                     select {s}.outbox_uuid_v7(), u.type, u.operation, $6, u.id, u.payload::pg_catalog.jsonb,
+                       u.previous::pg_catalog.jsonb, $7::pg_catalog.jsonb, $8::pg_catalog.jsonb, $9, $10
+                     from rows from (pg_catalog.unnest($1), pg_catalog.unnest($2), pg_catalog.unnest($3),
+                                     pg_catalog.unnest($4), pg_catalog.unnest($5))
+                       as u (type, operation, id, payload, previous)
+                     returning seq",
+                    s = statements.schema
+                );
+                let arrays = [PgBuiltInOids::TEXTARRAYOID; 5].into_iter();
+                let types: Vec<PgOid> = arrays.chain([PgBuiltInOids::TEXTOID; 5]).map(PgOid::from).collect();
+                let prepared = client.prepare_mut(sql.as_str(), &types).map_err(internal)?.keep();
+                statements.events.get_or_init(|| prepared)
+            }
+        };
+        let args = [
+            kinds.into(),
+            operations.into(),
+            ids.into(),
+            payloads.into(),
+            previous_payloads.into(),
+            aggregate_type.into(),
+            context.metadata.clone().into(),
+            context.headers.clone().into(),
+            context.actor.clone().into(),
+            context.correlation_id.clone().into(),
+        ];
+        let rows = client.update(insert, None, &args).map_err(internal)?;
+        let seqs: SpiResult<Vec<i64>> = rows.map(|row| row.get(1).map(Option::unwrap_or_default)).collect();
+        seqs.map_err(internal)
+    })
+}

@@ -1,0 +1,527 @@
+//! One database in shared memory: what its workers are called for, and the counters that the status view shows. Run by all
+//! processes.
+
+use super::lanes::{self, Class, Reopen};
+use super::maintenance::Kept;
+use super::requests::Ask;
+use super::workers::{self, Worker};
+use super::{MAX_DATABASES, floors, launcher, throughput, waiters};
+use crate::pg::catalog;
+use crate::pg::shmem::{Shareable, Shared};
+use outbox_core::minutes::{Minutes, Took};
+use outbox_core::partition::Partition;
+use outbox_core::settle::Ended;
+use std::sync::atomic::{
+    AtomicI64, AtomicU32, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
+
+const BUCKETS: usize = 64;
+
+#[repr(C)]
+pub struct Database {
+    /// 0 = the place is free. Written by the launcher; read by all processes.
+    oid: AtomicU32,
+    /// Why the launcher runs no worker here: see `Obstacle`. Written by the launcher; read by health.
+    obstacle: AtomicU32,
+    /// Whether the extension is there: 0 = not known, 1 = yes, 2 = no. Written by the worker that looked; read by the launcher.
+    extension: AtomicU32,
+    /// Grows when a message was scheduled, or a person changed what waits. Written at COMMIT; read by workers.
+    waiting_changes: AtomicU32,
+    /// Grows when a person changed something, a pause for example. Written at COMMIT; read by workers.
+    changes_by_hand: AtomicU32,
+    /// Grows when a worker of this database starts, ends or gives partitions back. Written by it; read by the others.
+    worker_changes: AtomicU32,
+    /// Of the settings that a new session of the workers' role starts with, as a worker read them last: a hash, 0 = none did.
+    /// Written and read by workers.
+    session_defaults: AtomicU64,
+    /// 1 = the transactions that were prepared when the memory was made are among the open ones. Written and read by workers.
+    adopted: AtomicU32,
+    /// Grows when messages ended, or may have. Written by workers at settle and by sessions at COMMIT; read by sessions that
+    /// wait.
+    ends: AtomicU32,
+    /// What a session wants of the workers.
+    ask: Ask,
+    /// What one run of the upkeep leaves to the next.
+    kept: Kept,
+    /// Whether views look from floors.
+    floors: floors::Use,
+    /// Grows when messages left the outbox. Written at COMMIT by the session or worker that took them away; read by views that
+    /// look from floors.
+    moves: AtomicU32,
+    /// Grows when the workers are woken: there may be something to do. Written at the end of a transaction; read by workers, the
+    /// launcher and the upkeep.
+    calls: AtomicU32,
+    /// 1 = no worker is there to be woken; the next call wakes the launcher. Written by it, taken away by who calls.
+    wakes_launcher: AtomicU32,
+    /// When the next message that waits for a time is due, in µs since 1970; `i64::MAX` = none does. Written by workers; read by
+    /// the launcher.
+    next_due_us: AtomicI64,
+    /// Messages that wait. Producers add at commit, workers subtract at settle, and the upkeep sets it right when it counts; read
+    /// by the status view.
+    pending: AtomicI64,
+    /// Dead letters, and those of them that block others. Changed at COMMIT; the upkeep sets them right when it counts. Read as
+    /// `pending`.
+    dead: [AtomicI64; 2],
+    /// 1 = they were counted since the memory was made. Written by the upkeep.
+    dead_counted: AtomicU32,
+    /// Totals since `reset_at_us`. Written by workers, and by relays at COMMIT; read by the status view.
+    published: AtomicU64,
+    failed: AtomicU64,
+    /// Written by the launcher.
+    reset_at_us: AtomicI64,
+    buckets: [Bucket; BUCKETS],
+}
+
+/// One second of the last minute. Written and read as the totals.
+#[repr(C)]
+struct Bucket {
+    second: AtomicI64,
+    published: AtomicU64,
+    failed: AtomicU64,
+}
+
+#[repr(C)]
+struct Databases([Database; MAX_DATABASES]);
+
+// SAFETY: only atomics and arrays of them; zero is a valid value of each.
+unsafe impl Shareable for Databases {}
+
+static DATABASES: Shared<Databases> = Shared::new();
+
+/// Shared memory that is needed, in bytes.
+pub fn bytes() -> usize {
+    size_of::<Databases>()
+}
+
+/// In the startup hook.
+pub fn attach() {
+    DATABASES.attach(c"outbox databases");
+}
+
+/// Why a database has no worker.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Obstacle {
+    None = 0,
+    /// max_worker_processes is used up.
+    Slots = 1,
+    /// outbox.databases does not name it.
+    Excluded = 2,
+    /// The worker role is missing or a superuser.
+    Role = 3,
+    /// There are more databases than slots of max_worker_processes: it is served in turn with others.
+    Turns = 4,
+    /// The places for workers in shared memory are used up.
+    Places = 5,
+}
+
+// ---- waking ---------------------------------------------------------------------------------------------------------
+
+/// Wakes the workers of this database, or the launcher if there is none. Called in the commit callback: no allocation, no
+/// error.
+pub fn wake_workers() {
+    let oid = catalog::my_database();
+    if let Some(database) = database(oid) {
+        database.calls.fetch_add(1, SeqCst);
+        // Once is enough: it knows then that this database waits.
+        if database.wakes_launcher.load(SeqCst) == 1 && database.wakes_launcher.swap(0, SeqCst) == 1 {
+            launcher::wake();
+        }
+    }
+    workers::wake(oid);
+}
+
+/// The workers of this database shall look at once who is there and which partitions are free.
+pub fn look_again() {
+    workers_changed(catalog::my_database());
+}
+
+/// A worker of that database starts, ends or gives partitions back.
+pub fn workers_changed(oid: u32) {
+    if let Some(place) = database(oid) {
+        place.worker_changes.fetch_add(1, SeqCst);
+    }
+    workers::wake(oid);
+}
+
+/// This process' database got the extension, perhaps with the role: what is known of it holds no more. Called in the
+/// commit callback.
+pub fn extension_came() {
+    if let Some(database) = my_database() {
+        database.forget_extension();
+        database.set_obstacle(Obstacle::None);
+    }
+    launcher::tell_news();
+}
+
+/// From here until `waiters::stop` this process is woken when messages of its database end. Returns how often that was so
+/// far: who asks, then looks, then waits only if the number is the same, misses none.
+pub fn ends() -> u32 {
+    waiters::wait_in(catalog::my_database());
+    my_database().map_or(0, |database| database.ends.load(SeqCst))
+}
+
+// ---- places and counters --------------------------------------------------------------------------------------------
+
+/// The place of a database, made if missing. Launcher only (so that no two processes make one).
+pub fn add_database(oid: u32, now_us: i64) -> Option<&'static Database> {
+    if let Some(known) = database(oid) {
+        return Some(known);
+    }
+    let free = database(0)?;
+    free.extension.store(0, Relaxed);
+    free.waiting_changes.store(0, Relaxed);
+    free.adopted.store(0, Relaxed);
+    free.session_defaults.store(0, Relaxed);
+    free.kept.forget();
+    free.floors.forget();
+    free.next_due_us.store(i64::MAX, Relaxed);
+    free.lanes().for_each(Reopen::forget);
+    if let Some(minutes) = free.minutes() {
+        minutes.forget();
+    }
+    free.pending.store(0, Relaxed);
+    free.forget_dead();
+    free.published.store(0, Relaxed);
+    free.failed.store(0, Relaxed);
+    free.reset_at_us.store(now_us, Relaxed);
+    free.oid.store(oid, Relaxed);
+    Some(free)
+}
+
+/// Frees the places of databases that are gone. Launcher only.
+pub fn forget_but(alive: &[u32]) {
+    for database in all() {
+        if !alive.contains(&database.oid.load(Relaxed)) {
+            database.oid.store(0, Relaxed);
+        }
+    }
+}
+
+/// Messages with this seq and higher ones may be visible in a database: read all its partitions again from there.
+pub fn reopen_all(database: u32, seq: i64) {
+    if let Some(place) = self::database(database) {
+        place.lanes().for_each(|lane| lane.lower(seq));
+        place.floors.doubt();
+    }
+}
+
+/// The place of this process' database; None when not preloaded, or before the launcher has seen it.
+pub fn my_database() -> Option<&'static Database> {
+    database(catalog::my_database())
+}
+
+/// Whether this database has no place because all are taken.
+pub fn lacks_place() -> bool {
+    let has_place = |oid: &u32| all().iter().any(|database| database.oid.load(Relaxed) == *oid);
+    !all().is_empty() && ![catalog::my_database(), 0].iter().any(has_place)
+}
+
+/// The place of a database.
+pub fn database(oid: u32) -> Option<&'static Database> {
+    all().iter().find(|database| database.oid.load(Relaxed) == oid)
+}
+
+fn all() -> &'static [Database] {
+    DATABASES.get().map_or(&[], |databases| &databases.0)
+}
+
+impl Database {
+    fn index(&self) -> usize {
+        let index = all().iter().position(|database| std::ptr::eq(database, self));
+        index.unwrap_or(MAX_DATABASES)
+    }
+
+    fn lanes(&self) -> impl Iterator<Item = &'static Reopen> {
+        lanes::all(self.index())
+    }
+
+    fn minutes(&self) -> Option<&'static Minutes> {
+        throughput::of(self.index())
+    }
+
+    fn lane(&self, class: Class, partition: Partition) -> Option<&'static Reopen> {
+        lanes::of(self.index(), class, partition)
+    }
+
+    /// A message with this seq is visible in the partition: read again from there. Called in the commit callback.
+    pub fn reopen(&self, class: Class, partition: Partition, seq: i64) {
+        if let Some(lane) = self.lane(class, partition) {
+            lane.lower(seq);
+        }
+    }
+
+    /// From now on `worker` reads the partition, and nobody else.
+    pub fn own_lanes(&self, partition: Partition, worker: &Worker) {
+        for lane in Class::all().filter_map(|class| self.lane(class, partition)) {
+            lane.own(u64::from(worker.place()));
+        }
+    }
+
+    /// The place + 1 of the worker that reads a lane, if it is in this server and alive.
+    pub fn reader_in_server(&self, class: Class, partition: Partition) -> Option<u32> {
+        let place = self.lane(class, partition)?.owner();
+        let worker = workers::in_place(place)?;
+        (worker.is_of(self.oid.load(Relaxed)) && worker.is_in_server()).then_some(place)
+    }
+
+    /// From which seq on its owner must read the partition again, if so.
+    pub fn take_reopen(&self, class: Class, partition: Partition, worker: &Worker) -> Option<i64> {
+        self.lane(class, partition)?.take(u64::from(worker.place()))
+    }
+
+    /// The same, left there.
+    pub fn look_at_reopen(&self, class: Class, partition: Partition) -> Option<i64> {
+        self.lane(class, partition)?.look()
+    }
+
+    pub fn waiting_changes(&self) -> u32 {
+        self.waiting_changes.load(SeqCst)
+    }
+
+    /// Messages ended, or a person changed what waits, and it is visible. Called in the commit callback.
+    pub fn ended(&self) {
+        self.moves.fetch_add(1, SeqCst);
+        self.ends.fetch_add(1, SeqCst);
+        waiters::wake(self.oid.load(Relaxed));
+    }
+
+    pub fn floors(&self) -> &floors::Use {
+        &self.floors
+    }
+
+    pub fn kept(&self) -> &Kept {
+        &self.kept
+    }
+
+    /// The upkeep is wanted at once: settings of it changed, or nobody has counted yet what waits for a destination.
+    pub fn ask_for_upkeep(&self) {
+        self.kept.ask();
+        launcher::wake();
+    }
+
+    /// A message expires then that was enqueued just now. Called in the commit callback: no allocation, no error.
+    pub fn expires_at(&self, us: i64) {
+        // A later one than is known is met by the look for that one.
+        if self.kept.expires_us.lower(us) {
+            launcher::wake();
+        }
+    }
+
+    pub fn moves(&self) -> u32 {
+        self.moves.load(SeqCst)
+    }
+
+    pub fn ask(&self) -> &Ask {
+        &self.ask
+    }
+
+    pub fn worker_changes(&self) -> u32 {
+        self.worker_changes.load(SeqCst)
+    }
+
+    /// How often its workers were called. Who reads it before it looks has seen all that those calls were for.
+    pub fn calls(&self) -> u32 {
+        self.calls.load(SeqCst)
+    }
+
+    /// How often its workers were called, if they all have looked since and none has anything to do. Launcher only.
+    pub fn idle_at(&self) -> Option<u32> {
+        let calls = self.calls();
+        let mut here = workers::in_server_of(self.oid.load(Relaxed)).peekable();
+        let some = here.peek().is_some();
+        (some && here.all(|worker| worker.is_idle_at(calls))).then_some(calls)
+    }
+
+    /// No worker is there: whoever calls next wakes the launcher. Returns how often they were called before. Launcher only.
+    pub fn listen(&self) -> u32 {
+        self.wakes_launcher.store(1, SeqCst);
+        self.calls()
+    }
+
+    /// When the next message that waits for a time is due; None = none does.
+    pub fn next_due_us(&self) -> Option<i64> {
+        Some(self.next_due_us.load(SeqCst)).filter(|due_us| *due_us < i64::MAX)
+    }
+
+    pub fn set_next_due_us(&self, due_us: Option<i64>) {
+        self.next_due_us.store(due_us.unwrap_or(i64::MAX), SeqCst);
+    }
+
+    pub fn waiting_changed(&self) {
+        self.waiting_changes.fetch_add(1, SeqCst);
+    }
+
+    pub fn changes_by_hand(&self) -> u32 {
+        self.changes_by_hand.load(SeqCst)
+    }
+
+    pub fn changed_by_hand(&self) {
+        self.changes_by_hand.fetch_add(1, SeqCst);
+    }
+
+    /// Whether the prepared transactions that are older than the memory are among the open ones.
+    pub fn has_adopted(&self) -> bool {
+        self.adopted.load(SeqCst) == 1
+    }
+
+    pub fn set_adopted(&self) {
+        self.adopted.store(1, SeqCst);
+    }
+
+    pub fn session_defaults(&self) -> u64 {
+        self.session_defaults.load(SeqCst)
+    }
+
+    pub fn set_session_defaults(&self, hash: u64) {
+        self.session_defaults.store(hash, SeqCst);
+    }
+
+    pub fn set_obstacle(&self, obstacle: Obstacle) {
+        self.obstacle.store(obstacle as u32, Relaxed);
+    }
+
+    pub fn obstacle(&self) -> Option<&'static str> {
+        match self.obstacle.load(Relaxed) {
+            1 => Some("slots"),
+            2 => Some("excluded"),
+            3 => Some("role"),
+            4 => Some("turns"),
+            5 => Some("places"),
+            _ => None,
+        }
+    }
+
+    /// `count` messages were enqueued and are committed.
+    pub fn enqueued(&self, count: i64) {
+        self.pending.fetch_add(count, Relaxed);
+    }
+
+    /// The extension is new here: whatever waited for an earlier one is gone.
+    pub fn installed(&self) {
+        self.floors.doubt();
+        self.pending.store(0, Relaxed);
+        self.forget_dead();
+    }
+
+    /// So many more dead letters, or fewer, and so many of them that block others. Called in the commit callback.
+    pub fn dead_changed(&self, by: [i64; 2]) {
+        for (count, by) in self.dead.iter().zip(by) {
+            count.fetch_add(by, SeqCst);
+        }
+    }
+
+    /// Dead letters, and those that block others; None = nobody has counted them.
+    pub fn dead(&self) -> Option<[i64; 2]> {
+        (self.dead_counted.load(SeqCst) == 1).then(|| self.dead_seen())
+    }
+
+    pub fn dead_seen(&self) -> [i64; 2] {
+        [0, 1].map(|index| self.dead[index].load(SeqCst))
+    }
+
+    /// The upkeep counted so many. While they come and go a count may see one and the counter too, so what is known already
+    /// is set right only if nothing changed since `before`.
+    pub fn count_dead(&self, before: [i64; 2], found: [i64; 2]) {
+        if self.dead().is_none() || self.dead_seen() == before {
+            if before != found {
+                self.floors.doubt(); // somebody wrote by hand
+            }
+            self.dead_changed([0, 1].map(|index| found[index] - before[index]));
+        }
+        self.dead_counted.store(1, SeqCst);
+    }
+
+    fn forget_dead(&self) {
+        self.dead_counted.store(0, SeqCst);
+        self.dead.iter().for_each(|count| count.store(0, SeqCst));
+    }
+
+    pub fn pending(&self) -> i64 {
+        self.pending.load(Relaxed)
+    }
+
+    /// The upkeep counted the messages that wait and found the counter off by so many.
+    pub fn correct_pending(&self, difference: i64) {
+        self.pending.fetch_add(difference, Relaxed);
+    }
+
+    pub fn set_extension(&self, present: bool) {
+        self.extension.store(if present { 1 } else { 2 }, Relaxed);
+    }
+
+    /// Nobody knows any more.
+    pub fn forget_extension(&self) {
+        self.extension.store(0, Relaxed);
+    }
+
+    pub fn has_extension(&self) -> bool {
+        self.extension.load(Relaxed) == 1
+    }
+
+    pub fn lacks_extension(&self) -> bool {
+        self.extension.load(Relaxed) == 2
+    }
+
+    /// A worker or a relay settled. Called in the commit callback.
+    pub fn settled(&self, ended: &Ended, now_us: i64) {
+        let (published, failed) = (ended.published, ended.failed());
+        self.moves.fetch_add(1, SeqCst); // what goes aside ends nothing, and leaves the outbox all the same
+        self.published.fetch_add(published, Relaxed);
+        self.failed.fetch_add(failed, Relaxed);
+        self.pending.fetch_sub(ended.gone() as i64, Relaxed);
+        let second = now_us.div_euclid(1_000_000);
+        let bucket = &self.buckets[second.rem_euclid(BUCKETS as i64) as usize];
+        if bucket.second.swap(second, Relaxed) != second {
+            bucket.published.store(0, Relaxed);
+            bucket.failed.store(0, Relaxed);
+        }
+        bucket.published.fetch_add(published, Relaxed);
+        bucket.failed.fetch_add(failed, Relaxed);
+        if *ended != Ended::default()
+            && let Some(minutes) = self.minutes()
+        {
+            minutes.count(ended, now_us);
+        }
+        if ended.gone() > 0 {
+            self.ended();
+        }
+    }
+
+    /// Takes over how long messages took that a broker has confirmed.
+    pub fn confirmed(&self, took: &mut Took, now_us: i64) {
+        if let Some(minutes) = self.minutes() {
+            minutes.count_times(took, now_us);
+        }
+    }
+
+    /// See `Minutes::shown`.
+    pub fn throughput(&self, now_us: i64) -> Option<Vec<Option<f64>>> {
+        Some(self.minutes()?.shown(now_us))
+    }
+
+    /// [pending, in flight, published, failed, published in the last 60 s, failed in the last 60 s, reset at in µs, dead letters,
+    /// those of them that block others; -1 = not counted].
+    pub fn counters(&self, now_us: i64) -> [i64; 9] {
+        let now_s = now_us.div_euclid(1_000_000);
+        let (mut published_60s, mut failed_60s) = (0, 0);
+        for bucket in &self.buckets {
+            if (now_s - 60..now_s).contains(&bucket.second.load(Relaxed)) {
+                published_60s += bucket.published.load(Relaxed);
+                failed_60s += bucket.failed.load(Relaxed);
+            }
+        }
+        let [dead, blocking] = self.dead().map_or([-1; 2], |dead| dead.map(|count| count.max(0)));
+        [
+            self.pending.load(Relaxed),
+            i64::from(workers::in_flight(self.oid.load(Relaxed))),
+            self.published.load(Relaxed) as i64,
+            self.failed.load(Relaxed) as i64,
+            published_60s as i64,
+            failed_60s as i64,
+            self.reset_at_us.load(Relaxed),
+            dead,
+            blocking,
+        ]
+    }
+}

@@ -1,0 +1,339 @@
+//! The places of the fast path in shared memory. Sessions write them at the end of their transaction (`commit`), workers read them.
+//! The order of the steps of both is in `fastpath`.
+//!
+//! A message lies in a *place*. Its state says who may do what:
+//!
+//! | state | the place is | may be changed by |
+//! |---|---|---|
+//! | FREE | nobody's | a session that takes it |
+//! | LAID | filled; its transaction commits | that session: READY or FREE; who claims the row: REVOKED |
+//! | READY | committed | the worker that takes it: TAKEN; that session, and who claims the row: FREE |
+//! | TAKEN | in hand | the worker that has it: FREE |
+//! | REVOKED | claimed, or of a lane that has another owner | the session that filled it: FREE |
+//!
+//! A row is visible only after its place was LAID. So who claims a row and then looks here either finds the place, or
+//! nobody will ever take it.
+
+use super::BYTES;
+use super::parcel::Parcel;
+use crate::pg::shmem::{Shareable, Shared};
+use crate::pg::tid::Tid;
+use crate::pg::{catalog, latch};
+use crate::shared::databases;
+use crate::shared::lanes::Class;
+use outbox_core::engine::Place;
+use outbox_core::message::{Event, Pointer};
+use outbox_core::parcel;
+use outbox_core::partition::{Partition, crc32};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+
+/// Messages of all databases that can lie here at once; more go by the table alone.
+const PLACES: usize = 256;
+
+const FREE: u64 = 0;
+const LAID: u64 = 1;
+const READY: u64 = 2;
+const TAKEN: u64 = 3;
+const REVOKED: u64 = 4;
+const STATE_BITS: u32 = 8;
+
+#[repr(C)]
+struct Area {
+    /// A bit for each place that is not free. Written by the session that takes it and by who frees it; read by all.
+    used: [AtomicU64; PLACES / 64],
+    places: [Spot; PLACES],
+}
+
+/// Written by the session that fills it, and read by who changes its state; but for the state, which the table says.
+#[repr(C)]
+struct Spot {
+    /// The lower 8 bits; above them a number that grows each time the place is freed, so that nobody takes the next
+    /// message for the one he saw.
+    state: AtomicU64,
+    database: AtomicU32,
+    /// The worker that owned the lane when this was laid down: its place among the workers + 1.
+    owner: AtomicU32,
+    /// CRC-32 of the name of the destination.
+    destination: AtomicU32,
+    partition: AtomicU32,
+    seq: AtomicI64,
+    block: AtomicU32,
+    line: AtomicU32,
+    length: AtomicU32,
+    bytes: [AtomicU64; BYTES / 8],
+}
+
+// SAFETY: only atomics and arrays of them; zero is a valid value of each.
+unsafe impl Shareable for Area {}
+
+static AREA: Shared<Area> = Shared::new();
+
+/// Shared memory that is needed, in bytes.
+pub fn bytes() -> usize {
+    size_of::<Area>()
+}
+
+/// In the startup hook.
+pub fn attach() {
+    AREA.attach(c"outbox express");
+}
+
+fn area() -> Option<&'static Area> {
+    static HOLD: &Shared<Area> = &AREA;
+    HOLD.get()
+}
+
+/// Places that are not free.
+fn used() -> impl Iterator<Item = (Place, &'static Spot)> {
+    let area = area();
+    let words = area.into_iter().flat_map(|area| area.used.iter().enumerate());
+    let bits = words.flat_map(|(index, word)| {
+        let mut left = word.load(SeqCst);
+        std::iter::from_fn(move || {
+            let bit = left.trailing_zeros();
+            left &= left.wrapping_sub(1);
+            (bit < 64).then_some(index * 64 + bit as usize)
+        })
+    });
+    bits.filter_map(move |index| Some((index as Place, area?.places.get(index)?)))
+}
+
+fn spot(place: Place) -> Option<&'static Spot> {
+    area()?.places.get(place as usize)
+}
+
+impl Spot {
+    fn is_in(&self, state: u64) -> Option<u64> {
+        let word = self.state.load(SeqCst);
+        (word & ((1 << STATE_BITS) - 1) == state).then_some(word)
+    }
+
+    /// False if somebody else was first.
+    fn go(&self, from: u64, to: u64) -> bool {
+        let after = from >> STATE_BITS << STATE_BITS | to;
+        self.state.compare_exchange(from, after, SeqCst, SeqCst).is_ok()
+    }
+
+    fn is_of(&self, destination: u32, partition: Partition, seq: i64) -> bool {
+        self.seq.load(Relaxed) == seq && self.in_lane(destination, partition)
+    }
+
+    fn in_lane(&self, destination: u32, partition: Partition) -> bool {
+        self.destination.load(Relaxed) == destination && self.in_partition(partition)
+    }
+
+    /// Of this database.
+    fn in_partition(&self, partition: Partition) -> bool {
+        self.partition.load(Relaxed) == u32::from(partition.index())
+            && self.database.load(Relaxed) == catalog::my_database()
+    }
+}
+
+/// By the one who alone may: see the table above.
+pub fn free(place: Place) {
+    let (Some(area), Some(spot)) = (area(), spot(place)) else {
+        return;
+    };
+    let word = spot.state.load(SeqCst);
+    spot.state
+        .store(((word >> STATE_BITS) + 1) << STATE_BITS | FREE, SeqCst);
+    let bit = 1 << (place % 64);
+    if let Some(word) = area.used.get(place as usize / 64) {
+        word.fetch_and(!bit, SeqCst);
+    }
+}
+
+// ---- a session ------------------------------------------------------------------------------------------------------
+
+/// Whether something can be laid down here at all.
+pub fn is_there() -> bool {
+    area().is_some()
+}
+
+/// Lays down a message of this transaction, which is about to commit. None: its lane has no worker in this server, or there
+/// is no room.
+pub fn lay_down(parcel: &Parcel) -> Option<Place> {
+    let owner = databases::my_database()?.reader_in_server(parcel.class, parcel.partition)?;
+    let (block, line) = parcel.row.tid().block_and_line();
+    let place = reserve()?;
+    let spot = spot(place)?;
+    spot.database.store(catalog::my_database(), Relaxed);
+    spot.owner.store(owner, Relaxed);
+    spot.destination.store(parcel.destination, Relaxed);
+    spot.partition.store(u32::from(parcel.partition.index()), Relaxed);
+    spot.seq.store(parcel.seq, Relaxed);
+    spot.block.store(block, Relaxed);
+    spot.line.store(u32::from(line), Relaxed);
+    spot.length.store(parcel.bytes.len() as u32, Relaxed);
+    for (word, chunk) in spot.bytes.iter().zip(parcel.bytes.chunks(8)) {
+        let mut eight = [0; 8];
+        eight[..chunk.len()].copy_from_slice(chunk);
+        word.store(u64::from_le_bytes(eight), Relaxed);
+    }
+    let word = spot.state.load(SeqCst);
+    spot.state.store(word >> STATE_BITS << STATE_BITS | LAID, SeqCst);
+    Some(place)
+}
+
+fn reserve() -> Option<Place> {
+    let area = area()?;
+    let words = area.used.len();
+    let first = latch::my_proc_number().unsigned_abs() as usize % words; // so that sessions seldom meet
+    (0..words).map(|step| (first + step) % words).find_map(|index| {
+        let word = area.used.get(index)?;
+        loop {
+            let seen = word.load(SeqCst);
+            let bit = (!seen).trailing_zeros();
+            if bit == 64 {
+                return None;
+            }
+            if word.fetch_or(1 << bit, SeqCst) & (1 << bit) == 0 {
+                return Some((index * 64) as Place + bit);
+            }
+        }
+    })
+}
+
+/// The transaction is committed and visible. False: the message is not here any more, or its lane has another reader now,
+/// who must be told. Called in the commit callback: no allocation, no error.
+pub fn ready(place: Place, class: Class, partition: Partition) -> bool {
+    let Some(spot) = spot(place) else { return false };
+    let Some(word) = spot.is_in(LAID).filter(|word| spot.go(*word, READY)) else {
+        free(place); // revoked
+        return false;
+    };
+    let reader = databases::my_database().and_then(|database| database.reader_in_server(class, partition));
+    if reader == Some(spot.owner.load(Relaxed)) {
+        return true;
+    }
+    let ready = word >> STATE_BITS << STATE_BITS | READY;
+    let is_back = spot.go(ready, REVOKED);
+    if is_back {
+        free(place);
+    }
+    !is_back
+}
+
+// ---- a worker -------------------------------------------------------------------------------------------------------
+
+/// Takes what is ready for a destination in lanes that this worker reads, with the place of its row.
+pub fn take(destination: &str, worker: u32) -> Vec<(Place, Tid, Pointer, Event)> {
+    let (class, crc) = (Class::of(destination), crc32(destination));
+    let Some(database) = databases::my_database() else {
+        return Vec::new();
+    };
+    let mut taken = Vec::new();
+    for (place, spot) in used() {
+        let Some(word) = spot.is_in(READY) else { continue };
+        let partition = Partition::new(i64::from(spot.partition.load(Relaxed)));
+        let is_mine = spot.owner.load(Relaxed) == worker
+            && partition.is_ok_and(|partition| {
+                spot.in_lane(crc, partition) && database.reader_in_server(class, partition) == Some(worker)
+            });
+        if !is_mine {
+            continue;
+        }
+        let length = (spot.length.load(Relaxed) as usize).min(BYTES);
+        let words = spot.bytes.iter().take(length.div_ceil(8));
+        let mut bytes: Vec<u8> = words.flat_map(|word| word.load(Relaxed).to_le_bytes()).collect();
+        bytes.truncate(length);
+        let tid = Tid::new(spot.block.load(Relaxed), spot.line.load(Relaxed) as u16);
+        let unpacked = parcel::unpack(&bytes).filter(|(pointer, _)| pointer.destination == destination);
+        if let Some((pointer, event)) = unpacked
+            && spot.go(word, TAKEN)
+        {
+            taken.push((place, tid, pointer, event));
+        }
+    }
+    taken
+}
+
+/// Whether something is ready that was laid down for this worker.
+pub fn is_something_ready(worker: u32) -> bool {
+    used().any(|(_, spot)| spot.is_in(READY).is_some() && spot.owner.load(Relaxed) == worker)
+}
+
+/// The lowest seq that is ready in a lane, and not taken.
+pub fn lowest_ready(destination: &str, partition: Partition) -> Option<i64> {
+    let crc = crc32(destination);
+    used()
+        .filter(|(_, spot)| spot.is_in(READY).is_some() && spot.in_lane(crc, partition))
+        .map(|(_, spot)| spot.seq.load(Relaxed))
+        .min()
+}
+
+/// These rows of a destination are claimed, seen in a snapshot before this call: nobody takes them in hand from now on.
+pub fn revoke(destination: &str, claimed: &[(Partition, i64)]) {
+    if claimed.is_empty() {
+        return;
+    }
+    let crc = crc32(destination);
+    for (place, spot) in used() {
+        let seq = spot.seq.load(Relaxed);
+        let near = claimed.partition_point(|(_, claimed)| *claimed < seq);
+        let mut same = claimed[near..].iter().take_while(|(_, claimed)| *claimed == seq);
+        if same.any(|(partition, seq)| spot.is_of(crc, *partition, *seq)) {
+            withdraw(place, spot);
+        }
+    }
+}
+
+/// The same for one, by anybody. True if a worker has it in hand.
+pub fn is_in_hand(destination: &str, partition: Partition, seq: i64) -> bool {
+    let crc = crc32(destination);
+    let mut found = used().filter(|(_, spot)| spot.is_of(crc, partition, seq));
+    found.any(|(place, spot)| !withdraw(place, spot) && spot.is_in(TAKEN).is_some() && spot.is_of(crc, partition, seq))
+}
+
+/// Whether a worker has this one in hand, as of now.
+pub fn is_taken(destination: &str, partition: Partition, seq: i64) -> bool {
+    let crc = crc32(destination);
+    used().any(|(_, spot)| spot.is_of(crc, partition, seq) && spot.is_in(TAKEN).is_some())
+}
+
+/// Nobody takes it in hand from now on; false if somebody has.
+fn withdraw(place: Place, spot: &Spot) -> bool {
+    loop {
+        if let Some(word) = spot.is_in(LAID) {
+            if spot.go(word, REVOKED) {
+                return true; // its session frees it, and tells of the row
+            }
+        } else if let Some(word) = spot.is_in(READY) {
+            // First, or for a moment neither this nor *reopen* would tell of the row, and a later one could overtake it.
+            tell(spot);
+            if spot.go(word, REVOKED) {
+                free(place);
+                return true;
+            }
+        } else {
+            return spot.is_in(TAKEN).is_none();
+        }
+    }
+}
+
+/// Whoever reads the lane shall look for the row.
+fn tell(spot: &Spot) {
+    let partition = Partition::new(i64::from(spot.partition.load(Relaxed)));
+    if let (Ok(partition), Some(database)) = (partition, databases::database(spot.database.load(Relaxed))) {
+        Class::all().for_each(|class| database.reopen(class, partition, spot.seq.load(Relaxed)));
+    }
+}
+
+/// This worker reads the lanes of a partition from now on, and from their start: what lies there is of an earlier time.
+pub fn begin_lane(partition: Partition) {
+    for (place, spot) in used().filter(|(_, spot)| spot.in_partition(partition)) {
+        withdraw(place, spot);
+    }
+}
+
+/// The worker in this place among the workers has ended. Called as it exits, after its place is given up.
+pub fn worker_ends(worker: u32) {
+    for (place, spot) in used().filter(|(_, spot)| spot.owner.load(Relaxed) == worker) {
+        withdraw(place, spot);
+        if let Some(word) = spot.is_in(TAKEN).filter(|_| spot.owner.load(Relaxed) == worker)
+            && spot.go(word, REVOKED)
+        {
+            free(place);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The beginning and the end of the areas of shared memory: when the server starts, when a process becomes a worker or ends as one,
+//! when a database is dropped. Run by the postmaster, by workers, by sessions of workers outside the server, and by the launcher.
+
+use super::fastpath::slot;
+use super::workers::{self, NoPlace, OUTSIDE, Worker};
+use super::{
+    databases, error_groups, floors, lanes, launcher, passes, statistics, throughput, transactions, vacancies, waiters,
+};
+use crate::pg::shmem::request;
+use crate::pg::{bgworker, catalog};
+use std::cell::Cell;
+
+/// Reserves the memory. From `_PG_init`, while preloading.
+pub fn reserve() {
+    let bytes = || {
+        let areas = [
+            launcher::bytes,
+            databases::bytes,
+            lanes::bytes,
+            workers::bytes,
+            vacancies::bytes,
+            waiters::bytes,
+            transactions::bytes,
+            slot::bytes,
+            statistics::bytes,
+            error_groups::bytes,
+            throughput::bytes,
+            passes::bytes,
+            floors::bytes,
+        ];
+        areas.iter().map(|bytes| bytes()).sum()
+    };
+    let attach = || {
+        launcher::attach();
+        databases::attach();
+        lanes::attach();
+        workers::attach();
+        vacancies::attach();
+        waiters::attach();
+        transactions::attach();
+        slot::attach();
+        statistics::attach();
+        error_groups::attach();
+        throughput::attach();
+        passes::attach();
+        floors::attach();
+    };
+    request(bytes, attach);
+}
+
+/// Takes a place among the workers, so that commits in `database` wake this process. Before it connects, so that who
+/// needs the database for itself does not overlook it.
+pub fn worker_starts(database: u32, number: u32) -> Result<&'static Worker, NoPlace> {
+    let place = workers::take(database, number)?;
+    bgworker::on_exit(worker_ends);
+    Ok(place)
+}
+
+/// Takes a place for the session of a worker outside the server, until `leave_from_outside` or the end of the session.
+pub fn join_from_outside() -> Option<&'static Worker> {
+    thread_local! {
+        static ASKED: Cell<bool> = const { Cell::new(false) };
+    }
+    let place = workers::take(catalog::my_database(), OUTSIDE).ok()?;
+    if !ASKED.replace(true) {
+        bgworker::on_exit(worker_ends);
+    }
+    Some(place)
+}
+
+/// This session is no worker any more.
+pub fn leave_from_outside() {
+    free_places();
+}
+
+unsafe extern "C-unwind" fn worker_ends(_code: i32, _arg: pgrx::pg_sys::Datum) {
+    statistics::worker_ends();
+    free_places();
+}
+
+fn free_places() {
+    for worker in workers::mine() {
+        let database = worker.quit();
+        vacancies::worker_left(database);
+        slot::worker_ends(worker.place());
+        worker.free();
+        databases::workers_changed(database);
+        // The server tells a launcher only of the workers that this launcher started.
+        launcher::wake();
+    }
+}
+
+/// Frees the places of databases that are gone. Launcher only.
+pub fn forget_databases_but(alive: &[u32]) {
+    databases::forget_but(alive);
+    statistics::forget_databases_but(alive);
+    error_groups::forget_databases_but(alive);
+    floors::forget_databases_but(alive);
+}

@@ -1,0 +1,32 @@
+//! SQL that both a session and a worker run, and judgements that must be the same in both: `source` reads events in a relation of
+//! the user's own, `body` calls a function of his, `held` keeps plans. On the main thread, inside a transaction.
+
+pub mod body;
+pub mod held;
+pub mod source;
+
+use crate::limits::BODY_MAX_BYTES;
+use crate::pg::text::Unreadable;
+use outbox_core::message::Event;
+
+/// What a refusal calls the key of an event that was enqueued without one.
+pub const AGGREGATE_KEY: &str = "key (aggregate_type:aggregate_id)";
+
+/// The key of an event that was enqueued without one.
+pub fn aggregate_key(aggregate_type: Option<&str>, aggregate_id: Option<&str>) -> Option<String> {
+    match (aggregate_type, aggregate_id) {
+        (Some(kind), Some(id)) => Some(format!("{kind}:{id}")),
+        (None, Some(id)) => Some(id.to_string()),
+        (_, None) => None,
+    }
+}
+
+/// The event of a message with that key, or why the message can never be sent. A worker outside is told the same.
+pub fn sendable(key: Result<(), Unreadable>, event: Result<Event, Unreadable>) -> Result<Event, String> {
+    key.map_err(|why| format!("its key cannot be read: {why}"))?;
+    let event = event.map_err(|why| format!("the event cannot be read: {why}"))?;
+    match event.body_bytes() as i64 {
+        bytes if bytes > BODY_MAX_BYTES => Err(format!("the event has {bytes} bytes, more than can be sent")),
+        _ => Ok(event),
+    }
+}

@@ -1,0 +1,320 @@
+//! The process that a worker in the server runs in, as crates/worker sees it: the tables by SPI, shared memory, the
+//! settings and the log. Main thread of a worker.
+
+use super::port::{Here, Port};
+use super::transaction::{LAST_TRANSACTION_MS, held_transaction, in_transaction};
+use crate::config::Settings;
+use crate::pg::clock::now_us;
+use crate::pg::txn::{Durability, Failure};
+use crate::pg::{bgworker, catalog, signals};
+use crate::shared::fastpath::slot;
+use crate::shared::{databases, statistics};
+use outbox_core::engine::{Held, Sharing};
+use outbox_core::lease::Lease;
+use outbox_transport::target::Target;
+use outbox_transport::{Bell, Deadline, Started, Starter};
+use outbox_worker::{DEFAULT_DESTINATION, Look, News, Orders, PassEnd, Plan, Repeats, Report, Tended};
+use std::cell::Cell;
+use std::fmt::Arguments;
+use std::rc::Rc;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+/// Wait after something failed.
+const PAUSE_AFTER_FAILURE_MS: u32 = 500;
+/// A worker that gives its slot to another database: a third of this for answers to what is on its way, then it goes.
+const LEAVE: Duration = Duration::from_secs(15);
+const CONFIG_CHECK_EVERY: Duration = Duration::from_secs(1);
+/// What has changed in a catalog is read again then. This long after it was read last all of it is, whatever happened: most of it
+/// stands in catalogs, and the rest is written by calls that tell of it.
+const CONFIG_READ_EVERY: Duration = Duration::from_secs(10);
+
+/// Until when the publisher threads of this process may publish: no longer than its leases last. They ask before each message.
+pub static DEADLINE: LazyLock<Deadline> = LazyLock::new(Deadline::default);
+
+pub struct Host {
+    here: Rc<Here>,
+    sharing: Sharing,
+    starter: Starter,
+    /// Of the calls of sessions, how many there were when this pass began.
+    calls: Cell<Option<u32>>,
+    /// What ALTER DATABASE and ALTER ROLE said when this session began; None = they changed while it did.
+    session_defaults: Option<String>,
+    check_due: Cell<Instant>,
+    read_due: Cell<Instant>,
+    /// What `catalog::changes` said then.
+    catalog_changes: Cell<u64>,
+    failures: Repeats,
+}
+
+impl Host {
+    pub fn new(here: Here, sharing: Sharing, bell: Bell, session_defaults: Option<String>) -> Self {
+        let now = Instant::now();
+        Self {
+            here: Rc::new(here),
+            sharing,
+            starter: Starter {
+                bell,
+                deadline: DEADLINE.clone(),
+            },
+            calls: Cell::new(None),
+            session_defaults,
+            check_due: Cell::new(now),
+            read_due: Cell::new(now),
+            catalog_changes: Cell::new(0),
+            failures: Repeats::default(),
+        }
+    }
+
+    pub fn bell(&self) -> &Bell {
+        &self.starter.bell
+    }
+
+    /// Reads the settings anew. Returns what any worker goes by.
+    pub fn reload(&self) -> outbox_worker::Settings {
+        let settings = Settings::snapshot();
+        let worker = settings.worker.clone();
+        let before = self.here.settings.replace(settings);
+        if before.retention != self.here.settings.borrow().retention {
+            ask_for_upkeep();
+        }
+        self.check_due.set(Instant::now()); // outbox.identity may be another
+        worker
+    }
+}
+
+impl outbox_worker::Host for Host {
+    type Error = Failure;
+    type Port = Port;
+    type Publisher = Started;
+    const HAS_FAST_PATH: bool = true;
+    /// The upkeep does it.
+    const PURGE_EVERY: Option<Duration> = None;
+
+    fn id(&self) -> &str {
+        &self.here.id
+    }
+
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn now_us(&self) -> i64 {
+        now_us()
+    }
+
+    fn boottime_ns(&self) -> u64 {
+        Deadline::now()
+    }
+
+    // ---- a destination ----------------------------------------------------------------------------------------------
+
+    fn port(&self, destination: &str) -> Port {
+        Port::new(Rc::clone(&self.here), destination)
+    }
+
+    fn start(&self, target: &Target, connection: &str) -> Result<Started, String> {
+        self.starter.start(target, connection)
+    }
+
+    fn serves(&self, destinations: &[&str]) {
+        if statistics::is_any_uncounted() {
+            ask_for_upkeep();
+        }
+        statistics::forget_but(destinations);
+    }
+
+    // ---- control ----------------------------------------------------------------------------------------------------
+
+    fn begin_pass(&self) {
+        // Before it looks for what they are about.
+        self.calls.set(self.here.database.map(databases::Database::calls));
+        self.starter.bell.silence();
+    }
+
+    fn end_pass(&self, end: PassEnd) {
+        let slot = self.here.slot;
+        slot.set_idle(self.calls.get().filter(|_| end.is_at_rest));
+        slot.set_in_flight(end.in_flight);
+        if end.report.says_something() {
+            slot.note_tick(&end.report);
+        }
+    }
+
+    fn orders(&self) -> Orders {
+        Orders {
+            leave: self.here.slot.is_to_leave().then_some(LEAVE),
+            request: self.here.database.and_then(|database| database.ask().now()),
+            ..Orders::default()
+        }
+    }
+
+    fn is_ending(&self) -> bool {
+        signals::asked_to_end()
+    }
+
+    /// With the last word the session is woken.
+    fn answer(&self, ticket: u32, report: &Report, done: bool) {
+        if let Some(database) = self.here.database {
+            self.here.slot.answer().tell(database.ask(), ticket, report, done);
+        }
+    }
+
+    fn is_something_ready(&self) -> bool {
+        slot::is_something_ready(self.here.slot.place())
+    }
+
+    fn nothing_waits(&self) -> bool {
+        let has_counted = |database: &databases::Database| database.kept().has_counted() && database.pending() == 0;
+        self.here.database.is_some_and(has_counted)
+    }
+
+    // ---- settings ---------------------------------------------------------------------------------------------------
+
+    /// Changed settings and destinations. Where a new session would have other settings this one ends.
+    fn look(&self, at_once: bool) -> Result<Look, Failure> {
+        let (now, store) = (Instant::now(), &self.here.store);
+        let changes = self.here.changes_by_hand();
+        let must_read = at_once || changes != self.here.changes_seen.get() || now >= self.read_due.get();
+        if now < self.check_due.get() && !must_read {
+            return Ok(Look::Skipped);
+        }
+        let known = self.catalog_changes.get();
+        let (catalog_changes, read, not_adopted) =
+            in_transaction(c"outbox: look at settings", Durability::Relaxed, || {
+                let catalog_changes = catalog::changes();
+                let read = match must_read || catalog_changes != known {
+                    true => Some((store.session_defaults()?, store.destinations()?)),
+                    false => None,
+                };
+                let not_adopted = store.not_adopted()?;
+                store.look_at_source()?; // after it was seen to be adopted: a restored dump is complete then
+                Ok((catalog_changes, read, not_adopted))
+            })?;
+        self.check_due.set(now + CONFIG_CHECK_EVERY);
+        let mut described = None;
+        if let Some((defaults, destinations)) = read {
+            self.read_due.set(now + CONFIG_READ_EVERY);
+            self.catalog_changes.set(catalog_changes);
+            note_session_defaults(&defaults);
+            if self.session_defaults.as_ref() != Some(&defaults) {
+                let id = &self.here.id;
+                pgrx::log!("outbox {id}: settings of the database or role changed, starts anew");
+                ask_for_upkeep();
+                return Ok(Look::NewSession);
+            }
+            self.here.changes_seen.set(changes);
+            described = Some(destinations);
+        }
+        Ok(Look::News(News {
+            not_adopted,
+            settings: None, // a reload brings them
+            described,
+        }))
+    }
+
+    fn is_stale(&self) -> bool {
+        self.here.changes_by_hand() != self.here.changes_seen.get()
+    }
+
+    // ---- leases -----------------------------------------------------------------------------------------------------
+
+    fn tend(&self, is_idle: bool, plan: &mut dyn FnMut(&[String], &[Lease]) -> Plan) -> Result<Tended, Failure> {
+        let Here {
+            store, slot, database, ..
+        } = &*self.here;
+        let settings = self.here.settings.borrow();
+        let ttl_s = settings.lease_ttl_s;
+        // An asynchronous commit keeps the WAL writer up for 10 s, which is until the next heartbeat.
+        let durability = if is_idle { Durability::Full } else { Durability::Relaxed };
+        in_transaction(c"outbox: leases", durability, || {
+            let workers = store.heartbeat(bgworker::my_pid(), settings.heartbeat_ttl_s)?;
+            if self.sharing == Sharing::RowClaims {
+                return Ok(Tended { workers, leased: None });
+            }
+            let plan = plan(&workers, &store.leases()?);
+            store.release(&plan.release)?;
+            let renewed = store.renew(&plan.renew, ttl_s)?;
+            let is_renewed = |(partition, _): &Held| renewed.contains(partition);
+            let mut held: Vec<Held> = plan.renew.into_iter().filter(is_renewed).collect();
+            let new = store.take(&plan.take, ttl_s)?;
+            held.extend(&new);
+            held.sort_unstable();
+            // Before anybody else can take them, for the rows of the leases are still locked.
+            slot.hold_leases(ttl_s);
+            if let Some(database) = database {
+                held.iter()
+                    .for_each(|(partition, _)| database.own_lanes(*partition, slot));
+            }
+            // What is new is read from the start.
+            new.iter().for_each(|(partition, _)| slot::begin_lane(*partition));
+            Ok(Tended {
+                workers,
+                leased: Some((held, Duration::from_secs(ttl_s as u64))),
+            })
+        })
+    }
+
+    fn set_deadline(&self, deadline: Option<(u64, Duration)>) {
+        match deadline {
+            Some((from_ns, lasts)) => DEADLINE.set(from_ns, lasts),
+            None => DEADLINE.lift(),
+        }
+    }
+
+    fn worker_changes(&self) -> u64 {
+        self.here
+            .database
+            .map_or(0, |database| database.worker_changes().into())
+    }
+
+    fn call_others(&self) {
+        databases::look_again();
+    }
+
+    fn purge(&self) -> Result<i64, Failure> {
+        let purge = || self.here.store.purge_workers();
+        in_transaction(c"outbox: purge workers", Durability::Relaxed, purge)
+    }
+
+    fn leave(&self) -> Result<(), Failure> {
+        let leave = || self.here.store.leave();
+        held_transaction(c"outbox: leave", LAST_TRANSACTION_MS, Durability::Relaxed, leave)
+    }
+
+    // ---- log --------------------------------------------------------------------------------------------------------
+
+    fn log(&self, destination: Option<&str>, text: Arguments) {
+        let id = &self.here.id;
+        match destination {
+            None | Some(DEFAULT_DESTINATION) => pgrx::log!("outbox {id}: {text}"),
+            Some(name) => pgrx::log!("outbox {id}, destination {name}: {text}"),
+        }
+    }
+
+    fn failed(&self, failure: Failure) -> Result<u32, Failure> {
+        if signals::asked_to_end() {
+            return Ok(0); // the statement was cancelled for that
+        }
+        if self.failures.is_news(&failure.message, Instant::now()) {
+            pgrx::warning!("outbox {}: {}; tries again", self.here.id, failure.message);
+        }
+        Ok(PAUSE_AFTER_FAILURE_MS)
+    }
+}
+
+/// Tells the workers that start from now on. Returns the hash that they know it by.
+pub fn note_session_defaults(defaults: &str) -> u64 {
+    let hash = statistics::number_of(defaults).max(1);
+    if let Some(database) = databases::my_database() {
+        database.set_session_defaults(hash);
+    }
+    hash
+}
+
+/// Its settings changed, or nobody knows yet what waits for a destination.
+fn ask_for_upkeep() {
+    if let Some(database) = databases::my_database() {
+        database.ask_for_upkeep();
+    }
+}

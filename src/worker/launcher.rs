@@ -1,0 +1,653 @@
+//! The launcher: one process of the server, connected to no database, that starts the workers of every database that has
+//! the extension and starts them again when they end. It cannot look into a database, so it starts a worker to see:
+//! one that finds no extension says so in shared memory and ends. A database that a statement needs for itself is left
+//! alone until there is news (`shared::vacancies`). Workers outlive the launcher that started them: the next one finds
+//! them by their places in shared memory. Where worker slots are fewer than databases they are served in turn: the plan is
+//! made in crates/core (`turns`), what it is made from and how it is done is here. The upkeep of a database is a process
+//! that is started when it is due (`maintenance`), in a slot that is free or in its turn.
+
+use crate::config::ServerSettings;
+use crate::pg::bgworker::{self, Handle, Spec};
+use crate::pg::catalog::{self, Role};
+use crate::pg::clock::now_us;
+use crate::pg::txn::{self, Durability};
+use crate::pg::{latch, signals};
+use crate::shared::databases::{self, Obstacle};
+use crate::shared::workers::{self, MAX_UPKEEP, UPKEEP};
+use crate::shared::{MAX_DATABASES, MAX_WORKERS, launcher, lifecycle, vacancies};
+use outbox_core::turns::{self, Plan};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How often databases are looked for without news.
+const RESCAN: Duration = Duration::from_secs(60);
+/// How soon it looks again after that failed.
+const RETRY_SCAN: Duration = Duration::from_secs(1);
+/// Wait before a worker that ended soon is started again; doubles up to the longest.
+const RESTART_SHORTEST: Duration = Duration::from_millis(100);
+const RESTART_LONGEST: Duration = Duration::from_secs(30);
+/// A worker that lived this long did not end because it started.
+const SETTLED_DOWN: Duration = Duration::from_secs(5);
+/// How often one more slot is tried after none was free: other extensions and parallel queries use them as well.
+const RETRY_SLOT: Duration = Duration::from_secs(5);
+/// A worker that was asked to leave and has not by then is told to end.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(20);
+/// How long a database without a worker is taken to be idle: no commit tells of `COMMIT PREPARED`, of rows written by hand,
+/// or of what is old.
+const VISIT_EVERY_MS: u64 = 60_000;
+
+/// Upkeep that found no slot for so long has its turn like a database with messages.
+const UPKEEP_PATIENCE_MS: u64 = 60_000;
+
+const RESTART_OF_LAUNCHER_S: i32 = 1;
+
+/// From `_PG_init`, while preloading.
+pub fn register() {
+    let spec = Spec {
+        name: "outbox launcher",
+        kind: "outbox launcher",
+        function: "outbox_launcher_main",
+        argument: 0,
+    };
+    bgworker::register_static(&spec, RESTART_OF_LAUNCHER_S);
+}
+
+/// The database and number of the worker, out of the argument it was started with.
+pub fn unpack(argument: u64) -> (u32, u32) {
+    (argument as u32, (argument >> 32) as u32)
+}
+
+fn pack(database: u32, number: u32) -> u64 {
+    u64::from(number) << 32 | u64::from(database)
+}
+
+pub fn main() {
+    signals::install();
+    bgworker::connect_to_shared_catalogs();
+    launcher::starts();
+    let mut launcher = Launcher {
+        databases: BTreeMap::new(),
+        slots: u32::MAX,
+        tried: None,
+        news: 0,
+        scanned: None,
+        complained: None,
+        unplaced: Vec::new(),
+        began: Instant::now(),
+    };
+    loop {
+        let wait = launcher.pass();
+        latch::wait(wait.as_millis() as i64);
+        signals::forget_cancel(); // one that came between two statements would be an ERROR, and end the launcher
+        signals::check_for_interrupts();
+        if signals::reload_if_asked() {
+            launcher.scanned = None;
+        }
+    }
+}
+
+struct Launcher {
+    databases: BTreeMap<u32, Served>,
+    /// Slots that our workers take or could take: how many they took when none was free, and what was freed since.
+    slots: u32,
+    /// When a start last found no slot.
+    tried: Option<Instant>,
+    news: u32,
+    /// When it last looked for databases without news, and for the extension in those that had none.
+    scanned: Option<Instant>,
+    /// When it last said in the log that worker slots are missing: at most once a minute.
+    complained: Option<Instant>,
+    /// Databases that found no place when it last looked.
+    unplaced: Vec<String>,
+    began: Instant,
+}
+
+/// A database and its workers; index = number of the worker.
+#[derive(Default)]
+struct Served {
+    name: String,
+    workers: Vec<Place>,
+    upkeep: Place,
+    /// Since when the upkeep is due, or how many runs there had been when the one that runs began.
+    upkeep_due_ms: Option<u64>,
+    upkeep_runs: u32,
+    /// Dropped, or closed to connections.
+    gone: bool,
+    /// How many workers it is to have now.
+    wanted: u32,
+    /// It is thought to lack the extension, and a worker shall look again.
+    look_again: bool,
+    /// When its first worker started, or the last one ended, in ms of the launcher's life; 0 = neither yet.
+    since_ms: u64,
+    /// How often its workers had been called when none had anything to do, and when that was seen.
+    idle: Option<(u32, u64)>,
+}
+
+#[derive(Default)]
+struct Place {
+    running: Option<Running>,
+    not_before: Option<Instant>,
+    failures: u32,
+}
+
+struct Running {
+    process: Process,
+    since: Instant,
+    /// How much news there was when it started.
+    news: u32,
+    /// Since when it shall end.
+    leaves: Option<Instant>,
+}
+
+impl Place {
+    /// When another process may take it.
+    fn note_end(&mut self, has_failed: bool, now: Instant) {
+        self.failures = if has_failed { self.failures + 1 } else { 0 };
+        let wait = RESTART_SHORTEST
+            .saturating_mul(1 << self.failures.min(9))
+            .min(RESTART_LONGEST);
+        self.not_before = Some(now + wait);
+    }
+}
+
+/// How the launcher knows a worker.
+enum Process {
+    Started(Handle),
+    /// An earlier launcher started it: the id of the process, which has its place in shared memory.
+    Found(i32),
+}
+
+impl Running {
+    fn is_alive(&self, database: u32, number: u32) -> bool {
+        match &self.process {
+            Process::Started(handle) => handle.is_alive(),
+            Process::Found(pid) => workers::is_in_place(database, number, *pid),
+        }
+    }
+
+    fn terminate(&self, database: u32, number: u32) {
+        match &self.process {
+            Process::Started(handle) => handle.terminate(),
+            Process::Found(_) => workers::terminate(database, |its| its == number),
+        }
+    }
+}
+
+impl Launcher {
+    /// Brings the workers to where they should be; returns how long it may sleep unless something happens.
+    fn pass(&mut self) -> Duration {
+        let now = Instant::now();
+        let news = launcher::news();
+        let mut next = RESCAN;
+        let rescan_due = self.scanned.is_none_or(|scanned| now >= scanned + RESCAN);
+        if news != self.news || rescan_due {
+            match self.scan() {
+                true => self.news = news,
+                false => next = RETRY_SCAN, // what the news was about is still to be seen
+            }
+            if self.news == news && rescan_due {
+                self.scanned = Some(now);
+                self.databases.values_mut().for_each(|served| served.look_again = true);
+            }
+        }
+        self.find_workers(now);
+        let settings = ServerSettings::snapshot();
+        let role = txn::run(c"outbox: look up the worker role", 30_000, Durability::Relaxed, || {
+            Ok(catalog::role(&settings.worker_role))
+        });
+        let role = match role {
+            Ok(Role::Usable(role)) => Some(role),
+            _ => None,
+        };
+        if let Some(role) = role {
+            launcher::set_worker_role(role);
+        }
+        let now_ms = self.now_ms(now);
+        for (oid, served) in &mut self.databases {
+            let of_workers = served.tend(*oid, &settings, role.is_some(), self.news, now, now_ms);
+            let of_upkeep = served.tend_upkeep(*oid, &settings, role.is_some(), now, now_ms);
+            next = next.min(of_workers).min(of_upkeep);
+        }
+        let plan = self.serve(&settings, now, now_ms);
+        self.say_who_waits(&plan, now);
+        let look_in = plan.look_in_ms.map(Duration::from_millis);
+        let retry_in = (plan.kept_out > 0).then_some(RETRY_SLOT);
+        look_in.into_iter().chain(retry_in).fold(next, Duration::min)
+    }
+
+    /// Starts workers, and asks others to make room. Returns what is left to be done.
+    fn serve(&mut self, settings: &ServerSettings, now: Instant, now_ms: u64) -> Plan {
+        loop {
+            let count = self.databases.len();
+            let mut seen: Vec<turns::Database> = (self.databases.iter_mut())
+                .map(|(oid, served)| served.as_seen(*oid, now, now_ms))
+                .collect();
+            let mut upkeeps = self.upkeeps();
+            let may_start = upkeeps < MAX_UPKEEP;
+            // Behind the databases, in the same order, the upkeep of each.
+            seen.extend(self.databases.values().map(|served| served.upkeep_as_seen(may_start)));
+            let room = workers::room_in_server() + upkeeps as u32;
+            let plan = turns::plan(&seen, self.slots.min(room), now_ms, settings.turn_ms);
+            let mut found_none = false;
+            for index in &plan.start {
+                let Some((oid, served)) = self.databases.iter_mut().nth(*index % count) else {
+                    continue;
+                };
+                let has_started = match *index < count {
+                    true => served.start(*oid, self.news, now, now_ms),
+                    false if upkeeps == MAX_UPKEEP => true, // those have the places; its turn comes
+                    false => {
+                        upkeeps += 1;
+                        served.start_upkeep(*oid, self.news, now)
+                    }
+                };
+                if !has_started {
+                    found_none = true;
+                    break;
+                }
+            }
+            if found_none {
+                let workers: u32 = self.databases.values().map(Served::running).sum();
+                self.slots = workers + self.upkeeps() as u32;
+                self.tried = Some(now);
+                continue; // with what there is
+            }
+            if plan.kept_out > 0 && self.slots < room && self.tried.is_none_or(|tried| now >= tried + RETRY_SLOT) {
+                self.slots = self.slots.saturating_add(1);
+                continue;
+            }
+            for index in &plan.leave {
+                match self.databases.iter_mut().nth(*index % count) {
+                    Some((oid, served)) if *index < count => served.ask_to_leave(*oid, now),
+                    Some((oid, served)) => served.ask_upkeep_to_leave(*oid, now),
+                    None => {}
+                }
+            }
+            return plan;
+        }
+    }
+
+    /// How many processes of the upkeep run.
+    fn upkeeps(&self) -> usize {
+        let runs = |served: &&Served| served.upkeep.running.is_some();
+        self.databases.values().filter(runs).count()
+    }
+
+    fn say_who_waits(&mut self, plan: &Plan, now: Instant) {
+        let no_places = workers::room_in_server() <= self.slots;
+        for (oid, served) in &self.databases {
+            let place = databases::database(*oid).filter(|place| served.wanted > 0 && !place.lacks_extension());
+            if let Some(place) = place {
+                place.set_obstacle(match served.startable(now) {
+                    _ if plan.in_turn && no_places => Obstacle::Places,
+                    _ if plan.in_turn => Obstacle::Turns,
+                    0 => Obstacle::None,
+                    _ if no_places && plan.missing > 0 => Obstacle::Places,
+                    _ => Obstacle::Slots,
+                });
+            }
+        }
+        launcher::set_waiting_databases(plan.waiting);
+        launcher::set_missing_slots(if no_places { 0 } else { plan.missing });
+        if plan.missing > 0 && self.complained.is_none_or(|said| now >= said + Duration::from_secs(60)) {
+            self.complained = Some(now);
+            let in_turn = if plan.in_turn {
+                "; the databases are served in turn"
+            } else {
+                ""
+            };
+            let missing = plan.missing;
+            match no_places {
+                true => pgrx::warning!(
+                    "outbox: {missing} worker(s) find no place; a server has {MAX_WORKERS}, workers outside of it included{in_turn}"
+                ),
+                false => pgrx::warning!(
+                    "outbox: {missing} worker(s) find no slot; raise max_worker_processes by as many{in_turn}"
+                ),
+            }
+        }
+    }
+
+    fn now_ms(&self, now: Instant) -> u64 {
+        1 + now.duration_since(self.began).as_millis() as u64
+    }
+
+    /// Takes over workers that it did not start.
+    fn find_workers(&mut self, now: Instant) {
+        let (news, now_ms) = (self.news, self.now_ms(now));
+        for found in workers::processes_in_server() {
+            let unlisted = || Served {
+                gone: true, // it is closed to connections, and its workers are to end
+                ..Served::default()
+            };
+            let served = self.databases.entry(found.database).or_insert_with(unlisted);
+            let place = match found.number {
+                UPKEEP => &mut served.upkeep,
+                number => {
+                    if served.running() == 0 {
+                        served.since_ms = now_ms;
+                    }
+                    let number = number as usize;
+                    while served.workers.len() <= number {
+                        served.workers.push(Place::default());
+                    }
+                    &mut served.workers[number]
+                }
+            };
+            if place.running.is_some() {
+                continue;
+            }
+            pgrx::log!(
+                "outbox launcher: found {} of database {} running, process {}",
+                workers::id_of(found.number),
+                found.database,
+                found.pid
+            );
+            place.running = Some(Running {
+                process: Process::Found(found.pid),
+                since: now,
+                news,
+                leaves: found.leaves.then_some(now),
+            });
+        }
+    }
+
+    /// Looks which databases there are; false if that failed.
+    fn scan(&mut self) -> bool {
+        let found = match txn::run(c"outbox: look for databases", 30_000, Durability::Relaxed, || {
+            Ok(catalog::databases())
+        }) {
+            Ok(found) => found,
+            Err(failure) => {
+                pgrx::warning!("outbox launcher: cannot list databases: {}", failure.message);
+                return false;
+            }
+        };
+        let oids: Vec<u32> = found.iter().map(|database| database.oid).collect();
+        self.databases.retain(|oid, served| {
+            served.gone = !oids.contains(oid);
+            !served.gone || served.upkeep.running.is_some() || served.running() > 0
+        });
+        lifecycle::forget_databases_but(&oids);
+        let mut unplaced = Vec::new();
+        for database in found {
+            if databases::add_database(database.oid, now_us()).is_none() {
+                unplaced.push(database.name.clone());
+            }
+            self.databases.entry(database.oid).or_default().name = database.name;
+        }
+        self.say_who_has_no_place(unplaced);
+        true
+    }
+
+    /// Said once of each.
+    fn say_who_has_no_place(&mut self, unplaced: Vec<String>) {
+        if let Some(new) = unplaced.iter().find(|name| !self.unplaced.contains(name)) {
+            let count = unplaced.len();
+            pgrx::warning!(
+                "outbox: {count} database(s) find no place, one of them is \"{new}\"; a server has {MAX_DATABASES}"
+            );
+        }
+        self.unplaced = unplaced;
+    }
+}
+
+impl Served {
+    /// Notices what ended, says how many workers there are to be, and ends those beyond. Returns when to look again.
+    fn tend(
+        &mut self,
+        oid: u32,
+        settings: &ServerSettings,
+        has_role: bool,
+        news: u32,
+        now: Instant,
+        now_ms: u64,
+    ) -> Duration {
+        let place = match self.gone || vacancies::is_vacated(oid) {
+            true => None,
+            false => databases::add_database(oid, now_us()),
+        };
+        self.reap(oid, place, news, now, now_ms);
+        let mut next = RESCAN;
+        self.wanted = match place {
+            None => 0,
+            Some(place) if !settings.serves(&self.name) => {
+                place.set_obstacle(Obstacle::Excluded);
+                0
+            }
+            Some(place) if place.lacks_extension() && !self.look_again => 0, // until there is news or a rescan
+            Some(place) if !has_role => {
+                place.set_obstacle(Obstacle::Role);
+                next = Duration::from_secs(1);
+                0
+            }
+            // Until the first worker has found the extension, one is enough.
+            Some(place) if !place.has_extension() => settings.workers.min(1),
+            Some(_) => settings.workers,
+        };
+        let in_order = vacancies::is_vacated(oid) && !vacancies::is_pressed(oid);
+        for (number, worker) in self.workers.iter_mut().enumerate().skip(self.wanted as usize) {
+            if let Some(running) = &mut worker.running {
+                running.leaves.get_or_insert(now);
+                if !(in_order && workers::ask_to_leave(oid, number as u32)) {
+                    running.terminate(oid, number as u32);
+                }
+            }
+        }
+        for (number, worker) in self.workers.iter().enumerate() {
+            let Some(running) = &worker.running else { continue };
+            match running.leaves {
+                Some(asked) if now >= asked + LEAVE_PATIENCE => running.terminate(oid, number as u32),
+                Some(_) => {}
+                None => continue,
+            }
+            next = next.min(Duration::from_secs(5));
+        }
+        let rests = |place: &Place| place.not_before.filter(|not_before| *not_before > now);
+        let resting = self.workers.iter().take(self.wanted as usize).filter_map(rests);
+        resting.fold(next, |next, not_before| next.min(not_before - now))
+    }
+
+    /// Notices that the upkeep has ended, ends one that must not run, and says since when the next is due. Returns when to
+    /// look again.
+    fn tend_upkeep(
+        &mut self,
+        oid: u32,
+        settings: &ServerSettings,
+        has_role: bool,
+        now: Instant,
+        now_ms: u64,
+    ) -> Duration {
+        let place = databases::database(oid).filter(|_| !self.gone && !vacancies::is_vacated(oid));
+        if let Some(ended) = self.upkeep.running.take_if(|running| !running.is_alive(oid, UPKEEP)) {
+            let has_failed = ended.leaves.is_none()
+                && place.is_some_and(|place| place.has_extension() && place.kept().runs() == self.upkeep_runs);
+            self.look_again &= !place.is_some_and(databases::Database::lacks_extension);
+            self.upkeep.note_end(has_failed, now);
+        }
+        let may_run = settings.serves(&self.name) && has_role;
+        let Some(place) = place.filter(|_| may_run) else {
+            self.upkeep_due_ms = None;
+            if let Some(running) = &mut self.upkeep.running {
+                running.leaves.get_or_insert(now);
+                running.terminate(oid, UPKEEP);
+            }
+            return RESCAN;
+        };
+        // A worker looks for the extension where there are workers.
+        let looks = settings.workers == 0 && (!place.lacks_extension() || self.look_again);
+        let left_us = place.kept().next_us().saturating_sub(now_us());
+        let rests = self.upkeep.not_before.filter(|not_before| *not_before > now);
+        if let Some(running) = &self.upkeep.running {
+            match running.leaves {
+                Some(asked) if now >= asked + LEAVE_PATIENCE => running.terminate(oid, UPKEEP),
+                _ => {}
+            }
+            return RESCAN;
+        }
+        let is_due = left_us <= 0 && rests.is_none() && (place.has_extension() || looks);
+        self.upkeep_due_ms = is_due.then(|| self.upkeep_due_ms.unwrap_or(now_ms));
+        match (rests, u64::try_from(left_us)) {
+            (Some(not_before), _) => not_before - now,
+            (None, Ok(left_us @ 1..)) => Duration::from_micros(left_us).min(RESCAN),
+            _ => RESCAN,
+        }
+    }
+
+    /// As the plan needs it: like a database that is known to have nothing, until it has waited for long.
+    fn upkeep_as_seen(&self, may_start: bool) -> turns::Database {
+        let (runs, is_due) = (self.upkeep.running.as_ref(), self.upkeep_due_ms.is_some());
+        let since_ms = self.upkeep_due_ms.unwrap_or(0);
+        turns::Database {
+            wanted: u32::from(is_due || runs.is_some()),
+            startable: u32::from(is_due && runs.is_none() && may_start),
+            running: u32::from(runs.is_some()),
+            leaving: u32::from(runs.is_some_and(|running| running.leaves.is_some())),
+            since_ms,
+            idle_until_ms: match runs {
+                Some(_) => u64::MAX,
+                None => since_ms + UPKEEP_PATIENCE_MS,
+            },
+            spare: false,
+            upkeep: true,
+        }
+    }
+
+    /// Starts the upkeep; false if no slot is free.
+    fn start_upkeep(&mut self, oid: u32, news: u32, now: Instant) -> bool {
+        let name = format!("outbox upkeep of {}", self.name);
+        let spec = Spec {
+            name: &name,
+            kind: "outbox upkeep",
+            function: "outbox_worker_main",
+            argument: pack(oid, UPKEEP),
+        };
+        let Some(handle) = bgworker::start(&spec) else {
+            return false;
+        };
+        self.upkeep_runs = databases::database(oid).map_or(0, |place| place.kept().runs());
+        self.upkeep.running = Some(Running {
+            process: Process::Started(handle),
+            since: now,
+            news,
+            leaves: None,
+        });
+        true
+    }
+
+    fn ask_upkeep_to_leave(&mut self, oid: u32, now: Instant) {
+        if let Some(running) = &mut self.upkeep.running {
+            running.leaves.get_or_insert(now);
+            if !workers::ask_to_leave(oid, UPKEEP) {
+                running.terminate(oid, UPKEEP); // it has not come far
+            }
+        }
+    }
+
+    /// Notices workers that have ended.
+    fn reap(&mut self, oid: u32, database: Option<&databases::Database>, news: u32, now: Instant, now_ms: u64) {
+        let before = self.running();
+        for (number, place) in self.workers.iter_mut().enumerate() {
+            let Some(ended) = place.running.take_if(|running| !running.is_alive(oid, number as u32)) else {
+                continue;
+            };
+            // There was news since it started, so it may have ended for that, or have looked for the extension too soon.
+            let is_outdated = ended.news != news;
+            let without_extension = database.filter(|database| database.lacks_extension());
+            if let Some(database) = without_extension.filter(|_| is_outdated) {
+                database.forget_extension();
+            }
+            self.look_again &= without_extension.is_none();
+            let was_asked = is_outdated || ended.leaves.is_some();
+            let has_failed = !was_asked && without_extension.is_none() && now < ended.since + SETTLED_DOWN;
+            place.note_end(has_failed, now);
+        }
+        if before > 0 && self.running() == 0 {
+            self.since_ms = now_ms;
+        }
+    }
+
+    fn running(&self) -> u32 {
+        self.workers.iter().filter(|place| place.running.is_some()).count() as u32
+    }
+
+    /// How many workers are missing and could be started now.
+    fn startable(&self, now: Instant) -> u32 {
+        let cannot = |place: &&Place| place.running.is_some() || place.not_before.is_some_and(|time| time > now);
+        let known = self.workers.iter().take(self.wanted as usize);
+        self.wanted - known.filter(cannot).count() as u32
+    }
+
+    /// As the plan needs it.
+    fn as_seen(&mut self, oid: u32, now: Instant, now_ms: u64) -> turns::Database {
+        let (running, place) = (self.running(), databases::database(oid));
+        if let Some(place) = place {
+            self.idle = match running {
+                // Who is known to wait need not say so again.
+                0 => self.idle.filter(|(then, _)| place.listen() == *then),
+                _ => place.idle_at().map(|calls| (calls, now_ms)),
+            };
+        }
+        let due_ms = place
+            .and_then(databases::Database::next_due_us)
+            .map_or(u64::MAX, |due_us| {
+                now_ms + u64::try_from(due_us - now_us()).unwrap_or(0) / 1000
+            });
+        let leaves = |place: &&Place| place.running.as_ref().is_some_and(|running| running.leaves.is_some());
+        turns::Database {
+            wanted: self.wanted,
+            startable: self.startable(now),
+            running,
+            leaving: self.workers.iter().filter(leaves).count() as u32,
+            since_ms: self.since_ms,
+            idle_until_ms: self.idle.map_or(0, |(_, seen_ms)| due_ms.min(seen_ms + VISIT_EVERY_MS)),
+            spare: place.is_some_and(databases::Database::lacks_extension),
+            upkeep: false,
+        }
+    }
+
+    /// Starts a worker; false if no slot is free.
+    fn start(&mut self, oid: u32, news: u32, now: Instant, now_ms: u64) -> bool {
+        while self.workers.len() < self.wanted as usize {
+            self.workers.push(Place::default());
+        }
+        let can = |place: &Place| place.running.is_none() && place.not_before.is_none_or(|time| time <= now);
+        let is_first = self.running() == 0;
+        let Some(number) = self.workers.iter().take(self.wanted as usize).position(can) else {
+            return true;
+        };
+        let name = format!("outbox worker {} of {}", number + 1, self.name);
+        let spec = Spec {
+            name: &name,
+            kind: "outbox worker",
+            function: "outbox_worker_main",
+            argument: pack(oid, number as u32),
+        };
+        let Some(handle) = bgworker::start(&spec) else {
+            return false;
+        };
+        self.workers[number].running = Some(Running {
+            process: Process::Started(handle),
+            since: now,
+            news,
+            leaves: None,
+        });
+        if is_first {
+            self.since_ms = now_ms;
+        }
+        true
+    }
+
+    /// Asks the worker of the highest number to make room.
+    fn ask_to_leave(&mut self, oid: u32, now: Instant) {
+        for (number, place) in self.workers.iter_mut().enumerate().rev() {
+            if let Some(running) = place.running.as_mut().filter(|running| running.leaves.is_none()) {
+                running.leaves = Some(now);
+                if !workers::ask_to_leave(oid, number as u32) {
+                    running.terminate(oid, number as u32); // it has not come far
+                }
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! The upkeep of one database: a process that the launcher starts when it is due, and that ends when it is done. What
+//! waits is counted; what has expired becomes a dead letter where no claim meets it; partitions of the history are made
+//! ahead and dropped when they are old; dead letters and events go when their time is over. No worker does any of it, for
+//! a step may read much of a table from disk, and delivery is not to wait. Each step is a short transaction of its own;
+//! one that fails is logged and left for the next time. Where a run goes on stands in shared memory (`shared::maintenance`).
+
+use super::process;
+use super::store::Store;
+use super::store::maintenance::Expired;
+use super::transaction::{held_transaction, in_transaction, remember_table};
+use crate::config::Settings;
+use crate::limits::STATEMENT_TIMEOUT_MS;
+use crate::pg::clock::now_us;
+use crate::pg::spi::SpiResult;
+use crate::pg::text;
+use crate::pg::txn::{Durability, Failure};
+use crate::pg::{latch, signals};
+use crate::shared::error_groups::{self, Fault};
+use crate::shared::maintenance::Kept;
+use crate::shared::workers::UPKEEP;
+use crate::shared::{databases, statistics};
+use outbox_core::settle::{EXPIRED, Ended};
+use std::ffi::CStr;
+use std::time::{Duration, Instant};
+
+const SECOND_US: i64 = 1_000_000;
+/// From the end of one step to the next,
+const EVERY_US: i64 = 60 * SECOND_US;
+/// and where nothing waits, nothing is dead and nothing was committed since the one before.
+const QUIET_EVERY_US: i64 = 5 * EVERY_US;
+/// A process that has something to do within this time waits for it.
+const LINGER_US: i64 = 2 * SECOND_US;
+/// It ends after this long all the same, for processes of other databases may wait for its place.
+const LIFE: Duration = Duration::from_secs(60);
+
+/// Events and failed attempts are looked at in order of seq, each once. What had to stay then is looked at again in the
+/// next round.
+const ROUND_US: i64 = 3600 * SECOND_US;
+/// Rows that one transaction removes, at most.
+const ROWS: i32 = 5_000;
+/// Partitions that one transaction drops, at most.
+const PARTITIONS: i32 = 10;
+
+/// How often expired messages are looked for, where messages expire.
+const EXPIRY_EVERY_US: i64 = SECOND_US;
+/// After a look that failed.
+const EXPIRY_AGAIN_US: i64 = 30 * SECOND_US;
+/// Blocks of the table that one step looks through: 8 MB.
+const EXPIRY_BLOCKS: i32 = 1_000;
+
+const COUNT_ROWS_MAX: i64 = 10_000;
+const LARGE_COUNT_ROWS_MAX: i64 = 1_000_000;
+const LARGE_COUNT_EVERY_US: i64 = 300 * SECOND_US;
+/// A million rows may have to be read from a slow disk.
+const COUNT_TIMEOUT_MS: i32 = 10 * STATEMENT_TIMEOUT_MS;
+
+pub fn main(database: u32) -> ! {
+    let place = process::enter(database, UPKEEP);
+    let opened = in_transaction(c"outbox: start the upkeep", Durability::Relaxed, || {
+        text::prepare();
+        let store = Store::open("upkeep")?;
+        remember_table(store.a_table()?);
+        let is_adopted = store.not_adopted()?.is_none();
+        Ok((store, is_adopted))
+    });
+    let (store, is_adopted) = match opened {
+        Ok(opened) => opened,
+        Err(failure) => {
+            pgrx::warning!("outbox upkeep: cannot start: {}", failure.message);
+            signals::exit(1)
+        }
+    };
+    let Some(database) = databases::my_database() else {
+        signals::exit(0)
+    };
+    database.set_extension(true);
+    signals::end_in_order();
+    let mut upkeep = Upkeep {
+        store,
+        settings: Settings::snapshot(),
+        database,
+        kept: database.kept(),
+        is_adopted,
+        has_tended_partitions: false,
+        expiry_due_us: 0,
+    };
+    let began = Instant::now();
+    loop {
+        let next_us = upkeep.pass();
+        let left_us = next_us - now_us();
+        let is_over = left_us > LINGER_US || began.elapsed() > LIFE;
+        if is_over || signals::asked_to_end() || place.is_to_leave() {
+            upkeep.kept.run_ends();
+            signals::exit(0);
+        }
+        if left_us > 0 {
+            latch::wait(left_us / 1000 + 1);
+        }
+        signals::forget_cancel(); // one that came between two statements would be an ERROR
+        signals::check_for_interrupts();
+        if signals::reload_if_asked() {
+            upkeep.settings = Settings::snapshot();
+        }
+    }
+}
+
+struct Upkeep {
+    store: Store,
+    settings: Settings,
+    database: &'static databases::Database,
+    kept: &'static Kept,
+    is_adopted: bool,
+    /// Making and dropping waits for readers of the history and holds up settles meanwhile: once a run.
+    has_tended_partitions: bool,
+    /// When the next step of a look for expired messages may begin.
+    expiry_due_us: i64,
+}
+
+impl Upkeep {
+    /// Does a piece of what is due. Returns when there is more to do, in µs since 1970.
+    fn pass(&mut self) -> i64 {
+        if self.kept.is_wanted() || self.kept.due_us.get().is_some_and(|due_us| due_us <= now_us()) {
+            if self.kept.is_wanted() {
+                self.kept.round_due_us.set(None); // other times may hold now
+            }
+            self.kept.hear();
+            let calls = Some(self.database.calls().into());
+            self.count();
+            self.count_dead();
+            let more = self.clear();
+            self.look_at_what_nobody_counted();
+            let nothing_is_there = self.database.pending() == 0 && self.database.dead() == Some([0, 0]);
+            let is_quiet = nothing_is_there && self.kept.calls_seen.get() == calls;
+            self.kept.calls_seen.set(calls);
+            let wait_us = match (more, is_quiet) {
+                (true, _) => 0,
+                (false, true) => QUIET_EVERY_US,
+                (false, false) => EVERY_US,
+            };
+            self.kept.due_us.set(Some(now_us() + wait_us));
+        }
+        match self.expire() {
+            Some(expiry_us) => expiry_us.min(self.kept.next_us().max(self.kept.due_us.get().unwrap_or(0))),
+            None => self.kept.next_us(),
+        }
+    }
+
+    // ---- what waits -------------------------------------------------------------------------------------------------
+
+    /// Sets the counters right. Exact while little waits; a large backlog is counted at start, and seldom while it stays
+    /// as it is. One that is too large for that counts, of each destination, as what was seen of it, so no limit is
+    /// applied too early.
+    fn count(&mut self) {
+        let (kept, database, store) = (self.kept, self.database, &self.store);
+        let must = !kept.has_counted() || statistics::is_any_uncounted();
+        let (before, each) = (database.pending(), statistics::Count::begin());
+        let stays = kept.pending_seen.get() == Some(before);
+        let large_is_due = kept.large_count_due_us.get().is_none_or(|due_us| due_us <= now_us());
+        let limit = match must || (stays && large_is_due) {
+            true => LARGE_COUNT_ROWS_MAX,
+            false => COUNT_ROWS_MAX,
+        };
+        kept.pending_seen.set(Some(before));
+        let counted = held_transaction(c"outbox: count", COUNT_TIMEOUT_MS, Durability::Relaxed, || {
+            let counted = store.count_pending(limit)?;
+            let sum: i64 = counted.iter().map(|counted| counted.messages).sum();
+            let all = match sum < limit {
+                true => Some(sum),
+                false if must => Some(store.estimate_pending()?.max(sum)),
+                false => None,
+            };
+            Ok((counted, all, sum < limit))
+        });
+        let Some((counted, all, is_complete)) = told(c"outbox: count", counted) else {
+            return;
+        };
+        if limit == LARGE_COUNT_ROWS_MAX {
+            kept.large_count_due_us.set(Some(now_us() + LARGE_COUNT_EVERY_US));
+        }
+        if !is_complete && !kept.has_counted() {
+            kept.unknown_block.set(Some(0));
+        }
+        if let Some(us) = counted.iter().filter_map(|counted| counted.first_expiry_us).min() {
+            kept.expires_us.lower(us); // no commit told of it since the server started
+        }
+        let Some(all) = all else { return };
+        // While messages come and go a count may see one and the counter too.
+        if must || database.pending() == before {
+            if all != before {
+                database.floors().doubt(); // somebody wrote by hand
+            }
+            database.correct_pending(all - before);
+            let counted: Vec<(String, i64)> = (counted.into_iter())
+                .map(|counted| (counted.destination, counted.messages))
+                .collect();
+            each.end(&counted);
+            kept.set_counted();
+        }
+    }
+
+    /// Where there are more than are counted at once it goes by what COMMIT tells, from the first count on.
+    fn count_dead(&self) {
+        let (database, store) = (self.database, &self.store);
+        let before = database.dead_seen();
+        if database.dead().is_some_and(|[dead, _]| dead >= COUNT_ROWS_MAX) {
+            return;
+        }
+        let counted = held_transaction(
+            c"outbox: count dead letters",
+            COUNT_TIMEOUT_MS,
+            Durability::Relaxed,
+            || store.count_dead(LARGE_COUNT_ROWS_MAX),
+        );
+        if let Some(found) = told(c"outbox: count dead letters", counted) {
+            database.count_dead(before, found);
+        }
+    }
+
+    // ---- what has expired -------------------------------------------------------------------------------------------
+
+    /// A step of a look for expired messages, if one is due: a look begins when the first message expires. Returns when
+    /// the next step is due.
+    fn expire(&mut self) -> Option<i64> {
+        let (kept, now) = (self.kept, now_us());
+        if !self.is_adopted {
+            kept.expiry_block.set(None);
+            if kept.expires_us.take().is_some() {
+                kept.expires_us.lower(now + EVERY_US);
+            }
+            return None;
+        }
+        if kept.expiry_block.get().is_none() && kept.expires_us.get().is_none_or(|us| us > now) {
+            return None;
+        }
+        if now < self.expiry_due_us {
+            return Some(self.expiry_due_us);
+        }
+        let block = kept.expiry_block.get().unwrap_or_else(|| {
+            kept.expiry_block.set(Some(0)); // first, so that it goes on after a crash
+            kept.left_expires_us.set(None);
+            kept.expires_us.set(None);
+            0
+        });
+        let Some(step) = self.expire_from(block) else {
+            kept.expiry_block.set(None);
+            kept.expires_us.lower(now_us() + EXPIRY_AGAIN_US);
+            return Some(now_us() + EXPIRY_AGAIN_US);
+        };
+        if let Some(us) = step.next_expiry_us {
+            kept.left_expires_us.lower(us);
+        }
+        // A worker may hold what has expired; it ends there, or is given back.
+        let next_us = now_us() + if step.more { 0 } else { EXPIRY_EVERY_US };
+        self.expiry_due_us = next_us;
+        if step.next_block == 0 && !step.more {
+            if let Some(us) = kept.left_expires_us.take() {
+                kept.expires_us.lower(us.max(next_us));
+            }
+            kept.expiry_block.set(None);
+            return None;
+        }
+        kept.expiry_block.set(Some(step.next_block));
+        Some(next_us)
+    }
+
+    /// After a start, with more messages than were counted: a piece of the table a minute, until all was seen once.
+    fn look_at_what_nobody_counted(&mut self) {
+        let Some(block) = self.kept.unknown_block.get().filter(|_| self.is_adopted) else {
+            return;
+        };
+        if let Some(step) = self.expire_from(block) {
+            if let Some(us) = step.next_expiry_us {
+                self.kept.expires_us.lower(us);
+            }
+            let is_over = step.next_block == 0;
+            self.kept.unknown_block.set((!is_over).then_some(step.next_block));
+        }
+    }
+
+    fn expire_from(&mut self, block: i64) -> Option<Expired> {
+        let store = &self.store;
+        let step = attempt(c"outbox: look for expired messages", || {
+            store.expire(block, EXPIRY_BLOCKS, ROWS)
+        })?;
+        if !step.counts.is_empty() {
+            let sum: i64 = step.counts.iter().map(|(_, count)| count).sum();
+            self.database.settled(&Ended::of(0, 0, sum), now_us());
+            for (destination, count) in &step.counts {
+                pgrx::log!("outbox upkeep, destination {destination}: {count} messages have expired");
+                statistics::expired(destination, *count);
+                error_groups::note(&Fault::of_messages(destination, EXPIRED, true, 0, *count as u64));
+            }
+            if step.heads {
+                self.database.waiting_changed(); // keys may go on
+                databases::wake_workers();
+            }
+        }
+        Some(step)
+    }
+
+    // ---- what is old ------------------------------------------------------------------------------------------------
+
+    /// Makes and drops partitions, and removes a batch of each kind that is old. Returns whether more may be.
+    fn clear(&mut self) -> bool {
+        let (store, kept, retention) = (&self.store, self.kept, &self.settings.retention);
+        if kept.round_due_us.get().is_none_or(|due_us| due_us <= now_us()) {
+            kept.round_due_us.set(Some(now_us() + ROUND_US));
+            kept.events_reached.set(None);
+            kept.attempts_reached.set(None);
+        }
+        if !std::mem::replace(&mut self.has_tended_partitions, true) {
+            attempt(c"outbox: purge workers", || store.purge_workers());
+            attempt(c"outbox: summarise the history", || store.summarize_history());
+            attempt(c"outbox: make partitions", || store.make_partitions(retention.history));
+            if let Some(kept_s) = retention.history {
+                attempt(c"outbox: drop partitions", || {
+                    store.clear("outbox_drop_partitions", kept_s, PARTITIONS)
+                });
+            }
+        }
+        let mut more = false;
+        let plain = [
+            (c"outbox: trim history", "outbox_trim", retention.history),
+            (c"outbox: trim the audit", "outbox_trim_audit", retention.audit),
+            (c"outbox: trim the inbox", "outbox_trim_inbox", retention.inbox),
+        ];
+        for (what, function, kept_s) in plain {
+            if let Some(kept_s) = kept_s {
+                let trimmed = attempt(what, || store.clear(function, kept_s, ROWS));
+                more |= trimmed == Some(ROWS.into());
+            }
+        }
+        if let Some(kept_s) = retention.dead {
+            let expired = attempt(c"outbox: expire dead letters", || {
+                store.clear("outbox_expire_dead", kept_s, ROWS)
+            });
+            if let Some(expired @ 1..) = expired {
+                pgrx::log!("outbox upkeep: discarded {expired} dead letters, older than outbox.dead_retention");
+            }
+            more |= expired == Some(ROWS.into());
+        }
+        let rounds = [
+            (
+                c"outbox: trim events",
+                "outbox_trim_events",
+                retention.events,
+                &kept.events_reached,
+            ),
+            (
+                c"outbox: trim attempts",
+                "outbox_trim_attempts",
+                retention.history,
+                &kept.attempts_reached,
+            ),
+        ];
+        for (what, function, kept_s, reached) in rounds {
+            let Some(kept_s) = kept_s else { continue };
+            let after = reached.get().unwrap_or(0);
+            let trimmed = attempt(what, || store.clear_after(function, after, kept_s, ROWS));
+            if let Some((until, more_rows)) = trimmed {
+                reached.set(Some(until));
+                more |= more_rows;
+            }
+        }
+        more && !signals::asked_to_end()
+    }
+}
+
+/// A step in a transaction of its own; None if it failed.
+fn attempt<T>(what: &CStr, body: impl FnOnce() -> SpiResult<T>) -> Option<T> {
+    match signals::asked_to_end() {
+        true => None,
+        false => told(what, in_transaction(what, Durability::Relaxed, body)),
+    }
+}
+
+/// What came of a step; a failure is said in the log.
+fn told<T>(what: &CStr, result: Result<T, Failure>) -> Option<T> {
+    match result {
+        Ok(value) => Some(value),
+        Err(_) if signals::asked_to_end() => None, // the statement was cancelled for that
+        Err(failure) => {
+            pgrx::warning!("{}: {}; tries again", text::of_c_str(what), failure.message);
+            None
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! A destination as crates/worker sees it from a worker in the server: the tables, each call a transaction of its own, what
+//! shared memory says of its lanes, and its statistics. Main thread of a worker.
+
+use super::transaction::{LAST_TRANSACTION_MS, held_transaction, in_transaction};
+use crate::config::Settings;
+use crate::limits::STATEMENT_TIMEOUT_MS;
+use crate::pg::clock::now_us;
+use crate::pg::tid::Tid;
+use crate::pg::txn::{self, Durability, Failure};
+use crate::shared::error_groups::{self, Fault};
+use crate::shared::fastpath::slot;
+use crate::shared::lanes::Class;
+use crate::shared::statistics::Figures;
+use crate::shared::{databases, transactions, workers};
+use crate::worker::store::{ClaimedBatch, Settlement, Store, Whereto};
+use outbox_core::engine::{Batch, Claimed, Held, Lane, Place};
+use outbox_core::gate::{Found, OrderedKey};
+use outbox_core::hold::OpenTransaction;
+use outbox_core::message::Pointer;
+use outbox_core::minutes::Took;
+use outbox_core::partition::Partition;
+use outbox_core::settle::Ended;
+use outbox_transport::BodyFunction;
+use outbox_transport::target::{Limits, Target};
+use outbox_worker::{Patience, Status};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+/// Due messages that one transaction brings back, at most.
+const DUE_ROWS: i32 = 1000;
+
+/// What the destinations of a worker have in common.
+pub struct Here {
+    pub id: String,
+    pub store: Store,
+    pub database: Option<&'static databases::Database>,
+    pub slot: &'static workers::Worker,
+    pub settings: RefCell<Settings>,
+    /// With leasing off: the token of this process' claims, negative.
+    pub row_token: i64,
+    /// Of the changes by hand, how many there were before this worker looked last.
+    pub changes_seen: Cell<u32>,
+}
+
+impl Here {
+    /// How often a person has changed something in this database.
+    pub fn changes_by_hand(&self) -> u32 {
+        self.database.map_or(0, databases::Database::changes_by_hand)
+    }
+}
+
+pub struct Port {
+    here: Rc<Here>,
+    destination: String,
+    /// Its word of *reopen* is shared by all destinations of a class.
+    class: Class,
+    figures: RefCell<Figures>,
+    /// How long messages took that are not settled yet.
+    took: RefCell<Took>,
+    /// What makes the bodies, if not the format alone.
+    body: RefCell<Option<BodyFunction>>,
+    /// WAL must be on disk up to here before what was claimed goes out.
+    wal_position: Cell<u64>,
+}
+
+impl Port {
+    pub fn new(here: Rc<Here>, destination: &str) -> Self {
+        Self {
+            here,
+            destination: destination.to_owned(),
+            class: Class::of(destination),
+            figures: RefCell::new(Figures::of(destination)),
+            took: RefCell::default(),
+            body: RefCell::default(),
+            wal_position: Cell::new(0),
+        }
+    }
+
+    fn note(&self, claimed: ClaimedBatch) -> Batch<Tid> {
+        self.wal_position.set(self.wal_position.get().max(claimed.wal_position));
+        claimed.batch
+    }
+}
+
+impl outbox_worker::Port for Port {
+    type Place = Tid;
+    type Error = Failure;
+
+    fn describe(&self, target: Result<&Target, &str>, limits: &Limits) {
+        self.body.replace(target.ok().and_then(|target| target.body.clone()));
+        self.figures.borrow().set_max_pending(limits.max_pending);
+    }
+
+    // ---- tables -----------------------------------------------------------------------------------------------------
+
+    fn settle(&self, batch: &[Settlement], dead: &'static str, patience: Patience) -> Result<usize, Failure> {
+        let store = &self.here.store;
+        let timeout_ms = match patience {
+            Patience::Usual => STATEMENT_TIMEOUT_MS,
+            Patience::Little => LAST_TRANSACTION_MS,
+        };
+        held_transaction(c"outbox: settle", timeout_ms, Durability::Full, || {
+            let changed = store.settle(batch, dead)?;
+            if changed == batch.len() {
+                return Ok(changed);
+            }
+            // Rows that moved (VACUUM FULL) are found again by key. Rows that are gone or carry another token are no
+            // longer ours.
+            Ok(changed + store.settle_by_key(batch, dead)?)
+        })
+    }
+
+    fn claim(&self, lanes: &[Lane], is_patient: bool) -> Result<Batch<Tid>, Failure> {
+        let body = self.body.borrow();
+        let whereto = Whereto {
+            destination: &self.destination,
+            body: body.as_ref(),
+        };
+        let claimed = in_transaction(c"outbox: claim", Durability::Relaxed, || {
+            if !is_patient {
+                txn::set_locally(c"lock_timeout", c"20ms");
+            }
+            self.here.store.claim(whereto, lanes)
+        })?;
+        Ok(self.note(claimed))
+    }
+
+    fn claim_unleased(&self, limit: u32) -> Result<Batch<Tid>, Failure> {
+        let body = self.body.borrow();
+        let whereto = Whereto {
+            destination: &self.destination,
+            body: body.as_ref(),
+        };
+        let (token, ttl_s) = (self.here.row_token, self.here.settings.borrow().claim_ttl_s);
+        let claimed = in_transaction(c"outbox: claim", Durability::Relaxed, || {
+            self.here.store.claim_unleased(whereto, token, ttl_s, limit)
+        })?;
+        Ok(self.note(claimed))
+    }
+
+    fn claim_waiting(
+        &self,
+        key: &OrderedKey,
+        epoch: i64,
+        reach: i64,
+        limit: u32,
+    ) -> Result<(Batch<Tid>, bool), Failure> {
+        let body = self.body.borrow();
+        let (claimed, more) = in_transaction(c"outbox: claim", Durability::Relaxed, || {
+            self.here.store.claim_waiting(body.as_ref(), key, epoch, reach, limit)
+        })?;
+        Ok((self.note(claimed), more))
+    }
+
+    fn bring_due(&self, leases: Option<&[Held]>) -> Result<(Vec<(String, Partition, i64)>, Option<u64>), Failure> {
+        let brought = in_transaction(c"outbox: bring back what is due", Durability::Relaxed, || {
+            self.here.store.bring_due(leases, DUE_ROWS)
+        })?;
+        if let Some(database) = self.here.database {
+            database.set_next_due_us(brought.1.map(|ms| now_us() + ms as i64 * 1000));
+        }
+        Ok(brought)
+    }
+
+    fn gates(&self, partitions: &[Partition]) -> Result<Vec<Found>, Failure> {
+        in_transaction(c"outbox: read the gates", Durability::Relaxed, || {
+            self.here.store.gates(partitions)
+        })
+    }
+
+    fn is_locked(failure: &Failure) -> bool {
+        failure.locked
+    }
+
+    /// A commit with synchronous_commit off is visible before it is on disk.
+    fn make_durable(&self) {
+        txn::flush_wal(self.wal_position.take());
+    }
+
+    fn body_rests_ms(&self) -> Option<u32> {
+        self.here.store.bodies.rests_ms(&self.destination)
+    }
+
+    fn is_body_unusable(&self) -> bool {
+        self.here.store.bodies.is_unusable(&self.destination)
+    }
+
+    // ---- shared memory ----------------------------------------------------------------------------------------------
+
+    fn refresh(&self) -> Result<(), Failure> {
+        transactions::reap();
+        Ok(())
+    }
+
+    fn open_transactions(&self) -> Result<Vec<OpenTransaction>, Failure> {
+        Ok(transactions::open_transactions())
+    }
+
+    fn take_reopen(&self, partition: Partition) -> Option<i64> {
+        self.here.database?.take_reopen(self.class, partition, self.here.slot)
+    }
+
+    fn look_at_reopen(&self, partition: Partition) -> Option<i64> {
+        self.here.database?.look_at_reopen(self.class, partition)
+    }
+
+    fn shares_reopen_with(&self, destination: &str) -> bool {
+        Class::of(destination) == self.class
+    }
+
+    fn waiting_changes(&self) -> u32 {
+        self.here.database.map_or(0, databases::Database::waiting_changes)
+    }
+
+    // ---- fast path --------------------------------------------------------------------------------------------------
+
+    fn take_ready(&self) -> Vec<(Place, Claimed<Tid>)> {
+        let ready = slot::take(&self.destination, self.here.slot.place()).into_iter();
+        let claimed = |(place, tid, pointer, event)| {
+            let claimed = Claimed {
+                place: tid,
+                pointer,
+                event: Ok(event),
+            };
+            (place, claimed)
+        };
+        ready.map(claimed).collect()
+    }
+
+    fn lowest_ready(&self, partition: Partition) -> Option<i64> {
+        slot::lowest_ready(&self.destination, partition)
+    }
+
+    fn revoke(&self, claimed: &[(Partition, i64)]) {
+        slot::revoke(&self.destination, claimed);
+    }
+
+    fn let_go(&self, place: Place) {
+        slot::free(place);
+    }
+
+    fn give_up(&self, place: Place, partition: Partition, seq: i64) {
+        if let Some(database) = self.here.database {
+            database.reopen(self.class, partition, seq);
+        }
+        slot::free(place);
+    }
+
+    // ---- statistics -------------------------------------------------------------------------------------------------
+
+    fn confirmed(&self, pointer: &Pointer, at_us: i64) {
+        self.figures.borrow().confirmed(pointer.enqueued_at_us, at_us);
+        self.took
+            .borrow_mut()
+            .note(at_us.saturating_sub(pointer.enqueued_at_us));
+    }
+
+    fn settled(&self, batch: &[Settlement]) {
+        let (now_us, mut ended) = (now_us(), Ended::default());
+        batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
+        if let Some(database) = self.here.database {
+            database.settled(&ended, now_us);
+            if ended.published > 0 {
+                database.confirmed(&mut self.took.borrow_mut(), now_us);
+            }
+        }
+        self.figures.borrow().settled(batch, now_us);
+    }
+
+    fn note_in_flight(&self, count: usize) {
+        self.figures.borrow().set_in_flight(count);
+    }
+
+    fn take_question(&self) -> bool {
+        self.figures.borrow_mut().take_look()
+    }
+
+    fn report(&self, status: Option<&Status>, asked_at_us: Option<i64>) -> Result<(), Failure> {
+        let state = status.map(|status| status.state);
+        let reason = status.and_then(|status| status.reason);
+        let detail = status.and_then(|status| status.detail.as_deref());
+        in_transaction(c"outbox: report", Durability::Relaxed, || {
+            let store = &self.here.store;
+            store.report(&self.destination, state, reason, detail, asked_at_us)
+        })
+    }
+
+    fn note_fault(&self, reason: &'static str, detail: &str) {
+        error_groups::note(&Fault::of_destination(&self.destination, reason, detail));
+    }
+}

@@ -1,0 +1,160 @@
+//! A worker in the server, for one database: the loop around the passes of crates/worker, its begin and its end. Main thread
+//! of its own process; the publisher threads are behind crates/transport.
+
+use super::host::{DEADLINE, Host, note_session_defaults};
+use super::port::Here;
+use super::store::Store;
+use super::transaction::{in_transaction, remember_table};
+use crate::config::Settings;
+use crate::pg::bgworker;
+use crate::pg::latch::WaitSet;
+use crate::pg::txn::{self, Durability};
+use crate::pg::{catalog, signals, text};
+use crate::shared::workers::{self, NoPlace, id_of};
+use crate::shared::{databases, launcher, lifecycle, transactions, vacancies};
+use outbox_core::session;
+use outbox_transport::{Bell, ask_for_short_slices};
+use outbox_worker::{Budget, Pass, Worker};
+use std::cell::{Cell, RefCell};
+use std::time::Duration;
+
+/// A fast shutdown must be through within 2 s, whatever the broker does.
+const LAST: Budget = Budget {
+    outcomes: Duration::from_millis(700),
+    words: Duration::from_millis(200),
+    settles: Duration::from_millis(300),
+    settles_meanwhile: false,
+};
+const LAST_MS: i32 = 1_700;
+
+pub fn main(database: u32, number: u32) -> ! {
+    // Read before the session begins, which has these settings or newer ones.
+    let known_defaults = databases::database(database).map_or(0, |database| database.session_defaults());
+    let slot = enter(database, number);
+    ask_for_short_slices();
+    let mut worker = start(number, slot, known_defaults);
+    let waits = WaitSet::new(worker.host().bell().fd());
+    bgworker::on_exit(stop_publishing);
+    signals::end_in_order();
+    loop {
+        let wait_ms = match worker.pass() {
+            Ok(Pass::Wait(wait_ms)) => wait_ms,
+            Ok(Pass::NewSession | Pass::Left) => finish(&mut worker, &waits, 0),
+            Err(failure) => {
+                pgrx::warning!("outbox {}: {}", id_of(number), failure.message);
+                0
+            }
+        };
+        if !signals::asked_to_end() {
+            let wait_ms = worker.listen(wait_ms, None);
+            waits.wait(i64::from(wait_ms));
+        }
+        if signals::asked_to_end() {
+            finish(&mut worker, &waits, 1);
+        }
+        signals::check_for_interrupts();
+        if signals::reload_if_asked() {
+            let settings = worker.host().reload();
+            worker.take_settings(settings);
+        }
+    }
+}
+
+/// The first steps of a process that serves a database: its place, then its connection. Ends where there is no place.
+pub fn enter(database: u32, number: u32) -> &'static workers::Worker {
+    signals::install();
+    let slot = match lifecycle::worker_starts(database, number) {
+        Ok(slot) => slot,
+        Err(NoPlace::Taken(pid)) => {
+            pgrx::log!(
+                "outbox {}: process {pid} is this worker already; this one ends",
+                id_of(number)
+            );
+            signals::exit(0)
+        }
+        Err(NoPlace::Full) => signals::exit(0), // the launcher says so
+    };
+    if vacancies::is_vacated(database) {
+        signals::exit(0);
+    }
+    bgworker::connect(database.into(), launcher::worker_role().into());
+    for (name, value) in session::SETTINGS.iter().chain(session::IN_THE_SERVER) {
+        txn::set_for_session(name, value);
+    }
+    slot
+}
+
+fn start(number: u32, slot: &'static workers::Worker, known_defaults: u64) -> Worker<Host> {
+    let id = id_of(number);
+    let opened = in_transaction(c"outbox: start", Durability::Relaxed, || {
+        text::prepare();
+        let store = Store::open(&id)?;
+        let sharing = store.sharing()?;
+        remember_table(store.a_table()?);
+        let session_defaults = store.session_defaults()?;
+        let described = store.destinations()?;
+        store.look_at_source()?;
+        if let Some(database) = databases::my_database()
+            && !database.has_adopted()
+        {
+            transactions::adopt(&store.prepared_transactions()?);
+            database.set_adopted();
+            // One may have been committed before it was found, while another worker read already.
+            databases::reopen_all(catalog::my_database(), 1);
+        }
+        let not_adopted = store.not_adopted()?;
+        Ok((store, sharing, session_defaults, described, not_adopted))
+    });
+    let opened = (opened.map_err(|failure| failure.message))
+        .and_then(|opened| Ok((opened, Bell::new().map_err(|error| error.to_string())?)));
+    let ((store, sharing, session_defaults, described, not_adopted), bell) = match opened {
+        Ok(opened) => opened,
+        Err(why) => {
+            pgrx::warning!("outbox {id}: cannot start: {why}");
+            signals::exit(1)
+        }
+    };
+    let hash = note_session_defaults(&session_defaults);
+    let session_defaults = (known_defaults == 0 || known_defaults == hash).then_some(session_defaults);
+    pgrx::log!("outbox {id}: started");
+    let settings = Settings::snapshot();
+    let for_worker = settings.worker.clone();
+    let here = Here {
+        id,
+        store,
+        database: databases::my_database(),
+        slot,
+        settings: RefCell::new(settings),
+        row_token: -(uuid::Uuid::new_v4().as_u64_pair().0 as i64 & i64::MAX).max(1),
+        changes_seen: Cell::new(0), // it looks at once
+    };
+    let host = Host::new(here, sharing, bell, session_defaults);
+    let mut worker = Worker::new(host, sharing, for_worker, not_adopted);
+    worker.describe(described);
+    // It may start the other workers, and the upkeep, which counts what waits for the destinations that there are.
+    if let Some(database) = databases::my_database() {
+        database.set_extension(true);
+        launcher::tell_news();
+    }
+    worker
+}
+
+/// The orderly end: what the brokers confirm within a moment is settled, the rest is released, the leases go back.
+fn finish(worker: &mut Worker<Host>, waits: &WaitSet, code: i32) -> ! {
+    signals::end_within(LAST_MS);
+    let ended = worker.finish(&LAST, &mut |worker, left| {
+        waits.wait(left.as_millis() as i64);
+        worker.host().bell().silence();
+    });
+    let id = outbox_worker::Host::id(worker.host());
+    match ended {
+        Ok(()) => pgrx::log!("outbox {id}: ended"),
+        Err(failure) => pgrx::log!("outbox {id}: ended; its leases run out: {}", failure.message),
+    }
+    signals::exit(code)
+}
+
+/// Before the other workers are told that this one has ended: its publisher thread lives on for a moment.
+unsafe extern "C-unwind" fn stop_publishing(_code: i32, _arg: pgrx::pg_sys::Datum) {
+    DEADLINE.end();
+}

@@ -1,0 +1,754 @@
+//! The SQL of a worker: the functions of sql/src that make the worker protocol, each call one statement in the transaction
+//! of the caller, as the worker role. Main thread of a worker.
+
+pub mod maintenance;
+
+use crate::pg::catalog;
+use crate::pg::clock::us_since_1970;
+use crate::pg::spi::{Column, Lossy, Param, Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult};
+use crate::pg::text::Unreadable;
+use crate::pg::tid::Tid;
+use crate::store::body::Bodies;
+use crate::store::held::Kept;
+use crate::store::sendable;
+use crate::store::source::Source;
+use outbox_core::engine::{self, Batch, Claimed, Held, Lane, Sharing};
+use outbox_core::gate::{Found, OrderedKey};
+use outbox_core::lease::Lease;
+use outbox_core::message::{Event, Outcome, Pointer};
+use outbox_core::partition::Partition;
+use outbox_core::settle::{Disposition, EXPIRED};
+use outbox_transport::BodyFunction;
+use outbox_transport::target::{Kind, split};
+use outbox_worker::Described;
+use pgrx::datum::TimestampWithTimeZone;
+use pgrx::spi::quote_identifier;
+use pgrx::{PgBuiltInOids, PgOid};
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// The functions of one database's outbox, called as the worker role. Each call is one statement in the transaction of
+/// the caller.
+pub struct Store {
+    pub(super) schema: String,
+    worker: String,
+    claim: OnceCell<Kept>,
+    claim_waiting: OnceCell<Kept>,
+    settle: OnceCell<Kept>,
+    /// What an idle worker runs again and again, by its text.
+    kept: RefCell<HashMap<String, Rc<Kept>>>,
+    /// Where events are, if not in outbox_events.
+    source: RefCell<Option<Rc<Source>>>,
+    /// What makes the bodies of destinations that name a function.
+    pub bodies: Bodies,
+}
+
+/// The destination that a claim is for, and the function that makes its bodies, if there is one.
+#[derive(Clone, Copy)]
+pub struct Whereto<'a> {
+    pub destination: &'a str,
+    pub body: Option<&'a BodyFunction>,
+}
+
+/// Messages that were brought back, each with its destination and partition, and in how many ms the next is due.
+type Brought = (Vec<(String, Partition, i64)>, Option<u64>);
+
+/// A row's place is its ctid.
+pub type Settlement = engine::Settlement<Tid>;
+
+/// What a claim brought, and how far WAL must be on disk before any of it goes out.
+pub struct ClaimedBatch {
+    pub batch: Batch<Tid>,
+    pub wal_position: u64,
+}
+
+/// Bodies that one claim may bring, in bytes: bounds the memory of a worker. One message is always taken.
+pub const CLAIM_BYTES_MAX: i64 = engine::CLAIM_BYTES_MAX as i64;
+
+impl Store {
+    /// Finds the schema of the extension. Inside a transaction, the extension held.
+    pub fn open(worker: &str) -> SpiResult<Self> {
+        let schema: Option<String> = Spi::get_one(
+            "select n.nspname::text from pg_extension e join pg_namespace n on n.oid = e.extnamespace where e.extname = 'outbox'",
+        )?;
+        Ok(Self {
+            schema: quote_identifier(schema.unwrap_or_default()),
+            worker: worker.to_string(),
+            claim: OnceCell::new(),
+            claim_waiting: OnceCell::new(),
+            settle: OnceCell::new(),
+            kept: RefCell::default(),
+            source: RefCell::default(),
+            bodies: Bodies::default(),
+        })
+    }
+
+    /// A query that only reads, planned once. Run it by `select`: with all else pgrx takes a transaction number, also
+    /// `Spi::get_one`, and the commit then writes WAL.
+    fn look(&self, client: &SpiClient, sql: String) -> SpiResult<Rc<Kept>> {
+        self.keep(sql, |sql| Ok(client.prepare(sql, &[])?.keep().into()))
+    }
+
+    /// A statement that writes, planned once.
+    fn write(&self, client: &SpiClient, sql: String, types: &[PgBuiltInOids]) -> SpiResult<Rc<Kept>> {
+        let types: Vec<PgOid> = types.iter().map(|oid| PgOid::from(*oid)).collect();
+        self.keep(sql, |sql| Ok(client.prepare_mut(sql, &types)?.keep().into()))
+    }
+
+    fn keep(&self, sql: String, plan: impl FnOnce(&str) -> SpiResult<Kept>) -> SpiResult<Rc<Kept>> {
+        let mut kept = self.kept.borrow_mut();
+        if let Some(known) = kept.get(&sql) {
+            return Ok(Rc::clone(known));
+        }
+        let statement = Rc::new(plan(&sql)?);
+        kept.insert(sql, Rc::clone(&statement));
+        Ok(statement)
+    }
+
+    /// The one value that such a query gives.
+    fn look_at<T: Column>(&self, sql: String) -> SpiResult<Option<T>> {
+        Spi::connect(|client| {
+            let statement = self.look(client, sql)?;
+            client.select(&**statement, Some(1), &[])?.first().get_one()
+        })
+    }
+
+    /// Takes over the event source that is set now. outbox_source_set() sends the workers away first, so none claims by
+    /// an older one; a dump that is restored does not.
+    pub fn look_at_source(&self) -> SpiResult<()> {
+        let now = Spi::connect(|client| {
+            let statement = self.look(client, Source::query(&self.schema))?;
+            Source::of(client.select(&**statement, Some(1), &[])?)
+        })?;
+        let mut known = self.source.borrow_mut();
+        match (&now, &*known) {
+            (None, None) => {}
+            (Some(now), Some(known)) if now.is_the_same(known) => {}
+            _ => *known = now.map(Rc::new),
+        }
+        Ok(())
+    }
+
+    /// The OID of a table of the extension.
+    pub fn a_table(&self) -> SpiResult<u32> {
+        let sql = format!("select $${}.outbox_settings$$::regclass::oid::bigint", self.schema);
+        Ok(Spi::get_one::<i64>(&sql)?.unwrap_or_default() as u32)
+    }
+
+    pub fn sharing(&self) -> SpiResult<Sharing> {
+        let leasing: Option<bool> = Spi::get_one(&format!("select leasing from {}.outbox_settings", self.schema))?;
+        Ok(if leasing == Some(false) {
+            Sharing::RowClaims
+        } else {
+            Sharing::Leases
+        })
+    }
+
+    /// A text that changes when ALTER DATABASE or ALTER ROLE changes what a new session would start with.
+    pub fn session_defaults(&self) -> SpiResult<String> {
+        let sql =
+            "select string_agg(format('%s %s %s', setdatabase, setrole, setconfig), ';' order by setdatabase, setrole)
+             from pg_db_role_setting
+             where setdatabase in (0, (select oid from pg_database where datname = current_database()))
+               and setrole in (0, (select oid from pg_roles where rolname = current_user))";
+        Ok(self.look_at::<Lossy>(sql.to_string())?.unwrap_or_default().0)
+    }
+
+    /// Why nothing is to be delivered from here; None = this database is adopted.
+    pub fn not_adopted(&self) -> SpiResult<Option<String>> {
+        let why = self.look_at::<Lossy>(format!("select {}.outbox_not_adopted()", self.schema))?;
+        Ok(why.map(|why| why.0))
+    }
+
+    /// Tells that this worker lives; returns the ids of all that do.
+    pub fn heartbeat(&self, pid: i32, ttl_s: i32) -> SpiResult<Vec<String>> {
+        Spi::connect_mut(|client| {
+            let sql = format!("select * from {}.outbox_heartbeat($1, $2, $3)", self.schema);
+            let types = [PgBuiltInOids::TEXTOID, PgBuiltInOids::INT4OID, PgBuiltInOids::INT4OID];
+            let statement = self.write(client, sql, &types)?;
+            let args = [self.worker.as_str().into(), pid.into(), ttl_s.into()];
+            let rows = client.update(&**statement, None, &args)?;
+            rows.map(|row| Ok(row.get::<Lossy>(1)?.unwrap_or_default().0)).collect()
+        })
+    }
+
+    /// What this worker knows of a destination; without a state it serves it no more. `looked_at_us`: a session had asked
+    /// for it then, in µs since 1970.
+    pub fn report(
+        &self,
+        destination: &str,
+        state: Option<&str>,
+        reason: Option<&str>,
+        detail: Option<&str>,
+        looked_at_us: Option<i64>,
+    ) -> SpiResult<()> {
+        let sql = format!(
+            "select {}.outbox_report($1, $2, $3, $4, $5, to_timestamp(0) + $6 * interval '1 microsecond')",
+            self.schema
+        );
+        let args = [
+            self.worker.as_str().into(),
+            destination.into(),
+            state.into(),
+            reason.into(),
+            detail.into(),
+            looked_at_us.into(),
+        ];
+        Spi::run_with_args(&sql, &args)
+    }
+
+    /// The destinations that there are, with the credentials of this worker's role.
+    pub fn destinations(&self) -> SpiResult<Vec<Described>> {
+        Spi::connect(|client| {
+            let sql = format!(
+                "select destination, server::bigint, options, paused, wrapper from {}.outbox_destinations()",
+                self.schema
+            );
+            let statement = self.look(client, sql)?;
+            client
+                .select(&**statement, None, &[])?
+                .map(|row| {
+                    let server: Option<i64> = row.get(2)?;
+                    let options: Vec<Lossy> = row.get(3)?.unwrap_or_default();
+                    let options: Vec<String> = options.into_iter().map(|option| option.0).collect();
+                    let wrapper: Option<Lossy> = row.get(5)?;
+                    Ok(Described {
+                        name: row.get::<Lossy>(1)?.unwrap_or_default().0,
+                        kind: wrapper.and_then(|name| Kind::of_wrapper(&name.0)).unwrap_or(Kind::Amqp),
+                        options: split(&options),
+                        mapping: split(&server.map(|oid| catalog::user_mapping(oid as u32)).unwrap_or_default()),
+                        paused: row.get(4)?.unwrap_or_default(),
+                    })
+                })
+                .collect()
+        })
+    }
+
+    pub fn leases(&self) -> SpiResult<Vec<Lease>> {
+        Spi::connect(|client| {
+            let sql = format!(
+                "select partition, lease_owner, live, lease_epoch from {}.outbox_leases()",
+                self.schema
+            );
+            let statement = self.look(client, sql)?;
+            client
+                .select(&**statement, None, &[])?
+                .map(|row| {
+                    Ok(Lease {
+                        partition: partition(&row, 1)?,
+                        owner: row.get::<Lossy>(2)?.map(|owner| owner.0),
+                        live: row.get(3)?.unwrap_or_default(),
+                        epoch: row.get(4)?.unwrap_or_default(),
+                    })
+                })
+                .collect()
+        })
+    }
+
+    /// Takes leases; returns those it got, with their epochs.
+    pub fn take(&self, partitions: &[Partition], ttl_s: i32) -> SpiResult<Vec<(Partition, i64)>> {
+        if partitions.is_empty() {
+            return Ok(Vec::new());
+        }
+        Spi::connect_mut(|client| {
+            let sql = format!(
+                "select partition, lease_epoch from {}.outbox_lease_take($1, $2, $3)",
+                self.schema
+            );
+            let args = [self.worker.as_str().into(), indexes(partitions).into(), ttl_s.into()];
+            client
+                .update(sql.as_str(), None, &args)?
+                .map(|row| Ok((partition(&row, 1)?, row.get(2)?.unwrap_or_default())))
+                .collect()
+        })
+    }
+
+    /// Renews leases; returns those still held.
+    pub fn renew(&self, leases: &[(Partition, i64)], ttl_s: i32) -> SpiResult<Vec<Partition>> {
+        Spi::connect_mut(|client| {
+            let sql = format!("select * from {}.outbox_lease_renew($1, $2, $3, $4)", self.schema);
+            let (partitions, epochs) = columns(leases);
+            let args = [
+                self.worker.as_str().into(),
+                partitions.into(),
+                epochs.into(),
+                ttl_s.into(),
+            ];
+            let types = [
+                PgBuiltInOids::TEXTOID,
+                PgBuiltInOids::INT2ARRAYOID,
+                PgBuiltInOids::INT8ARRAYOID,
+                PgBuiltInOids::INT4OID,
+            ];
+            let statement = self.write(client, sql, &types)?;
+            client
+                .update(&**statement, None, &args)?
+                .map(|row| partition(&row, 1))
+                .collect()
+        })
+    }
+
+    pub fn release(&self, leases: &[(Partition, i64)]) -> SpiResult<()> {
+        if leases.is_empty() {
+            return Ok(());
+        }
+        let (partitions, epochs) = columns(leases);
+        let sql = format!("select {}.outbox_lease_release($1, $2, $3)", self.schema);
+        Spi::run_with_args(&sql, &[self.worker.as_str().into(), partitions.into(), epochs.into()])
+    }
+
+    pub fn leave(&self) -> SpiResult<()> {
+        Spi::run_with_args(
+            &format!("select {}.outbox_leave($1)", self.schema),
+            &[self.worker.as_str().into()],
+        )
+    }
+
+    /// Claims messages of leased lanes, all of them with the same reach.
+    pub fn claim(&self, whereto: Whereto, lanes: &[Lane]) -> SpiResult<ClaimedBatch> {
+        let partitions: Vec<i16> = lanes.iter().map(|lane| lane.partition.as_i16()).collect();
+        let epochs: Vec<i64> = lanes.iter().map(|lane| lane.epoch).collect();
+        let limits: Vec<i32> = lanes.iter().map(|lane| lane.limit as i32).collect();
+        let marks: Vec<i64> = lanes.iter().map(|lane| lane.mark).collect();
+        let args = [
+            self.worker.as_str().into(),
+            whereto.destination.into(),
+            partitions.into(),
+            epochs.into(),
+            limits.into(),
+            marks.into(),
+            CLAIM_BYTES_MAX.into(),
+            lanes.iter().map(|lane| lane.reach).max().into(),
+        ];
+        let types = [
+            PgBuiltInOids::TEXTOID,
+            PgBuiltInOids::TEXTOID,
+            PgBuiltInOids::INT2ARRAYOID,
+            PgBuiltInOids::INT8ARRAYOID,
+            PgBuiltInOids::INT4ARRAYOID,
+            PgBuiltInOids::INT8ARRAYOID,
+            PgBuiltInOids::INT8OID,
+            PgBuiltInOids::INT8OID,
+        ];
+        let body = || self.body("outbox_claim(text,text,smallint[],bigint[],integer[],bigint[],bigint,bigint)");
+        self.claimed(whereto, &self.claim, &body, &types, &args, &release())
+    }
+
+    /// Claims messages of any partition, with leasing off.
+    pub fn claim_unleased(&self, whereto: Whereto, token: i64, ttl_s: i32, limit: u32) -> SpiResult<ClaimedBatch> {
+        let args = [
+            whereto.destination.into(),
+            token.into(),
+            ttl_s.into(),
+            (limit as i32).into(),
+            CLAIM_BYTES_MAX.into(),
+        ];
+        let types = [
+            PgBuiltInOids::TEXTOID,
+            PgBuiltInOids::INT8OID,
+            PgBuiltInOids::INT4OID,
+            PgBuiltInOids::INT4OID,
+            PgBuiltInOids::INT8OID,
+        ];
+        let body = || self.body("outbox_claim_unleased(text,bigint,integer,integer,bigint)");
+        self.claimed(whereto, &self.claim, &body, &types, &args, &release())
+    }
+
+    /// Claims the first messages of a key that wait behind another; says whether more are there.
+    pub fn claim_waiting(
+        &self,
+        body: Option<&BodyFunction>,
+        key: &OrderedKey,
+        epoch: i64,
+        reach: i64,
+        limit: u32,
+    ) -> SpiResult<(ClaimedBatch, bool)> {
+        let args = [
+            self.worker.as_str().into(),
+            key.destination.as_str().into(),
+            key.partition.as_i16().into(),
+            key.key.as_deref().into(),
+            epoch.into(),
+            reach.into(),
+            (limit as i32).into(),
+            CLAIM_BYTES_MAX.into(),
+        ];
+        let types = [
+            PgBuiltInOids::TEXTOID,
+            PgBuiltInOids::TEXTOID,
+            PgBuiltInOids::INT2OID,
+            PgBuiltInOids::TEXTOID,
+            PgBuiltInOids::INT8OID,
+            PgBuiltInOids::INT8OID,
+            PgBuiltInOids::INT4OID,
+            PgBuiltInOids::INT8OID,
+        ];
+        let whereto = Whereto {
+            destination: &key.destination,
+            body,
+        };
+        let body = || self.body("outbox_claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint)");
+        let batch = self.claimed(whereto, &self.claim_waiting, &body, &types, &args, &Disposition::Wait)?;
+        let more: Option<bool> = Spi::get_one_with_args(
+            &format!("select {}.outbox_waits($1, $2, $3)", self.schema),
+            &[
+                key.destination.as_str().into(),
+                key.partition.as_i16().into(),
+                key.key.as_deref().into(),
+            ],
+        )?;
+        Ok((batch, more.unwrap_or_default()))
+    }
+
+    /// The statement that a function of ours in SQL is. As such it is planned once and runs without what a call costs: half of the
+    /// time of a claim of one message. The worker's session has the settings that the function's SET clauses name.
+    fn body(&self, function: &str) -> SpiResult<String> {
+        let sql = format!(
+            "select prosrc from pg_proc where oid = '{}.{function}'::regprocedure",
+            self.schema
+        );
+        Ok(Spi::get_one(&sql)?.unwrap_or_default())
+    }
+
+    /// `sql` has the columns of outbox_claimed.
+    fn claimed(
+        &self,
+        whereto: Whereto,
+        cached: &OnceCell<Kept>,
+        sql: &dyn Fn() -> SpiResult<String>,
+        types: &[PgBuiltInOids],
+        args: &[Param],
+        unclaim: &Disposition,
+    ) -> SpiResult<ClaimedBatch> {
+        let source = self.source.borrow().clone();
+        if let Some(source) = &source {
+            source.check_before_claim().unwrap_or_else(|error| error.raise());
+        }
+        if let Some(body) = whereto.body {
+            let checked = self.bodies.check_before_claim(whereto.destination, body);
+            checked.unwrap_or_else(|error| error.raise());
+        }
+        let mut claimed = self.claimed_with_built_in_events(cached, sql, types, args)?;
+        if let Some(source) = &source {
+            self.take_events(source, &mut claimed.batch, unclaim)?;
+        }
+        if let Some(body) = whereto.body {
+            let given = self.bodies.give(
+                whereto.destination,
+                body,
+                &mut claimed.batch.rows,
+                CLAIM_BYTES_MAX as usize,
+            );
+            let rest = given.unwrap_or_else(|error| error.raise());
+            self.unclaim(rest, &mut claimed.batch, unclaim)?;
+        }
+        Ok(claimed)
+    }
+
+    /// Events come from the source; those of outbox_events that the claim found by the same seqs are others. (Each costs it
+    /// a look into an index that is empty as a rule. Claims without it would be the same functions twice.) What was not
+    /// read in time, or does not fit into memory, is claimed no more.
+    fn take_events(&self, source: &Source, batch: &mut Batch<Tid>, unclaim: &Disposition) -> SpiResult<()> {
+        if batch.rows.is_empty() {
+            return Ok(());
+        }
+        let seqs: Vec<i64> = batch.rows.iter().map(|row| row.pointer.seq).collect();
+        let mut events = (source.read(&seqs, CLAIM_BYTES_MAX as usize)).unwrap_or_else(|error| error.raise());
+        let mut unread = Vec::new();
+        for mut row in std::mem::take(&mut batch.rows) {
+            match events.remove(&row.pointer.seq) {
+                Some(event) => {
+                    row.event = event;
+                    batch.rows.push(row);
+                }
+                None => unread.push(row),
+            }
+        }
+        self.unclaim(unread, batch, unclaim)
+    }
+
+    /// The end of a batch that is not dealt with now.
+    fn unclaim(&self, rest: Vec<Claimed<Tid>>, batch: &mut Batch<Tid>, unclaim: &Disposition) -> SpiResult<()> {
+        if rest.is_empty() {
+            return Ok(());
+        }
+        let settlements: Vec<Settlement> = (rest.into_iter())
+            .map(|row| Settlement {
+                place: row.place,
+                pointer: row.pointer,
+                disposition: unclaim.clone(),
+            })
+            .collect();
+        batch.cut = true;
+        self.settle(&settlements, "d").map(drop)
+    }
+
+    fn claimed_with_built_in_events(
+        &self,
+        cached: &OnceCell<Kept>,
+        sql: &dyn Fn() -> SpiResult<String>,
+        types: &[PgBuiltInOids],
+        args: &[Param],
+    ) -> SpiResult<ClaimedBatch> {
+        Spi::connect_mut(|client| {
+            let statement = match cached.get() {
+                Some(statement) => statement,
+                None => {
+                    let types: Vec<PgOid> = types.iter().map(|oid| PgOid::from(*oid)).collect();
+                    let prepared = client.prepare_mut(sql()?.as_str(), &types)?.keep();
+                    cached.get_or_init(|| prepared.into())
+                }
+            };
+            let mut batch = Batch::default();
+            let mut wal_position = 0_u64;
+            for row in client.update(&**statement, None, args)? {
+                if let Some(remark) = row.get::<String>(25)? {
+                    match remark.as_str() {
+                        "cut" => batch.cut = true,
+                        _ => batch.missed = true,
+                    }
+                    continue;
+                }
+                wal_position = wal_position.max(row.get::<i64>(22)?.unwrap_or_default() as u64);
+                batch.rows.push(claimed(&row)?);
+            }
+            Ok(ClaimedBatch { batch, wal_position })
+        })
+    }
+
+    /// Brings back messages whose time has come. Returns where they are now, and in how many ms the next is due.
+    pub fn bring_due(&self, leases: Option<&[Held]>, batch: i32) -> SpiResult<Brought> {
+        let next_due_ms = || {
+            let next_ms: Option<i64> = self.look_at(format!("select {}.outbox_next_due_ms()", self.schema))?;
+            Ok::<_, SpiError>(next_ms.and_then(|ms| u64::try_from(ms).ok()))
+        };
+        let next_ms = next_due_ms()?;
+        if next_ms != Some(0) {
+            return Ok((Vec::new(), next_ms));
+        }
+        let (partitions, epochs) = leases.map(columns).unzip();
+        let moved = Spi::connect_mut(|client| {
+            let sql = format!(
+                "select partition, destination, seq from {}.outbox_due($1, $2, $3, $4, null::text)",
+                self.schema
+            );
+            let args = [
+                self.worker.as_str().into(),
+                partitions.into(),
+                epochs.into(),
+                batch.into(),
+            ];
+            client
+                .update(sql.as_str(), None, &args)?
+                .map(|row| {
+                    let destination: Lossy = row.get(2)?.unwrap_or_default();
+                    let seq: Option<i64> = row.get(3)?;
+                    Ok((destination.0, partition(&row, 1)?, seq.unwrap_or_default()))
+                })
+                .collect::<SpiResult<Vec<_>>>()
+        })?;
+        Ok((moved, next_due_ms()?))
+    }
+
+    /// The keys that are closed or have messages waiting behind another.
+    pub fn gates(&self, partitions: &[Partition]) -> SpiResult<Vec<Found>> {
+        Spi::connect(|client| {
+            let sql = format!(
+                "select partition, destination, key, head, followers from {}.outbox_gates($1)",
+                self.schema
+            );
+            client
+                .select(sql.as_str(), None, &[indexes(partitions).into()])?
+                .map(|row| {
+                    Ok(Found {
+                        key: OrderedKey {
+                            partition: partition(&row, 1)?,
+                            destination: row.get::<Lossy>(2)?.unwrap_or_default().0,
+                            key: row.get::<Lossy>(3)?.map(|key| key.0),
+                        },
+                        head: row.get(4)?,
+                        followers: row.get(5)?.unwrap_or_default(),
+                    })
+                })
+                .collect()
+        })
+    }
+
+    /// Transactions of this database that are prepared: xid, and when it was, in µs.
+    pub fn prepared_transactions(&self) -> SpiResult<Vec<(u32, i64)>> {
+        Spi::connect(|client| {
+            let sql = "select transaction::text::bigint, (extract(epoch from prepared) * 1000000)::bigint
+                       from pg_prepared_xacts where database = current_database()";
+            client
+                .select(sql, None, &[])?
+                .map(|row| {
+                    let xid: i64 = row.get(1)?.unwrap_or_default();
+                    Ok((xid as u32, row.get(2)?.unwrap_or_default()))
+                })
+                .collect()
+        })
+    }
+
+    /// Ends claimed messages; returns how many rows changed.
+    /// `dead_action`: what becomes of a dead letter and those behind it.
+    pub fn settle(&self, settlements: &[Settlement], dead_action: &'static str) -> SpiResult<usize> {
+        let tids = settlements.iter().map(|s| s.place.to_string()).collect();
+        self.settle_at(settlements, tids, dead_action)
+    }
+
+    /// The same for messages whose rows may have moved: they are looked for by key.
+    pub fn settle_by_key(&self, settlements: &[Settlement], dead_action: &'static str) -> SpiResult<usize> {
+        let sql = format!("select {}.outbox_locate($1, $2, $3)::text[]", self.schema);
+        let (seqs, destinations, partitions) = keys(settlements);
+        let tids: Option<Vec<String>> =
+            Spi::get_one_with_args(&sql, &[seqs.into(), destinations.into(), partitions.into()])?;
+        self.settle_at(settlements, tids.unwrap_or_default(), dead_action)
+    }
+
+    fn settle_at(&self, settlements: &[Settlement], tids: Vec<String>, dead_action: &'static str) -> SpiResult<usize> {
+        let (seqs, destinations, partitions) = keys(settlements);
+        let tokens: Vec<i64> = settlements.iter().map(|s| s.pointer.lease_epoch).collect();
+        let mut actions = Vec::with_capacity(settlements.len());
+        let mut delays_ms = Vec::with_capacity(settlements.len());
+        let mut reasons = Vec::with_capacity(settlements.len());
+        for settlement in settlements {
+            let (action, delay_ms, reason) = match &settlement.disposition {
+                Disposition::Publish => ("p", None, None),
+                Disposition::Dead { reason } => (dead_action, None, Some(reason.as_str())),
+                Disposition::Expire => ("x", None, Some(EXPIRED)),
+                Disposition::Wait => ("w", None, None),
+                Disposition::Retry { delay_ms, error } => ("r", Some(*delay_ms as i64), Some(error.as_str())),
+                Disposition::Release { .. } => ("f", None, None),
+            };
+            actions.push(action);
+            delays_ms.push(delay_ms);
+            reasons.push(reason);
+        }
+        Spi::connect_mut(|client| {
+            let statement = match self.settle.get() {
+                Some(statement) => statement,
+                None => {
+                    let sql = format!(
+                        "select {}.outbox_settle($1, $2::tid[], $3, $4, $5, $6, $7::\"char\"[], $8, $9)",
+                        self.schema
+                    );
+                    let types = [
+                        PgBuiltInOids::TEXTOID,
+                        PgBuiltInOids::TEXTARRAYOID,
+                        PgBuiltInOids::INT8ARRAYOID,
+                        PgBuiltInOids::TEXTARRAYOID,
+                        PgBuiltInOids::INT2ARRAYOID,
+                        PgBuiltInOids::INT8ARRAYOID,
+                        PgBuiltInOids::TEXTARRAYOID,
+                        PgBuiltInOids::INT8ARRAYOID,
+                        PgBuiltInOids::TEXTARRAYOID,
+                    ];
+                    let prepared = client.prepare_mut(sql.as_str(), &types.map(PgOid::from))?.keep();
+                    self.settle.get_or_init(|| prepared.into())
+                }
+            };
+            let args = [
+                self.worker.as_str().into(),
+                tids.into(),
+                seqs.into(),
+                destinations.into(),
+                partitions.into(),
+                tokens.into(),
+                actions.into(),
+                delays_ms.into(),
+                reasons.into(),
+            ];
+            let changed: Option<i32> = client.update(&**statement, None, &args)?.first().get_one()?;
+            Ok(changed.unwrap_or_default() as usize)
+        })
+    }
+}
+
+/// As if it had not been claimed.
+fn release() -> Disposition {
+    Disposition::Release {
+        reason: "not read yet".into(),
+    }
+}
+
+/// A message whose texts cannot be read is one of its own to give up: the others of its claim go on.
+fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<Tid>> {
+    let seq: i64 = row.get(2)?.unwrap_or_default();
+    let (key, destination) = (readable(row.get(5))?, row.get::<Lossy>(3)?);
+    let pointer = Pointer {
+        seq,
+        destination: destination.unwrap_or_default().0,
+        partition: partition(row, 4)?,
+        // Without a key nothing waits for it, and it for nothing.
+        key: key.clone().ok().flatten(),
+        attempts: row.get(6)?.unwrap_or_default(),
+        crashes: row.get(7)?.unwrap_or_default(),
+        lease_epoch: row.get(8)?.unwrap_or_default(),
+        replayed: row.get(23)?.unwrap_or_default(),
+        enqueued_at_us: row.get::<TimestampWithTimeZone>(24)?.map_or(0, us_since_1970),
+        expires_at_us: row.get::<TimestampWithTimeZone>(26)?.map(us_since_1970),
+    };
+    let event = match (key, row.get::<Lossy>(9)?) {
+        (Ok(_), None) => Err(format!("the event store has no event with seq {seq}")),
+        (key, id) => sendable(key.map(drop), readable(event(row, seq, id.unwrap_or_default().0))?),
+    };
+    Ok(Claimed {
+        place: row.get(1)?.expect("a claimed row has a place"),
+        pointer,
+        event: event.map_err(|reason| Outcome::Unsendable { reason }),
+    })
+}
+
+fn event(row: &SpiHeapTupleData, seq: i64, id: String) -> SpiResult<Event> {
+    Ok(Event {
+        id,
+        seq,
+        kind: row.get(10)?.unwrap_or_default(),
+        aggregate_type: row.get(11)?,
+        aggregate_id: row.get(12)?,
+        operation: row.get(13)?,
+        payload: row.get(14)?.unwrap_or_default(),
+        previous_payload: row.get(15)?,
+        metadata: row.get(16)?,
+        headers: row.get(17)?,
+        actor: row.get(18)?,
+        correlation_id: row.get(19)?,
+        created_at: row.get(20)?.unwrap_or_default(),
+        created_at_s: row.get(21)?.unwrap_or_default(),
+        body: None,
+    })
+}
+
+/// What was read, or why it is unreadable; any other error is the statement's.
+fn readable<T>(read: SpiResult<T>) -> SpiResult<Result<T, Unreadable>> {
+    match read {
+        Ok(value) => Ok(Ok(value)),
+        Err(SpiError::Unreadable { why, .. }) => Ok(Err(why)),
+        Err(error) => Err(error),
+    }
+}
+
+/// A partition number out of our own table, where a CHECK keeps it in range. (A panic here becomes an ERROR.)
+fn partition(row: &SpiHeapTupleData, ordinal: usize) -> SpiResult<Partition> {
+    let index: i16 = row.get(ordinal)?.unwrap_or_default();
+    Ok(Partition::new(i64::from(index)).expect("a CHECK keeps partition numbers in range"))
+}
+
+fn indexes(partitions: &[Partition]) -> Vec<i16> {
+    partitions.iter().map(|partition| partition.as_i16()).collect()
+}
+
+fn columns(leases: &[(Partition, i64)]) -> (Vec<i16>, Vec<i64>) {
+    leases
+        .iter()
+        .map(|(partition, epoch)| (partition.as_i16(), *epoch))
+        .unzip()
+}
+
+fn keys(settlements: &[Settlement]) -> (Vec<i64>, Vec<String>, Vec<i16>) {
+    let seqs = settlements.iter().map(|s| s.pointer.seq).collect();
+    let destinations = settlements.iter().map(|s| s.pointer.destination.clone()).collect();
+    let partitions = settlements.iter().map(|s| s.pointer.partition.as_i16()).collect();
+    (seqs, destinations, partitions)
+}
