@@ -493,11 +493,6 @@ returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uui
 comment on function @extschema@.outbox_uuid_v7() is
   'A new UUID of version 7, which sorts by time.';
 
-create function @extschema@.outbox_is_replaying()
-returns boolean language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_is_replaying_wrapper';
-comment on function @extschema@.outbox_is_replaying() is
-  'Internal: whether outbox.replaying is on in this session. Unlike current_setting() it never takes the word of a session that may not set it.';
-
 create function @extschema@.outbox_publish(
   type text, payload jsonb, aggregate_type text default null, aggregate_id text default null,
   operation text default null, previous_payload jsonb default null, metadata jsonb default null,

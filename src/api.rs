@@ -457,11 +457,6 @@ fn fire(fcinfo: pg_sys::FunctionCallInfo, trigger: fn(trigger::Call) -> Result<(
 }
 
 #[pg_extern(sql = false)]
-fn outbox_is_replaying() -> bool {
-    config::replaying()
-}
-
-#[pg_extern(sql = false)]
 fn outbox_wake(more_waiting: i64, partitions: Int2s, seqs: Int8s) {
     wake::more_wait(more_waiting);
     wake::changed_by_hand();
