@@ -37,6 +37,12 @@ begin
 end
 $foreign$;
 
+-- What users do not call. Where nobody may create, no function can fit a call better than the one that is meant. A schema of this
+-- name that exists is an error: somebody else may create in it.
+create schema outbox_internal;
+comment on schema outbox_internal is
+  'What the functions, views and workers of the extension outbox call. Not for calling: it changes with any version.';
+
 do $roles$
 declare
   worker_role constant name := coalesce(nullif(pg_catalog.current_setting('outbox.worker_role', true), ''), 'outbox_worker');
@@ -94,6 +100,11 @@ create foreign data wrapper outbox_http no handler validator @extschema@.outbox_
 comment on foreign data wrapper outbox_http is
   'Destinations of outbox that are URLs to which messages are posted. Secrets belong into a user mapping for the role of the workers.';
 
+-- What a user calls and others of ours need has a second name in outbox_internal, without a call in between.
+create function outbox_internal.body_problem(destination text)
+returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
+comment on function outbox_internal.body_problem(text) is
+  'outbox_body_problem(), as outbox_health and outbox_check call it.';
 create function @extschema@.outbox_body_problem(destination text)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
 comment on function @extschema@.outbox_body_problem(text) is
@@ -279,33 +290,33 @@ comment on table @extschema@.outbox_dead is
 comment on column @extschema@.outbox_dead.blocks is
   'Later messages of its key, or of its partition where that is one order, wait until this one is retried or discarded.';
 
-create function @extschema@.outbox_note_dead(more bigint, more_block bigint, seq bigint)
+create function outbox_internal.note_dead(more bigint, more_block bigint, seq bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_dead_wrapper';
-comment on function @extschema@.outbox_note_dead(bigint, bigint, bigint) is
-  'Internal: this transaction makes so many more dead letters, or fewer, and so many of them that block others; the counters in shared memory hear of it at COMMIT.';
+comment on function outbox_internal.note_dead(bigint, bigint, bigint) is
+  'This transaction makes so many more dead letters, or fewer, and so many of them that block others; the counters in shared memory hear of it at COMMIT.';
 
 -- A trigger, so that rows that a person writes or removes are counted too.
-create function @extschema@.outbox_dead_changed() returns trigger
+create function outbox_internal.dead_changed() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   case tg_op
-    when 'INSERT' then perform @extschema@.outbox_note_dead(1::bigint, new.blocks::integer::bigint, new.seq);
-    when 'DELETE' then perform @extschema@.outbox_note_dead(-1::bigint, -old.blocks::integer::bigint, old.seq);
-    else perform @extschema@.outbox_note_dead(0::bigint, (new.blocks::integer - old.blocks::integer)::bigint, new.seq);
+    when 'INSERT' then perform outbox_internal.note_dead(1::bigint, new.blocks::integer::bigint, new.seq);
+    when 'DELETE' then perform outbox_internal.note_dead(-1::bigint, -old.blocks::integer::bigint, old.seq);
+    else perform outbox_internal.note_dead(0::bigint, (new.blocks::integer - old.blocks::integer)::bigint, new.seq);
   end case;
   return null;
 end
 $$;
-comment on function @extschema@.outbox_dead_changed() is
-  'Internal: counts dead letters as they come and go.';
+comment on function outbox_internal.dead_changed() is
+  'Counts dead letters as they come and go.';
 create trigger outbox_dead_changed after insert or delete or update of blocks on @extschema@.outbox_dead
-  for each row execute function @extschema@.outbox_dead_changed();
+  for each row execute function outbox_internal.dead_changed();
 comment on trigger outbox_dead_changed on @extschema@.outbox_dead is
   'Internal: counts dead letters as they come and go.';
 
 -- A restored dump brings its own row of settings; it replaces the one CREATE EXTENSION wrote, since the restored
 -- messages lie in the partitions of the old count.
-create function @extschema@.outbox_settings_replace() returns trigger
+create function outbox_internal.settings_replace() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   delete from @extschema@.outbox_settings;
@@ -316,10 +327,10 @@ begin
   return new;
 end
 $$;
-comment on function @extschema@.outbox_settings_replace() is
-  'Internal: keeps outbox_settings at one row and makes the partitions it asks for.';
+comment on function outbox_internal.settings_replace() is
+  'Keeps outbox_settings at one row and makes the partitions it asks for.';
 create trigger outbox_settings_replace before insert on @extschema@.outbox_settings
-  for each row execute function @extschema@.outbox_settings_replace();
+  for each row execute function outbox_internal.settings_replace();
 comment on trigger outbox_settings_replace on @extschema@.outbox_settings is
   'Internal: keeps outbox_settings at one row and makes the partitions it asks for.';
 
@@ -337,14 +348,14 @@ select pg_catalog.pg_extension_config_dump('@extschema@.outbox_dead', '');
 -- them a second time. So the database keeps where it was adopted: system identifier of the server, OID of the database,
 -- outbox.identity. A standby that is promoted is still the same.
 
-create function @extschema@.outbox_system_identifier()
+create function outbox_internal.system_identifier()
 returns bigint language c stable as 'MODULE_PATHNAME', 'outbox_system_identifier_wrapper';
-comment on function @extschema@.outbox_system_identifier() is
-  'Internal: the number that initdb gave this server; its standbys and physical copies have the same.';
+comment on function outbox_internal.system_identifier() is
+  'The number that initdb gave this server; its standbys and physical copies have the same.';
 
 create table @extschema@.outbox_identity (
   singleton         boolean     primary key default true check (singleton),
-  system_identifier bigint      not null default @extschema@.outbox_system_identifier(),
+  system_identifier bigint      not null default outbox_internal.system_identifier(),
   database          oid         not null,
   identity          text        not null,
   restored          boolean     not null default false,
@@ -355,7 +366,7 @@ comment on table @extschema@.outbox_identity is
 comment on column @extschema@.outbox_identity.restored is
   'The row, or the extension itself, came with a dump.';
 
-create function @extschema@.outbox_identity_replace() returns trigger
+create function outbox_internal.identity_replace() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   -- A dump brings a row of its own. It may come after the messages, so what a dump restores is silent from CREATE EXTENSION
@@ -365,28 +376,28 @@ begin
   return new;
 end
 $$;
-comment on function @extschema@.outbox_identity_replace() is
-  'Internal: keeps outbox_identity at one row and notices a dump that is restored.';
+comment on function outbox_internal.identity_replace() is
+  'Keeps outbox_identity at one row and notices a dump that is restored.';
 create trigger outbox_identity_replace before insert on @extschema@.outbox_identity
-  for each row execute function @extschema@.outbox_identity_replace();
+  for each row execute function outbox_internal.identity_replace();
 comment on trigger outbox_identity_replace on @extschema@.outbox_identity is
   'Internal: keeps outbox_identity at one row and notices a dump that is restored.';
 
-create function @extschema@.outbox_here(out database oid, out identity text)
+create function outbox_internal.here(out database oid, out identity text)
 language sql stable set search_path = pg_catalog, pg_temp as $$
   select d.oid, coalesce(current_setting('outbox.identity', true), '') from pg_database d where d.datname = current_database();
 $$;
-comment on function @extschema@.outbox_here() is
-  'Internal: which database this is, and outbox.identity.';
+comment on function outbox_internal.here() is
+  'Which database this is, and outbox.identity.';
 
 -- Asked each second: PL/pgSQL keeps the plan, where SQL makes it anew at each call.
-create function @extschema@.outbox_not_adopted()
+create function outbox_internal.not_adopted()
 returns text language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   return case
     when i.singleton is null then 'outbox_identity is empty'
     when i.restored then 'it was restored from a dump'
-    when i.system_identifier <> @extschema@.outbox_system_identifier() then 'it comes from another server, by a copy or by pg_upgrade'
+    when i.system_identifier <> outbox_internal.system_identifier() then 'it comes from another server, by a copy or by pg_upgrade'
     when i.database <> here.database then 'it is a copy of another database'
     when i.identity <> here.identity then format('outbox.identity is %L, but it was adopted as %L', here.identity, i.identity)
   end
@@ -395,26 +406,30 @@ begin
   left join @extschema@.outbox_identity i on true;
 end
 $$;
+comment on function outbox_internal.not_adopted() is
+  'What outbox_not_adopted() says.';
+create function @extschema@.outbox_not_adopted()
+returns text language sql stable return outbox_internal.not_adopted();
 comment on function @extschema@.outbox_not_adopted() is
   'Why nothing is delivered until outbox_adopt(), in words; NULL if this database is adopted.';
 
 create function @extschema@.outbox_adopt(reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  why constant text := @extschema@.outbox_not_adopted();
+  why constant text := outbox_internal.not_adopted();
 begin
   if why is null then
     return false;
   end if;
   insert into @extschema@.outbox_identity (database, identity)
-  select here.database, here.identity from @extschema@.outbox_here() here
+  select here.database, here.identity from outbox_internal.here() here
   where not exists (select from @extschema@.outbox_identity);
   update @extschema@.outbox_identity
-  set system_identifier = @extschema@.outbox_system_identifier(), database = here.database, identity = here.identity,
+  set system_identifier = outbox_internal.system_identifier(), database = here.database, identity = here.identity,
       restored = false, adopted_at = clock_timestamp()
-  from @extschema@.outbox_here() here;
-  perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-  perform @extschema@.outbox_note('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
+  from outbox_internal.here() here;
+  perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.note_in_audit('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
   return true;
 end
 $$;
@@ -444,7 +459,7 @@ create function @extschema@.outbox_enqueue_many(
 comment on function @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text, timestamptz) is
   'Enqueues many events at once; returns how many were newly enqueued.';
 
-create function @extschema@.outbox_row(seq bigint, destination text, partitions smallint[])
+create function outbox_internal.find_row(seq bigint, destination text, partitions smallint[])
 returns tid language sql stable set search_path = pg_catalog, pg_temp as $$
   -- Each partition is asked by itself, which OFFSET 0 makes sure of: a planner without statistics takes outbox for empty, and
   -- would read all that waits for the destination.
@@ -452,24 +467,32 @@ returns tid language sql stable set search_path = pg_catalog, pg_temp as $$
   cross join lateral (select x.ctid from @extschema@.outbox x
                       where x.destination = $2 and x.partition = p.n and x.seq = $1 offset 0) o limit 1;
 $$;
-comment on function @extschema@.outbox_row(bigint, text, smallint[]) is
-  'Internal: where the row of a message is in outbox, in whichever of the partitions; NULL if it is in none.';
+comment on function outbox_internal.find_row(bigint, text, smallint[]) is
+  'Where the row of a message is in outbox, in whichever of the partitions; NULL if it is in none.';
 
+create function outbox_internal.crc32(key text)
+returns bigint language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_crc32_wrapper';
+comment on function outbox_internal.crc32(text) is
+  'outbox_crc32(), as outbox_purge() calls it.';
 create function @extschema@.outbox_crc32(key text)
 returns bigint language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_crc32_wrapper';
 comment on function @extschema@.outbox_crc32(text) is
   'The IEEE CRC-32 of the UTF-8 bytes of a key.';
 
-create function @extschema@.outbox_partition_label(partition integer)
+create function outbox_internal.partition_label(partition integer)
 returns text language sql immutable strict parallel safe
 return 'p' || pg_catalog.lpad(partition::text, greatest(2, pg_catalog.length(partition::text)), '0');
+comment on function outbox_internal.partition_label(integer) is
+  'What outbox_partition_label() says.';
+create function @extschema@.outbox_partition_label(partition integer)
+returns text language sql immutable strict parallel safe return outbox_internal.partition_label(partition);
 comment on function @extschema@.outbox_partition_label(integer) is
   'The label of a partition: p and at least two digits, as in p07.';
 
-create function @extschema@.outbox_partition_by(partitioner text, owner text, key text, partition_count integer)
+create function outbox_internal.partition_by(partitioner text, owner text, key text, partition_count integer)
 returns integer language c stable as 'MODULE_PATHNAME', 'outbox_partition_by_wrapper';
-comment on function @extschema@.outbox_partition_by(text, text, text, integer) is
-  'Internal: what a partitioner (NULL = CRC-32) says of a key. It runs as its owner, restricted, and as nobody else than this one.';
+comment on function outbox_internal.partition_by(text, text, text, integer) is
+  'What a partitioner (NULL = CRC-32) says of a key. It runs as its owner, restricted, and as nobody else than this one.';
 
 create function @extschema@.outbox_partition_of(key text, partition_count integer default null)
 returns text language plpgsql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -482,17 +505,28 @@ begin
     raise exception 'partition_count % is out of range', divisor
       using errcode = 'numeric_value_out_of_range', hint = 'Use a count from 1 to 1024.';
   end if;
-  return @extschema@.outbox_partition_label(@extschema@.outbox_partition_by(partitioner, owner, key, divisor));
+  return outbox_internal.partition_label(outbox_internal.partition_by(partitioner, owner, key, divisor));
 end
 $$;
 comment on function @extschema@.outbox_partition_of(text, integer) is
   'The partition of a key, as a label: CRC-32 of its UTF-8 bytes modulo the count (NULL = the count of this database), or as the partitioner of this database says.';
 
+create function outbox_internal.uuid_v7()
+returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uuid_v7_wrapper';
+comment on function outbox_internal.uuid_v7() is
+  'outbox_uuid_v7(), as the triggers of outbox_capture call it.';
 create function @extschema@.outbox_uuid_v7()
 returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uuid_v7_wrapper';
 comment on function @extschema@.outbox_uuid_v7() is
   'A new UUID of version 7, which sorts by time.';
 
+create function outbox_internal.publish(
+  type text, payload jsonb, aggregate_type text, aggregate_id text, operation text, previous_payload jsonb, metadata jsonb,
+  headers jsonb, actor text, correlation_id text, destination text, available_at timestamptz, id uuid, expires_at timestamptz
+) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_publish_wrapper';
+comment on function outbox_internal.publish(
+  text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz) is
+  'outbox_publish(), as outbox_store() calls it.';
 create function @extschema@.outbox_publish(
   type text, payload jsonb, aggregate_type text default null, aggregate_id text default null,
   operation text default null, previous_payload jsonb default null, metadata jsonb default null,
@@ -503,30 +537,30 @@ create function @extschema@.outbox_publish(
 comment on function @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz) is
   'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
 
-create function @extschema@.outbox_note_shown(destination text, partition smallint, seq bigint)
+create function outbox_internal.note_shown(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_shown_wrapper';
-comment on function @extschema@.outbox_note_shown(text, smallint, bigint) is
-  'Internal: this transaction puts a message into outbox, where views look for the first that waits; they hear of it at COMMIT. True, so that it can stand in a WHERE.';
+comment on function outbox_internal.note_shown(text, smallint, bigint) is
+  'This transaction puts a message into outbox, where views look for the first that waits; they hear of it at COMMIT. True, so that it can stand in a WHERE.';
 
-create function @extschema@.outbox_wake(more_waiting bigint, partitions smallint[], seqs bigint[])
+create function outbox_internal.wake(more_waiting bigint, partitions smallint[], seqs bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
-comment on function @extschema@.outbox_wake(bigint, smallint[], bigint[]) is
-  'Internal: at COMMIT, tells this database''s workers that something was changed by hand: so many more messages wait, and these are to be read again.';
+comment on function outbox_internal.wake(bigint, smallint[], bigint[]) is
+  'At COMMIT, tells this database''s workers that something was changed by hand: so many more messages wait, and these are to be read again.';
 
-create function @extschema@.outbox_note_pending(destination text, more bigint)
+create function outbox_internal.note_pending(destination text, more bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_pending_wrapper';
-comment on function @extschema@.outbox_note_pending(text, bigint) is
-  'Internal: at COMMIT, counts so many more (or fewer) messages of a destination that wait.';
+comment on function outbox_internal.note_pending(text, bigint) is
+  'At COMMIT, counts so many more (or fewer) messages of a destination that wait.';
 
-create function @extschema@.outbox_is_taken(destination text, partition smallint, seq bigint)
+create function outbox_internal.is_taken(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_taken_wrapper';
-comment on function @extschema@.outbox_is_taken(text, smallint, bigint) is
-  'Internal: whether a worker has this message in hand, which it has not claimed. Changes nothing.';
+comment on function outbox_internal.is_taken(text, smallint, bigint) is
+  'Whether a worker has this message in hand, which it has not claimed. Changes nothing.';
 
-create function @extschema@.outbox_is_in_hand(destination text, partition smallint, seq bigint)
+create function outbox_internal.is_in_hand(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_in_hand_wrapper';
-comment on function @extschema@.outbox_is_in_hand(text, smallint, bigint) is
-  'Internal: whether a worker has this message in hand, which it has not claimed. If not, it will not take it in hand any more: it must be claimed.';
+comment on function outbox_internal.is_in_hand(text, smallint, bigint) is
+  'Whether a worker has this message in hand, which it has not claimed. If not, it will not take it in hand any more: it must be claimed.';
 
 -- ---- sql/src/25_attach.sql
 
@@ -542,12 +576,12 @@ as 'MODULE_PATHNAME', 'outbox_attached_wrapper';
 comment on function @extschema@.outbox_attached() is
   'Internal: the trigger of outbox_attach. Runs as the one who writes; only the pointers are written with other rights.';
 
-create function @extschema@.outbox_check_destination(destination text)
+create function outbox_internal.check_destination(destination text)
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_check_destination_wrapper';
-comment on function @extschema@.outbox_check_destination(text) is
-  'Internal: an error if there is no such destination.';
+comment on function outbox_internal.check_destination(text) is
+  'An error if there is no such destination.';
 
-create function @extschema@.outbox_tables_for_triggers(relation regclass) returns setof regclass
+create function outbox_internal.tables_for_triggers(relation regclass) returns setof regclass
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   class pg_class;
@@ -584,10 +618,10 @@ begin
   return query select p.relid from pg_partition_tree(relation) p where p.relid <> relation order by p.level, p.relid;
 end
 $$;
-comment on function @extschema@.outbox_tables_for_triggers(regclass) is
-  'Internal: a table and its partitions, for a statement that names a partition fires the triggers of that partition only; an error if the caller may not, or nobody may, put triggers on it.';
+comment on function outbox_internal.tables_for_triggers(regclass) is
+  'A table and its partitions, for a statement that names a partition fires the triggers of that partition only; an error if the caller may not, or nobody may, put triggers on it.';
 
-create function @extschema@.outbox_check_expression(relation regclass, argument text, expression text, condition boolean)
+create function outbox_internal.check_expression(relation regclass, argument text, expression text, condition boolean)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   cause text;
@@ -605,15 +639,15 @@ exception when others then
       hint = 'Write SQL over the columns of the table. Functions and operators of your own need their schema: shop.f(total), price operator(shop.<) 1.';
 end
 $$;
-comment on function @extschema@.outbox_check_expression(regclass, text, text, boolean) is
-  'Internal: an error unless this is an SQL expression over a row of the table.';
+comment on function outbox_internal.check_expression(regclass, text, text, boolean) is
+  'An error unless this is an SQL expression over a row of the table.';
 
-create function @extschema@.outbox_attach_name(destination text) returns name
+create function outbox_internal.attach_name(destination text) returns name
 language sql immutable parallel safe
 return case when pg_catalog.octet_length('outbox_attach_' || destination) < 64 then 'outbox_attach_' || destination
             else 'outbox_attach_' || pg_catalog.md5(destination) end;
-comment on function @extschema@.outbox_attach_name(text) is
-  'Internal: the name of the trigger that outbox_attach makes for a destination.';
+comment on function outbox_internal.attach_name(text) is
+  'The name of the trigger that outbox_attach makes for a destination.';
 
 create table @extschema@.outbox_policies (
   destination text primary key,
@@ -625,24 +659,24 @@ comment on table @extschema@.outbox_policies is
 -- both at once; see src/capture.rs.
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_policies', '');
 
-create function @extschema@.outbox_policies_apply() returns trigger
+create function outbox_internal.policies_apply() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   if tg_op <> 'INSERT' then
-    execute format('drop trigger if exists %I on @extschema@.outbox_events', @extschema@.outbox_attach_name(old.destination));
+    execute format('drop trigger if exists %I on @extschema@.outbox_events', outbox_internal.attach_name(old.destination));
   end if;
   if tg_op <> 'DELETE' then
     execute format('create trigger %I after insert on @extschema@.outbox_events referencing new table as outbox_new
                     for each statement execute function @extschema@.outbox_attached(%L)',
-                   @extschema@.outbox_attach_name(new.destination), new.settings);
+                   outbox_internal.attach_name(new.destination), new.settings);
   end if;
   return null;
 end
 $$;
-comment on function @extschema@.outbox_policies_apply() is
-  'Internal: makes and drops the triggers on outbox_events, as its owner or a superuser.';
+comment on function outbox_internal.policies_apply() is
+  'Makes and drops the triggers on outbox_events, as its owner or a superuser.';
 create trigger outbox_policies_apply after insert or update or delete on @extschema@.outbox_policies
-  for each row execute function @extschema@.outbox_policies_apply();
+  for each row execute function outbox_internal.policies_apply();
 comment on trigger outbox_policies_apply on @extschema@.outbox_policies is
   'Internal: makes and drops the triggers on outbox_events.';
 
@@ -656,18 +690,18 @@ declare
   settings text;
   place regclass;
 begin
-  perform @extschema@.outbox_tables_for_triggers(relation);
-  perform @extschema@.outbox_check_destination(destination);
+  perform outbox_internal.tables_for_triggers(relation);
+  perform outbox_internal.check_destination(destination);
   if not exists (select from pg_attribute a where a.attrelid = relation and a.attname = seq and a.attnum > 0 and not a.attisdropped
                    and a.atttypid in ('int2'::regtype, 'int4'::regtype, 'int8'::regtype)) then
     raise exception 'table % has no integer column %', relation, coalesce(quote_ident(seq), 'NULL') using errcode = 'undefined_column',
       hint = 'Name the column with the seq of the event: seq => ''global_sequence''.';
   end if;
   if when_sql is not null then
-    perform @extschema@.outbox_check_expression(relation, 'when_sql'::text, when_sql, true);
+    perform outbox_internal.check_expression(relation, 'when_sql'::text, when_sql, true);
   end if;
   if key is not null then
-    perform @extschema@.outbox_check_expression(relation, 'key'::text, key, false);
+    perform outbox_internal.check_expression(relation, 'key'::text, key, false);
   end if;
   settings := jsonb_strip_nulls(jsonb_build_object(
     'when', when_sql, 'key', key, 'seq', seq, 'destination', nullif(target, 'default')))::text;
@@ -677,10 +711,10 @@ begin
     on conflict on constraint outbox_policies_pkey do update set settings = excluded.settings;
     return;
   end if;
-  for place in select t from @extschema@.outbox_tables_for_triggers(relation) t loop
+  for place in select t from outbox_internal.tables_for_triggers(relation) t loop
     execute format('create or replace trigger %I after insert on %s referencing new table as outbox_new
                     for each statement execute function @extschema@.outbox_attached(%L)',
-                   @extschema@.outbox_attach_name(target), place, settings);
+                   outbox_internal.attach_name(target), place, settings);
   end loop;
 end
 $$;
@@ -692,18 +726,18 @@ returns boolean language plpgsql volatile parallel unsafe set search_path = pg_c
 #variable_conflict use_variable
 declare
   target constant text := coalesce(destination, 'default');
-  trigger_name constant name := @extschema@.outbox_attach_name(target);
+  trigger_name constant name := outbox_internal.attach_name(target);
   place regclass;
   was_attached boolean := false;
 begin
-  perform @extschema@.outbox_tables_for_triggers(relation);
+  perform outbox_internal.tables_for_triggers(relation);
   if relation = '@extschema@.outbox_events'::regclass then
     delete from @extschema@.outbox_policies p where p.destination = target;
     return found;
   end if;
   for place in
     select t.tgrelid from pg_trigger t
-    where t.tgname = trigger_name and t.tgrelid in (select p from @extschema@.outbox_tables_for_triggers(relation) p)
+    where t.tgname = trigger_name and t.tgrelid in (select p from outbox_internal.tables_for_triggers(relation) p)
   loop
     execute format('drop trigger %I on %s', trigger_name, place);
     was_attached := true;
@@ -738,12 +772,12 @@ declare
   settings text;
   place regclass;
 begin
-  perform @extschema@.outbox_tables_for_triggers(relation);
+  perform outbox_internal.tables_for_triggers(relation);
   if relation = '@extschema@.outbox_events'::regclass then
     raise exception '% is a table of outbox itself', relation using errcode = 'wrong_object_type',
       hint = 'Name a table of your own. outbox_attach enqueues what is inserted into outbox_events.';
   end if;
-  perform @extschema@.outbox_check_destination(destination);
+  perform outbox_internal.check_destination(destination);
   if operations is null or operations not in ('http', 'sql') then
     raise exception 'operations "%" is unknown', operations using errcode = 'invalid_parameter_value',
       hint = 'Use ''http'' for POST, PATCH and DELETE, or ''sql'' for INSERT, UPDATE and DELETE.';
@@ -760,7 +794,7 @@ begin
       hint = 'Names are as stored: in lower case, unless the table was created with quotes.';
   end if;
   if aggregate_id is not null then
-    perform @extschema@.outbox_check_expression(relation, 'aggregate_id'::text, aggregate_id, false);
+    perform outbox_internal.check_expression(relation, 'aggregate_id'::text, aggregate_id, false);
   elsif not exists (select from pg_index i where i.indrelid = relation and i.indisprimary) then
     raise exception 'table % has no primary key', relation using errcode = 'object_not_in_prerequisite_state',
       hint = 'Say what identifies a row: aggregate_id => ''code'', or any SQL expression over its columns.';
@@ -779,7 +813,7 @@ begin
     'aggregate_type', aggregate_type, 'type_prefix', type_prefix, 'operations', operations, 'aggregate_id', aggregate_id,
     'soft_delete_column', soft_delete_column, 'columns', columns, 'destination', destination))::text;
 
-  for place in select t from @extschema@.outbox_tables_for_triggers(relation) t loop
+  for place in select t from outbox_internal.tables_for_triggers(relation) t loop
     execute format($sql$
       create or replace trigger outbox_capture_insert after insert on %1$s referencing new table as outbox_new
         for each statement execute function @extschema@.outbox_captured(%2$L);
@@ -808,7 +842,7 @@ begin
   for place, trigger_name in
     select t.tgrelid, t.tgname from pg_trigger t
     where t.tgfoid = '@extschema@.outbox_captured()'::regprocedure
-      and t.tgrelid in (select p from @extschema@.outbox_tables_for_triggers(relation) p)
+      and t.tgrelid in (select p from outbox_internal.tables_for_triggers(relation) p)
   loop
     execute format('drop trigger %I on %s', trigger_name, place);
     was_captured := true;
@@ -853,7 +887,7 @@ comment on table @extschema@.outbox_source is
 -- By name it comes after outbox_events, so psql restores old events before their table is closed.
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_source', '');
 
-create function @extschema@.outbox_events_closed() returns trigger
+create function outbox_internal.events_closed() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   -- With several jobs it may restore outbox_source, and so this trigger, before the events.
@@ -862,32 +896,32 @@ begin
   end if;
   raise exception 'outbox_events takes no events: they are read from %', (select s.relation from @extschema@.outbox_source s)
     using errcode = 'object_not_in_prerequisite_state',
-          hint = 'Write the event there and call outbox_enqueue(seq), or attach the table by outbox_attach(). select @extschema@.outbox_source_reset() goes back to outbox_events.';
+          hint = 'Write the event there and call outbox_enqueue(seq), or attach the table by outbox_attach(). select outbox_source_reset() goes back to outbox_events.';
 end
 $$;
-comment on function @extschema@.outbox_events_closed() is
-  'Internal: refuses events where they are read from a source of the user''s own.';
+comment on function outbox_internal.events_closed() is
+  'Refuses events where they are read from a source of the user''s own.';
 
-create function @extschema@.outbox_source_apply() returns trigger
+create function outbox_internal.source_apply() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   drop trigger if exists outbox_source on @extschema@.outbox_events;
   if tg_op = 'INSERT' then
     -- Its presence is what tells sessions that there is a source: they ask the cache, not a table.
     create trigger outbox_source before insert on @extschema@.outbox_events
-      for each statement execute function @extschema@.outbox_events_closed();
+      for each statement execute function outbox_internal.events_closed();
   end if;
   return null;
 end
 $$;
-comment on function @extschema@.outbox_source_apply() is
-  'Internal: closes outbox_events while there is a source, and opens it again; as its owner or a superuser.';
+comment on function outbox_internal.source_apply() is
+  'Closes outbox_events while there is a source, and opens it again; as its owner or a superuser.';
 create trigger outbox_source_apply after insert or delete on @extschema@.outbox_source
-  for each row execute function @extschema@.outbox_source_apply();
+  for each row execute function outbox_internal.source_apply();
 comment on trigger outbox_source_apply on @extschema@.outbox_source is
   'Internal: closes outbox_events while there is a source.';
 
-create function @extschema@.outbox_source_write(source @extschema@.outbox_source, seq_is_lost boolean)
+create function outbox_internal.source_write(source @extschema@.outbox_source, seq_is_lost boolean)
 returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   old @extschema@.outbox_source;
@@ -910,7 +944,7 @@ begin
             detail = 'Their seqs mean events of ' || coalesce(old.relation, 'outbox_events') || '.',
             hint = 'Stop what enqueues, wait for outbox_drain(), and retry or discard the dead letters; see outbox_discard_where().';
   end if;
-  if not @extschema@.outbox_send_workers_away() then
+  if not outbox_internal.send_workers_away() then
     raise exception 'the workers of this database did not end in time'
       using errcode = 'object_in_use', hint = 'Try again; see outbox_worker_status.';
   end if;
@@ -920,13 +954,13 @@ begin
     source.since := case when reads_the_same then old.since else clock_timestamp() end;
     insert into @extschema@.outbox_source select source.*;
   end if;
-  perform @extschema@.outbox_note('source'::text, coalesce(to_jsonb(source) - 'singleton' - 'since' - 'relation_oid' - 'owner', '{}')
+  perform outbox_internal.note_in_audit('source'::text, coalesce(to_jsonb(source) - 'singleton' - 'since' - 'relation_oid' - 'owner', '{}')
     || jsonb_build_object('relation_before', old.relation), null::bigint, null::text);
   return true;
 end
 $$;
-comment on function @extschema@.outbox_source_write(@extschema@.outbox_source, boolean) is
-  'Internal: makes this the source (relation NULL = outbox_events), unless messages wait that mean another one. It was checked before. seq_is_lost: the seq of the source that is set cannot be read any more.';
+comment on function outbox_internal.source_write(@extschema@.outbox_source, boolean) is
+  'Makes this the source (relation NULL = outbox_events), unless messages wait that mean another one. It was checked before. seq_is_lost: the seq of the source that is set cannot be read any more.';
 
 create function @extschema@.outbox_source_set(
   relation regclass, seq text, type text, created_at text, id text default null, aggregate_type text default null,
@@ -940,34 +974,38 @@ comment on function @extschema@.outbox_source_set(regclass, text, text, text, te
 create function @extschema@.outbox_source_reset()
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  return @extschema@.outbox_source_write(null::@extschema@.outbox_source, false);
+  return outbox_internal.source_write(null::@extschema@.outbox_source, false);
 end
 $$;
 comment on function @extschema@.outbox_source_reset() is
   'Makes outbox_events the source of events again. False if it is. Refused while messages wait.';
 
+create function outbox_internal.source_problem()
+returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_problem_wrapper';
+comment on function outbox_internal.source_problem() is
+  'outbox_source_problem(), as outbox_health calls it.';
 create function @extschema@.outbox_source_problem()
 returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_problem_wrapper';
 comment on function @extschema@.outbox_source_problem() is
-  'Internal: why the source cannot be read at all; NULL if it can, or none is set. outbox_health shows it.';
+  'Why the source cannot be read at all; NULL if it can, or none is set. outbox_health shows it.';
 
-create type @extschema@.outbox_source_row as (
+create type outbox_internal.source_row as (
   seq bigint, fault text, error text, id text, type text, aggregate_type text, aggregate_id text, operation text,
   payload jsonb, previous_payload jsonb, metadata jsonb, headers jsonb, actor text, correlation_id text, created_at timestamptz
 );
-comment on type @extschema@.outbox_source_row is
-  'Internal: an event of the source. fault and error: why it could not be read (failed), or that there is none (missing).';
+comment on type outbox_internal.source_row is
+  'An event of the source. fault and error: why it could not be read (failed), or that there is none (missing).';
 
-create function @extschema@.outbox_source_events(seqs bigint[], bytes_max bigint)
+create function outbox_internal.source_events(seqs bigint[], bytes_max bigint)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_events_wrapper';
-comment on function @extschema@.outbox_source_events(bigint[], bigint) is
-  'Internal: the events of these seqs as the source has them, read as its owner, restricted: 15 texts each, in the order of outbox_source_row. Stops after bytes_max of bodies.';
+comment on function outbox_internal.source_events(bigint[], bigint) is
+  'The events of these seqs as the source has them, read as its owner, restricted: 15 texts each, in the order of source_row. Stops after bytes_max of bodies.';
 
-create function @extschema@.outbox_source_rows(seqs bigint[], bytes_max bigint)
-returns setof @extschema@.outbox_source_row language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.source_rows(seqs bigint[], bytes_max bigint)
+returns setof outbox_internal.source_row language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
-  texts constant text[] := @extschema@.outbox_source_events(seqs, bytes_max);
-  event @extschema@.outbox_source_row;
+  texts constant text[] := outbox_internal.source_events(seqs, bytes_max);
+  event outbox_internal.source_row;
 begin
   for i in 1 .. cardinality(texts) by 15 loop
     begin
@@ -984,14 +1022,14 @@ begin
   end loop;
 end
 $$;
-comment on function @extschema@.outbox_source_rows(bigint[], bigint) is
-  'Internal: the same as rows.';
+comment on function outbox_internal.source_rows(bigint[], bigint) is
+  'What source_events() returns, as rows.';
 
-create function @extschema@.outbox_source_matching(
+create function outbox_internal.source_matching(
   seqs bigint[], type text, aggregate_type text, aggregate_id text, created_from timestamptz, created_to timestamptz
 ) returns bigint[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_matching_wrapper';
-comment on function @extschema@.outbox_source_matching(bigint[], text, text, text, timestamptz, timestamptz) is
-  'Internal: those of the seqs whose event in the source meets all that is not NULL. One that cannot be read meets nothing; a warning tells of it.';
+comment on function outbox_internal.source_matching(bigint[], text, text, text, timestamptz, timestamptz) is
+  'Those of the seqs whose event in the source meets all that is not NULL. One that cannot be read meets nothing; a warning tells of it.';
 
 -- ---- sql/src/28_attempts.sql
 
@@ -1012,16 +1050,16 @@ comment on table @extschema@.outbox_attempts_log is
   'Attempts that failed, the last 20 of each message. Kept as long as the message waits or is dead, else for outbox.retention.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_attempts_log', '');
 
-create function @extschema@.outbox_note_fault(destination text, error text, is_dead boolean, seq bigint, count bigint)
+create function outbox_internal.note_fault(destination text, error text, is_dead boolean, seq bigint, count bigint)
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_fault_wrapper';
-comment on function @extschema@.outbox_note_fault(text, text, boolean, bigint, bigint) is
-  'Internal: at COMMIT, tells outbox_errors of so many messages that failed, the last of them seq (NULL = unknown).';
+comment on function outbox_internal.note_fault(text, text, boolean, bigint, bigint) is
+  'At COMMIT, tells outbox_errors of so many messages that failed, the last of them seq (NULL = unknown).';
 
-create function @extschema@.outbox_note_failed(failed @extschema@.outbox_attempts_log[])
+create function outbox_internal.note_failed(failed @extschema@.outbox_attempts_log[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on set jit = off as $$
 begin
-  perform @extschema@.outbox_note_fault(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
+  perform outbox_internal.note_fault(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
   from unnest(failed) f group by f.destination, f.error, f.outcome <> 'retried';
   -- One that has expired spent no attempt.
   insert into @extschema@.outbox_attempts_log select f.* from unnest(failed) f where f.outcome <> 'expired'
@@ -1033,10 +1071,10 @@ begin
   where l.seq = f.seq and l.destination = f.destination and l.at <= old.at;
 end
 $$;
-comment on function @extschema@.outbox_note_failed(@extschema@.outbox_attempts_log[]) is
-  'Internal: part of a settle in which messages failed or expired.';
+comment on function outbox_internal.note_failed(@extschema@.outbox_attempts_log[]) is
+  'Part of a settle in which messages failed or expired.';
 
-create function @extschema@.outbox_trim_attempts(
+create function outbox_internal.trim_attempts(
   after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
   out reached bigint, out removed bigint, out more boolean
 ) language plpgsql volatile
@@ -1051,13 +1089,13 @@ begin
   from (select l.seq from @extschema@.outbox_attempts_log l where l.seq > after order by l.seq limit batch) x;
   delete from @extschema@.outbox_attempts_log l
   where l.seq between first and last and l.at < moment - make_interval(secs => retention_s)
-    and (l.seq, l.destination) not in (select u.seq, u.destination from @extschema@.outbox_unended(first, last) u);
+    and (l.seq, l.destination) not in (select u.seq, u.destination from outbox_internal.unended(first, last) u);
   get diagnostics removed = row_count;
   reached := coalesce(last, after);
   more := seen = batch;
 end
 $$;
-comment on function @extschema@.outbox_trim_attempts(bigint, integer, integer, timestamptz) is
+comment on function outbox_internal.trim_attempts(bigint, integer, integer, timestamptz) is
   'Looks at up to batch failed attempts after a seq and removes those that are older than retention_s and of which the message neither waits nor is dead. Returns how far it got and whether more may be old beyond.';
 
 -- ---- sql/src/30_worker.sql
@@ -1068,64 +1106,69 @@ comment on function @extschema@.outbox_trim_attempts(bigint, integer, integer, t
 -- switched off for them: the right one is always an index or a ctid. JIT is off with them, since a plan that still holds
 -- a switched-off scan (of a table of one row) looks dear enough to be compiled each time.
 
-create function @extschema@.outbox_server_workers()
+create function outbox_internal.server_workers()
 returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_server_workers_wrapper';
-comment on function @extschema@.outbox_server_workers() is
+comment on function outbox_internal.server_workers() is
   'Worker protocol: the ids of the workers that run in the server for this database, from shared memory; NULL when not preloaded.';
 
+create function outbox_internal.installed()
+returns void language c volatile as 'MODULE_PATHNAME', 'outbox_installed_wrapper';
+comment on function outbox_internal.installed() is
+  'Tells the launcher at COMMIT that this database has the extension; warns if the library is not preloaded.';
+
 -- These two have no SET clause, so that they are inlined: called for each lease they were most of what an idle worker did.
-create function @extschema@.outbox_has_ended(worker text)
+create function outbox_internal.has_ended(worker text)
 returns boolean language sql volatile
 begin atomic
-  select $1 like 'server-%' and not $1 = any (coalesce(@extschema@.outbox_server_workers(), '{}'));
+  select $1 like 'server-%' and not $1 = any (coalesce(outbox_internal.server_workers(), '{}'));
 end;
-comment on function @extschema@.outbox_has_ended(text) is
+comment on function outbox_internal.has_ended(text) is
   'Worker protocol: whether a worker in the server is known to have ended, however it ended: nobody waits for its heartbeat or leases to run out. Its name begins with server-; of others nobody knows.';
 
-create function @extschema@.outbox_leases_last(worker text)
+create function outbox_internal.leases_last(worker text)
 returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_leases_last_wrapper';
-comment on function @extschema@.outbox_leases_last(text) is
+comment on function outbox_internal.leases_last(text) is
   'Worker protocol: whether what this worker leased last is not over by a clock that does not jump, from shared memory; false for a worker that has no place there.';
 
-create function @extschema@.outbox_lease_is_live(lease_owner text, lease_until timestamptz)
+create function outbox_internal.lease_is_live(lease_owner text, lease_until timestamptz)
 returns boolean language sql volatile
 begin atomic
-  -- Its publisher counts by the clock of outbox_leases_last(), and must not trust a lease that another worker takes.
-  select $1 is not null and ($2 > pg_catalog.clock_timestamp() or @extschema@.outbox_leases_last($1))
-     and not @extschema@.outbox_has_ended($1);
+  -- Its publisher counts by the clock of leases_last(), and must not trust a lease that another worker takes.
+  select $1 is not null and ($2 > pg_catalog.clock_timestamp() or outbox_internal.leases_last($1))
+     and not outbox_internal.has_ended($1);
 end;
-comment on function @extschema@.outbox_lease_is_live(text, timestamptz) is
+comment on function outbox_internal.lease_is_live(text, timestamptz) is
   'Worker protocol: whether a lease holds: it is over when both the wall clock and the clock of its worker say so, or the worker has ended. So a wall clock that is set forward takes no lease away.';
 
-create function @extschema@.outbox_heartbeat(worker text, pid integer, ttl_s integer)
+create function outbox_internal.heartbeat(worker text, pid integer, ttl_s integer)
 returns setof text language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   insert into @extschema@.outbox_workers as w (worker_id, pid, heartbeat_until)
-  values (worker, outbox_heartbeat.pid, clock_timestamp() + make_interval(secs => ttl_s))
+  values (worker, heartbeat.pid, clock_timestamp() + make_interval(secs => ttl_s))
   on conflict (worker_id) do update set
     heartbeat_at = clock_timestamp(), heartbeat_until = excluded.heartbeat_until, pid = excluded.pid,
     started_at = case when w.pid = excluded.pid then w.started_at else excluded.started_at end;
   return query select w.worker_id from @extschema@.outbox_workers w
     where w.worker_id = worker
-       or @extschema@.outbox_lease_is_live(w.worker_id, w.heartbeat_until) order by 1;
+       or outbox_internal.lease_is_live(w.worker_id, w.heartbeat_until) order by 1;
 end
 $$;
-comment on function @extschema@.outbox_heartbeat(text, integer, integer) is
+comment on function outbox_internal.heartbeat(text, integer, integer) is
   'Worker protocol: I live for ttl_s more seconds. Returns the ids of all live workers.';
 
-create function @extschema@.outbox_report(
+create function outbox_internal.report(
   worker text, destination text, state text, reason text, detail text, looked_at timestamptz
 )
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   if state is null then
     delete from @extschema@.outbox_connections c
-    where c.worker_id = worker and c.destination = outbox_report.destination;
+    where c.worker_id = worker and c.destination = report.destination;
     return;
   end if;
   insert into @extschema@.outbox_connections as c (worker_id, destination, state, reason, detail, looked_at)
-  select w.worker_id, outbox_report.destination, outbox_report.state, outbox_report.reason, outbox_report.detail,
-         outbox_report.looked_at
+  select w.worker_id, report.destination, report.state, report.reason, report.detail,
+         report.looked_at
   from @extschema@.outbox_workers w where w.worker_id = worker
   on conflict on constraint outbox_connections_pkey do update
   set since = case when c.state = excluded.state then c.since else excluded.since end,
@@ -1133,10 +1176,10 @@ begin
       looked_at = coalesce(excluded.looked_at, c.looked_at);
 end
 $$;
-comment on function @extschema@.outbox_report(text, text, text, text, text, timestamptz) is
+comment on function outbox_internal.report(text, text, text, text, text, timestamptz) is
   'Worker protocol: what this worker knows of a destination (state NULL = it serves it no more), and when it looked if a session asked it to; outbox_health shows it.';
 
-create function @extschema@.outbox_destinations(
+create function outbox_internal.destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
 ) returns setof record language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -1154,10 +1197,10 @@ begin
   from known k order by k.name collate "C", k.server nulls last;
 end
 $$;
-comment on function @extschema@.outbox_destinations() is
+comment on function outbox_internal.destinations() is
   'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the settings.';
 
-create function @extschema@.outbox_closed_lanes(out destination text, out partition smallint, out head bigint)
+create function outbox_internal.closed_lanes(out destination text, out partition smallint, out head bigint)
 returns setof record language plpgsql stable rows 10 set search_path = pg_catalog, pg_temp as $$
 declare
   by_partition constant text[] := array(
@@ -1177,28 +1220,28 @@ begin
   group by 1, 2;
 end
 $$;
-comment on function @extschema@.outbox_closed_lanes() is
-  'Internal: where a partition is one order (ordering ''partition''), the partitions that stand still and the first message that holds them up: it backs off, or is a dead letter that blocks. What lies behind it stays in outbox.';
+comment on function outbox_internal.closed_lanes() is
+  'Where a partition is one order (ordering ''partition''), the partitions that stand still and the first message that holds them up: it backs off, or is a dead letter that blocks. What lies behind it stays in outbox.';
 
-create function @extschema@.outbox_destination_exists(destination text)
+create function outbox_internal.destination_exists(destination text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
-  select exists (select from @extschema@.outbox_destinations() d where d.destination = $1);
+  select exists (select from outbox_internal.destinations() d where d.destination = $1);
 $$;
-comment on function @extschema@.outbox_destination_exists(text) is
-  'Internal: whether there is such a destination.';
+comment on function outbox_internal.destination_exists(text) is
+  'Whether there is such a destination.';
 
-create function @extschema@.outbox_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
+create function outbox_internal.leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
 returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   return query
-  select p.partition, p.lease_owner, @extschema@.outbox_lease_is_live(p.lease_owner, p.lease_until), p.lease_epoch
+  select p.partition, p.lease_owner, outbox_internal.lease_is_live(p.lease_owner, p.lease_until), p.lease_epoch
   from @extschema@.outbox_partitions p order by p.partition;
 end
 $$;
-comment on function @extschema@.outbox_leases() is
+comment on function outbox_internal.leases() is
   'Worker protocol: every partition with its lease, to plan from.';
 
-create function @extschema@.outbox_lease_take(worker text, partitions smallint[], ttl_s integer, out partition smallint, out lease_epoch bigint)
+create function outbox_internal.lease_take(worker text, partitions smallint[], ttl_s integer, out partition smallint, out lease_epoch bigint)
 returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   -- One's own lease is taken anew after a restart: the epoch grows, so what the earlier process still does is fenced off.
@@ -1207,7 +1250,7 @@ begin
     select p.partition as id from @extschema@.outbox_partitions p
     where p.partition = any (partitions)
       and (p.lease_owner is null or p.lease_owner = worker
-           or not @extschema@.outbox_lease_is_live(p.lease_owner, p.lease_until))
+           or not outbox_internal.lease_is_live(p.lease_owner, p.lease_until))
     order by p.partition for update skip locked
   )
   update @extschema@.outbox_partitions p
@@ -1217,17 +1260,17 @@ begin
   returning p.partition, p.lease_epoch;
 end
 $$;
-comment on function @extschema@.outbox_lease_take(text, smallint[], integer) is
+comment on function outbox_internal.lease_take(text, smallint[], integer) is
   'Worker protocol: takes those of the partitions that are free; returns them with their new epoch.';
 
-create function @extschema@.outbox_lease_renew(worker text, partitions smallint[], epochs bigint[], ttl_s integer)
+create function outbox_internal.lease_renew(worker text, partitions smallint[], epochs bigint[], ttl_s integer)
 returns setof smallint language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   return query
   with mine as (
     select p.partition as id from @extschema@.outbox_partitions p
     join unnest(partitions, epochs) as l (partition, epoch) on l.partition = p.partition
-    where p.lease_owner = worker and p.lease_epoch = l.epoch and @extschema@.outbox_lease_is_live(worker, p.lease_until)
+    where p.lease_owner = worker and p.lease_epoch = l.epoch and outbox_internal.lease_is_live(worker, p.lease_until)
     order by p.partition for update of p
   )
   update @extschema@.outbox_partitions p
@@ -1235,10 +1278,10 @@ begin
   from mine where p.partition = mine.id returning p.partition;
 end
 $$;
-comment on function @extschema@.outbox_lease_renew(text, smallint[], bigint[], integer) is
+comment on function outbox_internal.lease_renew(text, smallint[], bigint[], integer) is
   'Worker protocol: prolongs leases that are still held; a partition that is not returned is lost.';
 
-create function @extschema@.outbox_lease_release(worker text, partitions smallint[], epochs bigint[])
+create function outbox_internal.lease_release(worker text, partitions smallint[], epochs bigint[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   update @extschema@.outbox_partitions p
@@ -1247,10 +1290,10 @@ begin
   where p.partition = l.partition and p.lease_owner = worker and p.lease_epoch = l.epoch;
 end
 $$;
-comment on function @extschema@.outbox_lease_release(text, smallint[], bigint[]) is
+comment on function outbox_internal.lease_release(text, smallint[], bigint[]) is
   'Worker protocol: gives leases back.';
 
-create function @extschema@.outbox_leave(worker text)
+create function outbox_internal.leave(worker text)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   update @extschema@.outbox_partitions p set lease_owner = null, lease_until = null, updated_at = clock_timestamp()
@@ -1258,74 +1301,74 @@ begin
   delete from @extschema@.outbox_workers w where w.worker_id = worker;
 end
 $$;
-comment on function @extschema@.outbox_leave(text) is
+comment on function outbox_internal.leave(text) is
   'Worker protocol: a worker that ends in order gives back its leases and its place.';
 
-create function @extschema@.outbox_purge_workers()
+create function outbox_internal.purge_workers()
 returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
   with gone as (delete from @extschema@.outbox_workers w
-                where w.heartbeat_until < clock_timestamp() - interval '1 minute' and not @extschema@.outbox_leases_last(w.worker_id)
-                   or @extschema@.outbox_has_ended(w.worker_id) returning 1)
+                where w.heartbeat_until < clock_timestamp() - interval '1 minute' and not outbox_internal.leases_last(w.worker_id)
+                   or outbox_internal.has_ended(w.worker_id) returning 1)
   select count(*) from gone;
 $$;
-comment on function @extschema@.outbox_purge_workers() is
+comment on function outbox_internal.purge_workers() is
   'Worker protocol: removes workers that have ended, and those whose heartbeat ended more than a minute ago.';
 
-create function @extschema@.outbox_json_text(jsonb)
+create function outbox_internal.json_text(jsonb)
 returns text language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_json_text_wrapper';
-comment on function @extschema@.outbox_json_text(jsonb) is
-  'Internal: what the cast to text gives, in less time where strings are long.';
+comment on function outbox_internal.json_text(jsonb) is
+  'What the cast to text gives, in less time where strings are long.';
 
-create view @extschema@.outbox_event_text as
+create view outbox_internal.event_text as
 select e.seq, e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.operation,
-       @extschema@.outbox_json_text(e.payload) as payload,
-       @extschema@.outbox_json_text(e.previous_payload) as previous_payload,
-       @extschema@.outbox_json_text(e.metadata) as metadata,
-       @extschema@.outbox_json_text(e.headers) as headers, e.actor, e.correlation_id,
+       outbox_internal.json_text(e.payload) as payload,
+       outbox_internal.json_text(e.previous_payload) as previous_payload,
+       outbox_internal.json_text(e.metadata) as metadata,
+       outbox_internal.json_text(e.headers) as headers, e.actor, e.correlation_id,
        pg_catalog.to_char(e.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as created_at,
        pg_catalog.floor(extract(epoch from e.created_at))::bigint as created_at_s, e.body_bytes::bigint as body_bytes,
        e.ctid as tid
 from @extschema@.outbox_events e;
-comment on view @extschema@.outbox_event_text is
-  'Internal: events as a worker reads them.';
+comment on view outbox_internal.event_text is
+  'Events as a worker reads them.';
 
-create function @extschema@.outbox_commit_position(xid)
+create function outbox_internal.commit_position(xid)
 returns bigint language c volatile strict as 'MODULE_PATHNAME', 'outbox_commit_position_wrapper';
-comment on function @extschema@.outbox_commit_position(xid) is
+comment on function outbox_internal.commit_position(xid) is
   'Worker protocol: up to where WAL must be on disk for this committed transaction to be durable; 0 = it waited for that itself.';
 
-create type @extschema@.outbox_claimed as (
+create type outbox_internal.claimed as (
   tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, crashes integer, claim_token bigint,
   id text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
   metadata text, headers text, actor text, correlation_id text, created_at text, created_at_s bigint,
   wal_position bigint, replayed boolean, enqueued_at timestamptz, remark text, expires_at timestamptz
 );
-comment on type @extschema@.outbox_claimed is
+comment on type outbox_internal.claimed is
   'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark and no seq is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not among these. With a seq the remark says why the message can never be sent.';
 
 -- Text that leaves the server. A client is sent text in its own encoding; where that cannot be done the whole statement
 -- fails, with all its rows. So a text that cannot be UTF-8 is found here, before it is sent, and spoils one row alone.
 
-create function @extschema@.outbox_unreadable(
+create function outbox_internal.unreadable(
   key text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
   metadata text, headers text, actor text, correlation_id text
 ) returns text language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_unreadable_wrapper';
-comment on function @extschema@.outbox_unreadable(text, text, text, text, text, text, text, text, text, text, text) is
-  'Internal: why a message with this key and event can never be sent: a text that cannot be converted to UTF-8, or too many bytes. NULL if it can.';
+comment on function outbox_internal.unreadable(text, text, text, text, text, text, text, text, text, text, text) is
+  'Why a message with this key and event can never be sent: a text that cannot be converted to UTF-8, or too many bytes. NULL if it can.';
 
-create function @extschema@.outbox_legible(text)
+create function outbox_internal.legible(text)
 returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_legible_wrapper';
-comment on function @extschema@.outbox_legible(text) is
-  'Internal: the text with a replacement for each character that cannot be converted to UTF-8.';
+comment on function outbox_internal.legible(text) is
+  'The text with a replacement for each character that cannot be converted to UTF-8.';
 
-create function @extschema@.outbox_of_utf8(bytea)
+create function outbox_internal.of_utf8(bytea)
 returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_of_utf8_wrapper';
-comment on function @extschema@.outbox_of_utf8(bytea) is
-  'Internal: a text out of UTF-8, with a question mark for each character that the encoding of the database lacks.';
+comment on function outbox_internal.of_utf8(bytea) is
+  'A text out of UTF-8, with a question mark for each character that the encoding of the database lacks.';
 
 -- No SET clause: it is inlined into the claims of workers outside.
-create function @extschema@.outbox_readable(claimed @extschema@.outbox_claimed)
-returns setof @extschema@.outbox_claimed language sql stable as $$
+create function outbox_internal.readable(claimed outbox_internal.claimed)
+returns setof outbox_internal.claimed language sql stable as $$
   select ($1).tid, ($1).seq, ($1).destination, ($1).partition, case when u.why is null then ($1).key end, ($1).attempts,
          ($1).crashes, ($1).claim_token, case when u.why is null then ($1).id end, case when u.why is null then ($1).type end,
          case when u.why is null then ($1).aggregate_type end, case when u.why is null then ($1).aggregate_id end,
@@ -1334,25 +1377,25 @@ returns setof @extschema@.outbox_claimed language sql stable as $$
          case when u.why is null then ($1).headers end, case when u.why is null then ($1).actor end,
          case when u.why is null then ($1).correlation_id end, ($1).created_at, ($1).created_at_s, ($1).wal_position,
          ($1).replayed, ($1).enqueued_at, coalesce(($1).remark, u.why), ($1).expires_at
-  from (select @extschema@.outbox_unreadable(
+  from (select outbox_internal.unreadable(
           ($1).key, ($1).type, ($1).aggregate_type, ($1).aggregate_id, ($1).operation, ($1).payload, ($1).previous_payload,
           ($1).metadata, ($1).headers, ($1).actor, ($1).correlation_id) as why offset 0) u;
 $$;
-comment on function @extschema@.outbox_readable(@extschema@.outbox_claimed) is
-  'Internal: a claimed message as a client gets it: without its texts if one of them cannot be read, and the remark says why.';
+comment on function outbox_internal.readable(outbox_internal.claimed) is
+  'A claimed message as a client gets it: without its texts if one of them cannot be read, and the remark says why.';
 
 -- No SET clause: it is inlined into the claims.
-create function @extschema@.outbox_remarks(seen bigint, wanted bigint, claimed bigint)
+create function outbox_internal.remarks(seen bigint, wanted bigint, claimed bigint)
 returns setof text language sql immutable parallel safe as $$
   select r.remark
   from (values ('cut', $1 operator(pg_catalog.>) $2), ('missed', $2 operator(pg_catalog.>) $3)) as r (remark, applies)
   where r.applies;
 $$;
-comment on function @extschema@.outbox_remarks(bigint, bigint, bigint) is
-  'Internal: what a claim says beside its messages, from how many it saw, wanted and got: cut, missed.';
+comment on function outbox_internal.remarks(bigint, bigint, bigint) is
+  'What a claim says beside its messages, from how many it saw, wanted and got: cut, missed.';
 
 -- No SET clause: it is inlined into the claims.
-create function @extschema@.outbox_suspicion(crashes integer, bytes_max bigint)
+create function outbox_internal.suspicion(crashes integer, bytes_max bigint)
 returns bigint language sql immutable parallel safe as $$
   select case
     when $1 operator(pg_catalog.=) 0 then 0
@@ -1360,8 +1403,8 @@ returns bigint language sql immutable parallel safe as $$
     when $1 operator(pg_catalog.=) 2 then $2 operator(pg_catalog./) 10
     else $2 end;
 $$;
-comment on function @extschema@.outbox_suspicion(integer, bigint) is
-  'Internal: how much of a claim a message takes with which workers crashed: after one crash a hundred go together, after two ten, then one. So the next crash charges few beside the one that is to blame.';
+comment on function outbox_internal.suspicion(integer, bigint) is
+  'How much of a claim a message takes with which workers crashed: after one crash a hundred go together, after two ten, then one. So the next crash charges few beside the one that is to blame.';
 
 -- Nothing is known of the tables when a plan is made: vacuum may have seen outbox empty a moment before a million rows came.
 -- One row expected, a bitmap or a sort of the whole lane looks as cheap as the index that brings the first rows in order,
@@ -1371,14 +1414,14 @@ comment on function @extschema@.outbox_suspicion(integer, bigint) is
 -- and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins what is sorted
 -- already, and its rows go to the worker as they are made. One snapshot serves all of it, so an event is found by its ctid
 -- the second time. OFFSET 0 keeps the planner from reading all events once instead, where its settings make a look dear.
--- A worker in the server plans the bodies of outbox_claim, outbox_claim_waiting and outbox_claim_unleased itself, once: a call
+-- A worker in the server plans the bodies of claim, claim_waiting and claim_unleased itself, once: a call
 -- is a function in FROM, and with its SET clauses it costs as much again as the claim of one message. So their parameters
 -- have numbers. A worker outside calls them, and work_mem is what such a claim needs at most.
 
-create function @extschema@.outbox_claim(
+create function outbox_internal.claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[],
   bytes_max bigint, reach bigint default 9223372036854775807
-) returns setof @extschema@.outbox_claimed language sql volatile
+) returns setof outbox_internal.claimed language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off
 set work_mem = '128MB' as $$
@@ -1387,9 +1430,9 @@ set work_mem = '128MB' as $$
     from unnest($3, $4, $5, $6) as l (partition, epoch, n, mark)
     -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
     cross join lateral (
-      select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq,
+      select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq,
              o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
-             coalesce(e.body_bytes, 0) + @extschema@.outbox_suspicion(
+             coalesce(e.body_bytes, 0) + outbox_internal.suspicion(
                o.crashes + case when o.claim_token is null then 0 else 1 end, $7) as share, e.ctid as event_tid
       from @extschema@.outbox o left join @extschema@.outbox_events e on e.seq = o.seq
       where o.destination = $2 and o.partition = l.partition and o.seq > l.mark and o.seq <= $8
@@ -1418,17 +1461,17 @@ set work_mem = '128MB' as $$
     select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
     from (select count(*) as seen, count(*) filter (where p.bytes_before < $7) as wanted,
                  (select count(*) from claimed) as got from pick p) n
-    cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r (remark)
+    cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got) r (remark)
     order by 2
-  ) c left join lateral (select t.* from @extschema@.outbox_event_text t where t.tid = c.event_tid offset 0) e on true
+  ) c left join lateral (select t.* from outbox_internal.event_text t where t.tid = c.event_tid offset 0) e on true
   order by c.seq;
 $$;
-comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
+comment on function outbox_internal.claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
   'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a mark each, up to the seq reach, with their events; stops after bytes_max of bodies.';
 
-create function @extschema@.outbox_claim_waiting(
+create function outbox_internal.claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, reach bigint, n integer, bytes_max bigint
-) returns setof @extschema@.outbox_claimed language sql volatile
+) returns setof outbox_internal.claimed language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off
 set work_mem = '128MB' as $$
@@ -1441,7 +1484,7 @@ set work_mem = '128MB' as $$
   ), pick as materialized (
     select due.*, sum(due.share) over (order by due.seq) - due.share as bytes_before
     from held cross join lateral (
-      select w.ctid as row_tid, @extschema@.outbox_commit_position(w.xmin) as wal_position, w.seq,
+      select w.ctid as row_tid, outbox_internal.commit_position(w.xmin) as wal_position, w.seq,
              coalesce(e.body_bytes, 0)::bigint as share, e.ctid as event_tid
       from @extschema@.outbox_waiting w left join @extschema@.outbox_events e on e.seq = w.seq
       where w.state = 'g' and w.destination = $2 and w.partition = held.partition and w.key = $4 and w.seq <= $6
@@ -1455,7 +1498,7 @@ set work_mem = '128MB' as $$
     insert into @extschema@.outbox as o
       (seq, enqueued_at, claim_token, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
     select g.seq, g.enqueued_at, $5, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at
-    from gone g where @extschema@.outbox_note_shown(g.destination, g.partition, g.seq)
+    from gone g where outbox_internal.note_shown(g.destination, g.partition, g.seq)
     returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
               o.replayed, o.enqueued_at, o.expires_at
   )
@@ -1470,30 +1513,30 @@ set work_mem = '128MB' as $$
     select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
     from (select count(*) as seen, count(*) filter (where p.bytes_before < $8) as wanted,
                  (select count(*) from claimed) as got from pick p) n
-    cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r (remark)
+    cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got) r (remark)
     order by 2
-  ) c left join lateral (select t.* from @extschema@.outbox_event_text t where t.tid = c.event_tid offset 0) e on true
+  ) c left join lateral (select t.* from outbox_internal.event_text t where t.tid = c.event_tid offset 0) e on true
   order by c.seq;
 $$;
-comment on function @extschema@.outbox_claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
+comment on function outbox_internal.claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
   'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq reach; stops after bytes_max of bodies.';
 
-create function @extschema@.outbox_waits(destination text, partition smallint, key text)
+create function outbox_internal.waits(destination text, partition smallint, key text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   select exists (select from @extschema@.outbox_waiting w
                  where w.state = 'g' and w.destination = $1 and w.partition = $2 and w.key = $3);
 $$;
-comment on function @extschema@.outbox_waits(text, smallint, text) is
+comment on function outbox_internal.waits(text, smallint, text) is
   'Worker protocol: whether messages of a key wait behind another.';
 
-create function @extschema@.outbox_claim_unleased(
+create function outbox_internal.claim_unleased(
   destination text, token bigint, claim_ttl_s integer, batch integer, bytes_max bigint
-) returns setof @extschema@.outbox_claimed language sql volatile
+) returns setof outbox_internal.claimed language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off
 set work_mem = '128MB' as $$
   with locked as materialized (
-    select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq, o.claim_token, o.crashes
+    select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq, o.claim_token, o.crashes
     from @extschema@.outbox o
     where o.destination = $1 and (o.claim_until is null or o.claim_until <= now())
       and o.claim_token is distinct from $2
@@ -1503,7 +1546,7 @@ set work_mem = '128MB' as $$
     select l.row_tid, l.wal_position, l.seq, case when l.claim_token is null then 0 else 1 end as crashed,
            sum(x.share) over (order by l.seq) - x.share as bytes_before, e.ctid as event_tid
     from locked l left join @extschema@.outbox_events e on e.seq = l.seq
-    cross join lateral (select coalesce(e.body_bytes, 0) + @extschema@.outbox_suspicion(
+    cross join lateral (select coalesce(e.body_bytes, 0) + outbox_internal.suspicion(
       l.crashes + case when l.claim_token is null then 0 else 1 end, $5) as share) x
   ), claimed as (
     -- When claim_until passes, another worker may claim the row.
@@ -1523,15 +1566,15 @@ set work_mem = '128MB' as $$
     select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
     from (select count(*) as seen, count(*) filter (where p.bytes_before < $5) as wanted,
                  (select count(*) from claimed) as got from pick p) n
-    cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r (remark)
+    cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got) r (remark)
     order by 2
-  ) c left join lateral (select t.* from @extschema@.outbox_event_text t where t.tid = c.event_tid offset 0) e on true
+  ) c left join lateral (select t.* from outbox_internal.event_text t where t.tid = c.event_tid offset 0) e on true
   order by c.seq;
 $$;
-comment on function @extschema@.outbox_claim_unleased(text, bigint, integer, integer, bigint) is
+comment on function outbox_internal.claim_unleased(text, bigint, integer, integer, bigint) is
   'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max of bodies. No order is promised.';
 
-create function @extschema@.outbox_due(
+create function outbox_internal.due(
   worker text, partitions smallint[], epochs bigint[], batch integer, of_destination text default null,
   out destination text, out partition smallint, out seq bigint
 ) returns setof record language plpgsql volatile
@@ -1546,7 +1589,7 @@ begin
       and (partitions is null or exists (
         select from unnest(partitions, epochs) as l (partition, epoch)
         join @extschema@.outbox_partitions p on p.partition = l.partition and p.lease_epoch = l.epoch
-        where l.partition = w.partition and p.lease_owner = outbox_due.worker))
+        where l.partition = w.partition and p.lease_owner = due.worker))
     order by w.due_at limit batch for update of w skip locked
   ), gone as (
     delete from @extschema@.outbox_waiting w using due where w.ctid = due.row_tid
@@ -1555,16 +1598,16 @@ begin
   insert into @extschema@.outbox as o
     (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
   select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at from gone g
-  where @extschema@.outbox_note_shown(g.destination, g.partition, g.seq)
+  where outbox_internal.note_shown(g.destination, g.partition, g.seq)
   on conflict do nothing
   returning o.destination, o.partition, o.seq;
 end
 $$;
-comment on function @extschema@.outbox_due(text, smallint[], bigint[], integer, text) is
+comment on function outbox_internal.due(text, smallint[], bigint[], integer, text) is
   'Worker protocol: brings back messages whose time has come, of these leases or (NULL) of all partitions, of a destination or (NULL) of all; returns where they are now.';
 
--- Asked each second: PL/pgSQL keeps the plan, where SQL makes it anew at each call. So with outbox_destinations.
-create function @extschema@.outbox_next_due_ms()
+-- Asked each second: PL/pgSQL keeps the plan, where SQL makes it anew at each call. So with destinations.
+create function outbox_internal.next_due_ms()
 returns bigint language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 declare
   next constant timestamptz := (select min(w.due_at) from @extschema@.outbox_waiting w where w.due_at is not null);
@@ -1572,10 +1615,10 @@ begin
   return case when next is not null then greatest(0, ceil(extract(epoch from next - clock_timestamp()) * 1000)) end;
 end
 $$;
-comment on function @extschema@.outbox_next_due_ms() is
+comment on function outbox_internal.next_due_ms() is
   'Worker protocol: in how many ms the next waiting message is due; NULL = none waits for a time.';
 
-create function @extschema@.outbox_gates(
+create function outbox_internal.gates(
   partitions smallint[], out destination text, out partition smallint, out key text, out head bigint, out followers boolean
 ) returns setof record language sql stable set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set enable_bitmapscan = off set enable_sort = off
@@ -1599,10 +1642,10 @@ set jit = off as $$
   select f.destination, f.partition, f.key, min(f.head), bool_or(f.followers)
   from found f where f.partition = any ($1) group by 1, 2, 3;
 $$;
-comment on function @extschema@.outbox_gates(smallint[]) is
+comment on function outbox_internal.gates(smallint[]) is
   'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one. Key NULL: messages without a key, which hold up others only where a partition is one order.';
 
-create function @extschema@.outbox_settle(
+create function outbox_internal.settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
   actions "char"[], delays_ms bigint[], reasons text[]
 ) returns integer language plpgsql volatile
@@ -1618,7 +1661,7 @@ declare
   held constant bigint[] := array(
     select p.partition::bigint << 48 | p.lease_epoch
     from @extschema@.outbox_partitions p
-    where p.lease_owner = outbox_settle.worker and leased and p.partition = any (partitions)
+    where p.lease_owner = settle.worker and leased and p.partition = any (partitions)
     order by p.partition for key share);
   failed @extschema@.outbox_attempts_log[];
   changed integer;
@@ -1671,26 +1714,26 @@ begin
     select count(*) as gone,
            array_agg(row(g.seq, g.destination, clock_timestamp(), g.attempts + 1,
                          case g.action when 'r' then 'retried' when 'x' then 'expired' else 'dead' end, g.reason,
-                         nullif(outbox_settle.worker, ''))::@extschema@.outbox_attempts_log)
+                         nullif(settle.worker, ''))::@extschema@.outbox_attempts_log)
              filter (where g.action in ('r', 'd', 'D', 'B', 'x')) as failed
     from gone g) n;
   if failed is not null then
-    perform @extschema@.outbox_note_failed(failed);
+    perform outbox_internal.note_failed(failed);
   end if;
   return changed;
 end
 $$;
-comment on function @extschema@.outbox_settle(text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
+comment on function outbox_internal.settle(text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
   'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, B dead and its partition waits, x expired, r retry after delays_ms, w behind an earlier one of its key, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
 
-create function @extschema@.outbox_locate(seqs bigint[], destinations text[], partitions smallint[])
+create function outbox_internal.locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   select array_agg(coalesce((select o.ctid from @extschema@.outbox o
                              where o.destination = u.destination and o.partition = u.partition and o.seq = u.seq),
                             '(0,0)'::tid) order by u.i)
   from unnest($1, $2, $3) with ordinality as u (seq, destination, partition, i);
 $$;
-comment on function @extschema@.outbox_locate(bigint[], text[], smallint[]) is
+comment on function outbox_internal.locate(bigint[], text[], smallint[]) is
   'Worker protocol: where messages lie now, after something (VACUUM FULL, an update by hand) moved them.';
 
 -- ---- sql/src/32_expiry.sql
@@ -1703,7 +1746,7 @@ comment on function @extschema@.outbox_locate(bigint[], text[], smallint[]) is
 
 create index on @extschema@.outbox_waiting (expires_at) where expires_at is not null;
 
-create function @extschema@.outbox_bury(
+create function outbox_internal.bury(
   tids tid[], waiting_tids tid[], leased bigint[], out destination text, out buried bigint, out heads boolean
 ) returns setof record language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -1742,10 +1785,10 @@ begin
   select e.destination, count(*), bool_or(e.has_failed) from expired e group by 1;
 end
 $$;
-comment on function @extschema@.outbox_bury(tid[], tid[], bigint[]) is
-  'Internal: makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds: a claim by a lease that is not among leased is nobody''s (NULL = each is somebody''s); returns how many of each destination, and whether others may have waited behind one of them.';
+comment on function outbox_internal.bury(tid[], tid[], bigint[]) is
+  'Makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds: a claim by a lease that is not among leased is nobody''s (NULL = each is somebody''s); returns how many of each destination, and whether others may have waited behind one of them.';
 
-create function @extschema@.outbox_expire(
+create function outbox_internal.expire(
   first_block bigint, blocks integer, batch integer,
   out destinations text[], out counts bigint[], out heads boolean, out next_block bigint, out more boolean, out next_expiry timestamptz
 ) language plpgsql volatile
@@ -1779,7 +1822,7 @@ begin
         where p.lease_owner is not null order by p.partition for key share);
     end if;
     select array_agg(b.destination), array_agg(b.buried), bool_or(b.heads) into destinations, counts, heads
-    from @extschema@.outbox_bury(seen, late, leased) b;
+    from outbox_internal.bury(seen, late, leased) b;
   end if;
   more := cardinality(seen) = batch or cardinality(late) = batch;
   next_block := case when cardinality(seen) = batch then first_block
@@ -1789,15 +1832,15 @@ begin
     (select min(o.expires_at) from @extschema@.outbox o where o.ctid >= from_tid and o.ctid < to_tid));
 end
 $$;
-comment on function @extschema@.outbox_expire(bigint, integer, integer) is
+comment on function outbox_internal.expire(bigint, integer, integer) is
   'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from first_block on and in outbox_waiting; returns how many of which destination, whether others may have waited behind one, where to go on (0 = all was looked through), whether more are there already, and when the first of those that are left here expires.';
 
-create function @extschema@.outbox_expire_firsts(destination text, partitions smallint[], lane_rows bigint)
+create function outbox_internal.expire_firsts(destination text, partitions smallint[], lane_rows bigint)
 returns void language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
-  select @extschema@.outbox_note_pending(b.destination, -b.buried), @extschema@.outbox_note_ended(0::bigint, 0::bigint, b.buried),
-         @extschema@.outbox_note_fault(b.destination, 'expired: it was not sent in time'::text, true, null::bigint, b.buried)
-  from @extschema@.outbox_bury(
+  select outbox_internal.note_pending(b.destination, -b.buried), outbox_internal.note_ended(0::bigint, 0::bigint, b.buried),
+         outbox_internal.note_fault(b.destination, 'expired: it was not sent in time'::text, true, null::bigint, b.buried)
+  from outbox_internal.bury(
     array(select x.tid from unnest($2) p (n) cross join lateral (
             select o.ctid as tid, o.expires_at from @extschema@.outbox o
             where o.destination = $1 and o.partition = p.n order by o.destination, o.partition, o.seq limit $3) x
@@ -1806,8 +1849,8 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
           where w.expires_at <= (select clock_timestamp()) and w.destination = $1 limit 1000),
     null::bigint[]) b;
 $$;
-comment on function @extschema@.outbox_expire_firsts(text, smallint[], bigint) is
-  'Internal: makes dead letters of what a relay would stumble over: messages that have expired among the first rows of each lane, and that wait.';
+comment on function outbox_internal.expire_firsts(text, smallint[], bigint) is
+  'Makes dead letters of what a relay would stumble over: messages that have expired among the first rows of each lane, and that wait.';
 
 -- ---- sql/src/35_retention.sql
 
@@ -1834,7 +1877,7 @@ select pg_catalog.pg_extension_config_dump('@extschema@.outbox_history_default',
 
 create index on @extschema@.outbox_dead (died_at);
 
-create function @extschema@.outbox_history_partitions(out partition regclass, out starts_at timestamptz, out ends_at timestamptz)
+create function outbox_internal.history_partitions(out partition regclass, out starts_at timestamptz, out ends_at timestamptz)
 returns setof record language sql stable set search_path = pg_catalog, pg_temp set datestyle = 'ISO' as $$
   select i.inhrelid::regclass, substring(b.bound from 'FROM \(''([^'']+)''\)')::timestamptz,
          substring(b.bound from 'TO \(''([^'']+)''\)')::timestamptz
@@ -1842,13 +1885,20 @@ returns setof record language sql stable set search_path = pg_catalog, pg_temp s
   cross join lateral pg_get_expr(c.relpartbound, c.oid) as b (bound)
   where i.inhparent = '@extschema@.outbox_history'::regclass and b.bound <> 'DEFAULT' order by 2;
 $$;
+comment on function outbox_internal.history_partitions() is
+  'What outbox_history_partitions() shows.';
+create function @extschema@.outbox_history_partitions(out partition regclass, out starts_at timestamptz, out ends_at timestamptz)
+returns setof record language sql stable
+begin atomic
+  select p.partition, p.starts_at, p.ends_at from outbox_internal.history_partitions() p;
+end;
 comment on function @extschema@.outbox_history_partitions() is
   'The partitions of outbox_history, without the default one, and the time each is for.';
 
 -- ATTACH locks the default partition against everyone and reads it; it waits for readers of the history, and settles that
 -- need the default partition wait behind it. So it gives up soon and the worker tries again a minute later; three steps
 -- ahead there is time for that.
-create function @extschema@.outbox_make_partitions(retention_s integer, moment timestamptz default pg_catalog.clock_timestamp())
+create function outbox_internal.make_partitions(retention_s integer, moment timestamptz default pg_catalog.clock_timestamp())
 returns integer language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp set timezone = 'UTC' set lock_timeout = '200ms' as $$
 declare
@@ -1866,11 +1916,11 @@ begin
     return 0;
   end if;
   while at < moment + 3 * width loop
-    select p.ends_at into ends from @extschema@.outbox_history_partitions() p where at >= p.starts_at and at < p.ends_at;
+    select p.ends_at into ends from outbox_internal.history_partitions() p where at >= p.starts_at and at < p.ends_at;
     if not found then
       select greatest(date_trunc(step, at), max(p.ends_at) filter (where p.ends_at <= at)),
              least(date_trunc(step, at) + width, min(p.starts_at) filter (where p.starts_at > at))
-        into starts, ends from @extschema@.outbox_history_partitions() p;
+        into starts, ends from outbox_internal.history_partitions() p;
       -- What lies in the default partition stays there; the new one begins after it, and after what comes meanwhile.
       select max(h.published_at) into stray from @extschema@.outbox_history_default h
         where h.published_at >= starts and h.published_at < ends;
@@ -1891,10 +1941,10 @@ begin
   return made;
 end
 $$;
-comment on function @extschema@.outbox_make_partitions(integer, timestamptz) is
+comment on function outbox_internal.make_partitions(integer, timestamptz) is
   'Makes partitions of the history ahead: one an hour, a day or a month, as retention_s (NULL = forever) asks for; returns how many. None while the history is empty.';
 
-create function @extschema@.outbox_summarize_history(moment timestamptz default pg_catalog.clock_timestamp(), most integer default 1000)
+create function outbox_internal.summarize_history(moment timestamptz default pg_catalog.clock_timestamp(), most integer default 1000)
 returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 declare
   index record;
@@ -1910,7 +1960,7 @@ begin
              as pages
     from pg_inherits h join pg_index i on i.indrelid = h.inhrelid join pg_class c on c.oid = i.indexrelid
     join pg_am a on a.oid = c.relam and a.amname = 'brin'
-    left join @extschema@.outbox_history_partitions() p on p.partition = h.inhrelid
+    left join outbox_internal.history_partitions() p on p.partition = h.inhrelid
     where h.inhparent = '@extschema@.outbox_history'::regclass
   loop
     begin
@@ -1938,17 +1988,17 @@ begin
   return summarised;
 end
 $$;
-comment on function @extschema@.outbox_summarize_history(timestamptz, integer) is
+comment on function outbox_internal.summarize_history(timestamptz, integer) is
   'Summarises new ranges of the BRIN indexes of the history, and ends their requests to autovacuum; returns how many ranges. It pauses after each of the first `most` of an index.';
 
 -- DROP locks the whole history against everyone: it waits for its readers, and every settle waits behind it.
-create function @extschema@.outbox_drop_partitions(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
+create function outbox_internal.drop_partitions(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
 returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 declare
   old regclass;
   dropped integer := 0;
 begin
-  for old in select p.partition from @extschema@.outbox_history_partitions() p
+  for old in select p.partition from outbox_internal.history_partitions() p
              where p.ends_at <= moment - make_interval(secs => retention_s) loop
     exit when dropped = batch;
     begin
@@ -1962,10 +2012,10 @@ begin
   return dropped;
 end
 $$;
-comment on function @extschema@.outbox_drop_partitions(integer, integer, timestamptz) is
+comment on function outbox_internal.drop_partitions(integer, integer, timestamptz) is
   'Drops partitions of the history, up to batch, of which every row is older than retention_s; returns how many.';
 
-create function @extschema@.outbox_trim(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
+create function outbox_internal.trim_history(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
 returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
   with old as (
     delete from @extschema@.outbox_history_default h
@@ -1975,10 +2025,10 @@ returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
     returning 1)
   select count(*) from old;
 $$;
-comment on function @extschema@.outbox_trim(integer, integer, timestamptz) is
+comment on function outbox_internal.trim_history(integer, integer, timestamptz) is
   'Removes up to batch rows that are older than retention_s from the default partition of the history; returns how many.';
 
-create function @extschema@.outbox_expire_dead(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
+create function outbox_internal.expire_dead(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
 returns bigint language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with expired as (
@@ -1996,12 +2046,12 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
     from expired e returning 1
   )
   select c.n from (select count(*) as n from written) c
-  left join lateral (select @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]) where c.n > 0) w on true; -- keys may go on
+  left join lateral (select outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]) where c.n > 0) w on true; -- keys may go on
 $$;
-comment on function @extschema@.outbox_expire_dead(integer, integer, timestamptz) is
+comment on function outbox_internal.expire_dead(integer, integer, timestamptz) is
   'Discards up to batch dead letters that are older than retention_s: they go to the history with a reason; returns how many.';
 
-create function @extschema@.outbox_unended(low bigint, high bigint, out seq bigint, out destination text)
+create function outbox_internal.unended(low bigint, high bigint, out seq bigint, out destination text)
 returns setof record language sql stable
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
   -- outbox is indexed by lane (destination, partition), then seq. The destinations are found by leaps over the index; a
@@ -2021,10 +2071,10 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
   union all
   select x.seq, x.destination from @extschema@.outbox_dead x where x.seq between low and high;
 $$;
-comment on function @extschema@.outbox_unended(bigint, bigint) is
-  'Internal: the messages with a seq from low to high that wait or are dead. Their events must stay.';
+comment on function outbox_internal.unended(bigint, bigint) is
+  'The messages with a seq from low to high that wait or are dead. Their events must stay.';
 
-create function @extschema@.outbox_trim_events(
+create function outbox_internal.trim_events(
   after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
   out reached bigint, out removed bigint, out more boolean
 ) language plpgsql volatile
@@ -2044,29 +2094,29 @@ begin
   reached := coalesce(old[cardinality(old)], after);
   more := seen = batch and reached > after;
   delete from @extschema@.outbox_events e
-  where e.seq = any (old) and e.seq not in (select u.seq from @extschema@.outbox_unended(old[1], reached) u);
+  where e.seq = any (old) and e.seq not in (select u.seq from outbox_internal.unended(old[1], reached) u);
   get diagnostics removed = row_count;
 end
 $$;
-comment on function @extschema@.outbox_trim_events(bigint, integer, integer, timestamptz) is
+comment on function outbox_internal.trim_events(bigint, integer, integer, timestamptz) is
   'Looks at up to batch events after a seq and removes those that are older than retention_s and of which no message waits or is dead. Returns how far it got and whether more may be old beyond.';
 
 -- ---- sql/src/40_operate.sql
 
 -- What a person does by hand: bring a message back, or give it up.
 
-create function @extschema@.outbox_claim_is_live(claim_token bigint, partition smallint, claim_until timestamptz)
+create function outbox_internal.claim_is_live(claim_token bigint, partition smallint, claim_until timestamptz)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
   select case
     when claim_token is null then false
     when claim_token < 0 then claim_until > now()
     else exists (select from @extschema@.outbox_partitions p where p.partition = $2 and p.lease_epoch = $1
-                   and (p.lease_until > now() or @extschema@.outbox_leases_last(p.lease_owner)))
+                   and (p.lease_until > now() or outbox_internal.leases_last(p.lease_owner)))
   end;
 end;
-comment on function @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz) is
-  'Internal: whether a worker holds this message for delivery right now.';
+comment on function outbox_internal.claim_is_live(bigint, smallint, timestamptz) is
+  'Whether a worker holds this message for delivery right now.';
 
 create function @extschema@.outbox_retry(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -2084,32 +2134,32 @@ begin
   update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
   where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
   if found then
-    perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-    perform @extschema@.outbox_note('retry'::text, message, 1::bigint, outbox_retry.reason);
+    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+    perform outbox_internal.note_in_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
     return true;
   end if;
   select o.partition into ready from @extschema@.outbox o
-  where o.ctid = (select @extschema@.outbox_row(outbox_retry.seq, to_destination, partitions))
-    and not @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
-    and not @extschema@.outbox_is_taken(o.destination, o.partition, o.seq);
+  where o.ctid = (select outbox_internal.find_row(outbox_retry.seq, to_destination, partitions))
+    and not outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
+    and not outbox_internal.is_taken(o.destination, o.partition, o.seq);
   if found then
-    perform @extschema@.outbox_wake(0::bigint, array[ready], array[outbox_retry.seq]);
+    perform outbox_internal.wake(0::bigint, array[ready], array[outbox_retry.seq]);
     if risen.seq is not null then
-      perform @extschema@.outbox_note('retry'::text, message, 1::bigint, outbox_retry.reason);
+      perform outbox_internal.note_in_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
     end if;
     return true;
   end if;
   if risen.seq is null then
     return false;
   end if;
-  perform @extschema@.outbox_note('retry'::text, message, 1::bigint, outbox_retry.reason);
+  perform outbox_internal.note_in_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
   if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination and w.seq = outbox_retry.seq)
-     and @extschema@.outbox_row(outbox_retry.seq, to_destination, partitions) is null then
+     and outbox_internal.find_row(outbox_retry.seq, to_destination, partitions) is null then
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
-    perform @extschema@.outbox_note_shown(risen.destination, risen.partition, risen.seq);
-    perform @extschema@.outbox_wake(1::bigint, array[risen.partition], array[risen.seq]);
-    perform @extschema@.outbox_note_pending(to_destination, 1::bigint);
+    perform outbox_internal.note_shown(risen.destination, risen.partition, risen.seq);
+    perform outbox_internal.wake(1::bigint, array[risen.partition], array[risen.seq]);
+    perform outbox_internal.note_pending(to_destination, 1::bigint);
   end if;
   return true;
 end
@@ -2128,17 +2178,17 @@ declare
 begin
   -- Locked first, judged by the next statement: a claim that is being made is then seen.
   perform from @extschema@.outbox o
-  where o.ctid = (select @extschema@.outbox_row(outbox_discard.seq, to_destination, partitions)) for update;
+  where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions)) for update;
   if exists (select from @extschema@.outbox o
-             where o.ctid = (select @extschema@.outbox_row(outbox_discard.seq, to_destination, partitions))
-               and (@extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
-                    or @extschema@.outbox_is_in_hand(o.destination, o.partition, o.seq))) then
+             where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions))
+               and (outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
+                    or outbox_internal.is_in_hand(o.destination, o.partition, o.seq))) then
     raise exception 'message % is on its way to the broker', outbox_discard.seq
       using errcode = 'object_in_use', hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
   with ready as (
     delete from @extschema@.outbox o
-    where o.ctid = (select @extschema@.outbox_row(outbox_discard.seq, to_destination, partitions))
+    where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions))
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.replayed, o.destination, o.key
   ), waiting as (
     delete from @extschema@.outbox_waiting w where w.seq = outbox_discard.seq and w.destination = to_destination
@@ -2155,10 +2205,10 @@ begin
     returning 1
   )
   select count(*), (select count(*) from ready) + (select count(*) from waiting) from written into ended, waited;
-  perform @extschema@.outbox_wake(-waited, '{}'::smallint[], '{}'::bigint[]);
-  perform @extschema@.outbox_note_pending(to_destination, -waited);
+  perform outbox_internal.wake(-waited, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.note_pending(to_destination, -waited);
   if ended > 0 then
-    perform @extschema@.outbox_note('discard'::text, jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1::bigint,
+    perform outbox_internal.note_in_audit('discard'::text, jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1::bigint,
                                     outbox_discard.reason);
   end if;
   return ended > 0;
@@ -2170,7 +2220,7 @@ comment on function @extschema@.outbox_discard(bigint, text, text) is
 create function @extschema@.outbox_pause(destination text default 'default', reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  if not @extschema@.outbox_destination_exists(outbox_pause.destination) then
+  if not outbox_internal.destination_exists(outbox_pause.destination) then
     raise exception 'destination "%" does not exist', destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;
@@ -2178,8 +2228,8 @@ begin
   if not found then
     return false;
   end if;
-  perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-  perform @extschema@.outbox_note('pause'::text, jsonb_build_object('destination', destination), null::bigint, reason);
+  perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.note_in_audit('pause'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
 end
 $$;
@@ -2206,48 +2256,48 @@ begin
     end if;
   end if;
   delete from @extschema@.outbox_paused p where p.destination = outbox_resume.destination;
-  perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-  perform @extschema@.outbox_note('resume'::text, jsonb_build_object('destination', destination), null::bigint, reason);
+  perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.note_in_audit('resume'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
 end
 $$;
 comment on function @extschema@.outbox_resume(text, text) is
   'Lets a paused destination go on. False if it is not paused. Refused while a relay of one''s own holds messages of it.';
 
-create function @extschema@.outbox_send_workers_away()
+create function outbox_internal.send_workers_away()
 returns boolean language c volatile as 'MODULE_PATHNAME', 'outbox_send_workers_away_wrapper';
-comment on function @extschema@.outbox_send_workers_away() is
-  'Internal: lets the workers of this database settle what is in flight and end; they come back when the transaction ends. False if some are still there.';
+comment on function outbox_internal.send_workers_away() is
+  'Lets the workers of this database settle what is in flight and end; they come back when the transaction ends. False if some are still there.';
 
-create function @extschema@.outbox_repartition(
+create function outbox_internal.repartition(
   seq bigint, key text, partition smallint, old @extschema@.outbox_settings, new @extschema@.outbox_settings
 ) returns smallint language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
-  if old.partitioner is distinct from '' and partition <> coalesce(@extschema@.outbox_partition_by(old.partitioner, old.partitioner_owner, key, old.partition_count::integer), seq % old.partition_count) then
+  if old.partitioner is distinct from '' and partition <> coalesce(outbox_internal.partition_by(old.partitioner, old.partitioner_owner, key, old.partition_count::integer), seq % old.partition_count) then
     return partition % new.partition_count; -- it was given by name
   end if;
-  return coalesce(@extschema@.outbox_partition_by(new.partitioner, new.partitioner_owner, key, new.partition_count::integer), seq % new.partition_count);
+  return coalesce(outbox_internal.partition_by(new.partitioner, new.partitioner_owner, key, new.partition_count::integer), seq % new.partition_count);
 end
 $$;
-comment on function @extschema@.outbox_repartition(bigint, text, smallint, @extschema@.outbox_settings, @extschema@.outbox_settings) is
-  'Internal: the partition of a waiting message under other settings.';
+comment on function outbox_internal.repartition(bigint, text, smallint, @extschema@.outbox_settings, @extschema@.outbox_settings) is
+  'The partition of a waiting message under other settings.';
 
-create function @extschema@.outbox_partitioner(partitioner text)
+create function outbox_internal.partitioner(partitioner text)
 returns setof pg_catalog.pg_proc language sql stable set search_path = pg_catalog, pg_temp as $$
   -- From the catalogs: the worker role need not have USAGE on the schema.
   select p.* from pg_proc p join pg_namespace n on n.oid = p.pronamespace
   where array[n.nspname, p.proname]::text[] = parse_ident(partitioner)
     and p.pronargs = 2 and p.proargtypes[0] = 'text'::regtype and p.proargtypes[1] = 'integer'::regtype;
 $$;
-comment on function @extschema@.outbox_partitioner(text) is
-  'Internal: the function (text, integer) of this name with its schema.';
+comment on function outbox_internal.partitioner(text) is
+  'The function (text, integer) of this name with its schema.';
 
-create function @extschema@.outbox_check_partitioner(partitioner text, partition_count integer, named_by oid, out name text, out owner text)
+create function outbox_internal.check_partitioner(partitioner text, partition_count integer, named_by oid, out name text, out owner text)
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   found pg_proc;
 begin
-  select * into found from @extschema@.outbox_partitioner(partitioner);
+  select * into found from outbox_internal.partitioner(partitioner);
   if found.oid is null or found.prokind <> 'f' or found.prorettype <> 'integer'::regtype or found.proretset then
     raise exception 'there is no function %(key text, partition_count integer) returns integer', partitioner
       using errcode = 'undefined_function', hint = 'Name it with its schema, for example ''shop.by_tenant''.';
@@ -2270,11 +2320,11 @@ begin
       using errcode = 'insufficient_privilege',
             hint = format('It runs as its owner: GRANT %I TO %I, or name a function of your own.', owner, pg_get_userbyid(named_by));
   end if;
-  perform @extschema@.outbox_partition_by(name, owner, k, partition_count) from unnest('{a,order:42,"",~}'::text[]) k;
+  perform outbox_internal.partition_by(name, owner, k, partition_count) from unnest('{a,order:42,"",~}'::text[]) k;
 end
 $$;
-comment on function @extschema@.outbox_check_partitioner(text, integer, oid) is
-  'Internal: refuses what cannot give the partition of a key, or may not be named by this role; returns the name of the function with its schema, and its owner.';
+comment on function outbox_internal.check_partitioner(text, integer, oid) is
+  'Refuses what cannot give the partition of a key, or may not be named by this role; returns the name of the function with its schema, and its owner.';
 
 create function @extschema@.outbox_configure(
   partition_count integer default null, leasing boolean default null, partitioner text default null
@@ -2283,7 +2333,7 @@ returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_c
 comment on function @extschema@.outbox_configure(integer, boolean, text) is
   'Changes how messages are shared among workers: the number of partitions, whether workers lease them (order per key) or claim rows (no order), and the function that gives the partition of a key (empty = CRC-32), which belongs to the caller or a role whose rights the caller has. NULL = as it is. Waits for open transactions that have enqueued; moves what waits. Nothing is lost, sent twice or reordered.';
 
-create function @extschema@.outbox_configure_for(named_by oid, partition_count integer, leasing boolean, partitioner text)
+create function outbox_internal.configure_for(named_by oid, partition_count integer, leasing boolean, partitioner text)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
@@ -2307,7 +2357,7 @@ begin
     new.partitioner_owner := null;
   elsif partitioner is not null then
     select c.name, c.owner into new.partitioner, new.partitioner_owner
-    from @extschema@.outbox_check_partitioner(partitioner, new.partition_count::integer, named_by) c;
+    from outbox_internal.check_partitioner(partitioner, new.partition_count::integer, named_by) c;
   end if;
   if (new.partition_count, new.leasing) = (old.partition_count, old.leasing)
      and (new.partitioner, new.partitioner_owner) is not distinct from (old.partitioner, old.partitioner_owner) then
@@ -2315,11 +2365,11 @@ begin
   end if;
   -- One that cannot be asked any more does not say what was given a partition by name: all keys are placed again.
   if old.partitioner is not null and not exists (
-       select from @extschema@.outbox_partitioner(old.partitioner) p join pg_roles r on r.oid = p.proowner
+       select from outbox_internal.partitioner(old.partitioner) p join pg_roles r on r.oid = p.proowner
        where r.rolname = old.partitioner_owner and not r.rolsuper) then
     old.partitioner := '';
   end if;
-  if not @extschema@.outbox_send_workers_away() then
+  if not outbox_internal.send_workers_away() then
     raise exception 'the workers of this database did not end in time'
       using errcode = 'object_in_use', hint = 'Try again; see outbox_worker_status.';
   end if;
@@ -2334,21 +2384,21 @@ begin
   set lease_owner = null, lease_until = null, lease_epoch = p.lease_epoch + 1, updated_at = clock_timestamp();
   delete from @extschema@.outbox_partitions p where p.partition >= new.partition_count;
   update @extschema@.outbox o
-  set partition = @extschema@.outbox_repartition(o.seq, o.key, o.partition, old, new),
+  set partition = outbox_internal.repartition(o.seq, o.key, o.partition, old, new),
       claim_token = null, claim_until = null;
-  perform from @extschema@.outbox o where @extschema@.outbox_note_shown(o.destination, o.partition, o.seq);
+  perform from @extschema@.outbox o where outbox_internal.note_shown(o.destination, o.partition, o.seq);
   update @extschema@.outbox_waiting w
-  set partition = @extschema@.outbox_repartition(w.seq, w.key, w.partition, old, new);
+  set partition = outbox_internal.repartition(w.seq, w.key, w.partition, old, new);
   update @extschema@.outbox_dead d
-  set partition = @extschema@.outbox_repartition(d.seq, d.key, d.partition, old, new);
-  perform @extschema@.outbox_note('configure'::text, jsonb_build_object(
+  set partition = outbox_internal.repartition(d.seq, d.key, d.partition, old, new);
+  perform outbox_internal.note_in_audit('configure'::text, jsonb_build_object(
     'partition_count', new.partition_count, 'leasing', new.leasing, 'partitioner', new.partitioner,
     'partition_count_before', old.partition_count, 'leasing_before', old.leasing, 'partitioner_before', before),
     null::bigint, null::text);
 end
 $$;
-comment on function @extschema@.outbox_configure_for(oid, integer, boolean, text) is
-  'Internal: what outbox_configure() does, as the owner of the tables, for the role that called it.';
+comment on function outbox_internal.configure_for(oid, integer, boolean, text) is
+  'What outbox_configure() does, as the owner of the tables, for the role that called it.';
 
 -- ---- sql/src/42_manual.sql
 
@@ -2376,17 +2426,17 @@ comment on column @extschema@.outbox_audit.count is
   'How many messages were changed; NULL for what changes no message: configure, adopt, source, pause and resume.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_audit', '');
 
-create function @extschema@.outbox_note(action text, filter jsonb, count bigint, reason text)
+create function outbox_internal.note_in_audit(action text, filter jsonb, count bigint, reason text)
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
   -- current_user is the owner of the function here; the setting role still says what the caller had set.
   insert into @extschema@.outbox_audit (actor, acted_as, action, filter, count, reason, application_name, client_addr)
   values (session_user, coalesce(nullif(current_setting('role'), 'none'), session_user), $1, jsonb_strip_nulls($2), $3, $4,
           current_setting('application_name'), inet_client_addr());
 $$;
-comment on function @extschema@.outbox_note(text, jsonb, bigint, text) is
-  'Internal: writes a row of the audit.';
+comment on function outbox_internal.note_in_audit(text, jsonb, bigint, text) is
+  'Writes a row of the audit.';
 
-create function @extschema@.outbox_criteria(filter jsonb, max_rows integer)
+create function outbox_internal.criteria(filter jsonb, max_rows integer)
 returns jsonb language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
 begin
   filter := jsonb_strip_nulls(filter);
@@ -2401,10 +2451,10 @@ begin
   return filter;
 end
 $$;
-comment on function @extschema@.outbox_criteria(jsonb, integer) is
-  'Internal: the criteria that were given; refuses none at all.';
+comment on function outbox_internal.criteria(jsonb, integer) is
+  'The criteria that were given; refuses none at all.';
 
-create function @extschema@.outbox_dead_matching(filter jsonb, max_rows integer, out row_tid tid)
+create function outbox_internal.dead_matching(filter jsonb, max_rows integer, out row_tid tid)
 returns setof tid language plpgsql stable rows 100
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set enable_bitmapscan = off set enable_sort = off set jit = off as $$
@@ -2423,7 +2473,7 @@ declare
   chosen bigint[];
 begin
   if num_nonnulls(f_type, f_aggregate_type, f_aggregate_id) > 0 and exists (select from @extschema@.outbox_source) then
-    chosen := @extschema@.outbox_source_matching(array(
+    chosen := outbox_internal.source_matching(array(
       select distinct d.seq from @extschema@.outbox_dead d
       where d.seq between f_from and f_to
         and (f_destination is null or d.destination = f_destination)
@@ -2457,8 +2507,8 @@ begin
   order by d.seq limit max_rows;
 end
 $$;
-comment on function @extschema@.outbox_dead_matching(jsonb, integer) is
-  'Internal: where the dead letters lie that meet all criteria, the first max_rows by seq.';
+comment on function outbox_internal.dead_matching(jsonb, integer) is
+  'Where the dead letters lie that meet all criteria, the first max_rows by seq.';
 
 create function @extschema@.outbox_retry_where(
   destination text default null, type text default null, aggregate_type text default null, aggregate_id text default null,
@@ -2470,7 +2520,7 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjo
 #variable_conflict use_column
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
-  filter constant jsonb := @extschema@.outbox_criteria(
+  filter constant jsonb := outbox_internal.criteria(
     jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id,
       'key', key, 'error_like', error_like, 'died_after', died_after, 'died_before', died_before, 'seq_from', seq_from,
       'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
@@ -2481,10 +2531,10 @@ declare
   told bigint;
 begin
   if coalesce(dry_run, true) then
-    return (select count(*) from @extschema@.outbox_dead_matching(filter, max_rows));
+    return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
   end if;
   with risen as ( -- an older snapshot than outbox_configure() fails here: that has moved each dead letter
-    delete from @extschema@.outbox_dead d using @extschema@.outbox_dead_matching(filter, max_rows) m
+    delete from @extschema@.outbox_dead d using outbox_internal.dead_matching(filter, max_rows) m
     where d.ctid = m.row_tid returning d.*
   ), hurried as (
     -- It may wait again already: it was enqueued anew while it was dead.
@@ -2503,16 +2553,16 @@ begin
     returning o.destination, o.partition, o.seq
   ), lanes as (
     select b.partition, min(b.seq) as low, count(*) as n from back b
-    where @extschema@.outbox_note_shown(b.destination, b.partition, b.seq) group by 1
+    where outbox_internal.note_shown(b.destination, b.partition, b.seq) group by 1
   ), noted as (
-    select @extschema@.outbox_note_pending(b.destination, count(*)) as done from back b group by b.destination
+    select outbox_internal.note_pending(b.destination, count(*)) as done from back b group by b.destination
   )
   select (select count(*) from risen), array_agg(l.partition), array_agg(l.low), coalesce(sum(l.n), 0),
          (select count(n.done) from noted n)
     into retried, ready, lows, came, told from lanes l;
   if retried > 0 then
-    perform @extschema@.outbox_wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
-    perform @extschema@.outbox_note('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried, outbox_retry_where.reason);
+    perform outbox_internal.wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
+    perform outbox_internal.note_in_audit('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried, outbox_retry_where.reason);
   end if;
   return retried;
 end
@@ -2529,17 +2579,17 @@ create function @extschema@.outbox_discard_where(
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 #variable_conflict use_column
 declare
-  filter constant jsonb := @extschema@.outbox_criteria(
+  filter constant jsonb := outbox_internal.criteria(
     jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id,
       'key', key, 'error_like', error_like, 'died_after', died_after, 'died_before', died_before, 'seq_from', seq_from,
       'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
   discarded bigint;
 begin
   if coalesce(dry_run, true) then
-    return (select count(*) from @extschema@.outbox_dead_matching(filter, max_rows));
+    return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
   end if;
   with ended as (
-    delete from @extschema@.outbox_dead d using @extschema@.outbox_dead_matching(filter, max_rows) m
+    delete from @extschema@.outbox_dead d using outbox_internal.dead_matching(filter, max_rows) m
     where d.ctid = m.row_tid returning d.*
   ), written as (
     insert into @extschema@.outbox_history
@@ -2550,8 +2600,8 @@ begin
   )
   select count(*) into discarded from written;
   if discarded > 0 then
-    perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may go on
-    perform @extschema@.outbox_note('discard'::text, filter || jsonb_build_object('max_rows', max_rows), discarded, outbox_discard_where.reason);
+    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may go on
+    perform outbox_internal.note_in_audit('discard'::text, filter || jsonb_build_object('max_rows', max_rows), discarded, outbox_discard_where.reason);
   end if;
   return discarded;
 end
@@ -2559,7 +2609,7 @@ $$;
 comment on function @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
   'Gives up the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only, unless dry_run is false.';
 
-create function @extschema@.outbox_trim_audit(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
+create function outbox_internal.trim_audit(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
 returns bigint language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with old as (
@@ -2570,7 +2620,7 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
     returning 1)
   select count(*) from old;
 $$;
-comment on function @extschema@.outbox_trim_audit(integer, integer, timestamptz) is
+comment on function outbox_internal.trim_audit(integer, integer, timestamptz) is
   'Removes up to batch rows of the audit that are older than retention_s; returns how many.';
 
 -- ---- sql/src/43_replay.sql
@@ -2580,7 +2630,7 @@ comment on function @extschema@.outbox_trim_audit(integer, integer, timestamptz)
 -- A replayed message is a row of outbox like any other, so all rules of the delivery hold for it. It is enqueued by one call
 -- in pieces of a bounded size, in order of seq, and locks nothing that a producer waits for.
 
-create function @extschema@.outbox_replayable(
+create function outbox_internal.replayable(
   seqs bigint[], key text, source_destination text, to_destination text,
   out seq bigint, out destination text, out key_of text
 ) returns setof record language plpgsql stable rows 1000
@@ -2590,24 +2640,24 @@ begin
   -- By the range, which the BRIN of each partition finds; then by the seqs themselves.
   return query
   select ended.* from (
-    select distinct on (h.seq, 2) h.seq, coalesce(outbox_replayable.to_destination, h.destination), h.key
+    select distinct on (h.seq, 2) h.seq, coalesce(replayable.to_destination, h.destination), h.key
     from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
     where h.seq between seqs[1] and seqs[cardinality(seqs)]
       -- What ended before there was this source had another event.
       and h.published_at >= coalesce((select s.since from @extschema@.outbox_source s), '-infinity')
-      and (outbox_replayable.source_destination is null or (h.destination = outbox_replayable.source_destination and not h.discarded))
-      and (outbox_replayable.key is null or h.key = outbox_replayable.key)
+      and (replayable.source_destination is null or (h.destination = replayable.source_destination and not h.discarded))
+      and (replayable.key is null or h.key = replayable.key)
     order by h.seq, 2, h.published_at desc
   ) as ended (seq, destination, key)
   -- As a set: a function of the row would be asked of each row in the range.
-  where ended.destination in (select d.destination from @extschema@.outbox_destinations() d)
-    and not exists (select from @extschema@.outbox_unended(seqs[1], seqs[cardinality(seqs)]) u
+  where ended.destination in (select d.destination from outbox_internal.destinations() d)
+    and not exists (select from outbox_internal.unended(seqs[1], seqs[cardinality(seqs)]) u
                     where u.seq = ended.seq and u.destination = ended.destination)
   order by 1, 2;
 end
 $$;
-comment on function @extschema@.outbox_replayable(bigint[], text, text, text) is
-  'Internal: which of these events (in order) can be sent again, where to, and under what key: those that ended and do not wait there.';
+comment on function outbox_internal.replayable(bigint[], text, text, text) is
+  'Which of these events (in order) can be sent again, where to, and under what key: those that ended and do not wait there.';
 
 create function @extschema@.outbox_replay(
   seq_from bigint default null, seq_to bigint default null, created_from timestamptz default null,
@@ -2625,7 +2675,7 @@ declare
   source constant text := (select s.relation from @extschema@.outbox_source s);
   asks_events constant boolean := num_nonnulls(
     created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) > 0;
-  filter constant jsonb := @extschema@.outbox_criteria(
+  filter constant jsonb := outbox_internal.criteria(
     jsonb_build_object('seq_from', seq_from, 'seq_to', seq_to, 'created_from', created_from, 'created_to', created_to,
       'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id, 'key', key,
       'source_destination', source_destination), max_rows);
@@ -2641,7 +2691,7 @@ declare
   seqs bigint[];
   is_last boolean;
 begin
-  if outbox_replay.destination is not null and not @extschema@.outbox_destination_exists(outbox_replay.destination) then
+  if outbox_replay.destination is not null and not outbox_internal.destination_exists(outbox_replay.destination) then
     raise exception 'destination "%" does not exist', outbox_replay.destination
       using errcode = 'undefined_object', hint = 'Leave the destination out: then each message goes where it went.';
   end if;
@@ -2669,50 +2719,50 @@ begin
     reached := seqs[cardinality(seqs)];
     is_last := cardinality(seqs) < piece;
     if source is not null and asks_events then
-      seqs := array(select m.seq from unnest(@extschema@.outbox_source_matching(seqs, outbox_replay.type, outbox_replay.aggregate_type,
+      seqs := array(select m.seq from unnest(outbox_internal.source_matching(seqs, outbox_replay.type, outbox_replay.aggregate_type,
                       outbox_replay.aggregate_id, created_from, created_to)) m (seq) order by 1);
     end if;
     if coalesce(dry_run, true) then
       select replayed + count(*) into replayed
-      from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination);
+      from outbox_internal.replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination);
     else
       with picked as materialized (
         select * from (
-          -- Locked against outbox_trim_events(), which does not see the messages of this transaction.
+          -- Locked against trim_events(), which does not see the messages of this transaction.
           select r.seq, r.destination, r.key_of
-          from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
+          from outbox_internal.replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
           join @extschema@.outbox_events e on e.seq = r.seq
           where source is null
           order by r.seq, r.destination limit wanted - replayed for key share of e) built_in
         union all
         select * from (
           select r.seq, r.destination, r.key_of
-          from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
+          from outbox_internal.replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
           where source is not null
           order by r.seq, r.destination limit wanted - replayed) own
       ), back as (
         insert into @extschema@.outbox as o (destination, partition, seq, key, replayed)
-        select p.destination, coalesce(@extschema@.outbox_partition_by(partitioner, owner, p.key_of, partition_count::integer), p.seq % partition_count)::smallint, p.seq, p.key_of, true
+        select p.destination, coalesce(outbox_internal.partition_by(partitioner, owner, p.key_of, partition_count::integer), p.seq % partition_count)::smallint, p.seq, p.key_of, true
         from picked p
         on conflict do nothing
         returning o.destination, o.partition, o.seq
       ), lanes as (
         select b.partition, min(b.seq) as low, count(*) as n from back b
-        where @extschema@.outbox_note_shown(b.destination, b.partition, b.seq) group by 1
+        where outbox_internal.note_shown(b.destination, b.partition, b.seq) group by 1
       ), noted as (
-        select @extschema@.outbox_note_pending(b.destination, count(*)) as done from back b group by b.destination
+        select outbox_internal.note_pending(b.destination, count(*)) as done from back b group by b.destination
       )
       select coalesce(sum(l.n), 0), coalesce(array_agg(l.partition), '{}'), coalesce(array_agg(l.low), '{}'),
              (select count(n.done) from noted n)
         into came, ready, lows, told from lanes l;
-      perform @extschema@.outbox_wake(came, ready, lows);
+      perform outbox_internal.wake(came, ready, lows);
       replayed := replayed + came;
     end if;
     exit when is_last or replayed >= wanted;
   end loop;
   replayed := least(replayed, wanted);
   if replayed > 0 and not coalesce(dry_run, true) then
-    perform @extschema@.outbox_note('replay'::text,
+    perform outbox_internal.note_in_audit('replay'::text,
       filter || jsonb_build_object('destination', outbox_replay.destination, 'max_rows', max_rows), replayed, outbox_replay.reason);
   end if;
   return replayed;
@@ -2769,7 +2819,7 @@ begin
     and (outbox_inbox_forget.message_id is null or i.message_id = outbox_inbox_forget.message_id);
   get diagnostics forgotten = row_count;
   if forgotten > 0 then
-    perform @extschema@.outbox_note('forget'::text,
+    perform outbox_internal.note_in_audit('forget'::text,
       jsonb_build_object('consumer', outbox_inbox_forget.consumer, 'message_id', outbox_inbox_forget.message_id), forgotten, null::text);
   end if;
   return forgotten;
@@ -2778,7 +2828,7 @@ $$;
 comment on function @extschema@.outbox_inbox_forget(text, text) is
   'Lets a consumer receive a message (NULL = all) as for the first time, for example before a replay; returns how many were forgotten.';
 
-create function @extschema@.outbox_trim_inbox(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
+create function outbox_internal.trim_inbox(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
 returns bigint language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with old as (
@@ -2789,6 +2839,12 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
     returning 1)
   select count(*) from old;
 $$;
+comment on function outbox_internal.trim_inbox(integer, integer, timestamptz) is
+  'What outbox_trim_inbox() does.';
+-- Where no worker runs its owner calls it, or a superuser.
+create function @extschema@.outbox_trim_inbox(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns bigint language sql volatile return outbox_internal.trim_inbox(retention_s, batch, moment);
 comment on function @extschema@.outbox_trim_inbox(integer, integer, timestamptz) is
   'Forgets up to batch received messages that are older than retention_s; returns how many.';
 
@@ -2798,7 +2854,7 @@ comment on function @extschema@.outbox_trim_inbox(integer, integer, timestamptz)
 -- Lock order: events first, while nothing else is held, for it may wait for those who enqueue them anew. Then the
 -- messages, never waiting: a worker that waits for us while we wait for it would stand still.
 
-create function @extschema@.outbox_seqs_of(aggregate_type text, aggregate_id text)
+create function outbox_internal.seqs_of(aggregate_type text, aggregate_id text)
 returns setof bigint language sql stable set search_path = pg_catalog, pg_temp as $$
   select e.seq from @extschema@.outbox_events e
   where e.aggregate_id = $2 and e.aggregate_type is not distinct from $1
@@ -2815,8 +2871,8 @@ returns setof bigint language sql stable set search_path = pg_catalog, pg_temp a
     and ((select true from @extschema@.outbox_events e where e.seq = m.seq) is null
          or exists (select from @extschema@.outbox_source));
 $$;
-comment on function @extschema@.outbox_seqs_of(text, text) is
-  'Internal: the seqs of an aggregate, by its events, and by the key of messages whose event is gone.';
+comment on function outbox_internal.seqs_of(text, text) is
+  'The seqs of an aggregate, by its events, and by the key of messages whose event is gone.';
 
 create function @extschema@.outbox_purge(
   aggregate_type text, aggregate_id text, reason text default null, dry_run boolean default true
@@ -2827,7 +2883,7 @@ declare
   kind constant text := outbox_purge.aggregate_type;
   who constant text := outbox_purge.aggregate_id;
   whole constant text := coalesce(kind || ':', '') || who;
-  crc constant bigint := @extschema@.outbox_crc32(whole);
+  crc constant bigint := outbox_internal.crc32(whole);
   n bigint[];
   in_flight bigint;
 begin
@@ -2842,7 +2898,7 @@ begin
   end if;
   if coalesce(dry_run, true) then
     return query
-    with seqs as materialized (select s.seq from @extschema@.outbox_seqs_of(kind, who) s (seq))
+    with seqs as materialized (select s.seq from outbox_internal.seqs_of(kind, who) s (seq))
     select 'outbox_events', count(*) from @extschema@.outbox_events e
       where e.aggregate_id = who and e.aggregate_type is not distinct from kind
     union all select 'outbox', count(*) from @extschema@.outbox o join seqs on seqs.seq = o.seq
@@ -2860,28 +2916,28 @@ begin
     order by e.seq for update) locked;
   begin
     -- In the order in which a message may move from one to the next.
-    perform count(*) from (select from @extschema@.outbox_dead d join @extschema@.outbox_seqs_of(kind, who) s (seq) on s.seq = d.seq
+    perform count(*) from (select from @extschema@.outbox_dead d join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = d.seq
                            for update of d nowait) locked;
-    perform count(*) from (select from @extschema@.outbox_waiting w join @extschema@.outbox_seqs_of(kind, who) s (seq) on s.seq = w.seq
+    perform count(*) from (select from @extschema@.outbox_waiting w join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = w.seq
                            for update of w nowait) locked;
-    perform count(*) from (select from @extschema@.outbox o join @extschema@.outbox_seqs_of(kind, who) s (seq) on s.seq = o.seq
+    perform count(*) from (select from @extschema@.outbox o join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = o.seq
                            for update of o nowait) locked;
   exception when lock_not_available then
     raise exception 'a message of this aggregate is being changed by somebody else'
       using errcode = 'object_in_use', hint = 'Try again in a moment.';
   end;
-  with seqs as materialized (select s.seq from @extschema@.outbox_seqs_of(kind, who) s (seq)),
+  with seqs as materialized (select s.seq from outbox_internal.seqs_of(kind, who) s (seq)),
   events as (
     delete from @extschema@.outbox_events e
     where e.aggregate_id = who and e.aggregate_type is not distinct from kind returning 1
   ), ready as (
     delete from @extschema@.outbox o using seqs where o.seq = seqs.seq
-    returning o.seq, o.destination, @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
-      or @extschema@.outbox_is_in_hand(o.destination, o.partition, o.seq) as is_live
+    returning o.seq, o.destination, outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
+      or outbox_internal.is_in_hand(o.destination, o.partition, o.seq) as is_live
   ), waiting as (
     delete from @extschema@.outbox_waiting w using seqs where w.seq = seqs.seq returning w.destination
   ), noted as (
-    select @extschema@.outbox_note_pending(g.destination, -count(*)) as done
+    select outbox_internal.note_pending(g.destination, -count(*)) as done
     from (select r.destination from ready r union all select w.destination from waiting w) g group by g.destination
   ), dead as (
     delete from @extschema@.outbox_dead d using seqs where d.seq = seqs.seq returning 1
@@ -2907,8 +2963,8 @@ begin
       using errcode = 'object_in_use', hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
   if 0 < any (n) then
-    perform @extschema@.outbox_wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may go on
-    perform @extschema@.outbox_note('purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
+    perform outbox_internal.wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may go on
+    perform outbox_internal.note_in_audit('purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
   end if;
   return query
   select t.place, n[t.i] from unnest('{outbox_events,outbox,outbox_waiting,outbox_dead,outbox_history,outbox_attempts_log,outbox_audit}'::text[])
@@ -2922,7 +2978,7 @@ comment on function @extschema@.outbox_purge(text, text, text, boolean) is
 
 -- Before maintenance: waits until all is delivered that can be. It only reads; the workers do the work.
 
-create function @extschema@.outbox_could_go()
+create function outbox_internal.could_go()
 returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
   with closed as materialized (
     select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'b' and w.due_at > clock_timestamp()
@@ -2930,14 +2986,14 @@ returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
     select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
   )
   select (select count(*) from @extschema@.outbox o where not exists (
-            select from @extschema@.outbox_closed_lanes() l
+            select from outbox_internal.closed_lanes() l
             where l.destination = o.destination and l.partition = o.partition and l.head < o.seq))
        + (select count(*) from @extschema@.outbox_waiting w where w.due_at <= clock_timestamp())
        + (select count(*) from @extschema@.outbox_waiting w where w.state = 'g' and not exists (
             select from closed c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
 $$;
-comment on function @extschema@.outbox_could_go() is
-  'Internal: how many messages wait or are in flight that nothing holds up: not scheduled, backing off, or behind such a one or a dead letter.';
+comment on function outbox_internal.could_go() is
+  'How many messages wait or are in flight that nothing holds up: not scheduled, backing off, or behind such a one or a dead letter.';
 
 create function @extschema@.outbox_drain(timeout interval default '1 minute')
 returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -2957,14 +3013,14 @@ begin
   end if;
   loop
     began := clock_timestamp(); -- each statement below takes a new snapshot
-    if not exists (select from @extschema@.outbox_first_that_could_go) and @extschema@.outbox_could_go() = 0 then
+    if not exists (select from outbox_internal.first_that_could_go) and outbox_internal.could_go() = 0 then
       return 0;
     end if;
     exit when clock_timestamp() >= deadline;
     -- A look that takes long, at what stands behind dead letters, is not to take all of the time.
     perform pg_sleep(greatest(0.1, extract(epoch from clock_timestamp() - began)));
   end loop;
-  return @extschema@.outbox_could_go();
+  return outbox_internal.could_go();
 end
 $$;
 comment on function @extschema@.outbox_drain(interval) is
@@ -2988,7 +3044,7 @@ begin
   exception when data_exception or program_limit_exceeded then
     payload := to_jsonb(body); -- no JSON, or more of it than jsonb takes
   end;
-  return @extschema@.outbox_publish(
+  return outbox_internal.publish(
     coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb, headers,
     null::text, null::text, destination, available_at, id, expires_at);
 end
@@ -2998,41 +3054,41 @@ comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, time
 
 -- ---- claims of relays -----------------------------------------------------------------------------------------------
 
-create function @extschema@.outbox_held(by_partition boolean, seqs bigint[], keys text[], partitions smallint[])
+create function outbox_internal.held(by_partition boolean, seqs bigint[], keys text[], partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_held_wrapper';
-comment on function @extschema@.outbox_held(boolean, bigint[], text[], smallint[]) is
-  'Internal: those of the seqs that must wait for an open transaction, which has enqueued for their key, or with by_partition for their partition, and may commit a lower one.';
+comment on function outbox_internal.held(boolean, bigint[], text[], smallint[]) is
+  'Those of the seqs that must wait for an open transaction, which has enqueued for their key, or with by_partition for their partition, and may commit a lower one.';
 
-create function @extschema@.outbox_judge(wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean)
+create function outbox_internal.judge(wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean)
 returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
-comment on function @extschema@.outbox_judge(text, text[], bigint, integer, text, boolean) is
-  'Internal: what the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure, or of what can never be sent: action (r, d, D, B), delay in ms, reason.';
+comment on function outbox_internal.judge(text, text[], bigint, integer, text, boolean) is
+  'What the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure, or of what can never be sent: action (r, d, D, B), delay in ms, reason.';
 
-create function @extschema@.outbox_note_ended(published bigint, failed bigint, gone bigint)
+create function outbox_internal.note_ended(published bigint, failed bigint, gone bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_ended_wrapper';
-comment on function @extschema@.outbox_note_ended(bigint, bigint, bigint) is
-  'Internal: at COMMIT, counts what a relay has ended and wakes who waits for it.';
+comment on function outbox_internal.note_ended(bigint, bigint, bigint) is
+  'At COMMIT, counts what a relay has ended and wakes who waits for it.';
 
-create function @extschema@.outbox_note_took(took_us bigint[])
+create function outbox_internal.note_took(took_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_took_wrapper';
-comment on function @extschema@.outbox_note_took(bigint[]) is
-  'Internal: at COMMIT, tells outbox_throughput in how many microseconds messages went from enqueue to confirm that a relay has published.';
+comment on function outbox_internal.note_took(bigint[]) is
+  'At COMMIT, tells outbox_throughput in how many microseconds messages went from enqueue to confirm that a relay has published.';
 
-create function @extschema@.outbox_by_partition(destination text)
+create function outbox_internal.by_partition(destination text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
-  select exists (select from @extschema@.outbox_destinations() d
+  select exists (select from outbox_internal.destinations() d
                  where d.destination = $1 and 'ordering=partition' = any (d.options));
 $$;
-comment on function @extschema@.outbox_by_partition(text) is
-  'Internal: whether a partition of this destination is one order, whatever the keys.';
+comment on function outbox_internal.by_partition(text) is
+  'Whether a partition of this destination is one order, whatever the keys.';
 
-create function @extschema@.outbox_firsts(
+create function outbox_internal.firsts(
   destination text, partitions smallint[], lane_rows integer, by_partition boolean,
   out tid tid, out seq bigint, out key text, out partition smallint
 ) returns setof record language sql stable
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
   with closed as materialized (
-    select g.partition, g.key, g.head from @extschema@.outbox_gates($2) g where g.destination = $1 and g.head is not null
+    select g.partition, g.key, g.head from outbox_internal.gates($2) g where g.destination = $1 and g.head is not null
   ), lane as (
     select x.*, row_number() over (partition by x.partition, case when not $4 then x.key end order by x.seq) as place
     from unnest($2) p (n) cross join lateral (
@@ -3041,9 +3097,9 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
       order by o.destination, o.partition, o.seq limit $3) x
   )
   select l.tid, l.seq, l.key, l.partition from lane l
-  where (l.claim_token is null or not @extschema@.outbox_claim_is_live(l.claim_token, l.partition, l.claim_until))
+  where (l.claim_token is null or not outbox_internal.claim_is_live(l.claim_token, l.partition, l.claim_until))
     -- A worker hears of a pause later.
-    and not @extschema@.outbox_is_in_hand($1, l.partition, l.seq)
+    and not outbox_internal.is_in_hand($1, l.partition, l.seq)
     and (l.key is null and not $4
          or l.place = 1
             and not exists (select from closed c where c.partition = l.partition and ($4 or c.key = l.key) and c.head < l.seq)
@@ -3052,18 +3108,18 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
                               and w.seq < l.seq))
   order by l.seq;
 $$;
-comment on function @extschema@.outbox_firsts(text, smallint[], integer, boolean) is
-  'Internal: messages that a relay may claim, as one snapshot shows them among the first rows of each lane: those without a key, and of each key the first, unless it is claimed or behind one that failed. With by_partition the first of each partition.';
+comment on function outbox_internal.firsts(text, smallint[], integer, boolean) is
+  'Messages that a relay may claim, as one snapshot shows them among the first rows of each lane: those without a key, and of each key the first, unless it is claimed or behind one that failed. With by_partition the first of each partition.';
 
-create function @extschema@.outbox_commit_durably()
+create function outbox_internal.commit_durably()
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
   -- With the commit of a claim all that it saw is on disk; one of a mark that is lost would be sent again.
   select set_config('synchronous_commit', 'local', true) where current_setting('synchronous_commit') = 'off';
 $$;
-comment on function @extschema@.outbox_commit_durably() is
-  'Internal: this transaction waits for the disk when it commits.';
+comment on function outbox_internal.commit_durably() is
+  'This transaction waits for the disk when it commits.';
 
-create function @extschema@.outbox_settings_now()
+create function outbox_internal.settings_now()
 returns @extschema@.outbox_settings language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   settings @extschema@.outbox_settings;
@@ -3076,38 +3132,38 @@ begin
   return settings;
 end
 $$;
-comment on function @extschema@.outbox_settings_now() is
-  'Internal: the settings of this database, which stay so until the end of this transaction.';
+comment on function outbox_internal.settings_now() is
+  'The settings of this database, which stay so until the end of this transaction.';
 
-create type @extschema@.outbox_relayed as (
+create type outbox_internal.relayed as (
   seq bigint, key text, attempts integer, claim_token bigint, claim_until timestamptz, replayed boolean
 );
-comment on type @extschema@.outbox_relayed is
-  'Internal: a message that a relay holds.';
+comment on type outbox_internal.relayed is
+  'A message that a relay holds.';
 
-create function @extschema@.outbox_relay_claim(
+create function outbox_internal.relay_claim(
   max_rows integer, to_destination text, ttl_s double precision, bytes_max bigint
-) returns setof @extschema@.outbox_relayed language plpgsql volatile
+) returns setof outbox_internal.relayed language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
 #variable_conflict use_column
 declare
-  settings constant @extschema@.outbox_settings := @extschema@.outbox_settings_now();
+  settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
   -- Negative, as those of workers that lease nothing; another one for each call.
   token constant bigint := hashtextextended(gen_random_uuid()::text, 0) | (-9223372036854775808);
-  by_partition constant boolean := @extschema@.outbox_by_partition(to_destination);
+  by_partition constant boolean := outbox_internal.by_partition(to_destination);
   lane_rows bigint := max_rows;
   seqs bigint[];
   keys text[];
   places smallint[];
 begin
-  perform @extschema@.outbox_commit_durably();
+  perform outbox_internal.commit_durably();
 
   if not settings.leasing then
-    perform @extschema@.outbox_due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
-    perform @extschema@.outbox_expire_firsts(to_destination, settings.partitions, lane_rows);
+    perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
+    perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows);
     return query
     select c.seq, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s', c.replayed
-    from @extschema@.outbox_claim_unleased(to_destination, token, ttl_s::integer, max_rows, bytes_max) c
+    from outbox_internal.claim_unleased(to_destination, token, ttl_s::integer, max_rows, bytes_max) c
     where c.remark is null;
     return;
   end if;
@@ -3124,12 +3180,12 @@ begin
       using errcode = 'object_not_in_prerequisite_state',
             hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.', to_destination);
   end if;
-  perform @extschema@.outbox_due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
-  perform @extschema@.outbox_expire_firsts(to_destination, settings.partitions, lane_rows); -- there may be no worker to do it
+  perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
+  perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows); -- there may be no worker to do it
   -- What waits behind one that has ended meanwhile: the first of each key. Where a partition is one order, all that waits
   -- by its key, from when that was the order.
   with behind as (
-    select w.ctid as row_tid from @extschema@.outbox_gates(settings.partitions) g
+    select w.ctid as row_tid from outbox_internal.gates(settings.partitions) g
     cross join lateral (
       select x.ctid from @extschema@.outbox_waiting x
       where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key = g.key
@@ -3141,14 +3197,14 @@ begin
   )
   insert into @extschema@.outbox (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
   select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at from gone g
-  where @extschema@.outbox_note_shown(g.destination, g.partition, g.seq)
+  where outbox_internal.note_shown(g.destination, g.partition, g.seq)
   on conflict do nothing;
 
   -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either still
   -- open when asked for, or visible to the second look.
   loop
     select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
-    from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
+    from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
     -- Many messages of few keys: look further.
     exit when cardinality(seqs) >= max_rows or by_partition or lane_rows > 100000000 or not exists (
       select from unnest(settings.partitions) p (n) cross join lateral (
@@ -3157,10 +3213,10 @@ begin
     lane_rows := lane_rows * 8;
   end loop;
   seqs := array(select unnest(seqs) except
-                select unnest(@extschema@.outbox_held(by_partition, seqs, keys, places)));
+                select unnest(outbox_internal.held(by_partition, seqs, keys, places)));
   return query
   with chosen as materialized (
-    select f.tid, f.seq from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
+    select f.tid, f.seq from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
     where f.seq = any (seqs) order by f.seq limit max_rows
   ), sized as materialized (
     -- Cut by a column: no body is read for it.
@@ -3176,18 +3232,18 @@ begin
   select c.* from claimed c;
 end
 $$;
-comment on function @extschema@.outbox_relay_claim(integer, text, double precision, bigint) is
-  'Internal: claims messages for outbox_fetch_unpublished(); stops after bytes_max of bodies, as far as outbox_events tells their size.';
+comment on function outbox_internal.relay_claim(integer, text, double precision, bigint) is
+  'Claims messages for outbox_fetch_unpublished(); stops after bytes_max of bodies, as far as outbox_events tells their size.';
 
-create function @extschema@.outbox_relay_return(claims @extschema@.outbox_relayed[], of_destination text)
+create function outbox_internal.relay_return(claims outbox_internal.relayed[], of_destination text)
 returns void language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   update @extschema@.outbox o set claim_token = null, claim_until = null
   from unnest($1) c
-  where o.ctid = (select @extschema@.outbox_row(c.seq, $2, s.partitions) from @extschema@.outbox_settings s)
+  where o.ctid = (select outbox_internal.find_row(c.seq, $2, s.partitions) from @extschema@.outbox_settings s)
     and o.claim_token = c.claim_token;
 $$;
-comment on function @extschema@.outbox_relay_return(@extschema@.outbox_relayed[], text) is
-  'Internal: gives messages back that a relay has claimed and does not get.';
+comment on function outbox_internal.relay_return(outbox_internal.relayed[], text) is
+  'Gives messages back that a relay has claimed and does not get.';
 
 create function @extschema@.outbox_fetch_unpublished(
   max_rows integer default 100, destination text default 'default', claim_ttl interval default '15 s',
@@ -3207,8 +3263,8 @@ declare
   bytes_max constant bigint := 33554432; -- as a claim of a worker
   event_bytes_max constant integer := 16777216;
   is_converted constant boolean := getdatabaseencoding() <> 'UTF8';
-  claims @extschema@.outbox_relayed[];
-  events @extschema@.outbox_source_row[];
+  claims outbox_internal.relayed[];
+  events outbox_internal.source_row[];
   given integer := 0;
   bytes bigint := 0;
   wanted integer;
@@ -3223,7 +3279,7 @@ begin
     raise exception 'claim_ttl is %', coalesce(claim_ttl::text, 'NULL')
       using errcode = 'invalid_parameter_value', hint = 'Give a time from 1 second to 1 day.';
   end if;
-  if not @extschema@.outbox_destination_exists(to_destination) then
+  if not outbox_internal.destination_exists(to_destination) then
     raise exception 'destination "%" does not exist', to_destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;
@@ -3231,17 +3287,17 @@ begin
   -- turns.
   if not exists (select from @extschema@.outbox_source) then
     for turn in 1 .. 10 loop
-      claims := array(select c from @extschema@.outbox_relay_claim(max_rows, to_destination, ttl_s, bytes_max) c);
+      claims := array(select c from outbox_internal.relay_claim(max_rows, to_destination, ttl_s, bytes_max) c);
       exit when claims = '{}';
       bad := array(
         select c.seq
         from unnest(claims) c join @extschema@.outbox_events e on e.seq = c.seq
         cross join lateral (select case
           when e.body_bytes > event_bytes_max then format('the event has %s bytes, more than can be sent', e.body_bytes)
-          when is_converted then @extschema@.outbox_unreadable(
+          when is_converted then outbox_internal.unreadable(
             c.key, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload::text, e.previous_payload::text,
             e.metadata::text, e.headers::text, e.actor, e.correlation_id) end as why offset 0) u
-        where u.why is not null and @extschema@.outbox_end_claim(c.seq, c.claim_token, to_destination, u.why, false, true));
+        where u.why is not null and outbox_internal.end_claim(c.seq, c.claim_token, to_destination, u.why, false, true));
       return query
       select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, c.claim_until,
              e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
@@ -3255,10 +3311,10 @@ begin
   -- How large the events of a source are is known when they are read: the first ones tell how many more are claimed.
   wanted := least(max_rows, 25);
   for turn in 1 .. 10 loop
-    claims := array(select c from @extschema@.outbox_relay_claim(wanted, to_destination, ttl_s, bytes_max) c order by c.seq);
+    claims := array(select c from outbox_internal.relay_claim(wanted, to_destination, ttl_s, bytes_max) c order by c.seq);
     exit when claims = '{}';
-    events := array(select e from @extschema@.outbox_source_rows(array(select c.seq from unnest(claims) c order by 1), bytes_max - bytes) e);
-    perform @extschema@.outbox_end_claim(c.seq, c.claim_token, to_destination, e.error, false, e.fault = 'missing')
+    events := array(select e from outbox_internal.source_rows(array(select c.seq from unnest(claims) c order by 1), bytes_max - bytes) e);
+    perform outbox_internal.end_claim(c.seq, c.claim_token, to_destination, e.error, false, e.fault = 'missing')
     from unnest(claims) c join unnest(events) e on e.seq = c.seq where e.fault is not null;
     return query
     select c.seq, case when e.id ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then e.id::uuid end, e.type, e.payload,
@@ -3270,7 +3326,7 @@ begin
     bytes := bytes + (select coalesce(sum(coalesce(pg_column_size(e.payload), 0) + coalesce(pg_column_size(e.previous_payload), 0)
       + coalesce(pg_column_size(e.metadata), 0) + coalesce(pg_column_size(e.headers), 0)), 0) from unnest(events) e);
     if cardinality(events) < cardinality(claims) then
-      perform @extschema@.outbox_relay_return(
+      perform outbox_internal.relay_return(
         array(select c from unnest(claims) c where not exists (select from unnest(events) e where e.seq = c.seq)), to_destination);
       exit;
     end if;
@@ -3282,79 +3338,79 @@ $$;
 comment on function @extschema@.outbox_fetch_unpublished(integer, text, interval) is
   'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them with their events, in order of seq; of each key (of each partition, where that is the order) the first that has not ended. Stops after 32 MiB of bodies. Commit before you send.';
 
-create function @extschema@.outbox_end_claim(
+create function outbox_internal.end_claim(
   seq bigint, claim_token bigint, destination text, error text, published boolean, unsendable boolean default false
 ) returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
-  to_destination constant text := coalesce(outbox_end_claim.destination, 'default');
-  settings constant @extschema@.outbox_settings := @extschema@.outbox_settings_now();
+  to_destination constant text := coalesce(end_claim.destination, 'default');
+  settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
   verdict text[] := '{p,0,""}';
   message record;
 begin
-  perform @extschema@.outbox_commit_durably();
+  perform outbox_internal.commit_durably();
   select o.ctid as tid, o.partition, o.key, o.attempts, o.enqueued_at into message from @extschema@.outbox o
-  where o.ctid = (select @extschema@.outbox_row(outbox_end_claim.seq, to_destination, settings.partitions))
-    and o.claim_token = outbox_end_claim.claim_token and o.claim_token < 0 and o.claim_until > clock_timestamp()
+  where o.ctid = (select outbox_internal.find_row(end_claim.seq, to_destination, settings.partitions))
+    and o.claim_token = end_claim.claim_token and o.claim_token < 0 and o.claim_until > clock_timestamp()
   for update;
   if not found then
     return false;
   end if;
   if not published then
-    select @extschema@.outbox_judge(d.wrapper, d.options, outbox_end_claim.seq, message.attempts, coalesce(error, 'failed'), unsendable)
+    select outbox_internal.judge(d.wrapper, d.options, end_claim.seq, message.attempts, coalesce(error, 'failed'), unsendable)
       into verdict
-    from (select) one left join @extschema@.outbox_destinations() d on d.destination = to_destination;
+    from (select) one left join outbox_internal.destinations() d on d.destination = to_destination;
   end if;
-  if @extschema@.outbox_settle(
-       ''::text, array[message.tid], array[outbox_end_claim.seq], array[to_destination], array[message.partition],
-       array[outbox_end_claim.claim_token], array[verdict[1]]::"char"[], array[verdict[2]]::bigint[], array[verdict[3]]) <> 1 then
+  if outbox_internal.settle(
+       ''::text, array[message.tid], array[end_claim.seq], array[to_destination], array[message.partition],
+       array[end_claim.claim_token], array[verdict[1]]::"char"[], array[verdict[2]]::bigint[], array[verdict[3]]) <> 1 then
     return false;
   end if;
   if verdict[1] in ('B', 'D') and settings.leasing then
     update @extschema@.outbox_dead d set blocks = true
-    where d.destination = to_destination and d.seq = outbox_end_claim.seq and (verdict[1] = 'B' or d.key is not null);
+    where d.destination = to_destination and d.seq = end_claim.seq and (verdict[1] = 'B' or d.key is not null);
   end if;
-  perform @extschema@.outbox_note_ended(published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
-  perform @extschema@.outbox_note_pending(to_destination, -(verdict[1] <> 'r')::integer::bigint);
+  perform outbox_internal.note_ended(published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
+  perform outbox_internal.note_pending(to_destination, -(verdict[1] <> 'r')::integer::bigint);
   if published then
-    perform @extschema@.outbox_note_took(array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
+    perform outbox_internal.note_took(array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
   end if;
   return true;
 end
 $$;
-comment on function @extschema@.outbox_end_claim(bigint, bigint, text, text, boolean, boolean) is
-  'Internal: ends a message that a relay holds, if it still does.';
+comment on function outbox_internal.end_claim(bigint, bigint, text, text, boolean, boolean) is
+  'Ends a message that a relay holds, if it still does.';
 
 create function @extschema@.outbox_mark_published(seq bigint, claim_token bigint, destination text default 'default')
 returns boolean language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select @extschema@.outbox_end_claim($1, $2, $3, null::text, true, false);
+  select outbox_internal.end_claim($1, $2, $3, null::text, true, false);
 $$;
 comment on function @extschema@.outbox_mark_published(bigint, bigint, text) is
   'For a relay of one''s own: the message was taken; it goes to the history. False if the claim is lost: it ran out, or the message ended by another hand.';
 
 create function @extschema@.outbox_mark_failed(seq bigint, claim_token bigint, error text, destination text default 'default')
 returns boolean language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select @extschema@.outbox_end_claim($1, $2, $4, $3, false, false);
+  select outbox_internal.end_claim($1, $2, $4, $3, false, false);
 $$;
 comment on function @extschema@.outbox_mark_failed(bigint, bigint, text, text) is
   'For a relay of one''s own: the message was not taken; it is tried again after a growing delay, and out of attempts it is a dead letter, by the rules of the destination. False if the claim is lost.';
 
 -- ---- waiting --------------------------------------------------------------------------------------------------------
 
-create function @extschema@.outbox_await_end(seen bigint, timeout_ms integer)
+create function outbox_internal.await_end(seen bigint, timeout_ms integer)
 returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_await_end_wrapper';
-comment on function @extschema@.outbox_await_end(bigint, integer) is
-  'Internal: waits until a message of this database ended since seen was returned, at most so long (seen NULL: not at all); returns what to pass next.';
+comment on function outbox_internal.await_end(bigint, integer) is
+  'Waits until a message of this database ended since seen was returned, at most so long (seen NULL: not at all); returns what to pass next.';
 
-create function @extschema@.outbox_has_enqueued()
+create function outbox_internal.has_enqueued()
 returns boolean language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_has_enqueued_wrapper';
-comment on function @extschema@.outbox_has_enqueued() is
-  'Internal: whether this transaction has enqueued, or changed by hand what waits.';
+comment on function outbox_internal.has_enqueued() is
+  'Whether this transaction has enqueued, or changed by hand what waits.';
 
-create function @extschema@.outbox_outcome(seq bigint, destination text, since timestamptz, partitions smallint[])
+create function outbox_internal.outcome(seq bigint, destination text, since timestamptz, partitions smallint[])
 returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   select case
-    when @extschema@.outbox_row($1, $2, $4) is not null
+    when outbox_internal.find_row($1, $2, $4) is not null
       or exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2) then 'waits'
     when exists (select from @extschema@.outbox_dead d where d.seq = $1 and d.destination = $2) then 'dead'
     else coalesce((select case when h.discarded then 'discarded' else 'published' end from @extschema@.outbox_history h
@@ -3362,8 +3418,8 @@ returns text language sql volatile set search_path = pg_catalog, pg_temp set ena
                    order by h.published_at desc limit 1), 'unknown')
   end;
 $$;
-comment on function @extschema@.outbox_outcome(bigint, text, timestamptz, smallint[]) is
-  'Internal: waits, dead, discarded, published or unknown: where a message is now. Of its history only what ended since a time is read.';
+comment on function outbox_internal.outcome(bigint, text, timestamptz, smallint[]) is
+  'Waits, dead, discarded, published or unknown: where a message is now. Of its history only what ended since a time is read.';
 
 create function @extschema@.outbox_wait(seq bigint, timeout interval default '30 s', destination text default null)
 returns text language plpgsql volatile parallel unsafe security definer
@@ -3389,7 +3445,7 @@ begin
     raise exception 'outbox_wait() cannot see the end of a message in a % transaction', upper(current_setting('transaction_isolation'))
       using errcode = 'object_not_in_prerequisite_state', hint = 'Call it after COMMIT, at READ COMMITTED.';
   end if;
-  if @extschema@.outbox_has_enqueued() then
+  if outbox_internal.has_enqueued() then
     raise exception 'this transaction has enqueued messages: it would wait for its own end'
       using errcode = 'active_sql_transaction', hint = 'Commit first, then call outbox_wait().';
   end if;
@@ -3397,10 +3453,10 @@ begin
   -- It cannot have ended before there was its event.
   select e.created_at - interval '1 minute' into since from @extschema@.outbox_events e
   where e.seq = outbox_wait.seq and not exists (select from @extschema@.outbox_source);
-  seen := @extschema@.outbox_await_end(null::bigint, 0);
+  seen := outbox_internal.await_end(null::bigint, 0);
   loop
     select s.partitions into partitions from @extschema@.outbox_settings s;
-    outcome := (select @extschema@.outbox_outcome(seq, to_destination, coalesce(since, '-infinity'), partitions));
+    outcome := (select outbox_internal.outcome(seq, to_destination, coalesce(since, '-infinity'), partitions));
     if outcome <> 'waits' then
       return outcome;
     end if;
@@ -3408,7 +3464,7 @@ begin
       return 'timeout';
     end if;
     -- Woken by each end; a second is for one that nobody told of.
-    seen := @extschema@.outbox_await_end(
+    seen := outbox_internal.await_end(
       seen, ceil(greatest(1, least(1000, extract(epoch from until - clock_timestamp()) * 1000)))::integer);
   end loop;
 end
@@ -3422,43 +3478,55 @@ comment on function @extschema@.outbox_wait(bigint, interval, text) is
 -- A superuser reads these views, so they belong to no role that calls by name what somebody else may have overloaded (see
 -- 90_privileges.sql), and an SQL function that they call has a body of its own (BEGIN ATOMIC), bound when it is created.
 
+create function outbox_internal.is_preloaded()
+returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_is_preloaded_wrapper';
+comment on function outbox_internal.is_preloaded() is
+  'outbox_is_preloaded(), as outbox_health calls it.';
 create function @extschema@.outbox_is_preloaded()
 returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_is_preloaded_wrapper';
 comment on function @extschema@.outbox_is_preloaded() is
   'Whether the server was started with outbox in shared_preload_libraries.';
 
-create function @extschema@.outbox_counters()
+create function outbox_internal.counters()
 returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_counters_wrapper';
-comment on function @extschema@.outbox_counters() is
-  'Internal: counters of this database from shared memory, read by outbox_status; NULL when not preloaded.';
+comment on function outbox_internal.counters() is
+  'Counters of this database from shared memory, read by outbox_status; NULL when not preloaded.';
 
-create function @extschema@.outbox_destination_figures(destination text)
+create function outbox_internal.destination_figures(destination text)
 returns double precision[] language c volatile strict as 'MODULE_PATHNAME', 'outbox_destination_figures_wrapper';
-comment on function @extschema@.outbox_destination_figures(text) is
-  'Internal: figures of a destination from shared memory, read by outbox_destination_status; NULL where no worker counts.';
+comment on function outbox_internal.destination_figures(text) is
+  'Figures of a destination from shared memory, read by outbox_destination_status; NULL where no worker counts.';
 
-create function @extschema@.outbox_missing_slots()
+create function outbox_internal.missing_slots()
 returns integer language c stable as 'MODULE_PATHNAME', 'outbox_missing_slots_wrapper';
-comment on function @extschema@.outbox_missing_slots() is
-  'Internal: how many workers of all databases together find no slot of max_worker_processes.';
+comment on function outbox_internal.missing_slots() is
+  'How many workers of all databases together find no slot of max_worker_processes.';
 
-create function @extschema@.outbox_server_state()
+create function outbox_internal.server_state()
 returns text language c stable as 'MODULE_PATHNAME', 'outbox_server_state_wrapper';
-comment on function @extschema@.outbox_server_state() is
-  'Internal: why the launcher runs no worker for this database, in a word; NULL if it does, or does not know yet.';
+comment on function outbox_internal.server_state() is
+  'Why the launcher runs no worker for this database, in a word; NULL if it does, or does not know yet.';
 
-create function @extschema@.outbox_registry()
+create function outbox_internal.registry()
 returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_registry_wrapper';
-comment on function @extschema@.outbox_registry() is
-  'Internal: open transactions that have enqueued in this database, from shared memory: [pid or 0, xid or 0, since in microseconds, low seq] one after the other.';
+comment on function outbox_internal.registry() is
+  'Open transactions that have enqueued in this database, from shared memory: [pid or 0, xid or 0, since in microseconds, low seq] one after the other.';
 
-create function @extschema@.outbox_open_transactions(
+create function outbox_internal.open_transactions(
   out pid integer, out xid xid, out prepared boolean, out age interval, out low bigint
 ) returns setof record language sql volatile set search_path = pg_catalog, pg_temp
 begin atomic
   select nullif(r.entries[i], 0)::integer, nullif(r.entries[i + 1], 0)::text::xid, r.entries[i] = 0,
          greatest(clock_timestamp() - to_timestamp(r.entries[i + 2] / 1e6), interval '0'), r.entries[i + 3]
-  from (select @extschema@.outbox_registry() as entries) r, generate_series(1, cardinality(r.entries), 4) i;
+  from (select outbox_internal.registry() as entries) r, generate_series(1, cardinality(r.entries), 4) i;
+end;
+comment on function outbox_internal.open_transactions() is
+  'What outbox_open_transactions() shows.';
+create function @extschema@.outbox_open_transactions(
+  out pid integer, out xid xid, out prepared boolean, out age interval, out low bigint
+) returns setof record language sql volatile
+begin atomic
+  select t.pid, t.xid, t.prepared, t.age, t.low from outbox_internal.open_transactions() t;
 end;
 comment on function @extschema@.outbox_open_transactions() is
   'Transactions of this database that have enqueued and are not over. Later messages of their keys wait for them.';
@@ -3466,8 +3534,8 @@ comment on function @extschema@.outbox_open_transactions() is
 create view @extschema@.outbox_messages as
 with m as (
   select o.seq, o.destination, o.partition, o.key,
-         case when @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
-                or @extschema@.outbox_is_taken(o.destination, o.partition, o.seq) then 'in flight'
+         case when outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
+                or outbox_internal.is_taken(o.destination, o.partition, o.seq) then 'in flight'
               when o.attempts > 0 then 'retrying'
               else 'pending' end as status,
          o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token, o.last_error,
@@ -3492,7 +3560,7 @@ with m as (
 select m.seq, m.seq as global_sequence, m.status,
        case m.status when 'published' then 'PUBLISHED' when 'dead' then 'FAILED' when 'discarded' then 'FAILED'
                      else 'PENDING' end as reference_status,
-       m.destination, @extschema@.outbox_partition_label(m.partition::integer) as partition_key, m.key,
+       m.destination, outbox_internal.partition_label(m.partition::integer) as partition_key, m.key,
        m.attempts, m.available_at, m.enqueued_at, m.published_at, m.claim_token, m.last_error, m.replayed,
        e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
        e.actor, e.correlation_id, e.created_at,
@@ -3505,7 +3573,7 @@ from m left join @extschema@.outbox_events e on e.seq = m.seq and not exists (se
 comment on view @extschema@.outbox_messages is
   'Every message with its event and one status: pending, in flight, retrying, scheduled, published, dead, discarded. For people and audits; give a seq or a limit.';
 
-create view @extschema@.outbox_first_pending as
+create view outbox_internal.first_pending as
 with recursive lane as ( -- one look into the index for each lane, however much waits in it
   (select o.destination, o.partition, o.seq, o.enqueued_at from @extschema@.outbox o
    order by o.destination, o.partition, o.seq limit 1)
@@ -3516,72 +3584,72 @@ with recursive lane as ( -- one look into the index for each lane, however much 
     order by o.destination, o.partition, o.seq limit 1) n
 )
 select lane.* from lane;
-comment on view @extschema@.outbox_first_pending is
-  'Internal: the first message of outbox in each lane (destination, partition) that has one.';
+comment on view outbox_internal.first_pending is
+  'The first message of outbox in each lane (destination, partition) that has one.';
 
-create view @extschema@.outbox_first_that_could_go as
-select f.* from @extschema@.outbox_first_pending f
-where not exists (select from @extschema@.outbox_closed_lanes() l
+create view outbox_internal.first_that_could_go as
+select f.* from outbox_internal.first_pending f
+where not exists (select from outbox_internal.closed_lanes() l
                   where l.destination = f.destination and l.partition = f.partition and l.head < f.seq);
-comment on view @extschema@.outbox_first_that_could_go is
-  'Internal: the same without lanes that stand still behind a message that failed.';
+comment on view outbox_internal.first_that_could_go is
+  'first_pending without the lanes that wait behind a message that failed.';
 
-create function @extschema@.outbox_nothing_waits()
+create function outbox_internal.nothing_waits()
 returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_nothing_waits_wrapper';
-comment on function @extschema@.outbox_nothing_waits() is
-  'Internal: whether the counters of this database say that no message waits, and were counted.';
+comment on function outbox_internal.nothing_waits() is
+  'Whether the counters of this database say that no message waits, and were counted.';
 
-create function @extschema@.outbox_first_waiting()
+create function outbox_internal.first_waiting()
 returns text[] language c stable as 'MODULE_PATHNAME', 'outbox_first_waiting_wrapper';
-comment on function @extschema@.outbox_first_waiting() is
-  'Internal: of each lane that has a message in outbox four texts: destination, partition, seq of the first and when it was enqueued, in microseconds since 1970; read by outbox_first_shown.';
+comment on function outbox_internal.first_waiting() is
+  'Of each lane that has a message in outbox four texts: destination, partition, seq of the first and when it was enqueued, in microseconds since 1970; read by first_shown.';
 
 -- For views that are asked again and again: a look at a lane from its start walks all that a held snapshot keeps of ended
 -- messages. The function remembers in shared memory up to where there is nothing. Where nothing waits it is not called.
-create view @extschema@.outbox_first_shown as
-select f.*, not exists (select from @extschema@.outbox_closed_lanes() l
+create view outbox_internal.first_shown as
+select f.*, not exists (select from outbox_internal.closed_lanes() l
                         where l.destination = f.destination and l.partition = f.partition and l.head < f.seq) as could_go
 from (select w.t[i] collate "C" as destination, w.t[i + 1]::smallint as partition, w.t[i + 2]::bigint as seq,
              pg_catalog.to_timestamp(w.t[i + 3]::double precision / 1e6) as enqueued_at
-      from (select @extschema@.outbox_first_waiting() as t) w, pg_catalog.generate_series(1, pg_catalog.cardinality(w.t), 4) i) f
-where not (select @extschema@.outbox_nothing_waits());
-comment on view @extschema@.outbox_first_shown is
-  'Internal: outbox_first_pending for views that are asked again and again, from shared memory and a look at the rest: the first message of outbox in each lane (destination, partition) that has one. could_go = the lane does not wait behind a message that failed.';
+      from (select outbox_internal.first_waiting() as t) w, pg_catalog.generate_series(1, pg_catalog.cardinality(w.t), 4) i) f
+where not (select outbox_internal.nothing_waits());
+comment on view outbox_internal.first_shown is
+  'What first_pending shows, for views that are asked again and again, from shared memory and a look at the rest: the first message of outbox in each lane (destination, partition) that has one. could_go = the lane does not wait behind a message that failed.';
 
-create function @extschema@.outbox_first_dead(blocks boolean)
+create function outbox_internal.first_dead(blocks boolean)
 returns bigint language c stable strict as 'MODULE_PATHNAME', 'outbox_first_dead_wrapper';
-comment on function @extschema@.outbox_first_dead(boolean) is
-  'Internal: the seq of the first dead letter, or of the first that blocks others; read by outbox_health.';
+comment on function outbox_internal.first_dead(boolean) is
+  'The seq of the first dead letter, or of the first that blocks others; read by outbox_health.';
 
 -- Counted from the table only where nobody counts: a held snapshot keeps the rows of those that were retried or discarded.
-create view @extschema@.outbox_dead_counts as
+create view outbox_internal.dead_counts as
 select coalesce(case when c.counters[8] > 10000 then 10000 else c.counters[8] end,
                 (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) d)) as dead,
        coalesce(case when c.counters[9] > 10000 then 10000 else c.counters[9] end,
                 (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) d)) as blocking
-from (select pg_catalog.array_replace(@extschema@.outbox_counters(), -1::bigint, null::bigint) as counters) c;
-comment on view @extschema@.outbox_dead_counts is
-  'Internal: how many dead letters there are, and how many of them block others, both up to 10000.';
+from (select pg_catalog.array_replace(outbox_internal.counters(), -1::bigint, null::bigint) as counters) c;
+comment on view outbox_internal.dead_counts is
+  'How many dead letters there are, and how many of them block others, both up to 10000.';
 
 create view @extschema@.outbox_status as
 select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- NULL = not preloaded: nobody counts
        c.counters[2] as in_flight,
-       (select d.dead from @extschema@.outbox_dead_counts d) as dead,
+       (select d.dead from outbox_internal.dead_counts d) as dead,
        -- A volatile function here would be asked for even by who selects other columns, and the look walks what a held snapshot
        -- keeps of ended messages.
-       (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_first_shown o where o.could_go) as oldest_pending_age,
+       (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from outbox_internal.first_shown o where o.could_go) as oldest_pending_age,
        c.counters[3] as published_total,
        c.counters[4] as failed_total,
        pg_catalog.round(c.counters[5] / 60.0, 1) as published_per_s,
        pg_catalog.round(c.counters[6] / 60.0, 1) as failed_per_s,
        pg_catalog.to_timestamp(c.counters[7] / 1e6) as stats_reset
-from (select @extschema@.outbox_counters() as counters) c;
+from (select outbox_internal.counters() as counters) c;
 comment on view @extschema@.outbox_status is
   'One row, at a cost that does not grow with the queue: what waits (scheduled included), what is in flight, dead letters (counted to 10000), totals since stats_reset and rates of the last minute.';
 
 create view @extschema@.outbox_worker_status as
 select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason, c.detail,
-       w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id) as alive,
+       w.heartbeat_until > pg_catalog.clock_timestamp() and not outbox_internal.has_ended(w.worker_id) as alive,
        pg_catalog.date_trunc('milliseconds', w.heartbeat_until - pg_catalog.clock_timestamp()) as heartbeat_ttl,
        (select pg_catalog.count(*) from @extschema@.outbox_partitions p
         where p.lease_owner = w.worker_id and p.lease_until > pg_catalog.clock_timestamp()) as partitions,
@@ -3597,9 +3665,9 @@ comment on view @extschema@.outbox_worker_status is
 create view @extschema@.outbox_destination_status as
 with live as (
   select c.* from @extschema@.outbox_connections c join @extschema@.outbox_workers w on w.worker_id = c.worker_id
-  where w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)
+  where w.heartbeat_until > pg_catalog.clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
 ), pending as (
-  select p.destination, pg_catalog.min(p.enqueued_at) as oldest from @extschema@.outbox_first_shown p where p.could_go group by 1
+  select p.destination, pg_catalog.min(p.enqueued_at) as oldest from outbox_internal.first_shown p where p.could_go group by 1
 )
 select coalesce(d.destination, p.destination) as destination,
        case when d.destination is null then null when d.wrapper is null then 'settings' else d.wrapper end as described_by,
@@ -3616,7 +3684,7 @@ select coalesce(d.destination, p.destination) as destination,
        pg_catalog.round(f.n[10]::numeric, 2) as p99_ms,
        pg_catalog.to_timestamp(f.n[7] / 1e6) as stats_reset,
        f.n[11]::bigint as pending, f.n[12]::bigint as max_pending
-from @extschema@.outbox_destinations() d
+from outbox_internal.destinations() d
 full join pending p on p.destination = d.destination
 left join @extschema@.outbox_paused z on z.destination = d.destination
 left join lateral (
@@ -3624,7 +3692,7 @@ left join lateral (
   order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], l.state),
            l.reason is null, l.since
   limit 1) c on true
-left join lateral (select @extschema@.outbox_destination_figures(d.destination) as n) f on true
+left join lateral (select outbox_internal.destination_figures(d.destination) as n) f on true
 -- Until each worker has heard of the pause and settled what it had.
 cross join lateral (select exists (select from live l where l.destination = d.destination
                                    and l.state not in ('paused', 'not adopted')) as busy) b
@@ -3633,7 +3701,7 @@ comment on view @extschema@.outbox_destination_status is
   'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message has waited that could go there; totals and times from enqueue to confirm since stats_reset, how many messages wait (scheduled and in flight included) and may wait, NULL where no worker counts. missing = messages wait for a server that there is no more.';
 
 create view @extschema@.outbox_partition_status as
-select @extschema@.outbox_partition_label(p.partition::integer) as partition_key,
+select outbox_internal.partition_label(p.partition::integer) as partition_key,
        case when p.lease_until > pg_catalog.clock_timestamp() then p.lease_owner end as lease_owner,
        case when p.lease_until > pg_catalog.clock_timestamp()
             then pg_catalog.date_trunc('milliseconds', p.lease_until - pg_catalog.clock_timestamp()) end as lease_ttl,
@@ -3641,73 +3709,81 @@ select @extschema@.outbox_partition_label(p.partition::integer) as partition_key
        f.seq as first_waiting_seq,
        case when p.lease_until > pg_catalog.clock_timestamp() then p.lease_until end as lease_until
 from @extschema@.outbox_partitions p
-left join (select x.partition, pg_catalog.min(x.seq) as seq from @extschema@.outbox_first_shown x group by 1) f
+left join (select x.partition, pg_catalog.min(x.seq) as seq from outbox_internal.first_shown x group by 1) f
   on f.partition = p.partition;
 comment on view @extschema@.outbox_partition_status is
   'One row a partition: who owns it, how long still, and the first message that waits in it.';
 
-create function @extschema@.outbox_schema_problem(out problem text, out remedy text)
+create function outbox_internal.schema_problem(out problem text, out remedy text)
 returns setof record language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
   with place as (
-    select n.oid, n.nspname, n.nspowner, n.nspacl, x.extowner from pg_extension x join pg_namespace n on n.oid = x.extnamespace
+    select n.oid, n.nspname, n.nspowner, n.nspacl, x.extowner, n.oid = x.extnamespace as is_shared
+    from pg_extension x join pg_namespace n on n.oid = x.extnamespace or n.nspname = 'outbox_internal'
     where x.extname = 'outbox'
-  ), harmless as ( -- a superuser needs no overload, and the workers may create partitions of the history
-    select r.oid, r.rolname, coalesce((select d.datdba from pg_database d
-             where r.rolname = 'pg_database_owner' and d.datname = current_database()), r.oid) as really
+  ), harmless as ( -- a superuser needs no overload
+    select r.oid, r.rolname
     from pg_roles r
     where exists (select from pg_roles s where s.rolsuper and s.oid = coalesce((
                     select d.datdba from pg_database d
                     where r.rolname = 'pg_database_owner' and d.datname = current_database()), r.oid))
-       or r.oid = (select c.relowner from pg_class c where c.oid = '@extschema@.outbox'::regclass)
+  ), worker_role as ( -- and the workers may create partitions of the history
+    select c.relowner as oid from pg_class c where c.oid = '@extschema@.outbox'::regclass
   )
   select f.problem, f.remedy
   from (
-    select 1 as rank, format('function %s of role %I is not of the extension, and could be called in place of one that is',
-                             p.oid::regprocedure, pg_get_userbyid(p.proowner)) as problem,
+    select 1 as rank,
+           format('function %s of role %I is not of the extension, and could be called in place of one that is',
+                  p.oid::regprocedure, pg_get_userbyid(p.proowner)) as problem,
            format('drop %s %s', case p.prokind when 'p' then 'procedure' when 'a' then 'aggregate' else 'function' end,
                   p.oid::regprocedure) as remedy
-    from pg_proc p join place on p.pronamespace = place.oid
+    from pg_proc p join place on p.pronamespace = place.oid and place.is_shared
     where p.proname >= 'outbox' and p.proname < 'outboy' and (p.proname = 'outbox' or p.proname like 'outbox\_%')
       and not exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
-                      where d.classid = 'pg_proc'::regclass and d.objid = p.oid and d.refclassid = 'pg_extension'::regclass
-                        and d.deptype = 'e')
+                      where d.classid = 'pg_proc'::regclass and d.objid = p.oid
+                        and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
     union all
-    select 2, format('schema %I belongs to a role that is no superuser and may create functions in it, which could be called in place of those of the extension',
-                     place.nspname),
+    select 2,
+           format('schema %I belongs to a role that is no superuser and may create functions in it,'
+                  ' which could be called in place of those of the extension', place.nspname),
            format('alter schema %I owner to %I', place.nspname, pg_get_userbyid(place.extowner))
-    from place where place.nspowner not in (select h.oid from harmless h)
+    from place
+    where place.nspowner not in (select h.oid from harmless h union all select w.oid from worker_role w where place.is_shared)
     union all
-    select 3, format('%s may create functions in schema %I, which could be called in place of those of the extension',
-                     case g.grantee when 0 then 'everybody' else format('role %I', pg_get_userbyid(g.grantee)) end, place.nspname),
+    select 3,
+           format('%s may create functions in schema %I, which could be called in place of those of the extension',
+                  case g.grantee when 0 then 'everybody' else format('role %I', pg_get_userbyid(g.grantee)) end,
+                  place.nspname),
            format('revoke create on schema %I from %s', place.nspname,
                   case g.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(g.grantee)) end)
     from place cross join lateral aclexplode(place.nspacl) g
-    where g.privilege_type = 'CREATE' and g.grantee <> place.nspowner and g.grantee not in (select h.oid from harmless h)
+    where g.privilege_type = 'CREATE' and g.grantee <> place.nspowner
+      and g.grantee not in (select h.oid from harmless h union all select w.oid from worker_role w where place.is_shared)
   ) f
   order by f.rank, f.problem;
 end;
-comment on function @extschema@.outbox_schema_problem() is
-  'Internal: functions in the schema of the extension that are not of it and are named like those that are, and who may create such; outbox_health shows the first.';
+comment on function outbox_internal.schema_problem() is
+  'Functions in the schema of the extension that are not of it and are named like those that are, and who may create such'
+  ' there or in outbox_internal; outbox_health shows the first.';
 
 create view @extschema@.outbox_health as
 with worker as (
   select w.worker_id from @extschema@.outbox_workers w
-  where w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)
+  where w.heartbeat_until > pg_catalog.clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
 ), connection as (
   select c.destination, c.state, c.reason, c.detail,
          case when c.destination = 'default' then '' else pg_catalog.format('destination %I: ', c.destination) end as named
   from @extschema@.outbox_connections c join worker w on w.worker_id = c.worker_id
 ), server as (
-  select @extschema@.outbox_is_preloaded() as preloaded, @extschema@.outbox_server_state() as obstacle,
+  select outbox_internal.is_preloaded() as preloaded, outbox_internal.server_state() as obstacle,
          pg_catalog.current_setting('outbox.worker_role') as worker_role,
          pg_catalog.current_setting('outbox.workers')::integer as workers
 ), waiting as materialized ( -- looked at once for all checks
-  select f.destination, f.enqueued_at, f.could_go from @extschema@.outbox_first_shown f
+  select f.destination, f.enqueued_at, f.could_go from outbox_internal.first_shown f
 ), sick as (
   select c.named, c.destination, c.reason, c.detail,
          case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer
-  from connection c left join @extschema@.outbox_destinations() d on d.destination = c.destination
+  from connection c left join outbox_internal.destinations() d on d.destination = c.destination
   where c.state in ('down', 'connecting', 'connected') and c.reason is not null
   order by c.state = 'connected', c.destination = 'default' desc, 2 limit 1
 )
@@ -3723,7 +3799,7 @@ select 'enabled', pg_catalog.current_setting('outbox.enabled')::boolean,
 union all
 select 'identity', a.why is null, 'nothing is delivered from this database until it is adopted: ' || a.why,
        case when a.why is not null then 'select outbox_adopt(), if it and not the original is to deliver what waits here' end
-from @extschema@.outbox_not_adopted() a (why)
+from outbox_internal.not_adopted() a (why)
 union all
 select 'role', p.problem is null, p.problem, p.remedy
 from server s left join pg_catalog.pg_roles r on r.rolname = s.worker_role
@@ -3734,7 +3810,7 @@ cross join lateral (select
        when r.rolsuper then pg_catalog.format('ALTER ROLE %I NOSUPERUSER', s.worker_role) end as remedy) p
 union all
 select 'schema', p.problem is null, p.problem, p.remedy
-from (select) one left join (select x.problem, x.remedy from @extschema@.outbox_schema_problem() x limit 1) p on true
+from (select) one left join (select x.problem, x.remedy from outbox_internal.schema_problem() x limit 1) p on true
 union all
 select 'workers', p.problem is null, p.problem, p.remedy
 from server s cross join lateral (select
@@ -3752,7 +3828,7 @@ from server s cross join lateral (select
        when s.obstacle = 'turns' then 'there are more databases than worker slots: this one is served in turn with others' end as problem,
   case when s.workers = 0 and not exists (select from worker) then 'set outbox.workers to 1 or more and reload'
        when s.obstacle in ('slots', 'turns') then pg_catalog.format('raise max_worker_processes by %s or more and restart the server',
-                                                        @extschema@.outbox_missing_slots())
+                                                        outbox_internal.missing_slots())
        when s.obstacle = 'places' then 'lower outbox.workers, narrow outbox.databases, or end workers outside the server, and reload'
        when exists (select from worker) then null
        when s.obstacle = 'databases' then 'drop a database, or close one with ALTER DATABASE ... ALLOW_CONNECTIONS false; one without the extension has a place as well'
@@ -3771,35 +3847,35 @@ from (select u.named || u.detail as problem,
                   else pg_catalog.format('ALTER SERVER %I OPTIONS (...); see docs/destinations.md', u.destination) end as remedy
       from connection u where u.state = 'unconfigured'
         and (u.destination <> 'default' or pg_catalog.current_setting('outbox.url') <> ''
-             or (select pg_catalog.count(*) from @extschema@.outbox_destinations()) = 1
+             or (select pg_catalog.count(*) from outbox_internal.destinations()) = 1
              or exists (select from waiting f where f.destination = 'default'))
       union all
       select 'outbox.url is empty: there is no broker to deliver to', 'set outbox.url, for example amqp://localhost'
       where not exists (select from worker) and pg_catalog.current_setting('outbox.url') = ''
-        and (select d.server from @extschema@.outbox_destinations() d where d.destination = 'default') is null
+        and (select d.server from outbox_internal.destinations() d where d.destination = 'default') is null
       union all
       select pg_catalog.format('messages wait for destination %I, which does not exist', m.destination),
              pg_catalog.format('CREATE SERVER %I FOREIGN DATA WRAPPER ..., or give the messages up with outbox_discard()', m.destination)
       from (select distinct f.destination from waiting f where f.could_go
-            except select d.destination from @extschema@.outbox_destinations() d) m
+            except select d.destination from outbox_internal.destinations() d) m
       union all
       select null, null order by 1 nulls last limit 1) p
 union all
 select 'source', p.problem is null, p.problem,
        case when p.problem is not null then 'messages wait until it can be read: mend it, or call outbox_source_set() again for the same relation' end
-from (select @extschema@.outbox_source_problem() as problem) p
+from (select outbox_internal.source_problem() as problem) p
 union all
 select 'bodies', p.why is null, 'destination ' || pg_catalog.quote_ident(p.destination) || ': ' || p.why[1] || ': its messages wait', p.why[2]
 from (select) one left join (
-  select d.destination, b.why from @extschema@.outbox_destinations() d
-  cross join lateral (select @extschema@.outbox_body_problem(d.destination) as why) b
+  select d.destination, b.why from outbox_internal.destinations() d
+  cross join lateral (select outbox_internal.body_problem(d.destination) as why) b
   where b.why is not null order by 1 limit 1) p on true
 union all
 select 'paused', z.destination is null,
        case when z.destination is not null
             then pg_catalog.format('destination %I is %s by %s since %s%s', z.destination,
                                    case when z.busy then pg_catalog.format('pausing, %s in flight, paused',
-                                          coalesce((@extschema@.outbox_destination_figures(z.destination))[1], 0)) else 'paused' end, z.paused_by,
+                                          coalesce((outbox_internal.destination_figures(z.destination))[1], 0)) else 'paused' end, z.paused_by,
                                    pg_catalog.date_trunc('seconds', z.since), coalesce(': ' || z.reason, '')) end,
        case when z.destination is not null then pg_catalog.format('select outbox_resume(%L)', z.destination) end
 from (select) one left join (
@@ -3853,22 +3929,22 @@ union all
 select 'dead letters', d.n = 0,
        case when d.n > 0 then pg_catalog.format('%s dead letter(s), one of them: %s', case when d.n = 10000 then '10000 or more' else d.n::text end, d.reason) end,
        case when d.n > 0 then 'select * from outbox_dead; then outbox_retry(seq) or outbox_discard(seq)' end
-from (select c.dead as n, x.reason from @extschema@.outbox_dead_counts c
+from (select c.dead as n, x.reason from outbox_internal.dead_counts c
       left join lateral (select y.reason from @extschema@.outbox_dead y
-                         where y.seq = (select @extschema@.outbox_first_dead(false)) and c.dead > 0 limit 1) x on true) d
+                         where y.seq = (select outbox_internal.first_dead(false)) and c.dead > 0 limit 1) x on true) d
 union all
 select 'keys', b.keys = 0,
        case when b.keys > 0 then pg_catalog.format('%s key(s) stand still behind a dead letter, one of them: %s (seq %s)',
          case when b.keys = 10000 then '10000 or more' else b.keys::text end, b.key, b.seq) end,
        case when b.keys > 0 then 'outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one' end
-from (select (select c.blocking from @extschema@.outbox_dead_counts c) as keys, case when y.whole then 'partition ' || @extschema@.outbox_partition_label(y.partition::integer) else y.key end as key, y.seq
+from (select (select c.blocking from outbox_internal.dead_counts c) as keys, case when y.whole then 'partition ' || outbox_internal.partition_label(y.partition::integer) else y.key end as key, y.seq
       from (select) one left join (
         select d.key, d.partition, d.seq, exists (
-          select from @extschema@.outbox_destinations() x
+          select from outbox_internal.destinations() x
           where x.destination = d.destination and 'ordering=partition' = any (x.options)) as whole
         from @extschema@.outbox_dead d
-        where d.blocks and d.seq = (select @extschema@.outbox_first_dead(true))
-          and (select c.blocking > 0 from @extschema@.outbox_dead_counts c) limit 1) y on true) b
+        where d.blocks and d.seq = (select outbox_internal.first_dead(true))
+          and (select c.blocking > 0 from outbox_internal.dead_counts c) limit 1) y on true) b
 union all
 select 'room', f.destination is null,
        case when f.destination is not null
@@ -3878,7 +3954,7 @@ select 'room', f.destination is null,
        case when f.destination is not null then 'see the other checks for why they wait; or raise max_pending' end
 from (select) one left join (
   select x.destination, x.n[11]::bigint as pending, x.n[12]::bigint as max_pending
-  from (select d.destination, @extschema@.outbox_destination_figures(d.destination) as n from @extschema@.outbox_destinations() d) x
+  from (select d.destination, outbox_internal.destination_figures(d.destination) as n from outbox_internal.destinations() d) x
   where x.n[11] >= 0.9 * x.n[12] order by x.n[11] / x.n[12] desc limit 1) f on true
 union all
 select 'transactions', p.problem is null, p.problem, p.remedy
@@ -3887,7 +3963,7 @@ from (select pg_catalog.string_agg(case when t.prepared
                else pg_catalog.format('the session with pid %s has enqueued and not ended for %s', t.pid, pg_catalog.date_trunc('seconds', t.age)) end, '; ') as problem,
              pg_catalog.min(case when t.prepared then 'COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts'
                else pg_catalog.format('later messages of its keys wait for it: end it, or pg_terminate_backend(%s)', t.pid) end) as remedy
-      from (select x.pid, x.xid, x.prepared, x.age from @extschema@.outbox_open_transactions() x
+      from (select x.pid, x.xid, x.prepared, x.age from outbox_internal.open_transactions() x
             where x.age > case when x.prepared then interval '1 minute' else interval '30 seconds' end
             order by x.age desc limit 3) t) p
 union all
@@ -3923,29 +3999,29 @@ comment on view @extschema@.outbox_health is
 -- message, the passes of the workers. All but the attempts is in shared memory and bounded, so each view costs the same
 -- whatever the backlog; a restart of the server begins anew. Without the preloaded library these are empty.
 
-create function @extschema@.outbox_minutes()
+create function outbox_internal.minutes()
 returns double precision[] language c volatile as 'MODULE_PATHNAME', 'outbox_minutes_wrapper';
-comment on function @extschema@.outbox_minutes() is
-  'Internal: the last minutes of this database from shared memory, 5 numbers each, read by outbox_throughput; NULL when not preloaded.';
+comment on function outbox_internal.minutes() is
+  'The last minutes of this database from shared memory, 5 numbers each, read by outbox_throughput; NULL when not preloaded.';
 
 create view @extschema@.outbox_throughput as
 select pg_catalog.to_timestamp(m.n[i]) as minute, m.n[i + 1]::bigint as published, m.n[i + 2]::bigint as retried,
        m.n[i + 3]::bigint as failed, pg_catalog.round(m.n[i + 4]::numeric, 2)::double precision as p95_ms
-from (select @extschema@.outbox_minutes() as n) m, pg_catalog.generate_series(1, pg_catalog.cardinality(m.n), 5) i
+from (select outbox_internal.minutes() as n) m, pg_catalog.generate_series(1, pg_catalog.cardinality(m.n), 5) i
 order by 1;
 comment on view @extschema@.outbox_throughput is
   'One row a minute, the oldest first: the last 60 whole minutes and the running one. How many messages were published, failed and are tried again, became dead letters; in how many ms 95 of 100 went from enqueue to confirm.';
 
-create function @extschema@.outbox_faults()
+create function outbox_internal.faults()
 returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_faults_wrapper';
-comment on function @extschema@.outbox_faults() is
-  'Internal: failures of this database from shared memory, 7 texts a group, read by outbox_errors; NULL when not preloaded.';
+comment on function outbox_internal.faults() is
+  'Failures of this database from shared memory, 7 texts a group, read by outbox_errors; NULL when not preloaded.';
 
 create view @extschema@.outbox_errors as
 select f.t[i] as destination, f.t[i + 1] as kind, f.t[i + 2] as message, f.t[i + 3]::bigint as count,
        pg_catalog.to_timestamp(f.t[i + 4]::double precision / 1e6) as first_at,
        pg_catalog.to_timestamp(f.t[i + 5]::double precision / 1e6) as last_at, f.t[i + 6]::bigint as last_seq
-from (select @extschema@.outbox_faults() as t) f, pg_catalog.generate_series(1, pg_catalog.cardinality(f.t), 7) i
+from (select outbox_internal.faults() as t) f, pg_catalog.generate_series(1, pg_catalog.cardinality(f.t), 7) i
 order by last_at desc;
 comment on view @extschema@.outbox_errors is
   'What failed lately, one row a cause, the most recent first: destination, kind, the error with # for numbers and ids, how often, first and last time, the last message. 100 causes at most; of a destination that went down last_seq is NULL.';
@@ -3956,10 +4032,10 @@ from @extschema@.outbox_attempts_log l;
 comment on view @extschema@.outbox_attempts is
   'Attempts that failed, the last 20 of each message: which one, when, what became of the message (retried, dead), the error, the worker (NULL = a relay). Give a seq.';
 
-create function @extschema@.outbox_recent_ticks()
+create function outbox_internal.recent_ticks()
 returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_recent_ticks_wrapper';
-comment on function @extschema@.outbox_recent_ticks() is
-  'Internal: passes of the workers of this database from shared memory, 14 numbers each, read by outbox_ticks; NULL when not preloaded.';
+comment on function outbox_internal.recent_ticks() is
+  'Passes of the workers of this database from shared memory, 14 numbers each, read by outbox_ticks; NULL when not preloaded.';
 
 create view @extschema@.outbox_ticks as
 select pg_catalog.format('server-%s', t.n[i] + 1) as worker_id, x.at, t.n[i + 2] as claimed, t.n[i + 3] as published,
@@ -3967,7 +4043,7 @@ select pg_catalog.format('server-%s', t.n[i] + 1) as worker_id, x.at, t.n[i + 2]
        t.n[i + 7] = 1 as renewed_heartbeat, t.n[i + 8] as purged_stale, t.n[i + 9] as active_workers,
        t.n[i + 10] as desired_count, t.n[i + 11] as owned_count, t.n[i + 12] as leased_count, t.n[i + 13] as released_count,
        pg_catalog.to_char(x.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') as ts
-from (select @extschema@.outbox_recent_ticks() as n) t, pg_catalog.generate_series(1, pg_catalog.cardinality(t.n), 14) i
+from (select outbox_internal.recent_ticks() as n) t, pg_catalog.generate_series(1, pg_catalog.cardinality(t.n), 14) i
 cross join lateral (select pg_catalog.to_timestamp(t.n[i + 1] / 1e6) as at) x
 order by x.at desc;
 comment on view @extschema@.outbox_ticks is
@@ -3978,10 +4054,10 @@ comment on view @extschema@.outbox_ticks is
 -- Whether a destination can be used, in words. A session opens no socket: it asks the workers to look, through shared memory,
 -- and reads what they found in outbox_connections.
 
-create function @extschema@.outbox_ask_for_a_look(destination text)
+create function outbox_internal.ask_for_a_look(destination text)
 returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_ask_for_a_look_wrapper';
-comment on function @extschema@.outbox_ask_for_a_look(text) is
-  'Internal: asks the workers that serve a destination to look at it anew; false if none can hear it.';
+comment on function outbox_internal.ask_for_a_look(text) is
+  'Asks the workers that serve a destination to look at it anew; false if none can hear it.';
 
 create function @extschema@.outbox_check(
   destination text default 'default', out step text, out ok boolean, out detail text
@@ -4001,7 +4077,7 @@ declare
 begin
   destination := coalesce(destination, 'default');
   select d.*, d.destination = 'default' and d.server is null as by_settings into described
-  from @extschema@.outbox_destinations() d where d.destination = outbox_check.destination;
+  from outbox_internal.destinations() d where d.destination = outbox_check.destination;
   step := 'exists';
   ok := described.destination is not null;
   if not ok then
@@ -4036,11 +4112,11 @@ begin
     select count(*), count(*) filter (where c.looked_at >= asked_at) into workers, answers
     from @extschema@.outbox_workers w
     left join @extschema@.outbox_connections c on c.worker_id = w.worker_id and c.destination = outbox_check.destination
-    where w.heartbeat_until > clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)
+    where w.heartbeat_until > clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
       and w.worker_id like 'server-%'; -- those outside are asked nothing
     exit when workers = answers or current_setting('transaction_isolation') <> 'read committed'
       or clock_timestamp() > asked_at + patience;
-    is_asked := is_asked or @extschema@.outbox_ask_for_a_look(destination);
+    is_asked := is_asked or outbox_internal.ask_for_a_look(destination);
     exit when not is_asked and clock_timestamp() > asked_at + interval '2 seconds'; -- a new one is known by then
     perform pg_sleep(0.01);
   end loop;
@@ -4066,7 +4142,7 @@ begin
   from (select x.*, array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[], x.state) as rank
         from @extschema@.outbox_connections x join @extschema@.outbox_workers w on w.worker_id = x.worker_id
         where x.destination = outbox_check.destination and w.heartbeat_until > clock_timestamp()
-          and not @extschema@.outbox_has_ended(w.worker_id)) c;
+          and not outbox_internal.has_ended(w.worker_id)) c;
   step := 'worker';
   ok := seen.workers > 0;
   detail := case when ok then format('%s of %s workers serve it', seen.workers, greatest(workers, seen.workers))
@@ -4083,7 +4159,7 @@ begin
 
   if exists (select from unnest(described.options) o where o like 'body=%') then
     step := 'body';
-    body_problem := @extschema@.outbox_body_problem(destination);
+    body_problem := outbox_internal.body_problem(destination);
     ok := body_problem is null;
     detail := case when ok then 'its function can be called'
                    else format('%s: %s', body_problem[1], body_problem[2]) end;
@@ -4120,38 +4196,38 @@ comment on function @extschema@.outbox_check(text) is
 -- One pass of the workers at once, and delivery by hand. A session opens no socket: it asks the workers through shared
 -- memory and waits for their answers. It only reads; what it asks for ends with its transaction at the latest.
 
-create function @extschema@.outbox_ask(reach bigint)
+create function outbox_internal.ask(reach bigint)
 returns bigint language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_ask_wrapper';
-comment on function @extschema@.outbox_ask(bigint) is
-  'Internal: asks the workers for delivery up to a seq, 0 = for one pass; returns a ticket; 0 = there is nobody to ask, NULL = another session asks.';
+comment on function outbox_internal.ask(bigint) is
+  'Asks the workers for delivery up to a seq, 0 = for one pass; returns a ticket; 0 = there is nobody to ask, NULL = another session asks.';
 
-create function @extschema@.outbox_answers(ticket bigint, timeout_ms integer)
+create function outbox_internal.answers(ticket bigint, timeout_ms integer)
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_answers_wrapper';
-comment on function @extschema@.outbox_answers(bigint, integer) is
-  'Internal: waits until the workers are done with what was asked, at most so long; returns 14 numbers of each worker: number, state (0 has not heard, 1 is at it, 2 done), figures.';
+comment on function outbox_internal.answers(bigint, integer) is
+  'Waits until the workers are done with what was asked, at most so long; returns 14 numbers of each worker: number, state (0 has not heard, 1 is at it, 2 done), figures.';
 
-create function @extschema@.outbox_stop_asking()
+create function outbox_internal.stop_asking()
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_stop_asking_wrapper';
-comment on function @extschema@.outbox_stop_asking() is
-  'Internal: this session asks the workers for nothing any more.';
+comment on function outbox_internal.stop_asking() is
+  'This session asks the workers for nothing any more.';
 
-create function @extschema@.outbox_check_asking(caller text, timeout interval)
+create function outbox_internal.check_asking(caller text, timeout interval)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   if timeout is null or extract(epoch from timeout) not between 0 and 3600 then
     raise exception 'timeout is %', coalesce(timeout::text, 'NULL')
       using errcode = 'invalid_parameter_value', hint = 'Give a time up to 1 hour; when it is over, call again.';
   end if;
-  if @extschema@.outbox_has_enqueued() then
+  if outbox_internal.has_enqueued() then
     raise exception 'this transaction has enqueued messages, which no worker sees before it commits'
       using errcode = 'active_sql_transaction', hint = format('Commit first, then call %s().', caller);
   end if;
 end
 $$;
-comment on function @extschema@.outbox_check_asking(text, interval) is
-  'Internal: refuses what would wait for nothing.';
+comment on function outbox_internal.check_asking(text, interval) is
+  'Refuses what would wait for nothing.';
 
-create function @extschema@.outbox_ask_workers(
+create function outbox_internal.ask_workers(
   reach bigint, until timestamptz, out worker_id text, out done boolean, out claimed bigint, out published bigint,
   out failed bigint, out duration_us bigint, out backoff_ms bigint, out renewed_heartbeat boolean, out purged_stale bigint,
   out active_workers bigint, out desired_count bigint, out owned_count bigint, out leased_count bigint, out released_count bigint
@@ -4166,10 +4242,10 @@ declare
 begin
   loop
     if coalesce(ticket, 0) = 0 then
-      ticket := @extschema@.outbox_ask(reach);
+      ticket := outbox_internal.ask(reach);
     end if;
     if ticket > 0 then
-      answers := @extschema@.outbox_answers(
+      answers := outbox_internal.answers(
         ticket, ceil(greatest(1, least(1000, extract(epoch from until - clock_timestamp()) * 1000)))::integer);
       states := array(select answers[i + 2] from generate_series(0, cardinality(answers) - 1, 14) i);
       exit when 2 = all (states) and states <> '{}';
@@ -4180,7 +4256,7 @@ begin
     -- One that is new, or starts again, is there by then.
     exit when states = '{}' and ticket is not null and clock_timestamp() > began + interval '2 seconds';
   end loop;
-  perform @extschema@.outbox_stop_asking();
+  perform outbox_internal.stop_asking();
 
   if ticket is null then
     raise exception 'another session asks the workers of this database'
@@ -4203,15 +4279,15 @@ begin
   where a[2] > 0;
 end
 $$;
-comment on function @extschema@.outbox_ask_workers(bigint, timestamptz) is
-  'Internal: asks the workers for delivery up to a seq, 0 = for one pass, and waits until then for their answers; one row for each that has begun.';
+comment on function outbox_internal.ask_workers(bigint, timestamptz) is
+  'Asks the workers for delivery up to a seq, 0 = for one pass, and waits until then for their answers; one row for each that has begun.';
 
 create function @extschema@.outbox_tick(timeout interval default '30 s')
 returns jsonb language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   tick jsonb;
 begin
-  perform @extschema@.outbox_check_asking('outbox_tick'::text, timeout);
+  perform outbox_internal.check_asking('outbox_tick'::text, timeout);
   select jsonb_build_object(
            'claimed', sum(a.claimed), 'published', sum(a.published), 'failed', sum(a.failed),
            'duration_ms', round(max(a.duration_us) / 1000.0, 2), 'backoff_ms', min(a.backoff_ms),
@@ -4220,7 +4296,7 @@ begin
            'owned_count', sum(a.owned_count), 'leased_count', sum(a.leased_count), 'released_count', sum(a.released_count),
            'ts', to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
     into tick
-  from @extschema@.outbox_ask_workers(0::bigint, clock_timestamp() + timeout) a having count(*) > 0;
+  from outbox_internal.ask_workers(0::bigint, clock_timestamp() + timeout) a having count(*) > 0;
   if tick is null then
     raise exception 'no worker has begun within %', timeout
       using errcode = 'object_not_in_prerequisite_state',
@@ -4235,7 +4311,7 @@ comment on function @extschema@.outbox_tick(interval) is
 
 -- ---- delivery by hand -----------------------------------------------------------------------------------------------
 
-create function @extschema@.outbox_next(max_rows integer, out seq bigint, out destination text, out attempts integer)
+create function outbox_internal.next(max_rows integer, out seq bigint, out destination text, out attempts integer)
 returns setof record language sql volatile
 set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sort = off set jit = off as $$
   with closed as materialized (
@@ -4244,12 +4320,12 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
     union
     select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
   ), lanes as materialized (
-    select l.* from @extschema@.outbox_closed_lanes() l
+    select l.* from outbox_internal.closed_lanes() l
   ), open as materialized (
-    select d.destination from @extschema@.outbox_destinations() d where not d.paused
+    select d.destination from outbox_internal.destinations() d where not d.paused
   ), ready as (
     select x.seq, x.destination, x.attempts
-    from @extschema@.outbox_first_pending l join open d on d.destination = l.destination
+    from outbox_internal.first_pending l join open d on d.destination = l.destination
     cross join lateral (
       select o.seq, o.destination, o.attempts from @extschema@.outbox o
       where o.destination = l.destination and o.partition = l.partition
@@ -4261,7 +4337,7 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
     where w.due_at <= clock_timestamp()
     union all
     select x.seq, x.destination, x.attempts
-    from @extschema@.outbox_gates((select s.partitions from @extschema@.outbox_settings s)) g
+    from outbox_internal.gates((select s.partitions from @extschema@.outbox_settings s)) g
     join open d on d.destination = g.destination
     cross join lateral (
       select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w
@@ -4272,22 +4348,22 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
   )
   select r.seq, r.destination, r.attempts from ready r order by r.seq, r.destination limit $1;
 $$;
-comment on function @extschema@.outbox_next(integer) is
-  'Internal: the first messages that could go now, in order of seq, with the attempts they have had: not scheduled, backing off, behind such a one or a dead letter, or of a destination that is paused.';
+comment on function outbox_internal.next(integer) is
+  'The first messages that could go now, in order of seq, with the attempts they have had: not scheduled, backing off, behind such a one or a dead letter, or of a destination that is paused.';
 
-create function @extschema@.outbox_fate(seq bigint, destination text, attempts integer, since timestamptz)
+create function outbox_internal.fate(seq bigint, destination text, attempts integer, since timestamptz)
 returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   select case
     when f.outcome <> 'waits' then f.outcome
     when exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2 and w.attempts > $3)
       or exists (select from @extschema@.outbox o
-                 where o.ctid = (select @extschema@.outbox_row($1, $2, s.partitions)) and o.attempts > $3) then 'failed'
+                 where o.ctid = (select outbox_internal.find_row($1, $2, s.partitions)) and o.attempts > $3) then 'failed'
     else 'waits' end
   from @extschema@.outbox_settings s
-  cross join lateral @extschema@.outbox_outcome($1, $2, $4, s.partitions) f (outcome);
+  cross join lateral outbox_internal.outcome($1, $2, $4, s.partitions) f (outcome);
 $$;
-comment on function @extschema@.outbox_fate(bigint, text, integer, timestamptz) is
-  'Internal: where a message is now, as outbox_outcome() says, and failed if it has had more attempts than that.';
+comment on function outbox_internal.fate(bigint, text, integer, timestamptz) is
+  'Where a message is now, as outcome() says, and failed if it has had more attempts than that.';
 
 create function @extschema@.outbox_relay(
   max_rows integer default 100, timeout interval default '30 s', out messages bigint, out published bigint,
@@ -4300,7 +4376,7 @@ declare
   left_before bigint;
   idle_rounds integer := 0;
 begin
-  perform @extschema@.outbox_check_asking('outbox_relay'::text, timeout);
+  perform outbox_internal.check_asking('outbox_relay'::text, timeout);
   if max_rows is null or max_rows not between 1 and 10000 then
     raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
       using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
@@ -4315,13 +4391,13 @@ begin
             hint = 'select outbox_configure(leasing => true), or switch outbox.enabled on.';
   end if;
 
-  select jsonb_agg(to_jsonb(n) order by n.seq), count(*) into chosen, messages from @extschema@.outbox_next(max_rows) n;
+  select jsonb_agg(to_jsonb(n) order by n.seq), count(*) into chosen, messages from outbox_internal.next(max_rows) n;
   waiting := messages;
   while waiting > 0 and idle_rounds < 2 loop
     left_before := waiting;
-    perform from @extschema@.outbox_ask_workers((chosen->-1->>'seq')::bigint, began + timeout);
+    perform from outbox_internal.ask_workers((chosen->-1->>'seq')::bigint, began + timeout);
     fates := array(
-      select @extschema@.outbox_fate(c.seq, c.destination, c.attempts, began - interval '1 minute')
+      select outbox_internal.fate(c.seq, c.destination, c.attempts, began - interval '1 minute')
       from jsonb_to_recordset(chosen) c (seq bigint, destination text, attempts integer));
     waiting := (select count(*) from unnest(fates) f where f in ('waits', 'unknown'));
     -- What waited behind another of its key, or came to another worker, goes in the next round.
@@ -4346,99 +4422,99 @@ comment on function @extschema@.outbox_relay(integer, interval) is
 -- lanes must be read again, after it which transactions are open, and what was committed meanwhile (crates/core, engine).
 -- Lock order: as in 30_worker.sql.
 
-create function @extschema@.outbox_work_join(label text)
+create function outbox_internal.work_join(label text)
 returns text language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_join_wrapper';
-comment on function @extschema@.outbox_work_join(text) is
-  'Internal: this session takes a place among the workers; returns its name.';
+comment on function outbox_internal.work_join(text) is
+  'This session takes a place among the workers; returns its name.';
 
-create function @extschema@.outbox_work_quit()
+create function outbox_internal.work_quit()
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_quit_wrapper';
-comment on function @extschema@.outbox_work_quit() is
-  'Internal: this session gives its place among the workers back.';
+comment on function outbox_internal.work_quit() is
+  'This session gives its place among the workers back.';
 
-create function @extschema@.outbox_work_me()
+create function outbox_internal.work_me()
 returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_me_wrapper';
-comment on function @extschema@.outbox_work_me() is
-  'Internal: the worker that this session is; an error if it is none.';
+comment on function outbox_internal.work_me() is
+  'The worker that this session is; an error if it is none.';
 
-create function @extschema@.outbox_work_token()
+create function outbox_internal.work_token()
 returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_token_wrapper';
-comment on function @extschema@.outbox_work_token() is
-  'Internal: with leasing off, the token of the claims of the worker that this session is.';
+comment on function outbox_internal.work_token() is
+  'With leasing off, the token of the claims of the worker that this session is.';
 
-create function @extschema@.outbox_work_own(partitions smallint[], ttl_s integer)
+create function outbox_internal.work_own(partitions smallint[], ttl_s integer)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_own_wrapper';
-comment on function @extschema@.outbox_work_own(smallint[], integer) is
-  'Internal: from now on the worker that this session is reads these partitions, and no other worker, for ttl_s seconds.';
+comment on function outbox_internal.work_own(smallint[], integer) is
+  'From now on the worker that this session is reads these partitions, and no other worker, for ttl_s seconds.';
 
-create function @extschema@.outbox_work_adopt(prepared bigint[])
+create function outbox_internal.work_adopt(prepared bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_adopt_wrapper';
-comment on function @extschema@.outbox_work_adopt(bigint[]) is
-  'Internal: takes prepared transactions that are older than the shared memory into the registry: (xid, since in microseconds) one after the other. Once for each database.';
+comment on function outbox_internal.work_adopt(bigint[]) is
+  'Takes prepared transactions that are older than the shared memory into the registry: (xid, since in microseconds) one after the other. Once for each database.';
 
-create function @extschema@.outbox_work_count(destination text, ended bigint[], took_us bigint[])
+create function outbox_internal.work_count(destination text, ended bigint[], took_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_count_wrapper';
-comment on function @extschema@.outbox_work_count(text, bigint[], bigint[]) is
-  'Internal: what a settle ended, for the figures of a destination: [published, retried, dead, expired, released], and how long the published ones took.';
+comment on function outbox_internal.work_count(text, bigint[], bigint[]) is
+  'What a settle ended, for the figures of a destination: [published, retried, dead, expired, released], and how long the published ones took.';
 
-create function @extschema@.outbox_work_in_flight(destination text, in_flight integer)
+create function outbox_internal.work_in_flight(destination text, in_flight integer)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_in_flight_wrapper';
-comment on function @extschema@.outbox_work_in_flight(text, integer) is
-  'Internal: how many messages of a destination the worker that this session is has in flight.';
+comment on function outbox_internal.work_in_flight(text, integer) is
+  'How many messages of a destination the worker that this session is has in flight.';
 
-create function @extschema@.outbox_is_on_disk(wal_position bigint)
+create function outbox_internal.is_on_disk(wal_position bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_on_disk_wrapper';
-comment on function @extschema@.outbox_is_on_disk(bigint) is
-  'Internal: waits until WAL is on disk up to there; true.';
+comment on function outbox_internal.is_on_disk(bigint) is
+  'Waits until WAL is on disk up to there; true.';
 
 -- ---- what a worker outside calls: shared memory ---------------------------------------------------------------------
 
-create function @extschema@.outbox_work_reopened(partitions smallint[])
+create function outbox_internal.work_reopened(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_reopened_wrapper';
-comment on function @extschema@.outbox_work_reopened(smallint[]) is
+comment on function outbox_internal.work_reopened(smallint[]) is
   'Worker outside: from which seq on each partition must be read again since the last call, for the default destination and for all others; -1 = nothing new. Before a claim.';
 
-create function @extschema@.outbox_work_glance(partitions smallint[])
+create function outbox_internal.work_glance(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_glance_wrapper';
-comment on function @extschema@.outbox_work_glance(smallint[]) is
-  'Worker outside: the number of open transactions that have enqueued; of each its lowest seq, a count, and so many words of its filter of keys with their numbers; then what outbox_work_reopened() would return. After a claim.';
+comment on function outbox_internal.work_glance(smallint[]) is
+  'Worker outside: the number of open transactions that have enqueued; of each its lowest seq, a count, and so many words of its filter of keys with their numbers; then what work_reopened() would return. After a claim.';
 
-create function @extschema@.outbox_work_wait(seen bigint[], timeout_ms integer, in_flight integer, tell boolean default false)
+create function outbox_internal.work_wait(seen bigint[], timeout_ms integer, in_flight integer, tell boolean default false)
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_wait_wrapper';
-comment on function @extschema@.outbox_work_wait(bigint[], integer, integer, boolean) is
+comment on function outbox_internal.work_wait(bigint[], integer, integer, boolean) is
   'Worker outside: waits until there may be something to do, at most so long; says how much it has in flight, and tell = that the other workers shall look at the leases. Returns three counters to pass next (commits, workers, what waits), and 1 if a statement needs the database without workers.';
 
 -- ---- what a worker outside calls: its life --------------------------------------------------------------------------
 
-create function @extschema@.outbox_work_begin(label text)
+create function outbox_internal.work_begin(label text)
 returns text language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  me constant text := @extschema@.outbox_work_join(coalesce(label, ''));
+  me constant text := outbox_internal.work_join(coalesce(label, ''));
 begin
   if exists (select from @extschema@.outbox_workers w where w.worker_id = me and w.pid is distinct from pg_backend_pid()) then
     raise exception 'a worker has the name "%"', me using errcode = 'object_in_use', hint = 'Choose another label.';
   end if;
-  perform @extschema@.outbox_work_adopt(coalesce((
+  perform outbox_internal.work_adopt(coalesce((
     select array_agg(n order by x.transaction::text::bigint, i) from pg_prepared_xacts x
     cross join lateral (values (1, x.transaction::text::bigint), (2, (extract(epoch from x.prepared) * 1000000)::bigint)) v (i, n)
     where x.database = current_database()), '{}'));
   return me;
 end
 $$;
-comment on function @extschema@.outbox_work_begin(text) is
+comment on function outbox_internal.work_begin(text) is
   'Worker outside: this session is a worker from now on. Returns its name: work-, the label, and a number of its own.';
 
-create function @extschema@.outbox_work_look(
+create function outbox_internal.work_look(
   out leasing boolean, out not_adopted text, out source text, out defaults text, out now_us bigint
 )
 language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  perform @extschema@.outbox_work_me();
+  perform outbox_internal.work_me();
   select s.leasing into leasing from @extschema@.outbox_settings s;
-  not_adopted := @extschema@.outbox_legible(@extschema@.outbox_not_adopted());
-  source := (select @extschema@.outbox_legible(s.relation) from @extschema@.outbox_source s);
+  not_adopted := outbox_internal.legible(outbox_internal.not_adopted());
+  source := (select outbox_internal.legible(s.relation) from @extschema@.outbox_source s);
   defaults := (
-    select @extschema@.outbox_legible(
+    select outbox_internal.legible(
              string_agg(format('%s %s %s', s.setdatabase, s.setrole, s.setconfig), ';' order by s.setdatabase, s.setrole))
     from pg_db_role_setting s
     where s.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
@@ -4446,104 +4522,104 @@ begin
   now_us := (extract(epoch from clock_timestamp()) * 1000000)::bigint;
 end
 $$;
-comment on function @extschema@.outbox_work_look() is
+comment on function outbox_internal.work_look() is
   'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from here, the source of events that it cannot read, a text that changes with the settings that a new session would have, and the time in microseconds since 1970.';
 
-create function @extschema@.outbox_work_destinations(
+create function outbox_internal.work_destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
 ) returns setof record language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select @extschema@.outbox_legible(d.destination), d.wrapper, d.server,
-         (select array_agg(@extschema@.outbox_legible(o) order by i) from unnest(d.options) with ordinality u (o, i)), d.paused
-  from @extschema@.outbox_destinations() d where @extschema@.outbox_work_me() is not null;
+  select outbox_internal.legible(d.destination), d.wrapper, d.server,
+         (select array_agg(outbox_internal.legible(o) order by i) from unnest(d.options) with ordinality u (o, i)), d.paused
+  from outbox_internal.destinations() d where outbox_internal.work_me() is not null;
 $$;
-comment on function @extschema@.outbox_work_destinations() is
-  'Worker outside: the destinations that there are, as outbox_destinations() has them.';
+comment on function outbox_internal.work_destinations() is
+  'Worker outside: the destinations that there are, as destinations() has them.';
 
-create function @extschema@.outbox_work_ttl_s()
+create function outbox_internal.work_ttl_s()
 returns integer language sql stable set search_path = pg_catalog, pg_temp as $$
   select extract(epoch from current_setting('outbox.lease_ttl')::interval)::integer;
 $$;
-comment on function @extschema@.outbox_work_ttl_s() is
-  'Internal: outbox.lease_ttl in seconds.';
+comment on function outbox_internal.work_ttl_s() is
+  'Outbox.lease_ttl in seconds.';
 
-create function @extschema@.outbox_work_heartbeat()
+create function outbox_internal.work_heartbeat()
 returns setof text language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
   perform set_config('synchronous_commit', 'off', true);
   -- No longer than its leases last: nobody knows sooner that such a worker has ended, and both are over at once then.
-  return query select @extschema@.outbox_legible(h) from @extschema@.outbox_heartbeat(
-    @extschema@.outbox_work_me(), pg_backend_pid(), @extschema@.outbox_work_ttl_s()) h;
+  return query select outbox_internal.legible(h) from outbox_internal.heartbeat(
+    outbox_internal.work_me(), pg_backend_pid(), outbox_internal.work_ttl_s()) h;
 end
 $$;
-comment on function @extschema@.outbox_work_heartbeat() is
+comment on function outbox_internal.work_heartbeat() is
   'Worker outside: I live for outbox.lease_ttl more. Returns the ids of all live workers.';
 
-create function @extschema@.outbox_work_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
+create function outbox_internal.work_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
 returns setof record language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select l.partition, @extschema@.outbox_legible(l.lease_owner), l.live, l.lease_epoch from @extschema@.outbox_leases() l where @extschema@.outbox_work_me() is not null;
+  select l.partition, outbox_internal.legible(l.lease_owner), l.live, l.lease_epoch from outbox_internal.leases() l where outbox_internal.work_me() is not null;
 $$;
-comment on function @extschema@.outbox_work_leases() is
+comment on function outbox_internal.work_leases() is
   'Worker outside: every partition with its lease, to plan from.';
 
-create function @extschema@.outbox_work_lease(
+create function outbox_internal.work_lease(
   renew smallint[], renew_epochs bigint[], release smallint[], release_epochs bigint[], take smallint[],
   out partition smallint, out lease_epoch bigint, out ttl_s integer
 ) returns setof record language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  me constant text := @extschema@.outbox_work_me();
-  lasts_s constant integer := @extschema@.outbox_work_ttl_s();
+  me constant text := outbox_internal.work_me();
+  lasts_s constant integer := outbox_internal.work_ttl_s();
   held smallint[];
 begin
   perform set_config('synchronous_commit', 'off', true);
-  perform @extschema@.outbox_lease_release(me, release, release_epochs);
-  held := array(select r from @extschema@.outbox_lease_renew(me, renew, renew_epochs, lasts_s) r);
-  held := held || array(select t.partition from @extschema@.outbox_lease_take(me, take, lasts_s) t);
-  perform @extschema@.outbox_work_own(held, lasts_s);
+  perform outbox_internal.lease_release(me, release, release_epochs);
+  held := array(select r from outbox_internal.lease_renew(me, renew, renew_epochs, lasts_s) r);
+  held := held || array(select t.partition from outbox_internal.lease_take(me, take, lasts_s) t);
+  perform outbox_internal.work_own(held, lasts_s);
   return query select p.partition, p.lease_epoch, lasts_s from @extschema@.outbox_partitions p
                where p.lease_owner = me and p.partition = any (held) order by 1;
 end
 $$;
-comment on function @extschema@.outbox_work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]) is
+comment on function outbox_internal.work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]) is
   'Worker outside: renews leases, gives others back and takes free ones. Returns those that it holds now, and for how long from the call on.';
 
-create function @extschema@.outbox_work_purge()
+create function outbox_internal.work_purge()
 returns bigint language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select @extschema@.outbox_purge_workers() where @extschema@.outbox_work_me() is not null;
+  select outbox_internal.purge_workers() where outbox_internal.work_me() is not null;
 $$;
-comment on function @extschema@.outbox_work_purge() is
+comment on function outbox_internal.work_purge() is
   'Worker outside: removes workers that have ended.';
 
-create function @extschema@.outbox_work_report(destination text, state text, reason text, detail text)
+create function outbox_internal.work_report(destination text, state text, reason text, detail text)
 returns void language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  if state is not null and not @extschema@.outbox_destination_exists(destination) then
+  if state is not null and not outbox_internal.destination_exists(destination) then
     return; -- dropped meanwhile
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  perform @extschema@.outbox_report(@extschema@.outbox_work_me(), destination, state, left(reason, 100), left(detail, 1000), null::timestamptz);
+  perform outbox_internal.report(outbox_internal.work_me(), destination, state, left(reason, 100), left(detail, 1000), null::timestamptz);
 end
 $$;
-comment on function @extschema@.outbox_work_report(text, text, text, text) is
+comment on function outbox_internal.work_report(text, text, text, text) is
   'Worker outside: what it knows of a destination (state NULL = it serves it no more); outbox_health shows it.';
 
-create function @extschema@.outbox_work_holds(destination text, in_flight integer)
+create function outbox_internal.work_holds(destination text, in_flight integer)
 returns void language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
   -- There is room for the figures of so many destinations, and not for those that there are not.
-  select @extschema@.outbox_work_in_flight($1, $2) where @extschema@.outbox_destination_exists($1);
+  select outbox_internal.work_in_flight($1, $2) where outbox_internal.destination_exists($1);
 $$;
-comment on function @extschema@.outbox_work_holds(text, integer) is
+comment on function outbox_internal.work_holds(text, integer) is
   'Worker outside: how many messages of a destination it has in flight.';
 
-create function @extschema@.outbox_work_leave()
+create function outbox_internal.work_leave()
 returns void language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  perform @extschema@.outbox_leave(@extschema@.outbox_work_me());
+  perform outbox_internal.leave(outbox_internal.work_me());
 end
 $$;
-comment on function @extschema@.outbox_work_leave() is
-  'Worker outside: gives its leases back. outbox_work_quit() follows, when this is committed.';
+comment on function outbox_internal.work_leave() is
+  'Worker outside: gives its leases back. work_quit() follows, when this is committed.';
 
-create function @extschema@.outbox_work_pending(partitions smallint[], out partition smallint, out pending bigint, out is_all boolean)
+create function outbox_internal.work_pending(partitions smallint[], out partition smallint, out pending bigint, out is_all boolean)
 returns setof record language sql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
   -- The destinations that have messages: a look into the index for each, not a walk through it.
   with recursive waits (destination) as (
@@ -4563,66 +4639,66 @@ returns setof record language sql stable parallel unsafe security definer set se
       select from @extschema@.outbox o where o.destination = d.destination and o.partition = p.partition limit b.lane) x) l on true
   group by 1 order by 1;
 $$;
-comment on function @extschema@.outbox_work_pending(smallint[]) is
+comment on function outbox_internal.work_pending(smallint[]) is
   'For the screen of a worker outside, in a session of its own: how many messages wait in each of these partitions; is_all false = at least so many, for it looks at 20,000 rows or so.';
 
 -- ---- what a worker outside calls: messages --------------------------------------------------------------------------
 
-create function @extschema@.outbox_work_claim(
+create function outbox_internal.work_claim(
   destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[], reach bigint
-) returns setof @extschema@.outbox_claimed language plpgsql volatile parallel unsafe security definer
+) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
   -- A claim that a crash undoes is made again. But what a crash could undo must not be sent: it waits for the disk.
   perform set_config('synchronous_commit', 'off', true);
-  return query select r.* from @extschema@.outbox_claim(
-    @extschema@.outbox_work_me(), destination, partitions, epochs,
+  return query select r.* from outbox_internal.claim(
+    outbox_internal.work_me(), destination, partitions, epochs,
     array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), marks, 33554432::bigint,
-    coalesce(reach, 9223372036854775807)) c cross join lateral @extschema@.outbox_readable(c) r
-  where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
+    coalesce(reach, 9223372036854775807)) c cross join lateral outbox_internal.readable(c) r
+  where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
 end
 $$;
-comment on function @extschema@.outbox_work_claim(text, smallint[], bigint[], integer[], bigint[], bigint) is
-  'Worker outside: claims messages of partitions that it leases, as outbox_claim() does, and waits until all of them are on disk.';
+comment on function outbox_internal.work_claim(text, smallint[], bigint[], integer[], bigint[], bigint) is
+  'Worker outside: claims messages of partitions that it leases, as claim() does, and waits until all of them are on disk.';
 
-create function @extschema@.outbox_work_claim_waiting(
+create function outbox_internal.work_claim_waiting(
   destination text, partition smallint, key text, epoch bigint, reach bigint, max_rows integer
-) returns setof @extschema@.outbox_claimed language plpgsql volatile parallel unsafe security definer
+) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
   perform set_config('synchronous_commit', 'off', true);
-  return query select r.* from @extschema@.outbox_claim_waiting(
-    @extschema@.outbox_work_me(), destination, partition, key, epoch, reach, least(greatest(max_rows, 0), 10000), 33554432::bigint) c
-    cross join lateral @extschema@.outbox_readable(c) r
-  where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
-  if @extschema@.outbox_waits(destination, partition, key) then
+  return query select r.* from outbox_internal.claim_waiting(
+    outbox_internal.work_me(), destination, partition, key, epoch, reach, least(greatest(max_rows, 0), 10000), 33554432::bigint) c
+    cross join lateral outbox_internal.readable(c) r
+  where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
+  if outbox_internal.waits(destination, partition, key) then
     return query select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
       null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text,
       null::text, null::text, null::text, null::bigint, null::bigint, null::boolean, null::timestamptz, 'more', null::timestamptz;
   end if;
 end
 $$;
-comment on function @extschema@.outbox_work_claim_waiting(text, smallint, text, bigint, bigint, integer) is
+comment on function outbox_internal.work_claim_waiting(text, smallint, text, bigint, bigint, integer) is
   'Worker outside: claims the first messages of a key that wait behind another, up to the seq reach. The remark more: others are there.';
 
-create function @extschema@.outbox_work_claim_unleased(destination text, max_rows integer)
-returns setof @extschema@.outbox_claimed language plpgsql volatile parallel unsafe security definer
+create function outbox_internal.work_claim_unleased(destination text, max_rows integer)
+returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
   if (select s.leasing from @extschema@.outbox_settings s) then
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin anew.';
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  return query select r.* from @extschema@.outbox_claim_unleased(
-    destination, @extschema@.outbox_work_token(), extract(epoch from current_setting('outbox.claim_ttl')::interval)::integer,
-    least(greatest(max_rows, 0), 10000), 33554432::bigint) c cross join lateral @extschema@.outbox_readable(c) r
-  where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
+  return query select r.* from outbox_internal.claim_unleased(
+    destination, outbox_internal.work_token(), extract(epoch from current_setting('outbox.claim_ttl')::interval)::integer,
+    least(greatest(max_rows, 0), 10000), 33554432::bigint) c cross join lateral outbox_internal.readable(c) r
+  where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
 end
 $$;
-comment on function @extschema@.outbox_work_claim_unleased(text, integer) is
+comment on function outbox_internal.work_claim_unleased(text, integer) is
   'Worker outside, with leasing off: claims messages of any partition for outbox.claim_ttl.';
 
-create function @extschema@.outbox_work_due(
+create function outbox_internal.work_due(
   partitions smallint[], epochs bigint[], out destination text, out partition smallint, out seq bigint
 ) returns setof record language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -4630,41 +4706,41 @@ begin
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin anew.';
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  return query select @extschema@.outbox_legible(d.destination), d.partition, d.seq
-               from @extschema@.outbox_due(@extschema@.outbox_work_me(), partitions, epochs, 1000, null::text) d;
+  return query select outbox_internal.legible(d.destination), d.partition, d.seq
+               from outbox_internal.due(outbox_internal.work_me(), partitions, epochs, 1000, null::text) d;
 end
 $$;
-comment on function @extschema@.outbox_work_due(smallint[], bigint[]) is
+comment on function outbox_internal.work_due(smallint[], bigint[]) is
   'Worker outside: brings back messages whose time has come, of leases that it holds; with leasing off of all partitions. Returns where they are now.';
 
-create function @extschema@.outbox_work_next_due_ms()
+create function outbox_internal.work_next_due_ms()
 returns bigint language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select @extschema@.outbox_next_due_ms() where @extschema@.outbox_work_me() is not null;
+  select outbox_internal.next_due_ms() where outbox_internal.work_me() is not null;
 $$;
-comment on function @extschema@.outbox_work_next_due_ms() is
+comment on function outbox_internal.work_next_due_ms() is
   'Worker outside: in how many ms the next waiting message is due; NULL = none waits for a time.';
 
-create function @extschema@.outbox_work_gates(
+create function outbox_internal.work_gates(
   partitions smallint[], out destination text, out partition smallint, out key text, out head bigint, out followers boolean
 ) returns setof record language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
   return query
-  select @extschema@.outbox_legible(g.destination), g.partition, @extschema@.outbox_legible(g.key), g.head, g.followers
-  from @extschema@.outbox_gates(array(
+  select outbox_internal.legible(g.destination), g.partition, outbox_internal.legible(g.key), g.head, g.followers
+  from outbox_internal.gates(array(
     select p.partition from @extschema@.outbox_partitions p
-    where p.partition = any (partitions) and p.lease_owner = @extschema@.outbox_work_me())) g;
+    where p.partition = any (partitions) and p.lease_owner = outbox_internal.work_me())) g;
 end
 $$;
-comment on function @extschema@.outbox_work_gates(smallint[]) is
+comment on function outbox_internal.work_gates(smallint[]) is
   'Worker outside: keys of partitions that it leases whose messages wait behind one that failed (head) or come back from waiting behind one.';
 
-create function @extschema@.outbox_work_settle(
+create function outbox_internal.work_settle(
   destination text, tids text[], seqs bigint[], partitions smallint[], tokens bigint[], actions text[], delays_ms bigint[],
   reasons text[], took_us bigint[]
 ) returns integer language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off as $$
 declare
-  me constant text := @extschema@.outbox_work_me();
+  me constant text := outbox_internal.work_me();
   n constant integer := coalesce(cardinality(seqs), 0);
   destinations constant text[] := array_fill(destination, array[n]);
   short_reasons constant text[] := array(select left(r, 500) from unnest(reasons) with ordinality u (r, i) order by i);
@@ -4686,21 +4762,21 @@ begin
     raise exception 'an action is unknown, or lacks its delay or reason' using errcode = 'invalid_parameter_value',
       hint = 'Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a reason.';
   end if;
-  -- outbox_settle() tells by the first token whether it is held to leases. (outbox_settings says it too, but is locked while
+  -- settle() tells by the first token whether it is held to leases. (outbox_settings says it too, but is locked while
   -- outbox_configure() waits for just this.)
-  if (0 < all (tokens) or @extschema@.outbox_work_token() = all (tokens)) is not true then
+  if (0 < all (tokens) or outbox_internal.work_token() = all (tokens)) is not true then
     raise exception 'a token is not one of this worker' using errcode = 'insufficient_privilege',
       hint = 'A worker settles what it has claimed itself.';
   end if;
   -- What is lost would be sent again. It waits for no standby: one that is away would hold up the worker.
   perform set_config('synchronous_commit', 'local', true);
-  changed := @extschema@.outbox_settle(
+  changed := outbox_internal.settle(
     me, tids::tid[], seqs, destinations, partitions, tokens, actions::"char"[], delays_ms,
     short_reasons);
   if changed < n then
     -- Rows that moved (VACUUM FULL) are found again by key. Those that carry another token are no longer its own.
-    changed := changed + @extschema@.outbox_settle(
-      me, @extschema@.outbox_locate(seqs, destinations, partitions), seqs, destinations, partitions, tokens, actions::"char"[],
+    changed := changed + outbox_internal.settle(
+      me, outbox_internal.locate(seqs, destinations, partitions), seqs, destinations, partitions, tokens, actions::"char"[],
       delays_ms, short_reasons);
   end if;
   if changed > 0 then
@@ -4708,24 +4784,25 @@ begin
                  count(*) filter (where a = 'x'), count(*) filter (where a = 'f')]
       into counts from (select a from unnest(actions) a limit changed) c;
     gone := counts[1] + counts[3] + counts[4];
-    perform @extschema@.outbox_note_ended(counts[1], counts[2] + counts[3], gone);
-    perform @extschema@.outbox_note_pending(destination, -gone);
+    perform outbox_internal.note_ended(counts[1], counts[2] + counts[3], gone);
+    perform outbox_internal.note_pending(destination, -gone);
     took := array(select t from unnest(took_us) t where t >= 0 limit changed);
-    perform @extschema@.outbox_note_took(took);
-    perform @extschema@.outbox_work_count(destination, counts, took);
+    perform outbox_internal.note_took(took);
+    perform outbox_internal.work_count(destination, counts, took);
   end if;
   return changed;
 end
 $$;
-comment on function @extschema@.outbox_work_settle(text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[]) is
-  'Worker outside: ends messages of a destination that it has claimed, with the actions of outbox_settle(), on disk when it is committed. took_us: how long the published ones took. Returns how many changed; the others are no longer its own.';
+comment on function outbox_internal.work_settle(text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[]) is
+  'Worker outside: ends messages of a destination that it has claimed, with the actions of settle(), on disk when it is committed. took_us: how long the published ones took. Returns how many changed; the others are no longer its own.';
 
 -- ---- sql/src/90_privileges.sql
 
 -- Who owns and who may. Tables and definer functions belong to the worker role, so that neither the workers nor the definer
 -- functions need a superuser. Views and all other functions stay with the superuser who created the extension: they run with
--- the rights of who reads or calls them, superusers too, so whoever may replace them has those rights. The owner of a view needs
--- not even CREATE on the schema for that. Nothing is open to PUBLIC but what is harmless. Last, when every object stands.
+-- the rights of who reads or calls them, superusers too, so whoever may replace them has those rights. The owner of a view
+-- needs not even CREATE on the schema for that. Nothing is open to PUBLIC but what is harmless. Last, when every object
+-- stands.
 
 do $owner$
 declare
@@ -4733,18 +4810,33 @@ declare
   thing record;
 begin
   for thing in
-    select i.type, i.identity, p.prosecdef as is_definer
+    select i.type, i.identity, p.prosecdef as is_definer, closed.to_whom
     from pg_catalog.pg_depend d
     cross join lateral pg_catalog.pg_identify_object(d.classid, d.objid, d.objsubid) i
     left join pg_catalog.pg_proc p on d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass and p.oid = d.objid
+    left join pg_catalog.pg_class c on d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass and c.oid = d.objid
+      and i.schema = 'outbox_internal'
+    left join pg_catalog.pg_namespace n on d.classid = 'pg_catalog.pg_namespace'::pg_catalog.regclass and n.oid = d.objid
+    cross join lateral (
+      -- PUBLIC may call a new function, and ALTER DEFAULT PRIVILEGES may have opened more, to others too. Who owns tables has
+      -- said so of tables; functions, and what users do not name, are closed.
+      select pg_catalog.string_agg(distinct case a.grantee when 0 then 'public'
+               else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)) end, ', ') as to_whom
+      from pg_catalog.aclexplode(coalesce(p.proacl, c.relacl, n.nspacl, pg_catalog.acldefault('f', p.proowner))) a
+      where a.grantee <> coalesce(p.proowner, c.relowner, n.nspowner)) closed
     where d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass and d.deptype = 'e'
       and d.refobjid = (select x.oid from pg_catalog.pg_extension x where x.extname = 'outbox')
-      and i.type in ('table', 'view', 'function')
+      and i.type in ('schema', 'table', 'view', 'function')
   loop
-    if thing.type = 'function' then
-      execute pg_catalog.format('revoke all on function %s from public', thing.identity);
+    if thing.to_whom is not null then
+      execute pg_catalog.format('revoke all on %s %s from %s', pg_catalog.replace(thing.type, 'view', 'table'),
+                                thing.identity, thing.to_whom);
     end if;
     case
+      when thing.type = 'schema' then
+        -- No CREATE, for nobody. USAGE is for the functions that run as the caller, and the statements of outboxctl.
+        execute pg_catalog.format('grant usage on schema %s to %I, outbox_writer, outbox_monitor, outbox_relay',
+                                  thing.identity, worker_role);
       when thing.type = 'table' or thing.is_definer then
         execute pg_catalog.format('alter %s %s owner to %I', thing.type, thing.identity, worker_role);
       when thing.type = 'view' then
@@ -4756,62 +4848,91 @@ begin
 end
 $owner$;
 
+-- ---- outbox_writer --------------------------------------------------------------------------------------------------
+
 grant execute on function
   @extschema@.outbox_enqueue(bigint, text, text, timestamptz, text, timestamptz),
   @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text, timestamptz),
-  @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz),
-  @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz), @extschema@.outbox_wait(bigint, interval, text)
+  @extschema@.outbox_publish(
+    text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz),
+  @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz),
+  outbox_internal.publish(
+    text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz),
+  @extschema@.outbox_wait(bigint, interval, text)
   to outbox_writer;
 -- For who owns a table. A trigger runs as the one who writes, but EXECUTE is asked of the one who makes it.
 grant execute on function
   @extschema@.outbox_attach(regclass, text, text, text, text), @extschema@.outbox_detach(regclass, text),
-  @extschema@.outbox_capture(regclass, text, text, text, text, text, text[], text), @extschema@.outbox_uncapture(regclass),
-  @extschema@.outbox_tables_for_triggers(regclass), @extschema@.outbox_check_destination(text),
-  @extschema@.outbox_check_expression(regclass, text, text, boolean), @extschema@.outbox_attach_name(text),
-  @extschema@.outbox_attached(), @extschema@.outbox_captured()
+  @extschema@.outbox_capture(regclass, text, text, text, text, text, text[], text),
+  @extschema@.outbox_uncapture(regclass), @extschema@.outbox_attached(), @extschema@.outbox_captured(),
+  outbox_internal.tables_for_triggers(regclass), outbox_internal.check_destination(text),
+  outbox_internal.check_expression(regclass, text, text, boolean), outbox_internal.attach_name(text)
   to outbox_writer;
 
+-- ---- PUBLIC ---------------------------------------------------------------------------------------------------------
+
+-- A function of SQL that is made part of a statement calls what it calls as the caller, without USAGE on the schema.
 grant execute on function
   @extschema@.outbox_partition_of(text, integer), @extschema@.outbox_partition_label(integer),
-  @extschema@.outbox_crc32(text), @extschema@.outbox_uuid_v7()
+  outbox_internal.partition_label(integer), @extschema@.outbox_crc32(text), @extschema@.outbox_uuid_v7()
   to public;
 
+-- ---- outbox_monitor -------------------------------------------------------------------------------------------------
+
 grant select on
-  @extschema@.outbox_status, @extschema@.outbox_worker_status, @extschema@.outbox_partition_status,
-  @extschema@.outbox_health, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_history,
-  @extschema@.outbox_dead, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings,
-  @extschema@.outbox_identity, @extschema@.outbox_destination_status, @extschema@.outbox_connections, @extschema@.outbox_paused,
-  @extschema@.outbox_first_pending, @extschema@.outbox_first_that_could_go, @extschema@.outbox_first_shown, @extschema@.outbox_dead_counts, @extschema@.outbox_source, @extschema@.outbox_attempts_log,
-  @extschema@.outbox_throughput, @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_ticks
+  @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_dead, @extschema@.outbox_history,
+  @extschema@.outbox_attempts_log, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions,
+  @extschema@.outbox_workers, @extschema@.outbox_connections, @extschema@.outbox_paused, @extschema@.outbox_settings,
+  @extschema@.outbox_identity, @extschema@.outbox_source,
+  @extschema@.outbox_status, @extschema@.outbox_health, @extschema@.outbox_worker_status,
+  @extschema@.outbox_partition_status, @extschema@.outbox_destination_status, @extschema@.outbox_throughput,
+  @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_ticks,
+  outbox_internal.first_pending, outbox_internal.first_that_could_go, outbox_internal.first_shown,
+  outbox_internal.dead_counts
   to outbox_monitor;
 grant execute on function
-  @extschema@.outbox_is_preloaded(), @extschema@.outbox_nothing_waits(), @extschema@.outbox_first_waiting(), @extschema@.outbox_first_dead(boolean), @extschema@.outbox_counters(), @extschema@.outbox_server_state(), @extschema@.outbox_registry(),
-  @extschema@.outbox_server_workers(), @extschema@.outbox_has_ended(text), @extschema@.outbox_leases_last(text),
-  @extschema@.outbox_open_transactions(), @extschema@.outbox_missing_slots(),
-  @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations(), @extschema@.outbox_is_taken(text, smallint, bigint),
-  @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted(),
-  @extschema@.outbox_destination_figures(text), @extschema@.outbox_ask_for_a_look(text), @extschema@.outbox_check(text),
-  @extschema@.outbox_tick(interval), @extschema@.outbox_source_problem(), @extschema@.outbox_closed_lanes(),
-  @extschema@.outbox_schema_problem(), @extschema@.outbox_minutes(), @extschema@.outbox_faults(), @extschema@.outbox_recent_ticks(), @extschema@.outbox_body_problem(text)
+  @extschema@.outbox_is_preloaded(), @extschema@.outbox_open_transactions(), @extschema@.outbox_not_adopted(),
+  @extschema@.outbox_source_problem(), @extschema@.outbox_body_problem(text), @extschema@.outbox_history_partitions(),
+  @extschema@.outbox_check(text), @extschema@.outbox_tick(interval)
   to outbox_monitor;
+-- What those call as the caller, the views, and the statements of outboxctl.
+grant execute on function
+  outbox_internal.is_preloaded(), outbox_internal.open_transactions(), outbox_internal.not_adopted(),
+  outbox_internal.source_problem(), outbox_internal.body_problem(text), outbox_internal.history_partitions(),
+  outbox_internal.system_identifier(), outbox_internal.here(), outbox_internal.schema_problem(),
+  outbox_internal.server_state(), outbox_internal.server_workers(), outbox_internal.missing_slots(),
+  outbox_internal.has_ended(text), outbox_internal.leases_last(text), outbox_internal.registry(),
+  outbox_internal.destinations(), outbox_internal.closed_lanes(), outbox_internal.destination_figures(text),
+  outbox_internal.ask_for_a_look(text), outbox_internal.claim_is_live(bigint, smallint, timestamptz),
+  outbox_internal.is_taken(text, smallint, bigint), outbox_internal.nothing_waits(), outbox_internal.first_waiting(),
+  outbox_internal.first_dead(boolean), outbox_internal.counters(), outbox_internal.minutes(), outbox_internal.faults(),
+  outbox_internal.recent_ticks()
+  to outbox_monitor;
+
+-- ---- outbox_admin, outbox_consumer ----------------------------------------------------------------------------------
 
 grant execute on function
   @extschema@.outbox_retry(bigint, text, text), @extschema@.outbox_discard(bigint, text, text),
-  @extschema@.outbox_retry_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer),
-  @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer),
-  @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean),
+  @extschema@.outbox_retry_where(
+    text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer),
+  @extschema@.outbox_discard_where(
+    text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer),
+  @extschema@.outbox_replay(
+    bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean),
   @extschema@.outbox_purge(text, text, text, boolean),
-  @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text, text),
-  @extschema@.outbox_adopt(text), @extschema@.outbox_drain(interval),
-  @extschema@.outbox_source_set(regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text),
-  @extschema@.outbox_source_reset()
+  @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text),
+  @extschema@.outbox_resume(text, text), @extschema@.outbox_adopt(text), @extschema@.outbox_drain(interval),
+  @extschema@.outbox_source_set(
+    regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text),
+  @extschema@.outbox_source_reset(), @extschema@.outbox_inbox_forget(text, text)
   to outbox_admin;
 grant usage on foreign data wrapper outbox_amqp to outbox_admin;
 grant usage on foreign data wrapper outbox_http to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads
 
 grant execute on function @extschema@.outbox_inbox_receive(text, text) to outbox_consumer;
-grant execute on function @extschema@.outbox_inbox_forget(text, text) to outbox_admin;
+
+-- ---- outbox_relay ---------------------------------------------------------------------------------------------------
 
 grant execute on function
   @extschema@.outbox_fetch_unpublished(integer, text, interval), @extschema@.outbox_mark_published(bigint, bigint, text),
@@ -4819,19 +4940,21 @@ grant execute on function
   to outbox_relay;
 -- Workers outside the server.
 grant execute on function
-  @extschema@.outbox_legible(text), @extschema@.outbox_of_utf8(bytea),
-  @extschema@.outbox_work_begin(text), @extschema@.outbox_work_look(), @extschema@.outbox_work_destinations(),
-  @extschema@.outbox_work_heartbeat(), @extschema@.outbox_work_leases(),
-  @extschema@.outbox_work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]), @extschema@.outbox_work_purge(),
-  @extschema@.outbox_work_report(text, text, text, text), @extschema@.outbox_work_leave(), @extschema@.outbox_work_quit(),
-  @extschema@.outbox_work_reopened(smallint[]), @extschema@.outbox_work_glance(smallint[]),
-  @extschema@.outbox_work_wait(bigint[], integer, integer, boolean), @extschema@.outbox_work_holds(text, integer),
-  @extschema@.outbox_work_claim(text, smallint[], bigint[], integer[], bigint[], bigint),
-  @extschema@.outbox_work_claim_waiting(text, smallint, text, bigint, bigint, integer),
-  @extschema@.outbox_work_claim_unleased(text, integer), @extschema@.outbox_work_due(smallint[], bigint[]),
-  @extschema@.outbox_work_next_due_ms(), @extschema@.outbox_work_gates(smallint[]), @extschema@.outbox_work_pending(smallint[]),
-  @extschema@.outbox_work_settle(text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[])
+  outbox_internal.legible(text), outbox_internal.of_utf8(bytea),
+  outbox_internal.work_begin(text), outbox_internal.work_look(), outbox_internal.work_destinations(),
+  outbox_internal.work_heartbeat(), outbox_internal.work_leases(),
+  outbox_internal.work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]), outbox_internal.work_purge(),
+  outbox_internal.work_report(text, text, text, text), outbox_internal.work_leave(), outbox_internal.work_quit(),
+  outbox_internal.work_reopened(smallint[]), outbox_internal.work_glance(smallint[]),
+  outbox_internal.work_wait(bigint[], integer, integer, boolean), outbox_internal.work_holds(text, integer),
+  outbox_internal.work_claim(text, smallint[], bigint[], integer[], bigint[], bigint),
+  outbox_internal.work_claim_waiting(text, smallint, text, bigint, bigint, integer),
+  outbox_internal.work_claim_unleased(text, integer), outbox_internal.work_due(smallint[], bigint[]),
+  outbox_internal.work_next_due_ms(), outbox_internal.work_gates(smallint[]), outbox_internal.work_pending(smallint[]),
+  outbox_internal.work_settle(text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[])
   to outbox_relay;
+
+-- ---- the rest -------------------------------------------------------------------------------------------------------
 
 -- A session that replays old data may be silent; who may say so may lose events. A superuser may too.
 do $grant$
@@ -4845,30 +4968,27 @@ end
 $grant$;
 
 insert into @extschema@.outbox_settings (partition_count, leasing)
-values (pg_catalog.current_setting('outbox.partition_count')::smallint, pg_catalog.current_setting('outbox.leasing')::boolean);
+values (pg_catalog.current_setting('outbox.partition_count')::smallint,
+        pg_catalog.current_setting('outbox.leasing')::boolean);
 
 insert into @extschema@.outbox_identity (database, identity)
-select here.database, here.identity from @extschema@.outbox_here() here;
+select here.database, here.identity from outbox_internal.here() here;
 
 -- Again: somebody may have created a function meanwhile. What could be created later is not refused, but said.
 do $schema$
 declare
   risk record;
 begin
-  for risk in select p.problem, p.remedy from @extschema@.outbox_schema_problem() p loop
+  for risk in select p.problem, p.remedy from outbox_internal.schema_problem() p loop
     if risk.remedy like 'drop %' then
       raise exception '%', risk.problem using errcode = 'duplicate_object', hint = risk.remedy || ';';
     end if;
     raise warning '%', risk.problem
-      using hint = risk.remedy || '; or create the extension in a schema of its own: CREATE SCHEMA outbox; CREATE EXTENSION outbox SCHEMA outbox;';
+      using hint = risk.remedy || '; or create the extension in a schema of its own:'
+        ' CREATE SCHEMA outbox; CREATE EXTENSION outbox SCHEMA outbox;';
   end loop;
 end
 $schema$;
 
 -- The launcher looks for new databases when this commits.
-create function @extschema@.outbox_installed()
-returns void language c volatile as 'MODULE_PATHNAME', 'outbox_installed_wrapper';
-comment on function @extschema@.outbox_installed() is
-  'Internal: tells the launcher at COMMIT that this database has the extension; warns if the library is not preloaded.';
-revoke all on function @extschema@.outbox_installed() from public;
-select @extschema@.outbox_installed();
+select outbox_internal.installed();

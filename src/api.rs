@@ -632,7 +632,7 @@ fn outbox_counters() -> Option<Vec<i64>> {
 /// since 1970.
 #[pg_extern(sql = false)]
 fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
-    let table = catalog::table_beside(catalog::called_function(fcinfo), c"outbox");
+    let [table, _] = store::message_tables(fcinfo);
     let Some(outbox) = Lanes::open(table) else {
         return Vec::new();
     };
@@ -649,7 +649,7 @@ fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
 /// The seq of the first dead letter, or of the first that blocks others.
 #[pg_extern(sql = false)]
 fn outbox_first_dead(blocks: bool, fcinfo: pg_sys::FunctionCallInfo) -> Option<i64> {
-    let table = catalog::table_beside(catalog::called_function(fcinfo), c"outbox_dead");
+    let [_, table] = store::message_tables(fcinfo);
     let first = |floor| lanes::first_dead(table, blocks, floor);
     match shmem::my_database() {
         Some(database) => database.floors().look_at_dead(blocks, first),

@@ -51,7 +51,7 @@ pub struct Report {
 impl Report {
     pub const FIGURES: usize = 12;
 
-    /// In the order that outbox_ask_workers() and outbox_ticks read them in.
+    /// In the order that outbox_internal.ask_workers() and outbox_ticks read them in.
     pub fn figures(&self) -> [i64; Self::FIGURES] {
         [
             self.claimed as i64,

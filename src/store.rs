@@ -14,7 +14,7 @@ pub mod written;
 
 pub use enqueue::{
     AGGREGATE_KEY, Enqueue, Keys, Publish, Times, aggregate_key, check_body, configure, enqueue, hold_extension,
-    new_id, partition_by, publish,
+    message_tables, new_id, partition_by, publish,
 };
 pub use upkeep::Expired;
 pub use worker::{ClaimedBatch, Described, Settlement, Store, Whereto, sendable};

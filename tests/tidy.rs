@@ -363,11 +363,13 @@ fn undocumented_settings(config: &str, docs: &str) -> Vec<String> {
 }
 
 fn uncommented_objects(sql: &str) -> Vec<String> {
-    const KINDS: [&str; 5] = ["table", "function", "view", "type", "trigger"];
+    const KINDS: [&str; 6] = ["schema", "table", "function", "view", "type", "trigger"];
     let named = |line: &str, verb: &str| {
         let (kind, rest) = line.strip_prefix(verb)?.split_once(' ')?;
         let rest = rest.trim_start_matches("@extschema@.");
-        let name = rest.split(|c: char| c != '_' && !c.is_ascii_alphanumeric()).next()?;
+        let name = rest
+            .split(|c: char| !"_.".contains(c) && !c.is_ascii_alphanumeric())
+            .next()?;
         KINDS.contains(&kind).then(|| format!("{kind} {name}"))
     };
     let commented: BTreeSet<String> = sql.lines().filter_map(|line| named(line, "comment on ")).collect();
@@ -530,17 +532,19 @@ fn a_setting_without_docs_is_found() {
 
 #[test]
 fn an_object_without_a_comment_is_found() {
-    let created = "create table @extschema@.t (\ncreate function @extschema@.f(a int)\ncreate trigger g before";
+    let created = "create table @extschema@.t (\ncreate function @extschema@.f(a int)\ncreate trigger g before\n\
+                   create function outbox_internal.f(a int)";
     assert_eq!(
         uncommented_objects(created),
         [
             "table t has no comment",
             "function f has no comment",
-            "trigger g has no comment"
+            "trigger g has no comment",
+            "function outbox_internal.f has no comment"
         ]
     );
-    let commented =
-        "comment on table @extschema@.t is\ncomment on function @extschema@.f(int) is\ncomment on trigger g on";
+    let commented = "comment on table @extschema@.t is\ncomment on function @extschema@.f(int) is\n\
+                     comment on trigger g on\ncomment on function outbox_internal.f(int) is";
     assert!(uncommented_objects(&format!("{created}\n{commented}")).is_empty());
 }
 

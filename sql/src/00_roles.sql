@@ -32,6 +32,12 @@ begin
 end
 $foreign$;
 
+-- What users do not call. Where nobody may create, no function can fit a call better than the one that is meant. A schema of this
+-- name that exists is an error: somebody else may create in it.
+create schema outbox_internal;
+comment on schema outbox_internal is
+  'What the functions, views and workers of the extension outbox call. Not for calling: it changes with any version.';
+
 do $roles$
 declare
   worker_role constant name := coalesce(nullif(pg_catalog.current_setting('outbox.worker_role', true), ''), 'outbox_worker');

@@ -19,6 +19,11 @@ create foreign data wrapper outbox_http no handler validator @extschema@.outbox_
 comment on foreign data wrapper outbox_http is
   'Destinations of outbox that are URLs to which messages are posted. Secrets belong into a user mapping for the role of the workers.';
 
+-- What a user calls and others of ours need has a second name in outbox_internal, without a call in between.
+create function outbox_internal.body_problem(destination text)
+returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
+comment on function outbox_internal.body_problem(text) is
+  'outbox_body_problem(), as outbox_health and outbox_check call it.';
 create function @extschema@.outbox_body_problem(destination text)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
 comment on function @extschema@.outbox_body_problem(text) is

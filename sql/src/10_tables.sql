@@ -163,33 +163,33 @@ comment on table @extschema@.outbox_dead is
 comment on column @extschema@.outbox_dead.blocks is
   'Later messages of its key, or of its partition where that is one order, wait until this one is retried or discarded.';
 
-create function @extschema@.outbox_note_dead(more bigint, more_block bigint, seq bigint)
+create function outbox_internal.note_dead(more bigint, more_block bigint, seq bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_dead_wrapper';
-comment on function @extschema@.outbox_note_dead(bigint, bigint, bigint) is
-  'Internal: this transaction makes so many more dead letters, or fewer, and so many of them that block others; the counters in shared memory hear of it at COMMIT.';
+comment on function outbox_internal.note_dead(bigint, bigint, bigint) is
+  'This transaction makes so many more dead letters, or fewer, and so many of them that block others; the counters in shared memory hear of it at COMMIT.';
 
 -- A trigger, so that rows that a person writes or removes are counted too.
-create function @extschema@.outbox_dead_changed() returns trigger
+create function outbox_internal.dead_changed() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   case tg_op
-    when 'INSERT' then perform @extschema@.outbox_note_dead(1::bigint, new.blocks::integer::bigint, new.seq);
-    when 'DELETE' then perform @extschema@.outbox_note_dead(-1::bigint, -old.blocks::integer::bigint, old.seq);
-    else perform @extschema@.outbox_note_dead(0::bigint, (new.blocks::integer - old.blocks::integer)::bigint, new.seq);
+    when 'INSERT' then perform outbox_internal.note_dead(1::bigint, new.blocks::integer::bigint, new.seq);
+    when 'DELETE' then perform outbox_internal.note_dead(-1::bigint, -old.blocks::integer::bigint, old.seq);
+    else perform outbox_internal.note_dead(0::bigint, (new.blocks::integer - old.blocks::integer)::bigint, new.seq);
   end case;
   return null;
 end
 $$;
-comment on function @extschema@.outbox_dead_changed() is
-  'Internal: counts dead letters as they come and go.';
+comment on function outbox_internal.dead_changed() is
+  'Counts dead letters as they come and go.';
 create trigger outbox_dead_changed after insert or delete or update of blocks on @extschema@.outbox_dead
-  for each row execute function @extschema@.outbox_dead_changed();
+  for each row execute function outbox_internal.dead_changed();
 comment on trigger outbox_dead_changed on @extschema@.outbox_dead is
   'Internal: counts dead letters as they come and go.';
 
 -- A restored dump brings its own row of settings; it replaces the one CREATE EXTENSION wrote, since the restored
 -- messages lie in the partitions of the old count.
-create function @extschema@.outbox_settings_replace() returns trigger
+create function outbox_internal.settings_replace() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   delete from @extschema@.outbox_settings;
@@ -200,10 +200,10 @@ begin
   return new;
 end
 $$;
-comment on function @extschema@.outbox_settings_replace() is
-  'Internal: keeps outbox_settings at one row and makes the partitions it asks for.';
+comment on function outbox_internal.settings_replace() is
+  'Keeps outbox_settings at one row and makes the partitions it asks for.';
 create trigger outbox_settings_replace before insert on @extschema@.outbox_settings
-  for each row execute function @extschema@.outbox_settings_replace();
+  for each row execute function outbox_internal.settings_replace();
 comment on trigger outbox_settings_replace on @extschema@.outbox_settings is
   'Internal: keeps outbox_settings at one row and makes the partitions it asks for.';
 

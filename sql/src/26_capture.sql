@@ -20,12 +20,12 @@ declare
   settings text;
   place regclass;
 begin
-  perform @extschema@.outbox_tables_for_triggers(relation);
+  perform outbox_internal.tables_for_triggers(relation);
   if relation = '@extschema@.outbox_events'::regclass then
     raise exception '% is a table of outbox itself', relation using errcode = 'wrong_object_type',
       hint = 'Name a table of your own. outbox_attach enqueues what is inserted into outbox_events.';
   end if;
-  perform @extschema@.outbox_check_destination(destination);
+  perform outbox_internal.check_destination(destination);
   if operations is null or operations not in ('http', 'sql') then
     raise exception 'operations "%" is unknown', operations using errcode = 'invalid_parameter_value',
       hint = 'Use ''http'' for POST, PATCH and DELETE, or ''sql'' for INSERT, UPDATE and DELETE.';
@@ -42,7 +42,7 @@ begin
       hint = 'Names are as stored: in lower case, unless the table was created with quotes.';
   end if;
   if aggregate_id is not null then
-    perform @extschema@.outbox_check_expression(relation, 'aggregate_id'::text, aggregate_id, false);
+    perform outbox_internal.check_expression(relation, 'aggregate_id'::text, aggregate_id, false);
   elsif not exists (select from pg_index i where i.indrelid = relation and i.indisprimary) then
     raise exception 'table % has no primary key', relation using errcode = 'object_not_in_prerequisite_state',
       hint = 'Say what identifies a row: aggregate_id => ''code'', or any SQL expression over its columns.';
@@ -61,7 +61,7 @@ begin
     'aggregate_type', aggregate_type, 'type_prefix', type_prefix, 'operations', operations, 'aggregate_id', aggregate_id,
     'soft_delete_column', soft_delete_column, 'columns', columns, 'destination', destination))::text;
 
-  for place in select t from @extschema@.outbox_tables_for_triggers(relation) t loop
+  for place in select t from outbox_internal.tables_for_triggers(relation) t loop
     execute format($sql$
       create or replace trigger outbox_capture_insert after insert on %1$s referencing new table as outbox_new
         for each statement execute function @extschema@.outbox_captured(%2$L);
@@ -90,7 +90,7 @@ begin
   for place, trigger_name in
     select t.tgrelid, t.tgname from pg_trigger t
     where t.tgfoid = '@extschema@.outbox_captured()'::regprocedure
-      and t.tgrelid in (select p from @extschema@.outbox_tables_for_triggers(relation) p)
+      and t.tgrelid in (select p from outbox_internal.tables_for_triggers(relation) p)
   loop
     execute format('drop trigger %I on %s', trigger_name, place);
     was_captured := true;

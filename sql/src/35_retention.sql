@@ -21,7 +21,7 @@ select pg_catalog.pg_extension_config_dump('@extschema@.outbox_history_default',
 
 create index on @extschema@.outbox_dead (died_at);
 
-create function @extschema@.outbox_history_partitions(out partition regclass, out starts_at timestamptz, out ends_at timestamptz)
+create function outbox_internal.history_partitions(out partition regclass, out starts_at timestamptz, out ends_at timestamptz)
 returns setof record language sql stable set search_path = pg_catalog, pg_temp set datestyle = 'ISO' as $$
   select i.inhrelid::regclass, substring(b.bound from 'FROM \(''([^'']+)''\)')::timestamptz,
          substring(b.bound from 'TO \(''([^'']+)''\)')::timestamptz
@@ -29,13 +29,20 @@ returns setof record language sql stable set search_path = pg_catalog, pg_temp s
   cross join lateral pg_get_expr(c.relpartbound, c.oid) as b (bound)
   where i.inhparent = '@extschema@.outbox_history'::regclass and b.bound <> 'DEFAULT' order by 2;
 $$;
+comment on function outbox_internal.history_partitions() is
+  'What outbox_history_partitions() shows.';
+create function @extschema@.outbox_history_partitions(out partition regclass, out starts_at timestamptz, out ends_at timestamptz)
+returns setof record language sql stable
+begin atomic
+  select p.partition, p.starts_at, p.ends_at from outbox_internal.history_partitions() p;
+end;
 comment on function @extschema@.outbox_history_partitions() is
   'The partitions of outbox_history, without the default one, and the time each is for.';
 
 -- ATTACH locks the default partition against everyone and reads it; it waits for readers of the history, and settles that
 -- need the default partition wait behind it. So it gives up soon and the worker tries again a minute later; three steps
 -- ahead there is time for that.
-create function @extschema@.outbox_make_partitions(retention_s integer, moment timestamptz default pg_catalog.clock_timestamp())
+create function outbox_internal.make_partitions(retention_s integer, moment timestamptz default pg_catalog.clock_timestamp())
 returns integer language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp set timezone = 'UTC' set lock_timeout = '200ms' as $$
 declare
@@ -53,11 +60,11 @@ begin
     return 0;
   end if;
   while at < moment + 3 * width loop
-    select p.ends_at into ends from @extschema@.outbox_history_partitions() p where at >= p.starts_at and at < p.ends_at;
+    select p.ends_at into ends from outbox_internal.history_partitions() p where at >= p.starts_at and at < p.ends_at;
     if not found then
       select greatest(date_trunc(step, at), max(p.ends_at) filter (where p.ends_at <= at)),
              least(date_trunc(step, at) + width, min(p.starts_at) filter (where p.starts_at > at))
-        into starts, ends from @extschema@.outbox_history_partitions() p;
+        into starts, ends from outbox_internal.history_partitions() p;
       -- What lies in the default partition stays there; the new one begins after it, and after what comes meanwhile.
       select max(h.published_at) into stray from @extschema@.outbox_history_default h
         where h.published_at >= starts and h.published_at < ends;
@@ -78,10 +85,10 @@ begin
   return made;
 end
 $$;
-comment on function @extschema@.outbox_make_partitions(integer, timestamptz) is
+comment on function outbox_internal.make_partitions(integer, timestamptz) is
   'Makes partitions of the history ahead: one an hour, a day or a month, as retention_s (NULL = forever) asks for; returns how many. None while the history is empty.';
 
-create function @extschema@.outbox_summarize_history(moment timestamptz default pg_catalog.clock_timestamp(), most integer default 1000)
+create function outbox_internal.summarize_history(moment timestamptz default pg_catalog.clock_timestamp(), most integer default 1000)
 returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 declare
   index record;
@@ -97,7 +104,7 @@ begin
              as pages
     from pg_inherits h join pg_index i on i.indrelid = h.inhrelid join pg_class c on c.oid = i.indexrelid
     join pg_am a on a.oid = c.relam and a.amname = 'brin'
-    left join @extschema@.outbox_history_partitions() p on p.partition = h.inhrelid
+    left join outbox_internal.history_partitions() p on p.partition = h.inhrelid
     where h.inhparent = '@extschema@.outbox_history'::regclass
   loop
     begin
@@ -125,17 +132,17 @@ begin
   return summarised;
 end
 $$;
-comment on function @extschema@.outbox_summarize_history(timestamptz, integer) is
+comment on function outbox_internal.summarize_history(timestamptz, integer) is
   'Summarises new ranges of the BRIN indexes of the history, and ends their requests to autovacuum; returns how many ranges. It pauses after each of the first `most` of an index.';
 
 -- DROP locks the whole history against everyone: it waits for its readers, and every settle waits behind it.
-create function @extschema@.outbox_drop_partitions(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
+create function outbox_internal.drop_partitions(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
 returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 declare
   old regclass;
   dropped integer := 0;
 begin
-  for old in select p.partition from @extschema@.outbox_history_partitions() p
+  for old in select p.partition from outbox_internal.history_partitions() p
              where p.ends_at <= moment - make_interval(secs => retention_s) loop
     exit when dropped = batch;
     begin
@@ -149,10 +156,10 @@ begin
   return dropped;
 end
 $$;
-comment on function @extschema@.outbox_drop_partitions(integer, integer, timestamptz) is
+comment on function outbox_internal.drop_partitions(integer, integer, timestamptz) is
   'Drops partitions of the history, up to batch, of which every row is older than retention_s; returns how many.';
 
-create function @extschema@.outbox_trim(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
+create function outbox_internal.trim_history(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
 returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
   with old as (
     delete from @extschema@.outbox_history_default h
@@ -162,10 +169,10 @@ returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
     returning 1)
   select count(*) from old;
 $$;
-comment on function @extschema@.outbox_trim(integer, integer, timestamptz) is
+comment on function outbox_internal.trim_history(integer, integer, timestamptz) is
   'Removes up to batch rows that are older than retention_s from the default partition of the history; returns how many.';
 
-create function @extschema@.outbox_expire_dead(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
+create function outbox_internal.expire_dead(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
 returns bigint language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with expired as (
@@ -183,12 +190,12 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
     from expired e returning 1
   )
   select c.n from (select count(*) as n from written) c
-  left join lateral (select @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]) where c.n > 0) w on true; -- keys may go on
+  left join lateral (select outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]) where c.n > 0) w on true; -- keys may go on
 $$;
-comment on function @extschema@.outbox_expire_dead(integer, integer, timestamptz) is
+comment on function outbox_internal.expire_dead(integer, integer, timestamptz) is
   'Discards up to batch dead letters that are older than retention_s: they go to the history with a reason; returns how many.';
 
-create function @extschema@.outbox_unended(low bigint, high bigint, out seq bigint, out destination text)
+create function outbox_internal.unended(low bigint, high bigint, out seq bigint, out destination text)
 returns setof record language sql stable
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
   -- outbox is indexed by lane (destination, partition), then seq. The destinations are found by leaps over the index; a
@@ -208,10 +215,10 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
   union all
   select x.seq, x.destination from @extschema@.outbox_dead x where x.seq between low and high;
 $$;
-comment on function @extschema@.outbox_unended(bigint, bigint) is
-  'Internal: the messages with a seq from low to high that wait or are dead. Their events must stay.';
+comment on function outbox_internal.unended(bigint, bigint) is
+  'The messages with a seq from low to high that wait or are dead. Their events must stay.';
 
-create function @extschema@.outbox_trim_events(
+create function outbox_internal.trim_events(
   after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
   out reached bigint, out removed bigint, out more boolean
 ) language plpgsql volatile
@@ -231,9 +238,9 @@ begin
   reached := coalesce(old[cardinality(old)], after);
   more := seen = batch and reached > after;
   delete from @extschema@.outbox_events e
-  where e.seq = any (old) and e.seq not in (select u.seq from @extschema@.outbox_unended(old[1], reached) u);
+  where e.seq = any (old) and e.seq not in (select u.seq from outbox_internal.unended(old[1], reached) u);
   get diagnostics removed = row_count;
 end
 $$;
-comment on function @extschema@.outbox_trim_events(bigint, integer, integer, timestamptz) is
+comment on function outbox_internal.trim_events(bigint, integer, integer, timestamptz) is
   'Looks at up to batch events after a seq and removes those that are older than retention_s and of which no message waits or is dead. Returns how far it got and whether more may be old beyond.';

@@ -44,7 +44,7 @@ begin
     and (outbox_inbox_forget.message_id is null or i.message_id = outbox_inbox_forget.message_id);
   get diagnostics forgotten = row_count;
   if forgotten > 0 then
-    perform @extschema@.outbox_note('forget'::text,
+    perform outbox_internal.note_in_audit('forget'::text,
       jsonb_build_object('consumer', outbox_inbox_forget.consumer, 'message_id', outbox_inbox_forget.message_id), forgotten, null::text);
   end if;
   return forgotten;
@@ -53,7 +53,7 @@ $$;
 comment on function @extschema@.outbox_inbox_forget(text, text) is
   'Lets a consumer receive a message (NULL = all) as for the first time, for example before a replay; returns how many were forgotten.';
 
-create function @extschema@.outbox_trim_inbox(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
+create function outbox_internal.trim_inbox(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
 returns bigint language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with old as (
@@ -64,5 +64,11 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
     returning 1)
   select count(*) from old;
 $$;
+comment on function outbox_internal.trim_inbox(integer, integer, timestamptz) is
+  'What outbox_trim_inbox() does.';
+-- Where no worker runs its owner calls it, or a superuser.
+create function @extschema@.outbox_trim_inbox(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns bigint language sql volatile return outbox_internal.trim_inbox(retention_s, batch, moment);
 comment on function @extschema@.outbox_trim_inbox(integer, integer, timestamptz) is
   'Forgets up to batch received messages that are older than retention_s; returns how many.';

@@ -1,6 +1,6 @@
 -- Before maintenance: waits until all is delivered that can be. It only reads; the workers do the work.
 
-create function @extschema@.outbox_could_go()
+create function outbox_internal.could_go()
 returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
   with closed as materialized (
     select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'b' and w.due_at > clock_timestamp()
@@ -8,14 +8,14 @@ returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
     select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
   )
   select (select count(*) from @extschema@.outbox o where not exists (
-            select from @extschema@.outbox_closed_lanes() l
+            select from outbox_internal.closed_lanes() l
             where l.destination = o.destination and l.partition = o.partition and l.head < o.seq))
        + (select count(*) from @extschema@.outbox_waiting w where w.due_at <= clock_timestamp())
        + (select count(*) from @extschema@.outbox_waiting w where w.state = 'g' and not exists (
             select from closed c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
 $$;
-comment on function @extschema@.outbox_could_go() is
-  'Internal: how many messages wait or are in flight that nothing holds up: not scheduled, backing off, or behind such a one or a dead letter.';
+comment on function outbox_internal.could_go() is
+  'How many messages wait or are in flight that nothing holds up: not scheduled, backing off, or behind such a one or a dead letter.';
 
 create function @extschema@.outbox_drain(timeout interval default '1 minute')
 returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -35,14 +35,14 @@ begin
   end if;
   loop
     began := clock_timestamp(); -- each statement below takes a new snapshot
-    if not exists (select from @extschema@.outbox_first_that_could_go) and @extschema@.outbox_could_go() = 0 then
+    if not exists (select from outbox_internal.first_that_could_go) and outbox_internal.could_go() = 0 then
       return 0;
     end if;
     exit when clock_timestamp() >= deadline;
     -- A look that takes long, at what stands behind dead letters, is not to take all of the time.
     perform pg_sleep(greatest(0.1, extract(epoch from clock_timestamp() - began)));
   end loop;
-  return @extschema@.outbox_could_go();
+  return outbox_internal.could_go();
 end
 $$;
 comment on function @extschema@.outbox_drain(interval) is

@@ -1,10 +1,10 @@
 -- Whether a destination can be used, in words. A session opens no socket: it asks the workers to look, through shared memory,
 -- and reads what they found in outbox_connections.
 
-create function @extschema@.outbox_ask_for_a_look(destination text)
+create function outbox_internal.ask_for_a_look(destination text)
 returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_ask_for_a_look_wrapper';
-comment on function @extschema@.outbox_ask_for_a_look(text) is
-  'Internal: asks the workers that serve a destination to look at it anew; false if none can hear it.';
+comment on function outbox_internal.ask_for_a_look(text) is
+  'Asks the workers that serve a destination to look at it anew; false if none can hear it.';
 
 create function @extschema@.outbox_check(
   destination text default 'default', out step text, out ok boolean, out detail text
@@ -24,7 +24,7 @@ declare
 begin
   destination := coalesce(destination, 'default');
   select d.*, d.destination = 'default' and d.server is null as by_settings into described
-  from @extschema@.outbox_destinations() d where d.destination = outbox_check.destination;
+  from outbox_internal.destinations() d where d.destination = outbox_check.destination;
   step := 'exists';
   ok := described.destination is not null;
   if not ok then
@@ -59,11 +59,11 @@ begin
     select count(*), count(*) filter (where c.looked_at >= asked_at) into workers, answers
     from @extschema@.outbox_workers w
     left join @extschema@.outbox_connections c on c.worker_id = w.worker_id and c.destination = outbox_check.destination
-    where w.heartbeat_until > clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)
+    where w.heartbeat_until > clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
       and w.worker_id like 'server-%'; -- those outside are asked nothing
     exit when workers = answers or current_setting('transaction_isolation') <> 'read committed'
       or clock_timestamp() > asked_at + patience;
-    is_asked := is_asked or @extschema@.outbox_ask_for_a_look(destination);
+    is_asked := is_asked or outbox_internal.ask_for_a_look(destination);
     exit when not is_asked and clock_timestamp() > asked_at + interval '2 seconds'; -- a new one is known by then
     perform pg_sleep(0.01);
   end loop;
@@ -89,7 +89,7 @@ begin
   from (select x.*, array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[], x.state) as rank
         from @extschema@.outbox_connections x join @extschema@.outbox_workers w on w.worker_id = x.worker_id
         where x.destination = outbox_check.destination and w.heartbeat_until > clock_timestamp()
-          and not @extschema@.outbox_has_ended(w.worker_id)) c;
+          and not outbox_internal.has_ended(w.worker_id)) c;
   step := 'worker';
   ok := seen.workers > 0;
   detail := case when ok then format('%s of %s workers serve it', seen.workers, greatest(workers, seen.workers))
@@ -106,7 +106,7 @@ begin
 
   if exists (select from unnest(described.options) o where o like 'body=%') then
     step := 'body';
-    body_problem := @extschema@.outbox_body_problem(destination);
+    body_problem := outbox_internal.body_problem(destination);
     ok := body_problem is null;
     detail := case when ok then 'its function can be called'
                    else format('%s: %s', body_problem[1], body_problem[2]) end;

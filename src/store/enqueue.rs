@@ -88,6 +88,7 @@ pub(super) struct Statements {
     pub(super) owner: u32,
     pub(super) event_table: u32,
     pub(super) outbox_table: u32,
+    dead_table: u32,
     /// By whether the event was stored just now, whether it is scheduled, and whether it is one.
     insert: [[[OnceCell<OwnedPreparedStatement>; 2]; 2]; 2],
     aggregates: OnceCell<OwnedPreparedStatement>,
@@ -116,15 +117,18 @@ pub(super) fn statements(fcinfo: Call) -> &'static Statements {
     let function = catalog::called_function(fcinfo);
     STATEMENTS.with_borrow_mut(|known| {
         let make = || {
-            let schema = quote_identifier(catalog::schema_of_function(function));
-            let settings = catalog::table_beside(function, c"outbox_settings");
+            // Not the schema of the function, which may be outbox_internal.
+            let extension = catalog::extension(c"outbox");
+            let table = |name| catalog::table_in(extension.schema, name);
+            let settings = table(c"outbox_settings");
             &*Box::leak(Box::new(Statements {
-                extension: catalog::extension(c"outbox"),
+                extension: extension.oid,
                 settings,
-                schema,
+                schema: quote_identifier(catalog::schema_name(extension.schema)),
                 owner: catalog::owner_of_table(settings),
-                event_table: catalog::table_beside(function, c"outbox_events"),
-                outbox_table: catalog::table_beside(function, c"outbox"),
+                event_table: table(c"outbox_events"),
+                outbox_table: table(c"outbox"),
+                dead_table: table(c"outbox_dead"),
                 insert: Default::default(),
                 aggregates: OnceCell::new(),
                 event: Default::default(),
@@ -135,6 +139,12 @@ pub(super) fn statements(fcinfo: Call) -> &'static Statements {
         };
         *known.entry(function).or_insert_with(make)
     })
+}
+
+/// The OIDs of `outbox` and `outbox_dead`, of the extension that a function belongs to.
+pub fn message_tables(fcinfo: Call) -> [u32; 2] {
+    let statements = statements(fcinfo);
+    [statements.outbox_table, statements.dead_table]
 }
 
 impl Statements {
@@ -445,17 +455,14 @@ pub fn configure(
     partitioner: Option<&str>,
 ) -> Result<(), UserError> {
     let statements = statements(fcinfo);
-    let sql = format!(
-        "select {}.outbox_configure_for($1::pg_catalog.oid, $2, $3, $4)",
-        statements.schema
-    );
+    let sql = "select outbox_internal.configure_for($1::pg_catalog.oid, $2, $3, $4)";
     let args = [
         i64::from(security::current_user()).into(),
         partition_count.into(),
         leasing.into(),
         partitioner.into(),
     ];
-    security::run_as(statements.owner, || Spi::run_with_args(&sql, &args)).map_err(internal)
+    security::run_as(statements.owner, || Spi::run_with_args(sql, &args)).map_err(internal)
 }
 
 /// What a partitioner, given by name and owner, says of a key; None = CRC-32.
@@ -484,7 +491,7 @@ fn ask_partitioner(
     let Partitioner { name, count } = partitioner;
     let sql = format!(
         "select p.proowner::pg_catalog.int8, coalesce($2, s.partitioner_owner)
-         from {schema}.outbox_partitioner($1) p left join {schema}.outbox_settings s on s.partitioner operator(pg_catalog.=) $1"
+         from outbox_internal.partitioner($1) p left join {schema}.outbox_settings s on s.partitioner operator(pg_catalog.=) $1"
     );
     let found =
         (client.select(sql.as_str(), Some(1), &[name.as_str().into(), named_owner.into()])).map_err(internal)?;
@@ -660,7 +667,7 @@ fn looked_up_keys(
     Ok(seqs.iter().map(|seq| found[seq].clone()).collect())
 }
 
-/// By their aggregate, from outbox_events. The events are locked against outbox_trim_events: it does not see the messages
+/// By their aggregate, from outbox_events. The events are locked against outbox_internal.trim_events: it does not see the messages
 /// of this transaction.
 fn aggregate_keys(
     client: &mut SpiClient,

@@ -32,7 +32,7 @@ pub struct Inserted {
     pub(super) place: Option<(u32, Tid, i64)>,
 }
 
-/// What the statement that stores an event returns after seq and size: what the view outbox_event_text shows of it.
+/// What the statement that stores an event returns after seq and size: what the view outbox_internal.event_text shows of it.
 pub const EVENT: &str = ", e.ctid, e.id::pg_catalog.text, e.type, e.aggregate_type, e.aggregate_id, e.operation,
     case when e.body_bytes operator(pg_catalog.<) 4000 then e.payload::pg_catalog.text end,
     case when e.body_bytes operator(pg_catalog.<) 4000 then e.previous_payload::pg_catalog.text end,

@@ -370,11 +370,11 @@ impl Part {
 
     /// From the events, in their order, to the messages of `outbox`, whose index begins with the lane.
     fn of_events(filter: &Filter, statement: &mut Statement) -> Self {
-        let from = "outbox_events e cross join outbox_first_pending l cross join lateral (
+        let from = "outbox_events e cross join outbox_internal.first_pending l cross join lateral (
                       select * from outbox x where x.destination = l.destination and x.partition = l.partition and x.seq = e.seq offset 0) t";
         let mut part = Self::read_by("e.seq", from.into(), &OUTBOX, filter, statement);
         part.conditions
-            .push("e.seq >= (select min(f.seq) from outbox_first_pending f)".into());
+            .push("e.seq >= (select min(f.seq) from outbox_internal.first_pending f)".into());
         part.conditions.extend(lanes(filter, statement));
         part
     }
@@ -456,7 +456,7 @@ impl Part {
         self.conditions
             .push("t.destination = l.destination and t.partition = l.partition".into());
         format!(
-            "(select x.* from outbox_first_pending l cross join lateral {} x where {})",
+            "(select x.* from outbox_internal.first_pending l cross join lateral {} x where {})",
             self.sql(),
             lanes.join(" and ")
         )

@@ -18,7 +18,7 @@ pub const WINDOW: usize = 2000;
 /// How often a publisher that could not start (no url, no password file) is tried again.
 const RETRY_START: Duration = Duration::from_secs(1);
 
-/// What is known of the broker, as outbox_report takes it.
+/// What is known of the broker, as outbox_internal.report takes it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Status {
     pub state: &'static str,

@@ -266,13 +266,13 @@ fn per_lane(lanes: usize, tab: Tab, search: &Search) -> usize {
 }
 
 fn of_lanes(per_lane: usize, tab: Tab, search: &Search, after: &[String], reads_events: bool) -> Sql {
-    // As outbox_claim_is_live() says it, without a call a row.
+    // As outbox_internal.claim_is_live() says it, without a call a row.
     let live = "(coalesce(o.claim_token < 0 and o.claim_until > now()
                   or o.claim_token = p.lease_epoch and p.lease_until > now(), false)
-                  or outbox_is_taken(o.destination, o.partition, o.seq))";
+                  or outbox_internal.is_taken(o.destination, o.partition, o.seq))";
     let mut candidates = Sql::new(
         "looked as materialized (
-  select o.* from outbox_first_shown l join outbox_partitions p on p.partition = l.partition
+  select o.* from outbox_internal.first_shown l join outbox_partitions p on p.partition = l.partition
   cross join lateral (
     select o.seq, o.destination, o.partition, o.key, o.attempts, o.enqueued_at as at, o.enqueued_at, o.last_error as error,
            o.replayed, false as blocks, ",
