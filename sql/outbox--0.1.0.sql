@@ -7,7 +7,8 @@
 -- Roles belong to the whole server, so another database may have made them already, or be making them right now:
 -- both are fine, and DROP EXTENSION leaves them.
 
--- What a view, a default or the body of a function (BEGIN ATOMIC) names is looked up once, now, and stays: here and nowhere else.
+-- What a view, a default or the body of a function (BEGIN ATOMIC) names is looked up once, now, and stays: here and
+-- nowhere else.
 select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
 -- In the schema of the extension others may have created before. What is called by its name there must be ours.
@@ -19,7 +20,8 @@ begin
   from (select 'function' as kind, p.oid::pg_catalog.regprocedure::text as name, p.proname as plain, p.proowner as owner
         from pg_catalog.pg_proc p where p.pronamespace = pg_catalog.to_regnamespace('@extschema@')
         union all
-        select case c.relkind when 'v' then 'view' when 'S' then 'sequence' when 'i' then 'index' when 'c' then 'type' else 'table' end,
+        select case c.relkind when 'v' then 'view' when 'S' then 'sequence' when 'i' then 'index' when 'c' then 'type'
+          else 'table' end,
                c.oid::pg_catalog.regclass::text, c.relname, c.relowner
         from pg_catalog.pg_class c where c.relnamespace = pg_catalog.to_regnamespace('@extschema@')
         union all
@@ -28,29 +30,34 @@ begin
         ) o
   where o.plain ~ '^outbox(_|$)' order by o.kind, o.name limit 1;
   if found then
-    raise exception 'schema % holds % %, which is not of the extension', '@extschema@', foreign_object.kind, foreign_object.name
+    raise exception 'schema % holds % %, which is not of the extension',
+        '@extschema@', foreign_object.kind, foreign_object.name
       using errcode = 'duplicate_object',
-            detail = pg_catalog.format('It belongs to role %I. What begins with outbox_ there could be taken for an object of the extension.',
+            detail = pg_catalog.format('It belongs to role %I. What begins with outbox_ there could be taken for an'
+                                       ' object of the extension.',
                                        pg_catalog.pg_get_userbyid(foreign_object.owner)),
-            hint = pg_catalog.format('CREATE SCHEMA outbox; CREATE EXTENSION outbox SCHEMA outbox; or drop or rename the %s.', foreign_object.kind);
+            hint = pg_catalog.format('CREATE SCHEMA outbox; CREATE EXTENSION outbox SCHEMA outbox; or drop or rename'
+                                     ' the %s.', foreign_object.kind);
   end if;
 end
 $foreign$;
 
--- What users do not call. Where nobody may create, no function can fit a call better than the one that is meant. A schema of this
--- name that exists is an error: somebody else may create in it.
+-- What users do not call. Where nobody may create, no function can fit a call better than the one that is meant. A
+-- schema of this name that exists is an error: somebody else may create in it.
 create schema outbox_internal;
 comment on schema outbox_internal is
   'What the functions, views and workers of the extension outbox call. Not for calling: it changes with any version.';
 
 do $roles$
 declare
-  worker_role constant name := coalesce(nullif(pg_catalog.current_setting('outbox.worker_role', true), ''), 'outbox_worker');
+  worker_role constant name := coalesce(nullif(pg_catalog.current_setting('outbox.worker_role', true), ''),
+                                        'outbox_worker');
   role_name name;
 begin
-  foreach role_name in array array[worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin', 'outbox_consumer', 'outbox_relay',
-                                     'outbox_policy' -- has no rights: conditions on outbox_events run as it
-                                    ]::name[] loop
+  foreach role_name in array array[
+    worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin', 'outbox_consumer', 'outbox_relay',
+    'outbox_policy' -- has no rights: conditions on outbox_events run as it
+  ]::name[] loop
     begin
       if not exists (select from pg_catalog.pg_roles r where r.rolname = role_name) then
         execute pg_catalog.format('create role %I nologin', role_name);
@@ -70,8 +77,9 @@ begin
       using hint = pg_catalog.format('ALTER ROLE %I NOSUPERUSER;', worker_role);
   end if;
   execute pg_catalog.format('grant connect on database %I to %I', pg_catalog.current_database(), worker_role);
-  execute pg_catalog.format('grant usage on schema @extschema@ to %I, outbox_writer, outbox_monitor, outbox_admin, outbox_consumer, outbox_relay',
-                            worker_role);
+  execute pg_catalog.format(
+    'grant usage on schema @extschema@'
+    ' to %I, outbox_writer, outbox_monitor, outbox_admin, outbox_consumer, outbox_relay', worker_role);
   execute pg_catalog.format('grant create on schema @extschema@ to %I', worker_role); -- partitions of the history
   grant outbox_writer, outbox_monitor, outbox_consumer, outbox_relay to outbox_admin;
 end
@@ -79,8 +87,9 @@ $roles$;
 
 -- ---- sql/src/05_destinations.sql
 
--- Destinations: where messages go. One is there from the start, "default", described by the settings outbox.url and so on.
--- Others are foreign servers, so that CREATE SERVER, GRANT USAGE, user mappings, \des and pg_dump work as users know them.
+-- Destinations: where messages go. One is there from the start, "default", described by the settings outbox.url and so
+-- on. Others are foreign servers, so that CREATE SERVER, GRANT USAGE, user mappings, \des and pg_dump work as users
+-- know them.
 
 create function @extschema@.outbox_amqp_validator(options text[], catalog oid)
 returns void language c strict as 'MODULE_PATHNAME', 'outbox_amqp_validator_wrapper';
@@ -89,7 +98,8 @@ comment on function @extschema@.outbox_amqp_validator(text[], oid) is
 
 create foreign data wrapper outbox_amqp no handler validator @extschema@.outbox_amqp_validator;
 comment on foreign data wrapper outbox_amqp is
-  'Destinations of outbox that are exchanges of an AMQP 0-9-1 broker (RabbitMQ). The password belongs into a user mapping for the role of the workers.';
+  'Destinations of outbox that are exchanges of an AMQP 0-9-1 broker (RabbitMQ). The password belongs into a user'
+  ' mapping for the role of the workers.';
 
 create function @extschema@.outbox_http_validator(options text[], catalog oid)
 returns void language c strict as 'MODULE_PATHNAME', 'outbox_http_validator_wrapper';
@@ -98,7 +108,8 @@ comment on function @extschema@.outbox_http_validator(text[], oid) is
 
 create foreign data wrapper outbox_http no handler validator @extschema@.outbox_http_validator;
 comment on foreign data wrapper outbox_http is
-  'Destinations of outbox that are URLs to which messages are posted. Secrets belong into a user mapping for the role of the workers.';
+  'Destinations of outbox that are URLs to which messages are posted. Secrets belong into a user mapping for the role'
+  ' of the workers.';
 
 -- What a user calls and others of ours need has a second name in outbox_internal, without a call in between.
 create function outbox_internal.body_problem(destination text)
@@ -108,7 +119,8 @@ comment on function outbox_internal.body_problem(text) is
 create function @extschema@.outbox_body_problem(destination text)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
 comment on function @extschema@.outbox_body_problem(text) is
-  'Why the function that the option body of a destination names cannot be used, and what to do; NULL if it can, or none is named. outbox_health and outbox_check show it.';
+  'Why the function that the option body of a destination names cannot be used, and what to do; NULL if it can, or'
+  ' none is named. outbox_health and outbox_check show it.';
 
 create table @extschema@.outbox_paused (
   destination text collate "C" primary key,
@@ -125,8 +137,8 @@ select pg_catalog.pg_extension_config_dump('@extschema@.outbox_paused', '');
 
 -- ---- sql/src/10_tables.sql
 
--- Tables. State is where the row is: ready to go in outbox, not before a time or behind another in outbox_waiting, finished in
--- outbox_history, given up in outbox_dead.
+-- Tables. State is where the row is: ready to go in outbox, not before a time or behind another in outbox_waiting,
+-- finished in outbox_history, given up in outbox_dead.
 -- A message is (seq, destination); its event lives in outbox_events and is never copied.
 
 create table @extschema@.outbox_settings (
@@ -139,7 +151,8 @@ create table @extschema@.outbox_settings (
   check ((partitioner is null) = (partitioner_owner is null))
 );
 comment on table @extschema@.outbox_settings is
-  'One row: what must be the same for every session of this database. Written at CREATE EXTENSION from the settings of the same name, changed by outbox_configure().';
+  'One row: what must be the same for every session of this database. Written at CREATE EXTENSION from the settings'
+  ' of the same name, changed by outbox_configure().';
 
 create table @extschema@.outbox_partitions (
   partition   smallint    primary key check (partition between 0 and 1023),
@@ -150,7 +163,8 @@ create table @extschema@.outbox_partitions (
 ) with (fillfactor = 50, autovacuum_vacuum_threshold = 5000, autovacuum_analyze_threshold = 5000);
 -- Leases are renewed every few seconds: room for HOT updates, which need no autovacuum once a minute.
 comment on table @extschema@.outbox_partitions is
-  'Leases: which worker may deliver the messages of a partition, until when. The epoch grows each time the lease is taken.';
+  'Leases: which worker may deliver the messages of a partition, until when. The epoch grows each time the lease is'
+  ' taken.';
 
 create table @extschema@.outbox_workers (
   worker_id       text        primary key,
@@ -167,7 +181,8 @@ create table @extschema@.outbox_connections (
   destination text collate "C",
   since       timestamptz not null default pg_catalog.clock_timestamp(),
   state       text        not null
-    check (state in ('starting', 'paused', 'pausing', 'not adopted', 'unconfigured', 'connecting', 'connected', 'blocked', 'down')),
+    check (state in ('starting', 'paused', 'pausing', 'not adopted', 'unconfigured', 'connecting', 'connected',
+                     'blocked', 'down')),
   reason      text, -- why it is down: unreachable, auth_refused, exchange_missing ...; or connected and unconfirmed
   detail      text,
   looked_at   timestamptz, -- when it last looked because a session asked: see outbox_check()
@@ -222,7 +237,8 @@ create table @extschema@.outbox (
 comment on table @extschema@.outbox is
   'Messages that may go now, and no others: a pointer (seq) to an event each.';
 comment on column @extschema@.outbox.claim_token is
-  'Who holds the message for delivery: the epoch of the lease (positive) or, with leasing off, the token of a worker (negative).';
+  'Who holds the message for delivery: the epoch of the lease (positive) or, with leasing off, the token of a worker'
+  ' (negative).';
 comment on column @extschema@.outbox.claim_until is
   'With leasing off: until when the claim holds. NULL otherwise.';
 comment on column @extschema@.outbox.crashes is
@@ -286,14 +302,17 @@ create table @extschema@.outbox_dead (
 );
 create index on @extschema@.outbox_dead (partition) where blocks;
 comment on table @extschema@.outbox_dead is
-  'Dead letters: messages out of attempts. outbox_retry() brings one back, outbox_discard() gives it up. Kept for outbox.dead_retention.';
+  'Dead letters: messages out of attempts. outbox_retry() brings one back, outbox_discard() gives it up. Kept for'
+  ' outbox.dead_retention.';
 comment on column @extschema@.outbox_dead.blocks is
-  'Later messages of its key, or of its partition where that is one order, wait until this one is retried or discarded.';
+  'Later messages of its key, or of its partition where that is one order, wait until this one is retried or'
+  ' discarded.';
 
 create function outbox_internal.note_dead(more bigint, more_block bigint, seq bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_dead_wrapper';
 comment on function outbox_internal.note_dead(bigint, bigint, bigint) is
-  'This transaction makes so many more dead letters, or fewer, and so many of them that block others; the counters in shared memory hear of it at COMMIT.';
+  'This transaction makes so many more dead letters, or fewer, and so many of them that block others; the counters in'
+  ' shared memory hear of it at COMMIT.';
 
 -- A trigger, so that rows that a person writes or removes are counted too.
 create function outbox_internal.dead_changed() returns trigger
@@ -344,9 +363,9 @@ select pg_catalog.pg_extension_config_dump('@extschema@.outbox_dead', '');
 
 -- ---- sql/src/12_identity.sql
 
--- Is this the database that is to deliver, or a copy of it? A copy carries the messages that wait in the original, and would send
--- them a second time. So the database keeps where it was adopted: system identifier of the server, OID of the database,
--- outbox.identity. A standby that is promoted is still the same.
+-- Is this the database that is to deliver, or a copy of it? A copy carries the messages that wait in the original, and
+-- would send them a second time. So the database keeps where it was adopted: system identifier of the server, OID of
+-- the database, outbox.identity. A standby that is promoted is still the same.
 
 create function outbox_internal.system_identifier()
 returns bigint language c stable as 'MODULE_PATHNAME', 'outbox_system_identifier_wrapper';
@@ -362,15 +381,16 @@ create table @extschema@.outbox_identity (
   adopted_at        timestamptz not null default pg_catalog.clock_timestamp()
 );
 comment on table @extschema@.outbox_identity is
-  'One row: where this database was adopted. Where that is not here, nothing is delivered until outbox_adopt(). Written at CREATE EXTENSION.';
+  'One row: where this database was adopted. Where that is not here, nothing is delivered until outbox_adopt().'
+  ' Written at CREATE EXTENSION.';
 comment on column @extschema@.outbox_identity.restored is
   'The row, or the extension itself, came with a dump.';
 
 create function outbox_internal.identity_replace() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  -- A dump brings a row of its own. It may come after the messages, so what a dump restores is silent from CREATE EXTENSION
-  -- on: pg_dump's scripts and pg_restore begin with SET row_security = off, which hardly anybody else says.
+  -- A dump brings a row of its own. It may come after the messages, so what a dump restores is silent from CREATE
+  -- EXTENSION on: pg_dump's scripts and pg_restore begin with SET row_security = off, which hardly anybody else says.
   delete from @extschema@.outbox_identity;
   new.restored := found or current_setting('row_security') = 'off';
   return new;
@@ -385,7 +405,8 @@ comment on trigger outbox_identity_replace on @extschema@.outbox_identity is
 
 create function outbox_internal.here(out database oid, out identity text)
 language sql stable set search_path = pg_catalog, pg_temp as $$
-  select d.oid, coalesce(current_setting('outbox.identity', true), '') from pg_database d where d.datname = current_database();
+  select d.oid, coalesce(current_setting('outbox.identity', true), '')
+  from pg_database d where d.datname = current_database();
 $$;
 comment on function outbox_internal.here() is
   'Which database this is, and outbox.identity.';
@@ -397,9 +418,11 @@ begin
   return case
     when i.singleton is null then 'outbox_identity is empty'
     when i.restored then 'it was restored from a dump'
-    when i.system_identifier <> outbox_internal.system_identifier() then 'it comes from another server, by a copy or by pg_upgrade'
+    when i.system_identifier <> outbox_internal.system_identifier()
+      then 'it comes from another server, by a copy or by pg_upgrade'
     when i.database <> here.database then 'it is a copy of another database'
-    when i.identity <> here.identity then format('outbox.identity is %L, but it was adopted as %L', here.identity, i.identity)
+    when i.identity <> here.identity
+      then format('outbox.identity is %L, but it was adopted as %L', here.identity, i.identity)
   end
   from (select d.oid as database, coalesce(current_setting('outbox.identity', true), '') as identity
         from pg_database d where d.datname = current_database()) here
@@ -434,23 +457,25 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_adopt(text) is
-  'Lets a copy deliver: a restored dump, a copied database or server, one after pg_upgrade. Within about a second. False if it is adopted already.';
+  'Lets a copy deliver: a restored dump, a copied database or server, one after pg_upgrade. Within about a second.'
+  ' False if it is adopted already.';
 
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_identity', '');
 
 -- ---- sql/src/20_enqueue.sql
 
 -- What an application calls inside its own transaction.
--- The C functions ask what the caller may (USAGE on a destination) and then run as the owner of the tables, the worker role, so that
--- EXECUTE is all a caller needs. They carry no SET clause (it would cost each call); every name and operator of their
--- statements is qualified instead.
+-- The C functions ask what the caller may (USAGE on a destination) and then run as the owner of the tables, the worker
+-- role, so that EXECUTE is all a caller needs. They carry no SET clause (it would cost each call); every name and
+-- operator of their statements is qualified instead.
 
 create function @extschema@.outbox_enqueue(
   seq bigint, key text default null, destination text default null, available_at timestamptz default null,
   partition_key text default null, expires_at timestamptz default null
 ) returns boolean language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_enqueue_wrapper';
 comment on function @extschema@.outbox_enqueue(bigint, text, text, timestamptz, text, timestamptz) is
-  'Enqueues the event with this seq, in the caller''s transaction. True if newly enqueued, false if it already waits for that destination. Without a key the event is looked up and its aggregate is the key.';
+  'Enqueues the event with this seq, in the caller''s transaction. True if newly enqueued, false if it already waits'
+  ' for that destination. Without a key the event is looked up and its aggregate is the key.';
 
 create function @extschema@.outbox_enqueue_many(
   seqs bigint[], key text default null, destination text default null, available_at timestamptz default null,
@@ -461,8 +486,8 @@ comment on function @extschema@.outbox_enqueue_many(bigint[], text, text, timest
 
 create function outbox_internal.find_row(seq bigint, destination text, partitions smallint[])
 returns tid language sql stable set search_path = pg_catalog, pg_temp as $$
-  -- Each partition is asked by itself, which OFFSET 0 makes sure of: a planner without statistics takes outbox for empty, and
-  -- would read all that waits for the destination.
+  -- Each partition is asked by itself, which OFFSET 0 makes sure of: a planner without statistics takes outbox for
+  -- empty, and would read all that waits for the destination.
   select o.ctid from unnest($3) p (n)
   cross join lateral (select x.ctid from @extschema@.outbox x
                       where x.destination = $2 and x.partition = p.n and x.seq = $1 offset 0) o limit 1;
@@ -492,7 +517,8 @@ comment on function @extschema@.outbox_partition_label(integer) is
 create function outbox_internal.partition_by(partitioner text, owner text, key text, partition_count integer)
 returns integer language c stable as 'MODULE_PATHNAME', 'outbox_partition_by_wrapper';
 comment on function outbox_internal.partition_by(text, text, text, integer) is
-  'What a partitioner (NULL = CRC-32) says of a key. It runs as its owner, restricted, and as nobody else than this one.';
+  'What a partitioner (NULL = CRC-32) says of a key. It runs as its owner, restricted, and as nobody else than this'
+  ' one.';
 
 create function @extschema@.outbox_partition_of(key text, partition_count integer default null)
 returns text language plpgsql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -509,7 +535,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_partition_of(text, integer) is
-  'The partition of a key, as a label: CRC-32 of its UTF-8 bytes modulo the count (NULL = the count of this database), or as the partitioner of this database says.';
+  'The partition of a key, as a label: CRC-32 of its UTF-8 bytes modulo the count (NULL = the count of this'
+  ' database), or as the partitioner of this database says.';
 
 create function outbox_internal.uuid_v7()
 returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uuid_v7_wrapper';
@@ -521,8 +548,9 @@ comment on function @extschema@.outbox_uuid_v7() is
   'A new UUID of version 7, which sorts by time.';
 
 create function outbox_internal.publish(
-  type text, payload jsonb, aggregate_type text, aggregate_id text, operation text, previous_payload jsonb, metadata jsonb,
-  headers jsonb, actor text, correlation_id text, destination text, available_at timestamptz, id uuid, expires_at timestamptz
+  type text, payload jsonb, aggregate_type text, aggregate_id text, operation text, previous_payload jsonb,
+  metadata jsonb, headers jsonb, actor text, correlation_id text, destination text, available_at timestamptz, id uuid,
+  expires_at timestamptz
 ) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_publish_wrapper';
 comment on function outbox_internal.publish(
   text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz) is
@@ -534,18 +562,22 @@ create function @extschema@.outbox_publish(
   destination text default null, available_at timestamptz default null, id uuid default null,
   expires_at timestamptz default null
 ) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_publish_wrapper';
-comment on function @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz) is
-  'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
+comment on function @extschema@.outbox_publish(
+  text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz) is
+  'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while'
+  ' outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
 
 create function outbox_internal.note_shown(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_shown_wrapper';
 comment on function outbox_internal.note_shown(text, smallint, bigint) is
-  'This transaction puts a message into outbox, where views look for the first that waits; they hear of it at COMMIT. True, so that it can stand in a WHERE.';
+  'This transaction puts a message into outbox, where views look for the first that waits; they hear of it at COMMIT.'
+  ' True, so that it can stand in a WHERE.';
 
 create function outbox_internal.wake(more_waiting bigint, partitions smallint[], seqs bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
 comment on function outbox_internal.wake(bigint, smallint[], bigint[]) is
-  'At COMMIT, tells this database''s workers that something was changed by hand: so many more messages wait, and these are to be read again.';
+  'At COMMIT, tells this database''s workers that something was changed by hand: so many more messages wait, and'
+  ' these are to be read again.';
 
 create function outbox_internal.note_pending(destination text, more bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_pending_wrapper';
@@ -560,13 +592,14 @@ comment on function outbox_internal.is_taken(text, smallint, bigint) is
 create function outbox_internal.is_in_hand(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_in_hand_wrapper';
 comment on function outbox_internal.is_in_hand(text, smallint, bigint) is
-  'Whether a worker has this message in hand, which it has not claimed. If not, it will not take it in hand any more: it must be claimed.';
+  'Whether a worker has this message in hand, which it has not claimed. If not, it will not take it in hand any more:'
+  ' it must be claimed.';
 
 -- ---- sql/src/25_attach.sql
 
--- Publication policy: a trigger on an event table enqueues those of its rows that a condition chooses. All the trigger needs is
--- in its one argument, so it is dumped with its table; src/capture.rs reads it. Only the trigger on outbox_events needs a
--- table beside it, for a dump leaves out the triggers on tables of an extension.
+-- Publication policy: a trigger on an event table enqueues those of its rows that a condition chooses. All the trigger
+-- needs is in its one argument, so it is dumped with its table; src/capture.rs reads it. Only the trigger on
+-- outbox_events needs a table beside it, for a dump leaves out the triggers on tables of an extension.
 -- Lock order: the table of the user first; CREATE TRIGGER waits for its writers.
 
 create function @extschema@.outbox_attached() returns trigger language c volatile parallel unsafe
@@ -574,7 +607,8 @@ set search_path = pg_catalog, pg_temp set timezone = 'UTC' set datestyle = 'ISO,
 set bytea_output = 'hex' set extra_float_digits = 1
 as 'MODULE_PATHNAME', 'outbox_attached_wrapper';
 comment on function @extschema@.outbox_attached() is
-  'Internal: the trigger of outbox_attach. Runs as the one who writes; only the pointers are written with other rights.';
+  'Internal: the trigger of outbox_attach. Runs as the one who writes; only the pointers are written with other'
+  ' rights.';
 
 create function outbox_internal.check_destination(destination text)
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_check_destination_wrapper';
@@ -589,7 +623,8 @@ declare
 begin
   select * into class from pg_class c where c.oid = relation;
   if class.oid is null then
-    raise exception 'there is no such table' using errcode = 'undefined_table', hint = 'Pass its name, for example ''shop.orders''.';
+    raise exception 'there is no such table' using errcode = 'undefined_table',
+      hint = 'Pass its name, for example ''shop.orders''.';
   end if;
   if class.relkind not in ('r', 'p') then
     raise exception '% is not a table', relation using errcode = 'wrong_object_type',
@@ -619,7 +654,8 @@ begin
 end
 $$;
 comment on function outbox_internal.tables_for_triggers(regclass) is
-  'A table and its partitions, for a statement that names a partition fires the triggers of that partition only; an error if the caller may not, or nobody may, put triggers on it.';
+  'A table and its partitions, for a statement that names a partition fires the triggers of that partition only; an'
+  ' error if the caller may not, or nobody may, put triggers on it.';
 
 create function outbox_internal.check_expression(relation regclass, argument text, expression text, condition boolean)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -628,15 +664,15 @@ declare
 begin
   -- A row made up, as in the trigger: it has no ctid or tableoid. WHERE takes no aggregate and no set, which would
   -- make one row of many, or many of one.
-  execute format(case when condition then 'explain select from jsonb_populate_record(null::%s, ''{}'') r where (%s' || chr(10) || ')'
-                      else 'explain select from jsonb_populate_record(null::%s, ''{}'') r where (%s' || chr(10) || ')::text is not null'
-                 end, relation, expression);
+  execute format('explain select from jsonb_populate_record(null::%s, ''{}'') r where (%s' || chr(10) || ')'
+                 || case when condition then '' else '::text is not null' end, relation, expression);
 exception when others then
   get stacked diagnostics cause = message_text;
   raise exception '% is not %', argument,
       case when condition then 'a condition' else 'an expression' end || ' over a row of ' || relation
     using errcode = 'invalid_parameter_value', detail = format('%s: %s.', expression, cause),
-      hint = 'Write SQL over the columns of the table. Functions and operators of your own need their schema: shop.f(total), price operator(shop.<) 1.';
+      hint = 'Write SQL over the columns of the table. Functions and operators of your own need their schema:'
+             ' shop.f(total), price operator(shop.<) 1.';
 end
 $$;
 comment on function outbox_internal.check_expression(regclass, text, text, boolean) is
@@ -655,15 +691,16 @@ create table @extschema@.outbox_policies (
 );
 comment on table @extschema@.outbox_policies is
   'What outbox_attach has put on outbox_events, for a dump to carry. A row makes its trigger.';
--- By name it comes after outbox_events, so psql restores the events first, and none of them is enqueued anew. pg_restore may do
--- both at once; see src/capture.rs.
+-- By name it comes after outbox_events, so psql restores the events first, and none of them is enqueued anew.
+-- pg_restore may do both at once; see src/capture.rs.
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_policies', '');
 
 create function outbox_internal.policies_apply() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   if tg_op <> 'INSERT' then
-    execute format('drop trigger if exists %I on @extschema@.outbox_events', outbox_internal.attach_name(old.destination));
+    execute format('drop trigger if exists %I on @extschema@.outbox_events',
+                   outbox_internal.attach_name(old.destination));
   end if;
   if tg_op <> 'DELETE' then
     execute format('create trigger %I after insert on @extschema@.outbox_events referencing new table as outbox_new
@@ -692,9 +729,11 @@ declare
 begin
   perform outbox_internal.tables_for_triggers(relation);
   perform outbox_internal.check_destination(destination);
-  if not exists (select from pg_attribute a where a.attrelid = relation and a.attname = seq and a.attnum > 0 and not a.attisdropped
+  if not exists (select from pg_attribute a
+                 where a.attrelid = relation and a.attname = seq and a.attnum > 0 and not a.attisdropped
                    and a.atttypid in ('int2'::regtype, 'int4'::regtype, 'int8'::regtype)) then
-    raise exception 'table % has no integer column %', relation, coalesce(quote_ident(seq), 'NULL') using errcode = 'undefined_column',
+    raise exception 'table % has no integer column %', relation, coalesce(quote_ident(seq), 'NULL')
+      using errcode = 'undefined_column',
       hint = 'Name the column with the seq of the event: seq => ''global_sequence''.';
   end if;
   if when_sql is not null then
@@ -719,7 +758,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_attach(regclass, text, text, text, text) is
-  'Enqueues from now on the rows inserted into an event table for which when_sql holds (NULL = all), with the key that an SQL expression over the row gives. Called again it changes both. For the owner of the table.';
+  'Enqueues from now on the rows inserted into an event table for which when_sql holds (NULL = all), with the key'
+  ' that an SQL expression over the row gives. Called again it changes both. For the owner of the table.';
 
 create function @extschema@.outbox_detach(relation regclass, destination text default null)
 returns boolean language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
@@ -746,12 +786,13 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_detach(regclass, text) is
-  'Ends what outbox_attach began for a destination (NULL = the default one). False if it was not attached. For the owner of the table.';
+  'Ends what outbox_attach began for a destination (NULL = the default one). False if it was not attached. For the'
+  ' owner of the table.';
 
 -- ---- sql/src/26_capture.sql
 
--- Change capture: triggers that make an event of each row written to a table. What they need is in their one argument, so they
--- are dumped with the table; src/capture.rs reads it, crates/core/src/change.rs makes the events.
+-- Change capture: triggers that make an event of each row written to a table. What they need is in their one argument,
+-- so they are dumped with the table; src/capture.rs reads it, crates/core/src/change.rs makes the events.
 
 create function @extschema@.outbox_captured() returns trigger language c volatile parallel unsafe
 set search_path = pg_catalog, pg_temp set timezone = 'UTC' set datestyle = 'ISO, MDY' set intervalstyle = 'postgres'
@@ -788,9 +829,11 @@ begin
   end if;
   select c.name into unknown from unnest(columns || soft_delete_column) c (name)
   where c.name is not null or c.name is null and columns is not null and array_position(columns, null) is not null
-  except select a.attname from pg_attribute a where a.attrelid = relation and a.attnum > 0 and not a.attisdropped limit 1;
+  except select a.attname from pg_attribute a where a.attrelid = relation and a.attnum > 0 and not a.attisdropped
+  limit 1;
   if found then
-    raise exception 'table % has no column %', relation, coalesce(quote_ident(unknown), 'NULL') using errcode = 'undefined_column',
+    raise exception 'table % has no column %', relation, coalesce(quote_ident(unknown), 'NULL')
+      using errcode = 'undefined_column',
       hint = 'Names are as stored: in lower case, unless the table was created with quotes.';
   end if;
   if aggregate_id is not null then
@@ -810,8 +853,9 @@ begin
       hint = 'AMQP carries 255 bytes; the longest type ends in ForceDeleted.';
   end if;
   settings := jsonb_strip_nulls(jsonb_build_object(
-    'aggregate_type', aggregate_type, 'type_prefix', type_prefix, 'operations', operations, 'aggregate_id', aggregate_id,
-    'soft_delete_column', soft_delete_column, 'columns', columns, 'destination', destination))::text;
+    'aggregate_type', aggregate_type, 'type_prefix', type_prefix, 'operations', operations,
+    'aggregate_id', aggregate_id, 'soft_delete_column', soft_delete_column, 'columns', columns,
+    'destination', destination))::text;
 
   for place in select t from outbox_internal.tables_for_triggers(relation) t loop
     execute format($sql$
@@ -829,7 +873,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_capture(regclass, text, text, text, text, text, text[], text) is
-  'Makes from now on an event of each row written to a table, and enqueues it: Created, Updated, Deleted, ForceDeleted, Restored. Called again it changes how. For the owner of the table.';
+  'Makes from now on an event of each row written to a table, and enqueues it: Created, Updated, Deleted,'
+  ' ForceDeleted, Restored. Called again it changes how. For the owner of the table.';
 
 create function @extschema@.outbox_uncapture(relation regclass)
 returns boolean language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
@@ -855,9 +900,9 @@ comment on function @extschema@.outbox_uncapture(regclass) is
 
 -- ---- sql/src/27_source.sql
 
--- Event sources: events are read from a table or view of the user's own instead of outbox_events. One source a database, for
--- the seq of a message says nothing else about where its event is. src/source.rs checks a mapping when it is set,
--- src/store/source.rs reads by it: as the owner of the relation, restricted, read-only.
+-- Event sources: events are read from a table or view of the user's own instead of outbox_events. One source a
+-- database, for the seq of a message says nothing else about where its event is. src/source.rs checks a mapping when it
+-- is set, src/store/source.rs reads by it: as the owner of the relation, restricted, read-only.
 -- Lock order: outbox_settings, as outbox_configure(); then outbox_source, outbox_events.
 
 create table @extschema@.outbox_source (
@@ -866,7 +911,8 @@ create table @extschema@.outbox_source (
   relation_oid     oid         not null, -- as it was when it was set: tells a renamed table from another one
   owner            text        not null, -- who owned it then: the expressions run as nobody else
   since            timestamptz not null default pg_catalog.clock_timestamp(),
-  -- SQL expressions over a row of it; NULL = the event has none of it, but for id (seq), payload (the row), key (the aggregate)
+  -- SQL expressions over a row of it; NULL = the event has none of it, but for id (seq), payload (the row), key
+  -- (the aggregate)
   seq              text        not null,
   type             text        not null,
   created_at       text        not null,
@@ -883,7 +929,8 @@ create table @extschema@.outbox_source (
   key              text
 );
 comment on table @extschema@.outbox_source is
-  'The event source, if it is not outbox_events: its relation, and what makes an event of a row. Written by outbox_source_set() and outbox_source_reset().';
+  'The event source, if it is not outbox_events: its relation, and what makes an event of a row. Written by'
+  ' outbox_source_set() and outbox_source_reset().';
 -- By name it comes after outbox_events, so psql restores old events before their table is closed.
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_source', '');
 
@@ -894,9 +941,11 @@ begin
   if current_setting('application_name') = 'pg_restore' then
     return null;
   end if;
-  raise exception 'outbox_events takes no events: they are read from %', (select s.relation from @extschema@.outbox_source s)
+  raise exception 'outbox_events takes no events: they are read from %',
+      (select s.relation from @extschema@.outbox_source s)
     using errcode = 'object_not_in_prerequisite_state',
-          hint = 'Write the event there and call outbox_enqueue(seq), or attach the table by outbox_attach(). select outbox_source_reset() goes back to outbox_events.';
+          hint = 'Write the event there and call outbox_enqueue(seq), or attach the table by outbox_attach(). select'
+                 ' outbox_source_reset() goes back to outbox_events.';
 end
 $$;
 comment on function outbox_internal.events_closed() is
@@ -942,7 +991,8 @@ begin
     raise exception 'the source cannot be changed while messages wait for their events'
       using errcode = 'object_not_in_prerequisite_state',
             detail = 'Their seqs mean events of ' || coalesce(old.relation, 'outbox_events') || '.',
-            hint = 'Stop what enqueues, wait for outbox_drain(), and retry or discard the dead letters; see outbox_discard_where().';
+            hint = 'Stop what enqueues, wait for outbox_drain(), and retry or discard the dead letters; see'
+                   ' outbox_discard_where().';
   end if;
   if not outbox_internal.send_workers_away() then
     raise exception 'the workers of this database did not end in time'
@@ -954,13 +1004,15 @@ begin
     source.since := case when reads_the_same then old.since else clock_timestamp() end;
     insert into @extschema@.outbox_source select source.*;
   end if;
-  perform outbox_internal.note_in_audit('source'::text, coalesce(to_jsonb(source) - 'singleton' - 'since' - 'relation_oid' - 'owner', '{}')
-    || jsonb_build_object('relation_before', old.relation), null::bigint, null::text);
+  perform outbox_internal.note_in_audit(
+    'source'::text, coalesce(to_jsonb(source) - 'singleton' - 'since' - 'relation_oid' - 'owner', '{}')
+      || jsonb_build_object('relation_before', old.relation), null::bigint, null::text);
   return true;
 end
 $$;
 comment on function outbox_internal.source_write(@extschema@.outbox_source, boolean) is
-  'Makes this the source (relation NULL = outbox_events), unless messages wait that mean another one. It was checked before. seq_is_lost: the seq of the source that is set cannot be read any more.';
+  'Makes this the source (relation NULL = outbox_events), unless messages wait that mean another one. It was checked'
+  ' before. seq_is_lost: the seq of the source that is set cannot be read any more.';
 
 create function @extschema@.outbox_source_set(
   relation regclass, seq text, type text, created_at text, id text default null, aggregate_type text default null,
@@ -968,8 +1020,11 @@ create function @extschema@.outbox_source_set(
   previous_payload text default null, metadata text default null, headers text default null, actor text default null,
   correlation_id text default null, key text default null
 ) returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_set_wrapper';
-comment on function @extschema@.outbox_source_set(regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text) is
-  'Makes a table or view of your own the source of events: from now on messages get their events there, by seq. Each further argument is a column or an SQL expression over one row. For a member of the role that owns it; expressions run as that role. Refused while messages wait, unless they find their events as before.';
+comment on function @extschema@.outbox_source_set(
+  regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text) is
+  'Makes a table or view of your own the source of events: from now on messages get their events there, by seq. Each'
+  ' further argument is a column or an SQL expression over one row. For a member of the role that owns it;'
+  ' expressions run as that role. Refused while messages wait, unless they find their events as before.';
 
 create function @extschema@.outbox_source_reset()
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -991,7 +1046,8 @@ comment on function @extschema@.outbox_source_problem() is
 
 create type outbox_internal.source_row as (
   seq bigint, fault text, error text, id text, type text, aggregate_type text, aggregate_id text, operation text,
-  payload jsonb, previous_payload jsonb, metadata jsonb, headers jsonb, actor text, correlation_id text, created_at timestamptz
+  payload jsonb, previous_payload jsonb, metadata jsonb, headers jsonb, actor text, correlation_id text,
+  created_at timestamptz
 );
 comment on type outbox_internal.source_row is
   'An event of the source. fault and error: why it could not be read (failed), or that there is none (missing).';
@@ -999,7 +1055,8 @@ comment on type outbox_internal.source_row is
 create function outbox_internal.source_events(seqs bigint[], bytes_max bigint)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_events_wrapper';
 comment on function outbox_internal.source_events(bigint[], bigint) is
-  'The events of these seqs as the source has them, read as its owner, restricted: 15 texts each, in the order of source_row. Stops after bytes_max of bodies.';
+  'The events of these seqs as the source has them, read as its owner, restricted: 15 texts each, in the order of'
+  ' source_row. Stops after bytes_max of bodies.';
 
 create function outbox_internal.source_rows(seqs bigint[], bytes_max bigint)
 returns setof outbox_internal.source_row language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -1009,8 +1066,9 @@ declare
 begin
   for i in 1 .. cardinality(texts) by 15 loop
     begin
-      event := row(texts[i], texts[i + 1], texts[i + 2], texts[i + 3], texts[i + 4], texts[i + 5], texts[i + 6], texts[i + 7],
-                   texts[i + 8], texts[i + 9], texts[i + 10], texts[i + 11], texts[i + 12], texts[i + 13], texts[i + 14]);
+      event := row(texts[i], texts[i + 1], texts[i + 2], texts[i + 3], texts[i + 4], texts[i + 5], texts[i + 6],
+                   texts[i + 7], texts[i + 8], texts[i + 9], texts[i + 10], texts[i + 11], texts[i + 12], texts[i + 13],
+                   texts[i + 14]);
     exception when data_exception or program_limit_exceeded then
       -- What json takes and jsonb does not.
       event := null;
@@ -1029,12 +1087,13 @@ create function outbox_internal.source_matching(
   seqs bigint[], type text, aggregate_type text, aggregate_id text, created_from timestamptz, created_to timestamptz
 ) returns bigint[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_matching_wrapper';
 comment on function outbox_internal.source_matching(bigint[], text, text, text, timestamptz, timestamptz) is
-  'Those of the seqs whose event in the source meets all that is not NULL. One that cannot be read meets nothing; a warning tells of it.';
+  'Those of the seqs whose event in the source meets all that is not NULL. One that cannot be read meets nothing; a'
+  ' warning tells of it.';
 
 -- ---- sql/src/28_attempts.sql
 
--- What failed at each attempt of a message, kept while the message is, and told to shared memory for outbox_errors. Written
--- by the settle of failures, so what is published at the first attempt costs nothing here.
+-- What failed at each attempt of a message, kept while the message is, and told to shared memory for outbox_errors.
+-- Written by the settle of failures, so what is published at the first attempt costs nothing here.
 
 create table @extschema@.outbox_attempts_log (
   seq         bigint      not null,
@@ -1047,7 +1106,8 @@ create table @extschema@.outbox_attempts_log (
   primary key (seq, destination, at)
 );
 comment on table @extschema@.outbox_attempts_log is
-  'Attempts that failed, the last 20 of each message. Kept as long as the message waits or is dead, else for outbox.retention.';
+  'Attempts that failed, the last 20 of each message. Kept as long as the message waits or is dead, else for'
+  ' outbox.retention.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_attempts_log', '');
 
 create function outbox_internal.note_fault(destination text, error text, is_dead boolean, seq bigint, count bigint)
@@ -1096,39 +1156,45 @@ begin
 end
 $$;
 comment on function outbox_internal.trim_attempts(bigint, integer, integer, timestamptz) is
-  'Looks at up to batch failed attempts after a seq and removes those that are older than retention_s and of which the message neither waits nor is dead. Returns how far it got and whether more may be old beyond.';
+  'Looks at up to batch failed attempts after a seq and removes those that are older than retention_s and of which'
+  ' the message neither waits nor is dead. Returns how far it got and whether more may be old beyond.';
 
 -- ---- sql/src/30_worker.sql
 
--- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. What holds the
--- order of a key beyond them (open transactions, marks) is in shared memory. Time is the database's. Lock order: outbox_partitions, then outbox, then the rest.
--- A claim and a settle are planned once and reused for years of table sizes, so the plans that read a whole table are
--- switched off for them: the right one is always an index or a ctid. JIT is off with them, since a plan that still holds
--- a switched-off scan (of a table of one row) looks dear enough to be compiled each time.
+-- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. What
+-- holds the order of a key beyond them (open transactions, marks) is in shared memory. Time is the database's. Lock
+-- order: outbox_partitions, then outbox, then the rest. A claim and a settle are planned once and reused for years of
+-- table sizes, so the plans that read a whole table are switched off for them: the right one is always an index or a
+-- ctid. JIT is off with them, since a plan that still holds a switched-off scan (of a table of one row) looks dear
+-- enough to be compiled each time.
 
 create function outbox_internal.server_workers()
 returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_server_workers_wrapper';
 comment on function outbox_internal.server_workers() is
-  'Worker protocol: the ids of the workers that run in the server for this database, from shared memory; NULL when not preloaded.';
+  'Worker protocol: the ids of the workers that run in the server for this database, from shared memory; NULL when'
+  ' not preloaded.';
 
 create function outbox_internal.installed()
 returns void language c volatile as 'MODULE_PATHNAME', 'outbox_installed_wrapper';
 comment on function outbox_internal.installed() is
   'Tells the launcher at COMMIT that this database has the extension; warns if the library is not preloaded.';
 
--- These two have no SET clause, so that they are inlined: called for each lease they were most of what an idle worker did.
+-- These two have no SET clause, so that they are inlined: called for each lease they were most of what an idle worker
+-- did.
 create function outbox_internal.has_ended(worker text)
 returns boolean language sql volatile
 begin atomic
   select $1 like 'server-%' and not $1 = any (coalesce(outbox_internal.server_workers(), '{}'));
 end;
 comment on function outbox_internal.has_ended(text) is
-  'Worker protocol: whether a worker in the server is known to have ended, however it ended: nobody waits for its heartbeat or leases to run out. Its name begins with server-; of others nobody knows.';
+  'Worker protocol: whether a worker in the server is known to have ended, however it ended: nobody waits for its'
+  ' heartbeat or leases to run out. Its name begins with server-; of others nobody knows.';
 
 create function outbox_internal.leases_last(worker text)
 returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_leases_last_wrapper';
 comment on function outbox_internal.leases_last(text) is
-  'Worker protocol: whether what this worker leased last is not over by a clock that does not jump, from shared memory; false for a worker that has no place there.';
+  'Worker protocol: whether what this worker leased last is not over by a clock that does not jump, from shared'
+  ' memory; false for a worker that has no place there.';
 
 create function outbox_internal.lease_is_live(lease_owner text, lease_until timestamptz)
 returns boolean language sql volatile
@@ -1138,7 +1204,8 @@ begin atomic
      and not outbox_internal.has_ended($1);
 end;
 comment on function outbox_internal.lease_is_live(text, timestamptz) is
-  'Worker protocol: whether a lease holds: it is over when both the wall clock and the clock of its worker say so, or the worker has ended. So a wall clock that is set forward takes no lease away.';
+  'Worker protocol: whether a lease holds: it is over when both the wall clock and the clock of its worker say so, or'
+  ' the worker has ended. So a wall clock that is set forward takes no lease away.';
 
 create function outbox_internal.heartbeat(worker text, pid integer, ttl_s integer)
 returns setof text language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -1158,8 +1225,8 @@ comment on function outbox_internal.heartbeat(text, integer, integer) is
 
 create function outbox_internal.report(
   worker text, destination text, state text, reason text, detail text, looked_at timestamptz
-)
-returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+) returns void language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
 begin
   if state is null then
     delete from @extschema@.outbox_connections c
@@ -1177,7 +1244,8 @@ begin
 end
 $$;
 comment on function outbox_internal.report(text, text, text, text, text, timestamptz) is
-  'Worker protocol: what this worker knows of a destination (state NULL = it serves it no more), and when it looked if a session asked it to; outbox_health shows it.';
+  'Worker protocol: what this worker knows of a destination (state NULL = it serves it no more), and when it looked'
+  ' if a session asked it to; outbox_health shows it.';
 
 create function outbox_internal.destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
@@ -1198,7 +1266,8 @@ begin
 end
 $$;
 comment on function outbox_internal.destinations() is
-  'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the settings.';
+  'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the'
+  ' settings.';
 
 create function outbox_internal.closed_lanes(out destination text, out partition smallint, out head bigint)
 returns setof record language plpgsql stable rows 10 set search_path = pg_catalog, pg_temp as $$
@@ -1221,7 +1290,8 @@ begin
 end
 $$;
 comment on function outbox_internal.closed_lanes() is
-  'Where a partition is one order (ordering ''partition''), the partitions that stand still and the first message that holds them up: it backs off, or is a dead letter that blocks. What lies behind it stays in outbox.';
+  'Where a partition is one order (ordering ''partition''), the partitions that stand still and the first message'
+  ' that holds them up: it backs off, or is a dead letter that blocks. What lies behind it stays in outbox.';
 
 create function outbox_internal.destination_exists(destination text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
@@ -1230,8 +1300,9 @@ $$;
 comment on function outbox_internal.destination_exists(text) is
   'Whether there is such a destination.';
 
-create function outbox_internal.leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
-returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.leases(
+  out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint
+) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   return query
   select p.partition, p.lease_owner, outbox_internal.lease_is_live(p.lease_owner, p.lease_until), p.lease_epoch
@@ -1241,10 +1312,12 @@ $$;
 comment on function outbox_internal.leases() is
   'Worker protocol: every partition with its lease, to plan from.';
 
-create function outbox_internal.lease_take(worker text, partitions smallint[], ttl_s integer, out partition smallint, out lease_epoch bigint)
-returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.lease_take(
+  worker text, partitions smallint[], ttl_s integer, out partition smallint, out lease_epoch bigint
+) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
-  -- One's own lease is taken anew after a restart: the epoch grows, so what the earlier process still does is fenced off.
+  -- One's own lease is taken anew after a restart: the epoch grows, so what the earlier process still does is fenced
+  -- off.
   return query
   with free as (
     select p.partition as id from @extschema@.outbox_partitions p
@@ -1307,7 +1380,8 @@ comment on function outbox_internal.leave(text) is
 create function outbox_internal.purge_workers()
 returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
   with gone as (delete from @extschema@.outbox_workers w
-                where w.heartbeat_until < clock_timestamp() - interval '1 minute' and not outbox_internal.leases_last(w.worker_id)
+                where w.heartbeat_until < clock_timestamp() - interval '1 minute'
+                  and not outbox_internal.leases_last(w.worker_id)
                    or outbox_internal.has_ended(w.worker_id) returning 1)
   select count(*) from gone;
 $$;
@@ -1335,16 +1409,21 @@ comment on view outbox_internal.event_text is
 create function outbox_internal.commit_position(xid)
 returns bigint language c volatile strict as 'MODULE_PATHNAME', 'outbox_commit_position_wrapper';
 comment on function outbox_internal.commit_position(xid) is
-  'Worker protocol: up to where WAL must be on disk for this committed transaction to be durable; 0 = it waited for that itself.';
+  'Worker protocol: up to where WAL must be on disk for this committed transaction to be durable; 0 = it waited for'
+  ' that itself.';
 
 create type outbox_internal.claimed as (
-  tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, crashes integer, claim_token bigint,
-  id text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
+  tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, crashes integer,
+  claim_token bigint, id text, type text, aggregate_type text, aggregate_id text, operation text, payload text,
+  previous_payload text,
   metadata text, headers text, actor text, correlation_id text, created_at text, created_at_s bigint,
   wal_position bigint, replayed boolean, enqueued_at timestamptz, remark text, expires_at timestamptz
 );
 comment on type outbox_internal.claimed is
-  'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark and no seq is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not among these. With a seq the remark says why the message can never be sent.';
+  'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be'
+  ' on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark and no'
+  ' seq is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not'
+  ' among these. With a seq the remark says why the message can never be sent.';
 
 -- Text that leaves the server. A client is sent text in its own encoding; where that cannot be done the whole statement
 -- fails, with all its rows. So a text that cannot be UTF-8 is found here, before it is sent, and spoils one row alone.
@@ -1354,7 +1433,8 @@ create function outbox_internal.unreadable(
   metadata text, headers text, actor text, correlation_id text
 ) returns text language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_unreadable_wrapper';
 comment on function outbox_internal.unreadable(text, text, text, text, text, text, text, text, text, text, text) is
-  'Why a message with this key and event can never be sent: a text that cannot be converted to UTF-8, or too many bytes. NULL if it can.';
+  'Why a message with this key and event can never be sent: a text that cannot be converted to UTF-8, or too many'
+  ' bytes. NULL if it can.';
 
 create function outbox_internal.legible(text)
 returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_legible_wrapper';
@@ -1370,7 +1450,8 @@ comment on function outbox_internal.of_utf8(bytea) is
 create function outbox_internal.readable(claimed outbox_internal.claimed)
 returns setof outbox_internal.claimed language sql stable as $$
   select ($1).tid, ($1).seq, ($1).destination, ($1).partition, case when u.why is null then ($1).key end, ($1).attempts,
-         ($1).crashes, ($1).claim_token, case when u.why is null then ($1).id end, case when u.why is null then ($1).type end,
+         ($1).crashes, ($1).claim_token, case when u.why is null then ($1).id end,
+         case when u.why is null then ($1).type end,
          case when u.why is null then ($1).aggregate_type end, case when u.why is null then ($1).aggregate_id end,
          case when u.why is null then ($1).operation end, case when u.why is null then ($1).payload end,
          case when u.why is null then ($1).previous_payload end, case when u.why is null then ($1).metadata end,
@@ -1378,8 +1459,8 @@ returns setof outbox_internal.claimed language sql stable as $$
          case when u.why is null then ($1).correlation_id end, ($1).created_at, ($1).created_at_s, ($1).wal_position,
          ($1).replayed, ($1).enqueued_at, coalesce(($1).remark, u.why), ($1).expires_at
   from (select outbox_internal.unreadable(
-          ($1).key, ($1).type, ($1).aggregate_type, ($1).aggregate_id, ($1).operation, ($1).payload, ($1).previous_payload,
-          ($1).metadata, ($1).headers, ($1).actor, ($1).correlation_id) as why offset 0) u;
+          ($1).key, ($1).type, ($1).aggregate_type, ($1).aggregate_id, ($1).operation, ($1).payload,
+          ($1).previous_payload, ($1).metadata, ($1).headers, ($1).actor, ($1).correlation_id) as why offset 0) u;
 $$;
 comment on function outbox_internal.readable(outbox_internal.claimed) is
   'A claimed message as a client gets it: without its texts if one of them cannot be read, and the remark says why.';
@@ -1404,19 +1485,20 @@ returns bigint language sql immutable parallel safe as $$
     else $2 end;
 $$;
 comment on function outbox_internal.suspicion(integer, bigint) is
-  'How much of a claim a message takes with which workers crashed: after one crash a hundred go together, after two ten, then one. So the next crash charges few beside the one that is to blame.';
+  'How much of a claim a message takes with which workers crashed: after one crash a hundred go together, after two'
+  ' ten, then one. So the next crash charges few beside the one that is to blame.';
 
--- Nothing is known of the tables when a plan is made: vacuum may have seen outbox empty a moment before a million rows came.
--- One row expected, a bitmap or a sort of the whole lane looks as cheap as the index that brings the first rows in order,
--- and costs a second a claim. So those are off here, and wherever the first rows of many are wanted.
+-- Nothing is known of the tables when a plan is made: vacuum may have seen outbox empty a moment before a million rows
+-- came. One row expected, a bitmap or a sort of the whole lane looks as cheap as the index that brings the first rows
+-- in order, and costs a second a claim. So those are off here, and wherever the first rows of many are wanted.
 
--- A claim takes pointers, cut by body_bytes, and reads the events of those alone, at its very end: rows of a CTE, of a sort
--- and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins what is sorted
--- already, and its rows go to the worker as they are made. One snapshot serves all of it, so an event is found by its ctid
--- the second time. OFFSET 0 keeps the planner from reading all events once instead, where its settings make a look dear.
--- A worker in the server plans the bodies of claim, claim_waiting and claim_unleased itself, once: a call
--- is a function in FROM, and with its SET clauses it costs as much again as the claim of one message. So their parameters
--- have numbers. A worker outside calls them, and work_mem is what such a claim needs at most.
+-- A claim takes pointers, cut by body_bytes, and reads the events of those alone, at its very end: rows of a CTE, of a
+-- sort and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins what
+-- is sorted already, and its rows go to the worker as they are made. One snapshot serves all of it, so an event is
+-- found by its ctid the second time. OFFSET 0 keeps the planner from reading all events once instead, where its
+-- settings make a look dear. A worker in the server plans the bodies of claim, claim_waiting and claim_unleased itself,
+-- once: a call is a function in FROM, and with its SET clauses it costs as much again as the claim of one message. So
+-- their parameters have numbers. A worker outside calls them, and work_mem is what such a claim needs at most.
 
 create function outbox_internal.claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[],
@@ -1443,8 +1525,8 @@ set work_mem = '128MB' as $$
                   where p.partition = l.partition and p.lease_owner = $1 and p.lease_epoch = l.epoch)
       -- A worker hears of a pause later than a relay of somebody else's, which may hold messages by then.
       and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
-      -- Always true. For the planner one lane is left then: with more, one that takes outbox for empty (vacuum saw it so)
-      -- would join each row of it with all that is claimed.
+      -- Always true. For the planner one lane is left then: with more, one that takes outbox for empty (vacuum saw it
+      -- so) would join each row of it with all that is claimed.
       and l.n between 1 and 1000000000
   ), claimed as (
     update @extschema@.outbox o set claim_token = pick.epoch, crashes = pick.crashes
@@ -1453,8 +1535,9 @@ set work_mem = '128MB' as $$
               pick.wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, pick.event_tid
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
-         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
-         e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at, c.remark, c.expires_at
+         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+         e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at,
+         c.remark, c.expires_at
   from (
     select * from claimed
     union all
@@ -1467,7 +1550,8 @@ set work_mem = '128MB' as $$
   order by c.seq;
 $$;
 comment on function outbox_internal.claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
-  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a mark each, up to the seq reach, with their events; stops after bytes_max of bodies.';
+  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a mark each,'
+  ' up to the seq reach, with their events; stops after bytes_max of bodies.';
 
 create function outbox_internal.claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, reach bigint, n integer, bytes_max bigint
@@ -1493,21 +1577,24 @@ set work_mem = '128MB' as $$
   ), gone as (
     delete from @extschema@.outbox_waiting w using pick
     where w.ctid = pick.row_tid and pick.bytes_before < $8
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
+              w.expires_at
   ), claimed as (
     insert into @extschema@.outbox as o
       (seq, enqueued_at, claim_token, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-    select g.seq, g.enqueued_at, $5, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at
+    select g.seq, g.enqueued_at, $5, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key,
+           g.last_error, g.expires_at
     from gone g where outbox_internal.note_shown(g.destination, g.partition, g.seq)
     returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
               o.replayed, o.enqueued_at, o.expires_at
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
-         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
-         e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at, c.remark, c.expires_at
+         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+         e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at,
+         c.remark, c.expires_at
   from (
-    select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, p.wal_position, c.replayed,
-           c.enqueued_at, null::text as remark, c.expires_at, p.event_tid
+    select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, p.wal_position,
+           c.replayed, c.enqueued_at, null::text as remark, c.expires_at, p.event_tid
     from claimed c join pick p on p.seq = c.seq
     union all
     select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
@@ -1519,7 +1606,8 @@ set work_mem = '128MB' as $$
   order by c.seq;
 $$;
 comment on function outbox_internal.claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
-  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq reach; stops after bytes_max of bodies.';
+  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq reach; stops after'
+  ' bytes_max of bodies.';
 
 create function outbox_internal.waits(destination text, partition smallint, key text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -1558,8 +1646,9 @@ set work_mem = '128MB' as $$
               pick.wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, pick.event_tid
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
-         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
-         e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at, c.remark, c.expires_at
+         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+         e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at,
+         c.remark, c.expires_at
   from (
     select * from claimed
     union all
@@ -1572,7 +1661,8 @@ set work_mem = '128MB' as $$
   order by c.seq;
 $$;
 comment on function outbox_internal.claim_unleased(text, bigint, integer, integer, bigint) is
-  'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max of bodies. No order is promised.';
+  'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max'
+  ' of bodies. No order is promised.';
 
 create function outbox_internal.due(
   worker text, partitions smallint[], epochs bigint[], batch integer, of_destination text default null,
@@ -1593,22 +1683,27 @@ begin
     order by w.due_at limit batch for update of w skip locked
   ), gone as (
     delete from @extschema@.outbox_waiting w using due where w.ctid = due.row_tid
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
+              w.expires_at
   )
   insert into @extschema@.outbox as o
     (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at from gone g
+  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error,
+         g.expires_at
+  from gone g
   where outbox_internal.note_shown(g.destination, g.partition, g.seq)
   on conflict do nothing
   returning o.destination, o.partition, o.seq;
 end
 $$;
 comment on function outbox_internal.due(text, smallint[], bigint[], integer, text) is
-  'Worker protocol: brings back messages whose time has come, of these leases or (NULL) of all partitions, of a destination or (NULL) of all; returns where they are now.';
+  'Worker protocol: brings back messages whose time has come, of these leases or (NULL) of all partitions, of a'
+  ' destination or (NULL) of all; returns where they are now.';
 
 -- Asked each second: PL/pgSQL keeps the plan, where SQL makes it anew at each call. So with destinations.
 create function outbox_internal.next_due_ms()
-returns bigint language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+returns bigint language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 declare
   next constant timestamptz := (select min(w.due_at) from @extschema@.outbox_waiting w where w.due_at is not null);
 begin
@@ -1619,9 +1714,11 @@ comment on function outbox_internal.next_due_ms() is
   'Worker protocol: in how many ms the next waiting message is due; NULL = none waits for a time.';
 
 create function outbox_internal.gates(
-  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint, out followers boolean
+  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint,
+  out followers boolean
 ) returns setof record language sql stable set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set enable_bitmapscan = off set enable_sort = off
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set enable_bitmapscan = off
+set enable_sort = off
 set jit = off as $$
   with recursive behind as ( -- one look into the index for each key, however much waits in it
     (select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g'
@@ -1643,21 +1740,23 @@ set jit = off as $$
   from found f where f.partition = any ($1) group by 1, 2, 3;
 $$;
 comment on function outbox_internal.gates(smallint[]) is
-  'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one. Key NULL: messages without a key, which hold up others only where a partition is one order.';
+  'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one. Key'
+  ' NULL: messages without a key, which hold up others only where a partition is one order.';
 
 create function outbox_internal.settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
   actions "char"[], delays_ms bigint[], reasons text[]
 ) returns integer language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_indexscan = off set enable_bitmapscan = off -- by ctid, also where vacuum saw an empty outbox and any plan looks cheap
+set enable_indexscan = off
+set enable_bitmapscan = off -- by ctid, also where vacuum saw an empty outbox and any plan looks cheap
 set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 declare
   leased constant boolean := tokens[1] > 0;
-  -- The fence: what this worker holds now, by lease and epoch. A row is changed only under it, and only if the row carries
-  -- the token, or nobody's (it was in hand before any claim), so a worker that lost its lease changes nothing. The leases are locked until this is committed:
-  -- who takes one over then sees what was settled under it.
+  -- The fence: what this worker holds now, by lease and epoch. A row is changed only under it, and only if the row
+  -- carries the token, or nobody's (it was in hand before any claim), so a worker that lost its lease changes nothing.
+  -- The leases are locked until this is committed: who takes one over then sees what was settled under it.
   held constant bigint[] := array(
     select p.partition::bigint << 48 | p.lease_epoch
     from @extschema@.outbox_partitions p
@@ -1677,23 +1776,27 @@ begin
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.replayed, o.destination, o.key, o.last_error,
       o.expires_at, u.action, u.delay_ms, u.reason
   ), published as (
-    insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error)
-    select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.replayed, g.destination, g.key, g.last_error
+    insert into @extschema@.outbox_history
+      (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error)
+    select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.replayed, g.destination, g.key,
+           g.last_error
     from gone g where g.action = 'p'
   ), dead as (
     -- x = expired, no attempt spent
     insert into @extschema@.outbox_dead
       (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, blocks)
-    select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition, g.replayed,
-           g.destination, g.key, g.reason, leased and (g.action = 'B' or g.action = 'D' and g.key is not null)
+    select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition,
+           g.replayed, g.destination, g.key, g.reason,
+           leased and (g.action = 'B' or g.action = 'D' and g.key is not null)
     from gone g where g.action in ('d', 'D', 'B', 'x')
     on conflict (destination, seq) do update
-    set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts, replayed = excluded.replayed, reason = excluded.reason,
-        blocks = excluded.blocks
+    set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
+        replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
   ), waiting as (
     -- r = try again after the delay, one attempt spent; w = behind an earlier one of its key, none spent
     insert into @extschema@.outbox_waiting
-      (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error, expires_at)
+      (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error,
+       expires_at)
     select g.seq, g.enqueued_at,
            case when g.action = 'r' then clock_timestamp() + g.delay_ms * interval '1 millisecond' end,
            g.attempts + case when g.action = 'r' then 1 else 0 end, g.partition,
@@ -1723,8 +1826,11 @@ begin
   return changed;
 end
 $$;
-comment on function outbox_internal.settle(text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
-  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, B dead and its partition waits, x expired, r retry after delays_ms, w behind an earlier one of its key, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
+comment on function outbox_internal.settle(
+  text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
+  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, B'
+  ' dead and its partition waits, x expired, r retry after delays_ms, w behind an earlier one of its key, f freed.'
+  ' Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
 
 create function outbox_internal.locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -1738,10 +1844,10 @@ comment on function outbox_internal.locate(bigint[], text[], smallint[]) is
 
 -- ---- sql/src/32_expiry.sql
 
--- Messages that nobody wants any more: past expires_at they become dead letters, unsent, and hold up nothing. One that is
--- claimed ends in the worker that holds it, before it is handed over; all others end here.
--- The upkeep looks through outbox a piece at a time, when the first of them expires: an index would make each enqueue and
--- claim dearer. Lock order as ever:
+-- Messages that nobody wants any more: past expires_at they become dead letters, unsent, and hold up nothing. One that
+-- is claimed ends in the worker that holds it, before it is handed over; all others end here.
+-- The upkeep looks through outbox a piece at a time, when the first of them expires: an index would make each enqueue
+-- and claim dearer. Lock order as ever:
 -- outbox_partitions, outbox, the rest.
 
 create index on @extschema@.outbox_waiting (expires_at) where expires_at is not null;
@@ -1766,10 +1872,12 @@ begin
     where w.ctid = any (waiting_tids) and w.expires_at <= clock_timestamp() for update skip locked
   ), gone as (
     delete from @extschema@.outbox o using ready r where o.ctid = r.row_tid
-    returning o.seq, o.enqueued_at, o.expires_at, o.attempts, o.partition, o.replayed, o.destination, o.key, o.attempts > 0 as has_failed
+    returning o.seq, o.enqueued_at, o.expires_at, o.attempts, o.partition, o.replayed, o.destination, o.key,
+              o.attempts > 0 as has_failed
   ), gone_late as (
     delete from @extschema@.outbox_waiting w using late l where w.ctid = l.row_tid
-    returning w.seq, w.enqueued_at, w.expires_at, w.attempts, w.partition, w.replayed, w.destination, w.key, w.state = 'b' as has_failed
+    returning w.seq, w.enqueued_at, w.expires_at, w.attempts, w.partition, w.replayed, w.destination, w.key,
+              w.state = 'b' as has_failed
   ), expired as (
     select * from gone union all select * from gone_late
   ), written as (
@@ -1786,11 +1894,14 @@ begin
 end
 $$;
 comment on function outbox_internal.bury(tid[], tid[], bigint[]) is
-  'Makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds: a claim by a lease that is not among leased is nobody''s (NULL = each is somebody''s); returns how many of each destination, and whether others may have waited behind one of them.';
+  'Makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds: a claim by a'
+  ' lease that is not among leased is nobody''s (NULL = each is somebody''s); returns how many of each destination,'
+  ' and whether others may have waited behind one of them.';
 
 create function outbox_internal.expire(
   first_block bigint, blocks integer, batch integer,
-  out destinations text[], out counts bigint[], out heads boolean, out next_block bigint, out more boolean, out next_expiry timestamptz
+  out destinations text[], out counts bigint[], out heads boolean, out next_block bigint, out more boolean,
+  out next_expiry timestamptz
 ) language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
@@ -1809,7 +1920,8 @@ begin
       and (o.claim_token is null
            or case when o.claim_token < 0 then o.claim_until <= moment
                    else not exists (select from @extschema@.outbox_partitions p
-                                    where p.partition = o.partition and p.lease_epoch = o.claim_token and p.lease_owner is not null)
+                                    where p.partition = o.partition and p.lease_epoch = o.claim_token
+                                      and p.lease_owner is not null)
               end)
     limit batch);
   late := array(
@@ -1828,18 +1940,25 @@ begin
   next_block := case when cardinality(seen) = batch then first_block
                      when first_block + blocks < all_blocks then first_block + blocks else 0 end;
   next_expiry := least(
-    (select w.expires_at from @extschema@.outbox_waiting w where w.expires_at is not null order by w.expires_at limit 1),
+    (select w.expires_at from @extschema@.outbox_waiting w where w.expires_at is not null
+     order by w.expires_at limit 1),
     (select min(o.expires_at) from @extschema@.outbox o where o.ctid >= from_tid and o.ctid < to_tid));
 end
 $$;
 comment on function outbox_internal.expire(bigint, integer, integer) is
-  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from first_block on and in outbox_waiting; returns how many of which destination, whether others may have waited behind one, where to go on (0 = all was looked through), whether more are there already, and when the first of those that are left here expires.';
+  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from'
+  ' first_block on and in outbox_waiting; returns how many of which destination, whether others may have waited'
+  ' behind one, where to go on (0 = all was looked through), whether more are there already, and when the first of'
+  ' those that are left here expires.';
 
 create function outbox_internal.expire_firsts(destination text, partitions smallint[], lane_rows bigint)
 returns void language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
-  select outbox_internal.note_pending(b.destination, -b.buried), outbox_internal.note_ended(0::bigint, 0::bigint, b.buried),
-         outbox_internal.note_fault(b.destination, 'expired: it was not sent in time'::text, true, null::bigint, b.buried)
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set jit = off as $$
+  select outbox_internal.note_pending(b.destination, -b.buried),
+         outbox_internal.note_ended(0::bigint, 0::bigint, b.buried),
+         outbox_internal.note_fault(
+           b.destination, 'expired: it was not sent in time'::text, true, null::bigint, b.buried)
   from outbox_internal.bury(
     array(select x.tid from unnest($2) p (n) cross join lateral (
             select o.ctid as tid, o.expires_at from @extschema@.outbox o
@@ -1850,12 +1969,14 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
     null::bigint[]) b;
 $$;
 comment on function outbox_internal.expire_firsts(text, smallint[], bigint) is
-  'Makes dead letters of what a relay would stumble over: messages that have expired among the first rows of each lane, and that wait.';
+  'Makes dead letters of what a relay would stumble over: messages that have expired among the first rows of each'
+  ' lane, and that wait.';
 
 -- ---- sql/src/35_retention.sql
 
--- What ends is kept for a time and then goes: history by whole partitions, dead letters and events in batches. The upkeep
--- calls these functions once a minute. Each takes the time as an argument, so that a test can pretend another one.
+-- What ends is kept for a time and then goes: history by whole partitions, dead letters and events in batches. The
+-- upkeep calls these functions once a minute. Each takes the time as an argument, so that a test can pretend another
+-- one.
 --
 -- A partition of the history is made at run time and is no member of the extension: pg_dump dumps it like any table and
 -- attaches it again, and DROP EXTENSION drops it with its parent. So that a restore meets no obstacle,
@@ -1869,16 +1990,19 @@ create table @extschema@.outbox_history_default partition of @extschema@.outbox_
 -- FOR ALL TABLES; so it is with the other partitions, and with the audit.
 alter table @extschema@.outbox_history_default replica identity full;
 -- Rows come in nearly in order of both columns: BRIN costs next to nothing a row and finds a seq or a day. The upkeep
--- summarises it: autosummarize asks autovacuum, whose queue is full soon, and then writes a line into the log each 16 blocks.
+-- summarises it: autosummarize asks autovacuum, whose queue is full soon, and then writes a line into the log each 16
+-- blocks.
 create index on @extschema@.outbox_history_default using brin (published_at, seq) with (pages_per_range = 16);
 comment on table @extschema@.outbox_history_default is
-  'History that no partition was made for: of the first minutes, or written while the clock was wrong. A settle never fails for want of a partition.';
+  'History that no partition was made for: of the first minutes, or written while the clock was wrong. A settle never'
+  ' fails for want of a partition.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_history_default', '');
 
 create index on @extschema@.outbox_dead (died_at);
 
-create function outbox_internal.history_partitions(out partition regclass, out starts_at timestamptz, out ends_at timestamptz)
-returns setof record language sql stable set search_path = pg_catalog, pg_temp set datestyle = 'ISO' as $$
+create function outbox_internal.history_partitions(
+  out partition regclass, out starts_at timestamptz, out ends_at timestamptz
+) returns setof record language sql stable set search_path = pg_catalog, pg_temp set datestyle = 'ISO' as $$
   select i.inhrelid::regclass, substring(b.bound from 'FROM \(''([^'']+)''\)')::timestamptz,
          substring(b.bound from 'TO \(''([^'']+)''\)')::timestamptz
   from pg_inherits i join pg_class c on c.oid = i.inhrelid
@@ -1887,22 +2011,25 @@ returns setof record language sql stable set search_path = pg_catalog, pg_temp s
 $$;
 comment on function outbox_internal.history_partitions() is
   'What outbox_history_partitions() shows.';
-create function @extschema@.outbox_history_partitions(out partition regclass, out starts_at timestamptz, out ends_at timestamptz)
-returns setof record language sql stable
+create function @extschema@.outbox_history_partitions(
+  out partition regclass, out starts_at timestamptz, out ends_at timestamptz
+) returns setof record language sql stable
 begin atomic
   select p.partition, p.starts_at, p.ends_at from outbox_internal.history_partitions() p;
 end;
 comment on function @extschema@.outbox_history_partitions() is
   'The partitions of outbox_history, without the default one, and the time each is for.';
 
--- ATTACH locks the default partition against everyone and reads it; it waits for readers of the history, and settles that
--- need the default partition wait behind it. So it gives up soon and the worker tries again a minute later; three steps
--- ahead there is time for that.
-create function outbox_internal.make_partitions(retention_s integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns integer language plpgsql volatile security definer
+-- ATTACH locks the default partition against everyone and reads it; it waits for readers of the history, and settles
+-- that need the default partition wait behind it. So it gives up soon and the worker tries again a minute later; three
+-- steps ahead there is time for that.
+create function outbox_internal.make_partitions(
+  retention_s integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns integer language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp set timezone = 'UTC' set lock_timeout = '200ms' as $$
 declare
-  step constant text := case when retention_s < 2 * 86400 then 'hour' when retention_s <= 60 * 86400 then 'day' else 'month' end;
+  step constant text := case
+    when retention_s < 2 * 86400 then 'hour' when retention_s <= 60 * 86400 then 'day' else 'month' end;
   width constant interval := '1 ' || step;
   at timestamptz := moment; -- all before it has its partition
   starts timestamptz;
@@ -1931,8 +2058,8 @@ begin
       if starts < ends and to_regclass(format('@extschema@.%I', name)) is null then
         execute format('create table @extschema@.%I (like @extschema@.outbox_history_default including all)', name);
         execute format('alter table @extschema@.%I replica identity full', name);
-        execute format('alter table @extschema@.outbox_history attach partition @extschema@.%I for values from (%L) to (%L)',
-                       name, starts, ends);
+        execute format('alter table @extschema@.outbox_history attach partition @extschema@.%I'
+                       ' for values from (%L) to (%L)', name, starts, ends);
         made := made + 1;
       end if;
     end if;
@@ -1942,10 +2069,12 @@ begin
 end
 $$;
 comment on function outbox_internal.make_partitions(integer, timestamptz) is
-  'Makes partitions of the history ahead: one an hour, a day or a month, as retention_s (NULL = forever) asks for; returns how many. None while the history is empty.';
+  'Makes partitions of the history ahead: one an hour, a day or a month, as retention_s (NULL = forever) asks for;'
+  ' returns how many. None while the history is empty.';
 
-create function outbox_internal.summarize_history(moment timestamptz default pg_catalog.clock_timestamp(), most integer default 1000)
-returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
+create function outbox_internal.summarize_history(
+  moment timestamptz default pg_catalog.clock_timestamp(), most integer default 1000
+) returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 declare
   index record;
   before integer;
@@ -1956,8 +2085,8 @@ begin
            -- Rows come into these; those of the past were summarised when they were the present.
            p.partition is null or (p.starts_at <= moment and p.ends_at > moment - interval '1 day') as grows,
            pg_relation_size(i.indrelid) / current_setting('block_size')::bigint as blocks,
-           coalesce((select o.option_value from pg_options_to_table(c.reloptions) o where o.option_name = 'pages_per_range'), '128')::bigint
-             as pages
+           coalesce((select o.option_value from pg_options_to_table(c.reloptions) o
+                     where o.option_name = 'pages_per_range'), '128')::bigint as pages
     from pg_inherits h join pg_index i on i.indrelid = h.inhrelid join pg_class c on c.oid = i.indexrelid
     join pg_am a on a.oid = c.relam and a.amname = 'brin'
     left join outbox_internal.history_partitions() p on p.partition = h.inhrelid
@@ -1968,8 +2097,8 @@ begin
         execute format('alter index %s reset (autosummarize)', index.name);
       end if;
       if index.grows or index.asks then
-        -- Rows come at the end: from there back to what is summarised. A minute of a drain takes half a second of processor time,
-        -- so there is a pause after each range, while nothing is locked.
+        -- Rows come at the end: from there back to what is summarised. A minute of a drain takes half a second of
+        -- processor time, so there is a pause after each range, while nothing is locked.
         before := summarised;
         for number in reverse (index.blocks - 1) / index.pages .. 0 loop
           exit when brin_summarize_range(index.name, number * index.pages) = 0;
@@ -1989,11 +2118,13 @@ begin
 end
 $$;
 comment on function outbox_internal.summarize_history(timestamptz, integer) is
-  'Summarises new ranges of the BRIN indexes of the history, and ends their requests to autovacuum; returns how many ranges. It pauses after each of the first `most` of an index.';
+  'Summarises new ranges of the BRIN indexes of the history, and ends their requests to autovacuum; returns how many'
+  ' ranges. It pauses after each of the first `most` of an index.';
 
 -- DROP locks the whole history against everyone: it waits for its readers, and every settle waits behind it.
-create function outbox_internal.drop_partitions(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
+create function outbox_internal.drop_partitions(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 declare
   old regclass;
   dropped integer := 0;
@@ -2015,8 +2146,9 @@ $$;
 comment on function outbox_internal.drop_partitions(integer, integer, timestamptz) is
   'Drops partitions of the history, up to batch, of which every row is older than retention_s; returns how many.';
 
-create function outbox_internal.trim_history(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.trim_history(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
   with old as (
     delete from @extschema@.outbox_history_default h
     where h.ctid = any (array(
@@ -2026,10 +2158,12 @@ returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
   select count(*) from old;
 $$;
 comment on function outbox_internal.trim_history(integer, integer, timestamptz) is
-  'Removes up to batch rows that are older than retention_s from the default partition of the history; returns how many.';
+  'Removes up to batch rows that are older than retention_s from the default partition of the history; returns how'
+  ' many.';
 
-create function outbox_internal.expire_dead(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns bigint language sql volatile
+create function outbox_internal.expire_dead(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns bigint language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with expired as (
     delete from @extschema@.outbox_dead d
@@ -2046,14 +2180,17 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
     from expired e returning 1
   )
   select c.n from (select count(*) as n from written) c
-  left join lateral (select outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]) where c.n > 0) w on true; -- keys may go on
+  left join lateral ( -- keys may go on
+    select outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]) where c.n > 0) w on true;
 $$;
 comment on function outbox_internal.expire_dead(integer, integer, timestamptz) is
-  'Discards up to batch dead letters that are older than retention_s: they go to the history with a reason; returns how many.';
+  'Discards up to batch dead letters that are older than retention_s: they go to the history with a reason; returns'
+  ' how many.';
 
 create function outbox_internal.unended(low bigint, high bigint, out seq bigint, out destination text)
 returns setof record language sql stable
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set jit = off as $$
   -- outbox is indexed by lane (destination, partition), then seq. The destinations are found by leaps over the index; a
   -- lane by itself each, which OFFSET 0 makes sure of: in one join the whole index would be read.
   with recursive d as (
@@ -2078,7 +2215,8 @@ create function outbox_internal.trim_events(
   after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
   out reached bigint, out removed bigint, out more boolean
 ) language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   cutoff constant timestamptz := moment - make_interval(secs => retention_s);
   seen bigint;
@@ -2099,7 +2237,8 @@ begin
 end
 $$;
 comment on function outbox_internal.trim_events(bigint, integer, integer, timestamptz) is
-  'Looks at up to batch events after a seq and removes those that are older than retention_s and of which no message waits or is dead. Returns how far it got and whether more may be old beyond.';
+  'Looks at up to batch events after a seq and removes those that are older than retention_s and of which no message'
+  ' waits or is dead. Returns how far it got and whether more may be old beyond.';
 
 -- ---- sql/src/40_operate.sql
 
@@ -2153,7 +2292,8 @@ begin
     return false;
   end if;
   perform outbox_internal.note_in_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
-  if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination and w.seq = outbox_retry.seq)
+  if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination
+                 and w.seq = outbox_retry.seq)
      and outbox_internal.find_row(outbox_retry.seq, to_destination, partitions) is null then
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
@@ -2165,7 +2305,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_retry(bigint, text, text) is
-  'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew, and it expires no more. False if there is none, and for one that waits behind another of its key.';
+  'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew, and it expires'
+  ' no more. False if there is none, and for one that waits behind another of its key.';
 
 create function @extschema@.outbox_discard(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -2184,7 +2325,8 @@ begin
                and (outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
                     or outbox_internal.is_in_hand(o.destination, o.partition, o.seq))) then
     raise exception 'message % is on its way to the broker', outbox_discard.seq
-      using errcode = 'object_in_use', hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
+      using errcode = 'object_in_use',
+      hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
   with ready as (
     delete from @extschema@.outbox o
@@ -2208,14 +2350,16 @@ begin
   perform outbox_internal.wake(-waited, '{}'::smallint[], '{}'::bigint[]);
   perform outbox_internal.note_pending(to_destination, -waited);
   if ended > 0 then
-    perform outbox_internal.note_in_audit('discard'::text, jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1::bigint,
-                                    outbox_discard.reason);
+    perform outbox_internal.note_in_audit(
+      'discard'::text, jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1::bigint,
+      outbox_discard.reason);
   end if;
   return ended > 0;
 end
 $$;
 comment on function @extschema@.outbox_discard(bigint, text, text) is
-  'Gives up a dead or waiting message: it is never delivered and goes to the history with the reason. Later messages of its key go on. False if there is none.';
+  'Gives up a dead or waiting message: it is never delivered and goes to the history with the reason. Later messages'
+  ' of its key go on. False if there is none.';
 
 create function @extschema@.outbox_pause(destination text default 'default', reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -2229,12 +2373,14 @@ begin
     return false;
   end if;
   perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-  perform outbox_internal.note_in_audit('pause'::text, jsonb_build_object('destination', destination), null::bigint, reason);
+  perform outbox_internal.note_in_audit(
+    'pause'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
 end
 $$;
 comment on function @extschema@.outbox_pause(text, text) is
-  'Stops delivery to a destination, within about a second, until outbox_resume(); what is with the broker then is settled. Enqueue goes on. False if it is paused already.';
+  'Stops delivery to a destination, within about a second, until outbox_resume(); what is with the broker then is'
+  ' settled. Enqueue goes on. False if it is paused already.';
 
 create function @extschema@.outbox_resume(destination text default 'default', reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -2242,7 +2388,8 @@ declare
   relay_until timestamptz;
 begin
   -- Locked first, judged by the next statement: a claim that a relay is making is then seen.
-  select p.relay_until into relay_until from @extschema@.outbox_paused p where p.destination = outbox_resume.destination for update;
+  select p.relay_until into relay_until from @extschema@.outbox_paused p
+  where p.destination = outbox_resume.destination for update;
   if not found then
     return false;
   end if;
@@ -2257,29 +2404,37 @@ begin
   end if;
   delete from @extschema@.outbox_paused p where p.destination = outbox_resume.destination;
   perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-  perform outbox_internal.note_in_audit('resume'::text, jsonb_build_object('destination', destination), null::bigint, reason);
+  perform outbox_internal.note_in_audit(
+    'resume'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
 end
 $$;
 comment on function @extschema@.outbox_resume(text, text) is
-  'Lets a paused destination go on. False if it is not paused. Refused while a relay of one''s own holds messages of it.';
+  'Lets a paused destination go on. False if it is not paused. Refused while a relay of one''s own holds messages of'
+  ' it.';
 
 create function outbox_internal.send_workers_away()
 returns boolean language c volatile as 'MODULE_PATHNAME', 'outbox_send_workers_away_wrapper';
 comment on function outbox_internal.send_workers_away() is
-  'Lets the workers of this database settle what is in flight and end; they come back when the transaction ends. False if some are still there.';
+  'Lets the workers of this database settle what is in flight and end; they come back when the transaction ends.'
+  ' False if some are still there.';
 
 create function outbox_internal.repartition(
   seq bigint, key text, partition smallint, old @extschema@.outbox_settings, new @extschema@.outbox_settings
 ) returns smallint language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
-  if old.partitioner is distinct from '' and partition <> coalesce(outbox_internal.partition_by(old.partitioner, old.partitioner_owner, key, old.partition_count::integer), seq % old.partition_count) then
+  if old.partitioner is distinct from '' and partition <> coalesce(
+       outbox_internal.partition_by(old.partitioner, old.partitioner_owner, key, old.partition_count::integer),
+       seq % old.partition_count) then
     return partition % new.partition_count; -- it was given by name
   end if;
-  return coalesce(outbox_internal.partition_by(new.partitioner, new.partitioner_owner, key, new.partition_count::integer), seq % new.partition_count);
+  return coalesce(
+    outbox_internal.partition_by(new.partitioner, new.partitioner_owner, key, new.partition_count::integer),
+    seq % new.partition_count);
 end
 $$;
-comment on function outbox_internal.repartition(bigint, text, smallint, @extschema@.outbox_settings, @extschema@.outbox_settings) is
+comment on function outbox_internal.repartition(
+  bigint, text, smallint, @extschema@.outbox_settings, @extschema@.outbox_settings) is
   'The partition of a waiting message under other settings.';
 
 create function outbox_internal.partitioner(partitioner text)
@@ -2292,8 +2447,9 @@ $$;
 comment on function outbox_internal.partitioner(text) is
   'The function (text, integer) of this name with its schema.';
 
-create function outbox_internal.check_partitioner(partitioner text, partition_count integer, named_by oid, out name text, out owner text)
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.check_partitioner(
+  partitioner text, partition_count integer, named_by oid, out name text, out owner text
+) language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   found pg_proc;
 begin
@@ -2313,25 +2469,32 @@ begin
   if exists (select from pg_roles r where r.oid = found.proowner and r.rolsuper) then
     raise exception 'function % belongs to a superuser', name
       using errcode = 'insufficient_privilege',
-            hint = format('It runs as its owner: ALTER FUNCTION %s(text, integer) OWNER TO a role that may do no more than it needs.', name);
+            hint = format('It runs as its owner: ALTER FUNCTION %s(text, integer) OWNER TO a role that may do no more'
+                          ' than it needs.', name);
   end if;
   if not pg_has_role(named_by, found.proowner, 'usage') then
-    raise exception '% may not act as %, who owns function %', quote_ident(pg_get_userbyid(named_by)), quote_ident(owner), name
+    raise exception '% may not act as %, who owns function %', quote_ident(pg_get_userbyid(named_by)),
+      quote_ident(owner), name
       using errcode = 'insufficient_privilege',
-            hint = format('It runs as its owner: GRANT %I TO %I, or name a function of your own.', owner, pg_get_userbyid(named_by));
+            hint = format('It runs as its owner: GRANT %I TO %I, or name a function of your own.', owner,
+                          pg_get_userbyid(named_by));
   end if;
   perform outbox_internal.partition_by(name, owner, k, partition_count) from unnest('{a,order:42,"",~}'::text[]) k;
 end
 $$;
 comment on function outbox_internal.check_partitioner(text, integer, oid) is
-  'Refuses what cannot give the partition of a key, or may not be named by this role; returns the name of the function with its schema, and its owner.';
+  'Refuses what cannot give the partition of a key, or may not be named by this role; returns the name of the'
+  ' function with its schema, and its owner.';
 
 create function @extschema@.outbox_configure(
   partition_count integer default null, leasing boolean default null, partitioner text default null
 )
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_configure_wrapper';
 comment on function @extschema@.outbox_configure(integer, boolean, text) is
-  'Changes how messages are shared among workers: the number of partitions, whether workers lease them (order per key) or claim rows (no order), and the function that gives the partition of a key (empty = CRC-32), which belongs to the caller or a role whose rights the caller has. NULL = as it is. Waits for open transactions that have enqueued; moves what waits. Nothing is lost, sent twice or reordered.';
+  'Changes how messages are shared among workers: the number of partitions, whether workers lease them (order per'
+  ' key) or claim rows (no order), and the function that gives the partition of a key (empty = CRC-32), which belongs'
+  ' to the caller or a role whose rights the caller has. NULL = as it is. Waits for open transactions that have'
+  ' enqueued; moves what waits. Nothing is lost, sent twice or reordered.';
 
 create function outbox_internal.configure_for(named_by oid, partition_count integer, leasing boolean, partitioner text)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -2375,7 +2538,8 @@ begin
   end if;
   lock table @extschema@.outbox_partitions, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_dead
     in access exclusive mode;
-  -- Emptied, not updated: a transaction with an older snapshot then finds no row, and fails instead of using the old count.
+  -- Emptied, not updated: a transaction with an older snapshot then finds no row, and fails instead of using the old
+  -- count.
   truncate @extschema@.outbox_settings;
   insert into @extschema@.outbox_settings (partition_count, leasing, partitioner, partitioner_owner)
   values (new.partition_count, new.leasing, new.partitioner, new.partitioner_owner);
@@ -2402,14 +2566,15 @@ comment on function outbox_internal.configure_for(oid, integer, boolean, text) i
 
 -- ---- sql/src/42_manual.sql
 
--- Work by hand on many messages at once, and the audit: who brought back, gave up, replayed, erased, paused or configured what.
--- The row of the audit belongs to the transaction that did the work: a rollback undoes both.
+-- Work by hand on many messages at once, and the audit: who brought back, gave up, replayed, erased, paused or
+-- configured what. The row of the audit belongs to the transaction that did the work: a rollback undoes both.
 
 create table @extschema@.outbox_audit (
   at               timestamptz not null default pg_catalog.clock_timestamp(),
   actor            text        not null, -- session_user: who logged in
   acted_as         text        not null, -- the role of SET ROLE, else the same
-  action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget', 'adopt', 'source', 'pause', 'resume')),
+  action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget',
+                                                          'adopt', 'source', 'pause', 'resume')),
   filter           jsonb       not null,
   count            bigint,
   reason           text,
@@ -2419,7 +2584,8 @@ create table @extschema@.outbox_audit (
 create index on @extschema@.outbox_audit (at);
 alter table @extschema@.outbox_audit replica identity full; -- see outbox_history_default
 comment on table @extschema@.outbox_audit is
-  'What was done by hand: who, when, what, to how many messages, and why. Written by the functions alone; kept for outbox.audit_retention.';
+  'What was done by hand: who, when, what, to how many messages, and why. Written by the functions alone; kept for'
+  ' outbox.audit_retention.';
 comment on column @extschema@.outbox_audit.filter is
   'What the call asked for. Of a purge the CRC-32 of the key, not the key.';
 comment on column @extschema@.outbox_audit.count is
@@ -2430,8 +2596,8 @@ create function outbox_internal.note_in_audit(action text, filter jsonb, count b
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
   -- current_user is the owner of the function here; the setting role still says what the caller had set.
   insert into @extschema@.outbox_audit (actor, acted_as, action, filter, count, reason, application_name, client_addr)
-  values (session_user, coalesce(nullif(current_setting('role'), 'none'), session_user), $1, jsonb_strip_nulls($2), $3, $4,
-          current_setting('application_name'), inet_client_addr());
+  values (session_user, coalesce(nullif(current_setting('role'), 'none'), session_user), $1, jsonb_strip_nulls($2), $3,
+          $4, current_setting('application_name'), inet_client_addr());
 $$;
 comment on function outbox_internal.note_in_audit(text, jsonb, bigint, text) is
   'Writes a row of the audit.';
@@ -2442,7 +2608,8 @@ begin
   filter := jsonb_strip_nulls(filter);
   if filter = '{}' then
     raise exception 'no criterion is given: this would be every message'
-      using errcode = 'invalid_parameter_value', hint = 'Name what you mean; if it is all of them, say so by seq_from => 1.';
+      using errcode = 'invalid_parameter_value',
+      hint = 'Name what you mean; if it is all of them, say so by seq_from => 1.';
   end if;
   if max_rows < 1 then
     raise exception 'max_rows is %', max_rows
@@ -2480,8 +2647,8 @@ begin
         and (f_key is null or d.key = f_key)
         and (f_error_like is null or d.reason like f_error_like)
         and (f_after is null or d.died_at >= f_after)
-        and (f_before is null or d.died_at < f_before) and d.attempts < f_attempts), f_type, f_aggregate_type, f_aggregate_id,
-      null::timestamptz, null::timestamptz);
+        and (f_before is null or d.died_at < f_before) and d.attempts < f_attempts),
+      f_type, f_aggregate_type, f_aggregate_id, null::timestamptz, null::timestamptz);
     return query
     select d.ctid from @extschema@.outbox_dead d
     where d.seq = any (chosen)
@@ -2511,19 +2678,21 @@ comment on function outbox_internal.dead_matching(jsonb, integer) is
   'Where the dead letters lie that meet all criteria, the first max_rows by seq.';
 
 create function @extschema@.outbox_retry_where(
-  destination text default null, type text default null, aggregate_type text default null, aggregate_id text default null,
-  key text default null, error_like text default null, died_after timestamptz default null,
-  died_before timestamptz default null, seq_from bigint default null, seq_to bigint default null,
-  max_rows integer default 10000, reason text default null, dry_run boolean default true, attempts_below integer default null
+  destination text default null, type text default null, aggregate_type text default null,
+  aggregate_id text default null, key text default null, error_like text default null,
+  died_after timestamptz default null, died_before timestamptz default null, seq_from bigint default null,
+  seq_to bigint default null, max_rows integer default 10000, reason text default null, dry_run boolean default true,
+  attempts_below integer default null
 ) returns bigint language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set jit = off as $$
 #variable_conflict use_column
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
   filter constant jsonb := outbox_internal.criteria(
-    jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id,
-      'key', key, 'error_like', error_like, 'died_after', died_after, 'died_before', died_before, 'seq_from', seq_from,
-      'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
+    jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type,
+      'aggregate_id', aggregate_id, 'key', key, 'error_like', error_like, 'died_after', died_after,
+      'died_before', died_before, 'seq_from', seq_from, 'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
   retried bigint;
   ready smallint[];
   lows bigint[];
@@ -2544,7 +2713,8 @@ begin
     insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error)
     select r.destination, r.partition, r.seq, r.key, r.replayed, r.enqueued_at, r.reason from risen r
     where (select true from @extschema@.outbox_waiting w where w.seq = r.seq and w.destination = r.destination) is null
-      -- A lane by itself each, which OFFSET 0 makes sure of: else a planner without statistics reads the whole destination.
+      -- A lane by itself each, which OFFSET 0 makes sure of: else a planner without statistics reads the whole
+      -- destination.
       and (select true from unnest(partitions) p (n)
            cross join lateral (select from @extschema@.outbox x
                                where x.destination = r.destination and x.partition = p.n and x.seq = r.seq offset 0) x
@@ -2562,27 +2732,32 @@ begin
     into retried, ready, lows, came, told from lanes l;
   if retried > 0 then
     perform outbox_internal.wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
-    perform outbox_internal.note_in_audit('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried, outbox_retry_where.reason);
+    perform outbox_internal.note_in_audit('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried,
+                                          outbox_retry_where.reason);
   end if;
   return retried;
 end
 $$;
-comment on function @extschema@.outbox_retry_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
-  'Brings back the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only, unless dry_run is false.';
+comment on function @extschema@.outbox_retry_where(
+  text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
+  'Brings back the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them'
+  ' only, unless dry_run is false.';
 
 create function @extschema@.outbox_discard_where(
-  destination text default null, type text default null, aggregate_type text default null, aggregate_id text default null,
-  key text default null, error_like text default null, died_after timestamptz default null,
-  died_before timestamptz default null, seq_from bigint default null, seq_to bigint default null,
-  max_rows integer default 10000, reason text default null, dry_run boolean default true, attempts_below integer default null
+  destination text default null, type text default null, aggregate_type text default null,
+  aggregate_id text default null, key text default null, error_like text default null,
+  died_after timestamptz default null, died_before timestamptz default null, seq_from bigint default null,
+  seq_to bigint default null, max_rows integer default 10000, reason text default null, dry_run boolean default true,
+  attempts_below integer default null
 ) returns bigint language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set jit = off as $$
 #variable_conflict use_column
 declare
   filter constant jsonb := outbox_internal.criteria(
-    jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id,
-      'key', key, 'error_like', error_like, 'died_after', died_after, 'died_before', died_before, 'seq_from', seq_from,
-      'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
+    jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type,
+      'aggregate_id', aggregate_id, 'key', key, 'error_like', error_like, 'died_after', died_after,
+      'died_before', died_before, 'seq_from', seq_from, 'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
   discarded bigint;
 begin
   if coalesce(dry_run, true) then
@@ -2601,16 +2776,20 @@ begin
   select count(*) into discarded from written;
   if discarded > 0 then
     perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may go on
-    perform outbox_internal.note_in_audit('discard'::text, filter || jsonb_build_object('max_rows', max_rows), discarded, outbox_discard_where.reason);
+    perform outbox_internal.note_in_audit('discard'::text, filter || jsonb_build_object('max_rows', max_rows),
+                                          discarded, outbox_discard_where.reason);
   end if;
   return discarded;
 end
 $$;
-comment on function @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
-  'Gives up the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only, unless dry_run is false.';
+comment on function @extschema@.outbox_discard_where(
+  text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
+  'Gives up the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only,'
+  ' unless dry_run is false.';
 
-create function outbox_internal.trim_audit(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns bigint language sql volatile
+create function outbox_internal.trim_audit(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns bigint language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with old as (
     delete from @extschema@.outbox_audit a
@@ -2625,16 +2804,17 @@ comment on function outbox_internal.trim_audit(integer, integer, timestamptz) is
 
 -- ---- sql/src/43_replay.sql
 
--- Replay: what has ended is sent again, from outbox_events or the source that is set, with the same seq and id, and says so in
--- a header.
--- A replayed message is a row of outbox like any other, so all rules of the delivery hold for it. It is enqueued by one call
--- in pieces of a bounded size, in order of seq, and locks nothing that a producer waits for.
+-- Replay: what has ended is sent again, from outbox_events or the source that is set, with the same seq and id, and
+-- says so in a header.
+-- A replayed message is a row of outbox like any other, so all rules of the delivery hold for it. It is enqueued by one
+-- call in pieces of a bounded size, in order of seq, and locks nothing that a producer waits for.
 
 create function outbox_internal.replayable(
   seqs bigint[], key text, source_destination text, to_destination text,
   out seq bigint, out destination text, out key_of text
 ) returns setof record language plpgsql stable rows 1000
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off
+as $$
 #variable_conflict use_column
 begin
   -- By the range, which the BRIN of each partition finds; then by the seqs themselves.
@@ -2657,7 +2837,8 @@ begin
 end
 $$;
 comment on function outbox_internal.replayable(bigint[], text, text, text) is
-  'Which of these events (in order) can be sent again, where to, and under what key: those that ended and do not wait there.';
+  'Which of these events (in order) can be sent again, where to, and under what key: those that ended and do not wait'
+  ' there.';
 
 create function @extschema@.outbox_replay(
   seq_from bigint default null, seq_to bigint default null, created_from timestamptz default null,
@@ -2665,7 +2846,8 @@ create function @extschema@.outbox_replay(
   aggregate_id text default null, key text default null, source_destination text default null,
   destination text default null, max_rows integer default 10000, reason text default null, dry_run boolean default true
 ) returns bigint language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off
+as $$
 #variable_conflict use_column
 declare
   piece constant integer := 10000;
@@ -2719,7 +2901,8 @@ begin
     reached := seqs[cardinality(seqs)];
     is_last := cardinality(seqs) < piece;
     if source is not null and asks_events then
-      seqs := array(select m.seq from unnest(outbox_internal.source_matching(seqs, outbox_replay.type, outbox_replay.aggregate_type,
+      seqs := array(select m.seq
+                    from unnest(outbox_internal.source_matching(seqs, outbox_replay.type, outbox_replay.aggregate_type,
                       outbox_replay.aggregate_id, created_from, created_to)) m (seq) order by 1);
     end if;
     if coalesce(dry_run, true) then
@@ -2742,7 +2925,9 @@ begin
           order by r.seq, r.destination limit wanted - replayed) own
       ), back as (
         insert into @extschema@.outbox as o (destination, partition, seq, key, replayed)
-        select p.destination, coalesce(outbox_internal.partition_by(partitioner, owner, p.key_of, partition_count::integer), p.seq % partition_count)::smallint, p.seq, p.key_of, true
+        select p.destination,
+               coalesce(outbox_internal.partition_by(partitioner, owner, p.key_of, partition_count::integer),
+                        p.seq % partition_count)::smallint, p.seq, p.key_of, true
         from picked p
         on conflict do nothing
         returning o.destination, o.partition, o.seq
@@ -2763,18 +2948,21 @@ begin
   replayed := least(replayed, wanted);
   if replayed > 0 and not coalesce(dry_run, true) then
     perform outbox_internal.note_in_audit('replay'::text,
-      filter || jsonb_build_object('destination', outbox_replay.destination, 'max_rows', max_rows), replayed, outbox_replay.reason);
+      filter || jsonb_build_object('destination', outbox_replay.destination, 'max_rows', max_rows), replayed,
+      outbox_replay.reason);
   end if;
   return replayed;
 end
 $$;
-comment on function @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean) is
-  'Sends events again that were published or discarded and meet all criteria, the first max_rows messages by seq; returns how many. They keep seq and id, and carry the header replayed. Counts them only, unless dry_run is false.';
+comment on function @extschema@.outbox_replay(
+  bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean) is
+  'Sends events again that were published or discarded and meet all criteria, the first max_rows messages by seq;'
+  ' returns how many. They keep seq and id, and carry the header replayed. Counts them only, unless dry_run is false.';
 
 -- ---- sql/src/44_inbox.sql
 
--- For consumers: which messages have been received already. Needs no worker and no preloaded library, so it serves a database
--- that only consumes as well. The one index answers alone; that of the time is for the upkeep.
+-- For consumers: which messages have been received already. Needs no worker and no preloaded library, so it serves a
+-- database that only consumes as well. The one index answers alone; that of the time is for the upkeep.
 
 create table @extschema@.outbox_inbox (
   consumer    text collate "C" not null,
@@ -2797,7 +2985,8 @@ begin
   end if;
   if greatest(octet_length(outbox_inbox_receive.consumer), octet_length(outbox_inbox_receive.message_id)) > 255 then
     raise exception 'consumer or message_id is longer than 255 bytes'
-      using errcode = 'program_limit_exceeded', hint = 'A message_id of AMQP never is; shorten the name of the consumer.';
+      using errcode = 'program_limit_exceeded',
+      hint = 'A message_id of AMQP never is; shorten the name of the consumer.';
   end if;
   -- Where another transaction is receiving the same, this waits for its end: false if it commits, true if it does not.
   insert into @extschema@.outbox_inbox (consumer, message_id)
@@ -2806,7 +2995,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_inbox_receive(text, text) is
-  'True if this consumer receives this message for the first time, false if it has received it before. Part of the caller''s transaction: a rollback forgets it.';
+  'True if this consumer receives this message for the first time, false if it has received it before. Part of the'
+  ' caller''s transaction: a rollback forgets it.';
 
 create function @extschema@.outbox_inbox_forget(consumer text, message_id text default null)
 returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -2820,16 +3010,19 @@ begin
   get diagnostics forgotten = row_count;
   if forgotten > 0 then
     perform outbox_internal.note_in_audit('forget'::text,
-      jsonb_build_object('consumer', outbox_inbox_forget.consumer, 'message_id', outbox_inbox_forget.message_id), forgotten, null::text);
+      jsonb_build_object('consumer', outbox_inbox_forget.consumer, 'message_id', outbox_inbox_forget.message_id),
+      forgotten, null::text);
   end if;
   return forgotten;
 end
 $$;
 comment on function @extschema@.outbox_inbox_forget(text, text) is
-  'Lets a consumer receive a message (NULL = all) as for the first time, for example before a replay; returns how many were forgotten.';
+  'Lets a consumer receive a message (NULL = all) as for the first time, for example before a replay; returns how'
+  ' many were forgotten.';
 
-create function outbox_internal.trim_inbox(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns bigint language sql volatile
+create function outbox_internal.trim_inbox(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns bigint language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with old as (
     delete from @extschema@.outbox_inbox i
@@ -2905,7 +3098,8 @@ begin
     union all select 'outbox_waiting', count(*) from @extschema@.outbox_waiting w join seqs on seqs.seq = w.seq
     union all select 'outbox_dead', count(*) from @extschema@.outbox_dead d join seqs on seqs.seq = d.seq
     union all select 'outbox_history', count(*) from @extschema@.outbox_history h join seqs on seqs.seq = h.seq
-    union all select 'outbox_attempts_log', count(*) from @extschema@.outbox_attempts_log l join seqs on seqs.seq = l.seq
+    union all select 'outbox_attempts_log', count(*) from @extschema@.outbox_attempts_log l
+      join seqs on seqs.seq = l.seq
     union all select 'outbox_audit', count(*) from @extschema@.outbox_audit a
       where (a.filter->>'aggregate_id' = who and coalesce(a.filter->>'aggregate_type', kind) is not distinct from kind)
        or a.filter->>'key' = whole;
@@ -2916,11 +3110,14 @@ begin
     order by e.seq for update) locked;
   begin
     -- In the order in which a message may move from one to the next.
-    perform count(*) from (select from @extschema@.outbox_dead d join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = d.seq
+    perform count(*) from (select from @extschema@.outbox_dead d
+                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = d.seq
                            for update of d nowait) locked;
-    perform count(*) from (select from @extschema@.outbox_waiting w join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = w.seq
+    perform count(*) from (select from @extschema@.outbox_waiting w
+                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = w.seq
                            for update of w nowait) locked;
-    perform count(*) from (select from @extschema@.outbox o join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = o.seq
+    perform count(*) from (select from @extschema@.outbox o
+                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = o.seq
                            for update of o nowait) locked;
   exception when lock_not_available then
     raise exception 'a message of this aggregate is being changed by somebody else'
@@ -2960,19 +3157,23 @@ begin
     into n, in_flight;
   if in_flight is not null then
     raise exception 'message % is on its way to the broker', in_flight
-      using errcode = 'object_in_use', hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
+      using errcode = 'object_in_use',
+      hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
   if 0 < any (n) then
     perform outbox_internal.wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may go on
-    perform outbox_internal.note_in_audit('purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
+    perform outbox_internal.note_in_audit(
+      'purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
   end if;
   return query
-  select t.place, n[t.i] from unnest('{outbox_events,outbox,outbox_waiting,outbox_dead,outbox_history,outbox_attempts_log,outbox_audit}'::text[])
-    with ordinality t (place, i);
+  select t.place, n[t.i]
+  from unnest(array['outbox_events', 'outbox', 'outbox_waiting', 'outbox_dead', 'outbox_history', 'outbox_attempts_log',
+                    'outbox_audit']) with ordinality t (place, i);
 end
 $$;
 comment on function @extschema@.outbox_purge(text, text, text, boolean) is
-  'Erases the events of one aggregate and all of their messages, waiting, dead or ended; returns how many rows of each table. Counts them only, unless dry_run is false. What was sent was sent.';
+  'Erases the events of one aggregate and all of their messages, waiting, dead or ended; returns how many rows of'
+  ' each table. Counts them only, unless dry_run is false. What was sent was sent.';
 
 -- ---- sql/src/46_drain.sql
 
@@ -2981,7 +3182,8 @@ comment on function @extschema@.outbox_purge(text, text, text, boolean) is
 create function outbox_internal.could_go()
 returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
   with closed as materialized (
-    select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'b' and w.due_at > clock_timestamp()
+    select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
+    where w.state = 'b' and w.due_at > clock_timestamp()
     union
     select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
   )
@@ -2993,7 +3195,8 @@ returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
             select from closed c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
 $$;
 comment on function outbox_internal.could_go() is
-  'How many messages wait or are in flight that nothing holds up: not scheduled, backing off, or behind such a one or a dead letter.';
+  'How many messages wait or are in flight that nothing holds up: not scheduled, backing off, or behind such a one or'
+  ' a dead letter.';
 
 create function @extschema@.outbox_drain(timeout interval default '1 minute')
 returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -3004,7 +3207,8 @@ begin
   if pg_current_xact_id_if_assigned() is not null then
     raise exception 'outbox_drain() in a transaction that has written'
       using errcode = 'active_sql_transaction',
-            detail = 'No worker sees what it has enqueued before it commits.', hint = 'Call it by itself, after COMMIT.';
+            detail = 'No worker sees what it has enqueued before it commits.',
+            hint = 'Call it by itself, after COMMIT.';
   end if;
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
     raise exception 'outbox_drain() in a transaction that is %', current_setting('transaction_isolation')
@@ -3024,13 +3228,14 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_drain(interval) is
-  'Waits until no message waits or is in flight that could go now: not scheduled, backing off, or behind such a one or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';
+  'Waits until no message waits or is in flight that could go now: not scheduled, backing off, or behind such a one'
+  ' or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';
 
 -- ---- sql/src/46_relay.sql
 
--- For relays of one's own, in any language: claim, mark published, mark failed; what is stored in their way; and to wait for
--- the end of a message. A relay never shares a destination with workers that hold leases: it is paused for them. Lock order
--- of a claim: outbox_settings, outbox_paused, outbox.
+-- For relays of one's own, in any language: claim, mark published, mark failed; what is stored in their way; and to
+-- wait for the end of a message. A relay never shares a destination with workers that hold leases: it is paused for
+-- them. Lock order of a claim: outbox_settings, outbox_paused, outbox.
 
 create function @extschema@.outbox_store(
   body text, headers jsonb default null, destination text default null, id uuid default null, key text default null,
@@ -3045,24 +3250,29 @@ begin
     payload := to_jsonb(body); -- no JSON, or more of it than jsonb takes
   end;
   return outbox_internal.publish(
-    coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb, headers,
-    null::text, null::text, destination, available_at, id, expires_at);
+    coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb,
+    headers, null::text, null::text, destination, available_at, id, expires_at);
 end
 $$;
 comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz) is
-  'Stores a message as messaging libraries know it (body, headers, name of the transport) and enqueues it; returns its seq. Its type is the header type, else Message. A body that is not JSON becomes a JSON string. Without a key it is not ordered.';
+  'Stores a message as messaging libraries know it (body, headers, name of the transport) and enqueues it; returns'
+  ' its seq. Its type is the header type, else Message. A body that is not JSON becomes a JSON string. Without a key'
+  ' it is not ordered.';
 
 -- ---- claims of relays -----------------------------------------------------------------------------------------------
 
 create function outbox_internal.held(by_partition boolean, seqs bigint[], keys text[], partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_held_wrapper';
 comment on function outbox_internal.held(boolean, bigint[], text[], smallint[]) is
-  'Those of the seqs that must wait for an open transaction, which has enqueued for their key, or with by_partition for their partition, and may commit a lower one.';
+  'Those of the seqs that must wait for an open transaction, which has enqueued for their key, or with by_partition'
+  ' for their partition, and may commit a lower one.';
 
-create function outbox_internal.judge(wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean)
-returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
+create function outbox_internal.judge(
+  wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean
+) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
 comment on function outbox_internal.judge(text, text[], bigint, integer, text, boolean) is
-  'What the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure, or of what can never be sent: action (r, d, D, B), delay in ms, reason.';
+  'What the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure, or'
+  ' of what can never be sent: action (r, d, D, B), delay in ms, reason.';
 
 create function outbox_internal.note_ended(published bigint, failed bigint, gone bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_ended_wrapper';
@@ -3072,7 +3282,8 @@ comment on function outbox_internal.note_ended(bigint, bigint, bigint) is
 create function outbox_internal.note_took(took_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_took_wrapper';
 comment on function outbox_internal.note_took(bigint[]) is
-  'At COMMIT, tells outbox_throughput in how many microseconds messages went from enqueue to confirm that a relay has published.';
+  'At COMMIT, tells outbox_throughput in how many microseconds messages went from enqueue to confirm that a relay has'
+  ' published.';
 
 create function outbox_internal.by_partition(destination text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
@@ -3086,7 +3297,8 @@ create function outbox_internal.firsts(
   destination text, partitions smallint[], lane_rows integer, by_partition boolean,
   out tid tid, out seq bigint, out key text, out partition smallint
 ) returns setof record language sql stable
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set jit = off as $$
   with closed as materialized (
     select g.partition, g.key, g.head from outbox_internal.gates($2) g where g.destination = $1 and g.head is not null
   ), lane as (
@@ -3102,14 +3314,17 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
     and not outbox_internal.is_in_hand($1, l.partition, l.seq)
     and (l.key is null and not $4
          or l.place = 1
-            and not exists (select from closed c where c.partition = l.partition and ($4 or c.key = l.key) and c.head < l.seq)
+            and not exists (select from closed c where c.partition = l.partition and ($4 or c.key = l.key)
+                            and c.head < l.seq)
             and not exists (select from @extschema@.outbox_waiting w
                             where w.state = 'g' and w.destination = $1 and w.partition = l.partition and w.key = l.key
                               and w.seq < l.seq))
   order by l.seq;
 $$;
 comment on function outbox_internal.firsts(text, smallint[], integer, boolean) is
-  'Messages that a relay may claim, as one snapshot shows them among the first rows of each lane: those without a key, and of each key the first, unless it is claimed or behind one that failed. With by_partition the first of each partition.';
+  'Messages that a relay may claim, as one snapshot shows them among the first rows of each lane: those without a'
+  ' key, and of each key the first, unless it is claimed or behind one that failed. With by_partition the first of'
+  ' each partition.';
 
 create function outbox_internal.commit_durably()
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
@@ -3144,7 +3359,8 @@ comment on type outbox_internal.relayed is
 create function outbox_internal.relay_claim(
   max_rows integer, to_destination text, ttl_s double precision, bytes_max bigint
 ) returns setof outbox_internal.relayed language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set jit = off as $$
 #variable_conflict use_column
 declare
   settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
@@ -3169,21 +3385,25 @@ begin
   end if;
 
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'outbox_fetch_unpublished() cannot keep the order of keys in a % transaction', upper(current_setting('transaction_isolation'))
+    raise exception 'outbox_fetch_unpublished() cannot keep the order of keys in a % transaction',
+      upper(current_setting('transaction_isolation'))
       using errcode = 'object_not_in_prerequisite_state', hint = 'Call it at READ COMMITTED.';
   end if;
   -- Locks out outbox_resume(), and lets claims of a destination come one after the other.
   update @extschema@.outbox_paused p
-  set relay_until = greatest(p.relay_until, clock_timestamp() + ttl_s * interval '1 s') where p.destination = to_destination;
+  set relay_until = greatest(p.relay_until, clock_timestamp() + ttl_s * interval '1 s')
+  where p.destination = to_destination;
   if not found then
     raise exception 'the workers deliver to destination "%"', to_destination
       using errcode = 'object_not_in_prerequisite_state',
-            hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.', to_destination);
+            hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.',
+                          to_destination);
   end if;
   perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
-  perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows); -- there may be no worker to do it
-  -- What waits behind one that has ended meanwhile: the first of each key. Where a partition is one order, all that waits
-  -- by its key, from when that was the order.
+  -- There may be no worker to do it.
+  perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows);
+  -- What waits behind one that has ended meanwhile: the first of each key. Where a partition is one order, all that
+  -- waits by its key, from when that was the order.
   with behind as (
     select w.ctid as row_tid from outbox_internal.gates(settings.partitions) g
     cross join lateral (
@@ -3193,15 +3413,19 @@ begin
     where g.destination = to_destination and (g.head is null or by_partition) and g.followers
   ), gone as (
     delete from @extschema@.outbox_waiting w using behind b where w.ctid = b.row_tid
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
+              w.expires_at
   )
-  insert into @extschema@.outbox (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at from gone g
+  insert into @extschema@.outbox
+    (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
+  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error,
+         g.expires_at
+  from gone g
   where outbox_internal.note_shown(g.destination, g.partition, g.seq)
   on conflict do nothing;
 
-  -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either still
-  -- open when asked for, or visible to the second look.
+  -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either
+  -- still open when asked for, or visible to the second look.
   loop
     select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
     from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
@@ -3216,7 +3440,8 @@ begin
                 select unnest(outbox_internal.held(by_partition, seqs, keys, places)));
   return query
   with chosen as materialized (
-    select f.tid, f.seq from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
+    select f.tid, f.seq
+    from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
     where f.seq = any (seqs) order by f.seq limit max_rows
   ), sized as materialized (
     -- Cut by a column: no body is read for it.
@@ -3233,7 +3458,8 @@ begin
 end
 $$;
 comment on function outbox_internal.relay_claim(integer, text, double precision, bigint) is
-  'Claims messages for outbox_fetch_unpublished(); stops after bytes_max of bodies, as far as outbox_events tells their size.';
+  'Claims messages for outbox_fetch_unpublished(); stops after bytes_max of bodies, as far as outbox_events tells'
+  ' their size.';
 
 create function outbox_internal.relay_return(claims outbox_internal.relayed[], of_destination text)
 returns void language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -3248,13 +3474,14 @@ comment on function outbox_internal.relay_return(outbox_internal.relayed[], text
 create function @extschema@.outbox_fetch_unpublished(
   max_rows integer default 100, destination text default 'default', claim_ttl interval default '15 s',
   out seq bigint, out id uuid, out type text, out payload jsonb, out headers jsonb, out key text, out attempts integer,
-  out claim_token bigint, out claim_until timestamptz, out aggregate_type text, out aggregate_id text, out operation text,
-  out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text, out created_at timestamptz,
-  out replayed boolean, out message_id text
+  out claim_token bigint, out claim_until timestamptz, out aggregate_type text, out aggregate_id text,
+  out operation text, out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text,
+  out created_at timestamptz, out replayed boolean, out message_id text
 ) returns setof record language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
--- Bodies in outbox_events stay out of line until they are sent. Those of a source are copied: 32 MiB of text and the last of
--- them may take six times as much as jsonb.
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set jit = off
+-- Bodies in outbox_events stay out of line until they are sent. Those of a source are copied: 32 MiB of text and the
+-- last of them may take six times as much as jsonb.
 set work_mem = '512MB' as $$
 #variable_conflict use_column
 declare
@@ -3283,8 +3510,8 @@ begin
     raise exception 'destination "%" does not exist', to_destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;
-  -- A message that can never be given to a relay fails, as with a worker. That others come behind it all the same: a few more
-  -- turns.
+  -- A message that can never be given to a relay fails, as with a worker. That others come behind it all the same: a
+  -- few more turns.
   if not exists (select from @extschema@.outbox_source) then
     for turn in 1 .. 10 loop
       claims := array(select c from outbox_internal.relay_claim(max_rows, to_destination, ttl_s, bytes_max) c);
@@ -3297,7 +3524,8 @@ begin
           when is_converted then outbox_internal.unreadable(
             c.key, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload::text, e.previous_payload::text,
             e.metadata::text, e.headers::text, e.actor, e.correlation_id) end as why offset 0) u
-        where u.why is not null and outbox_internal.end_claim(c.seq, c.claim_token, to_destination, u.why, false, true));
+        where u.why is not null
+          and outbox_internal.end_claim(c.seq, c.claim_token, to_destination, u.why, false, true));
       return query
       select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, c.claim_until,
              e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
@@ -3311,23 +3539,29 @@ begin
   -- How large the events of a source are is known when they are read: the first ones tell how many more are claimed.
   wanted := least(max_rows, 25);
   for turn in 1 .. 10 loop
-    claims := array(select c from outbox_internal.relay_claim(wanted, to_destination, ttl_s, bytes_max) c order by c.seq);
+    claims := array(select c from outbox_internal.relay_claim(wanted, to_destination, ttl_s, bytes_max) c
+                    order by c.seq);
     exit when claims = '{}';
-    events := array(select e from outbox_internal.source_rows(array(select c.seq from unnest(claims) c order by 1), bytes_max - bytes) e);
+    events := array(select e from outbox_internal.source_rows(
+                      array(select c.seq from unnest(claims) c order by 1), bytes_max - bytes) e);
     perform outbox_internal.end_claim(c.seq, c.claim_token, to_destination, e.error, false, e.fault = 'missing')
     from unnest(claims) c join unnest(events) e on e.seq = c.seq where e.fault is not null;
     return query
-    select c.seq, case when e.id ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then e.id::uuid end, e.type, e.payload,
+    select c.seq, case when e.id ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then e.id::uuid end, e.type,
+           e.payload,
            e.headers, c.key, c.attempts, c.claim_token, c.claim_until, e.aggregate_type, e.aggregate_id, e.operation,
            e.previous_payload, e.metadata, e.actor, e.correlation_id, e.created_at, c.replayed, e.id
     from unnest(claims) c join unnest(events) e on e.seq = c.seq where e.fault is null order by c.seq;
     get diagnostics got = row_count;
     given := given + got;
-    bytes := bytes + (select coalesce(sum(coalesce(pg_column_size(e.payload), 0) + coalesce(pg_column_size(e.previous_payload), 0)
-      + coalesce(pg_column_size(e.metadata), 0) + coalesce(pg_column_size(e.headers), 0)), 0) from unnest(events) e);
+    bytes := bytes + (
+      select coalesce(sum(coalesce(pg_column_size(e.payload), 0) + coalesce(pg_column_size(e.previous_payload), 0)
+                          + coalesce(pg_column_size(e.metadata), 0) + coalesce(pg_column_size(e.headers), 0)), 0)
+      from unnest(events) e);
     if cardinality(events) < cardinality(claims) then
       perform outbox_internal.relay_return(
-        array(select c from unnest(claims) c where not exists (select from unnest(events) e where e.seq = c.seq)), to_destination);
+        array(select c from unnest(claims) c where not exists (select from unnest(events) e where e.seq = c.seq)),
+        to_destination);
       exit;
     end if;
     exit when given >= max_rows or bytes >= bytes_max or (given > 0 and cardinality(claims) < wanted);
@@ -3336,11 +3570,14 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_fetch_unpublished(integer, text, interval) is
-  'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them with their events, in order of seq; of each key (of each partition, where that is the order) the first that has not ended. Stops after 32 MiB of bodies. Commit before you send.';
+  'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them'
+  ' with their events, in order of seq; of each key (of each partition, where that is the order) the first that has'
+  ' not ended. Stops after 32 MiB of bodies. Commit before you send.';
 
 create function outbox_internal.end_claim(
   seq bigint, claim_token bigint, destination text, error text, published boolean, unsendable boolean default false
-) returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+) returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set jit = off as $$
 #variable_conflict use_column
 declare
   to_destination constant text := coalesce(end_claim.destination, 'default');
@@ -3357,23 +3594,27 @@ begin
     return false;
   end if;
   if not published then
-    select outbox_internal.judge(d.wrapper, d.options, end_claim.seq, message.attempts, coalesce(error, 'failed'), unsendable)
+    select outbox_internal.judge(d.wrapper, d.options, end_claim.seq, message.attempts, coalesce(error, 'failed'),
+                                 unsendable)
       into verdict
     from (select) one left join outbox_internal.destinations() d on d.destination = to_destination;
   end if;
   if outbox_internal.settle(
        ''::text, array[message.tid], array[end_claim.seq], array[to_destination], array[message.partition],
-       array[end_claim.claim_token], array[verdict[1]]::"char"[], array[verdict[2]]::bigint[], array[verdict[3]]) <> 1 then
+       array[end_claim.claim_token], array[verdict[1]]::"char"[], array[verdict[2]]::bigint[],
+       array[verdict[3]]) <> 1 then
     return false;
   end if;
   if verdict[1] in ('B', 'D') and settings.leasing then
     update @extschema@.outbox_dead d set blocks = true
     where d.destination = to_destination and d.seq = end_claim.seq and (verdict[1] = 'B' or d.key is not null);
   end if;
-  perform outbox_internal.note_ended(published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
+  perform outbox_internal.note_ended(
+    published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
   perform outbox_internal.note_pending(to_destination, -(verdict[1] <> 'r')::integer::bigint);
   if published then
-    perform outbox_internal.note_took(array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
+    perform outbox_internal.note_took(
+      array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
   end if;
   return true;
 end
@@ -3386,21 +3627,25 @@ returns boolean language sql volatile parallel unsafe security definer set searc
   select outbox_internal.end_claim($1, $2, $3, null::text, true, false);
 $$;
 comment on function @extschema@.outbox_mark_published(bigint, bigint, text) is
-  'For a relay of one''s own: the message was taken; it goes to the history. False if the claim is lost: it ran out, or the message ended by another hand.';
+  'For a relay of one''s own: the message was taken; it goes to the history. False if the claim is lost: it ran out,'
+  ' or the message ended by another hand.';
 
-create function @extschema@.outbox_mark_failed(seq bigint, claim_token bigint, error text, destination text default 'default')
-returns boolean language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+create function @extschema@.outbox_mark_failed(
+  seq bigint, claim_token bigint, error text, destination text default 'default'
+) returns boolean language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
   select outbox_internal.end_claim($1, $2, $4, $3, false, false);
 $$;
 comment on function @extschema@.outbox_mark_failed(bigint, bigint, text, text) is
-  'For a relay of one''s own: the message was not taken; it is tried again after a growing delay, and out of attempts it is a dead letter, by the rules of the destination. False if the claim is lost.';
+  'For a relay of one''s own: the message was not taken; it is tried again after a growing delay, and out of attempts'
+  ' it is a dead letter, by the rules of the destination. False if the claim is lost.';
 
 -- ---- waiting --------------------------------------------------------------------------------------------------------
 
 create function outbox_internal.await_end(seen bigint, timeout_ms integer)
 returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_await_end_wrapper';
 comment on function outbox_internal.await_end(bigint, integer) is
-  'Waits until a message of this database ended since seen was returned, at most so long (seen NULL: not at all); returns what to pass next.';
+  'Waits until a message of this database ended since seen was returned, at most so long (seen NULL: not at all);'
+  ' returns what to pass next.';
 
 create function outbox_internal.has_enqueued()
 returns boolean language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_has_enqueued_wrapper';
@@ -3419,7 +3664,8 @@ returns text language sql volatile set search_path = pg_catalog, pg_temp set ena
   end;
 $$;
 comment on function outbox_internal.outcome(bigint, text, timestamptz, smallint[]) is
-  'Waits, dead, discarded, published or unknown: where a message is now. Of its history only what ended since a time is read.';
+  'Waits, dead, discarded, published or unknown: where a message is now. Of its history only what ended since a time'
+  ' is read.';
 
 create function @extschema@.outbox_wait(seq bigint, timeout interval default '30 s', destination text default null)
 returns text language plpgsql volatile parallel unsafe security definer
@@ -3442,7 +3688,8 @@ begin
       using errcode = 'invalid_parameter_value', hint = 'Give a time up to 1 hour; when it is over, call again.';
   end if;
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'outbox_wait() cannot see the end of a message in a % transaction', upper(current_setting('transaction_isolation'))
+    raise exception 'outbox_wait() cannot see the end of a message in a % transaction',
+      upper(current_setting('transaction_isolation'))
       using errcode = 'object_not_in_prerequisite_state', hint = 'Call it after COMMIT, at READ COMMITTED.';
   end if;
   if outbox_internal.has_enqueued() then
@@ -3470,13 +3717,15 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_wait(bigint, interval, text) is
-  'Waits until a message has ended: published, dead or discarded; else timeout, or unknown if there is none. Outside of the transaction that enqueues it, at READ COMMITTED.';
+  'Waits until a message has ended: published, dead or discarded; else timeout, or unknown if there is none. Outside'
+  ' of the transaction that enqueues it, at READ COMMITTED.';
 
 -- ---- sql/src/50_views.sql
 
 -- What a person reads. None of it is used by the delivery.
--- A superuser reads these views, so they belong to no role that calls by name what somebody else may have overloaded (see
--- 90_privileges.sql), and an SQL function that they call has a body of its own (BEGIN ATOMIC), bound when it is created.
+-- A superuser reads these views, so they belong to no role that calls by name what somebody else may have overloaded
+-- (see 90_privileges.sql), and an SQL function that they call has a body of its own (BEGIN ATOMIC), bound when it is
+-- created.
 
 create function outbox_internal.is_preloaded()
 returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_is_preloaded_wrapper';
@@ -3510,7 +3759,8 @@ comment on function outbox_internal.server_state() is
 create function outbox_internal.registry()
 returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_registry_wrapper';
 comment on function outbox_internal.registry() is
-  'Open transactions that have enqueued in this database, from shared memory: [pid or 0, xid or 0, since in microseconds, low seq] one after the other.';
+  'Open transactions that have enqueued in this database, from shared memory: [pid or 0, xid or 0, since in'
+  ' microseconds, low seq] one after the other.';
 
 create function outbox_internal.open_transactions(
   out pid integer, out xid xid, out prepared boolean, out age interval, out low bigint
@@ -3538,8 +3788,8 @@ with m as (
                 or outbox_internal.is_taken(o.destination, o.partition, o.seq) then 'in flight'
               when o.attempts > 0 then 'retrying'
               else 'pending' end as status,
-         o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token, o.last_error,
-         o.replayed, o.expires_at
+         o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token,
+         o.last_error, o.replayed, o.expires_at
   from @extschema@.outbox o
   union all
   select w.seq, w.destination, w.partition, w.key,
@@ -3549,7 +3799,8 @@ with m as (
          w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed, w.expires_at
   from @extschema@.outbox_waiting w
   union all
-  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason, d.replayed, d.expires_at
+  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason,
+         d.replayed, d.expires_at
   from @extschema@.outbox_dead d
   union all
   select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
@@ -3562,8 +3813,8 @@ select m.seq, m.seq as global_sequence, m.status,
                      else 'PENDING' end as reference_status,
        m.destination, outbox_internal.partition_label(m.partition::integer) as partition_key, m.key,
        m.attempts, m.available_at, m.enqueued_at, m.published_at, m.claim_token, m.last_error, m.replayed,
-       e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
-       e.actor, e.correlation_id, e.created_at,
+       e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+       e.headers, e.actor, e.correlation_id, e.created_at,
        -- the names other systems give the same columns
        e.id as outbox_id, e.type as event_type, e.payload as body, e.actor as "user", m.destination as transport_name,
        m.attempts as retry_count, m.last_error as error_message,
@@ -3571,7 +3822,8 @@ select m.seq, m.seq as global_sequence, m.status,
 -- With a source of the user's own the events are there, under his rights.
 from m left join @extschema@.outbox_events e on e.seq = m.seq and not exists (select from @extschema@.outbox_source);
 comment on view @extschema@.outbox_messages is
-  'Every message with its event and one status: pending, in flight, retrying, scheduled, published, dead, discarded. For people and audits; give a seq or a limit.';
+  'Every message with its event and one status: pending, in flight, retrying, scheduled, published, dead, discarded.'
+  ' For people and audits; give a seq or a limit.';
 
 create view outbox_internal.first_pending as
 with recursive lane as ( -- one look into the index for each lane, however much waits in it
@@ -3602,31 +3854,39 @@ comment on function outbox_internal.nothing_waits() is
 create function outbox_internal.first_waiting()
 returns text[] language c stable as 'MODULE_PATHNAME', 'outbox_first_waiting_wrapper';
 comment on function outbox_internal.first_waiting() is
-  'Of each lane that has a message in outbox four texts: destination, partition, seq of the first and when it was enqueued, in microseconds since 1970; read by first_shown.';
+  'Of each lane that has a message in outbox four texts: destination, partition, seq of the first and when it was'
+  ' enqueued, in microseconds since 1970; read by first_shown.';
 
--- For views that are asked again and again: a look at a lane from its start walks all that a held snapshot keeps of ended
--- messages. The function remembers in shared memory up to where there is nothing. Where nothing waits it is not called.
+-- For views that are asked again and again: a look at a lane from its start walks all that a held snapshot keeps of
+-- ended messages. The function remembers in shared memory up to where there is nothing. Where nothing waits it is not
+-- called.
 create view outbox_internal.first_shown as
 select f.*, not exists (select from outbox_internal.closed_lanes() l
-                        where l.destination = f.destination and l.partition = f.partition and l.head < f.seq) as could_go
+                        where l.destination = f.destination and l.partition = f.partition
+                          and l.head < f.seq) as could_go
 from (select w.t[i] collate "C" as destination, w.t[i + 1]::smallint as partition, w.t[i + 2]::bigint as seq,
              pg_catalog.to_timestamp(w.t[i + 3]::double precision / 1e6) as enqueued_at
-      from (select outbox_internal.first_waiting() as t) w, pg_catalog.generate_series(1, pg_catalog.cardinality(w.t), 4) i) f
+      from (select outbox_internal.first_waiting() as t) w,
+           pg_catalog.generate_series(1, pg_catalog.cardinality(w.t), 4) i) f
 where not (select outbox_internal.nothing_waits());
 comment on view outbox_internal.first_shown is
-  'What first_pending shows, for views that are asked again and again, from shared memory and a look at the rest: the first message of outbox in each lane (destination, partition) that has one. could_go = the lane does not wait behind a message that failed.';
+  'What first_pending shows, for views that are asked again and again, from shared memory and a look at the rest: the'
+  ' first message of outbox in each lane (destination, partition) that has one. could_go = the lane does not wait'
+  ' behind a message that failed.';
 
 create function outbox_internal.first_dead(blocks boolean)
 returns bigint language c stable strict as 'MODULE_PATHNAME', 'outbox_first_dead_wrapper';
 comment on function outbox_internal.first_dead(boolean) is
   'The seq of the first dead letter, or of the first that blocks others; read by outbox_health.';
 
--- Counted from the table only where nobody counts: a held snapshot keeps the rows of those that were retried or discarded.
+-- Counted from the table only where nobody counts: a held snapshot keeps the rows of those that were retried or
+-- discarded.
 create view outbox_internal.dead_counts as
 select coalesce(case when c.counters[8] > 10000 then 10000 else c.counters[8] end,
                 (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) d)) as dead,
        coalesce(case when c.counters[9] > 10000 then 10000 else c.counters[9] end,
-                (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) d)) as blocking
+                (select pg_catalog.count(*)
+                 from (select from @extschema@.outbox_dead d where d.blocks limit 10000) d)) as blocking
 from (select pg_catalog.array_replace(outbox_internal.counters(), -1::bigint, null::bigint) as counters) c;
 comment on view outbox_internal.dead_counts is
   'How many dead letters there are, and how many of them block others, both up to 10000.';
@@ -3635,9 +3895,10 @@ create view @extschema@.outbox_status as
 select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- NULL = not preloaded: nobody counts
        c.counters[2] as in_flight,
        (select d.dead from outbox_internal.dead_counts d) as dead,
-       -- A volatile function here would be asked for even by who selects other columns, and the look walks what a held snapshot
-       -- keeps of ended messages.
-       (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from outbox_internal.first_shown o where o.could_go) as oldest_pending_age,
+       -- A volatile function here would be asked for even by who selects other columns, and the look walks what a held
+       -- snapshot keeps of ended messages.
+       (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from outbox_internal.first_shown o
+        where o.could_go) as oldest_pending_age,
        c.counters[3] as published_total,
        c.counters[4] as failed_total,
        pg_catalog.round(c.counters[5] / 60.0, 1) as published_per_s,
@@ -3645,7 +3906,8 @@ select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- 
        pg_catalog.to_timestamp(c.counters[7] / 1e6) as stats_reset
 from (select outbox_internal.counters() as counters) c;
 comment on view @extschema@.outbox_status is
-  'One row, at a cost that does not grow with the queue: what waits (scheduled included), what is in flight, dead letters (counted to 10000), totals since stats_reset and rates of the last minute.';
+  'One row, at a cost that does not grow with the queue: what waits (scheduled included), what is in flight, dead'
+  ' letters (counted to 10000), totals since stats_reset and rates of the last minute.';
 
 create view @extschema@.outbox_worker_status as
 select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason, c.detail,
@@ -3657,7 +3919,8 @@ select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason, c.d
 from @extschema@.outbox_workers w
 left join lateral (
   select x.state, x.reason, x.detail from @extschema@.outbox_connections x where x.worker_id = w.worker_id
-  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], x.state),
+  order by pg_catalog.array_position(
+             '{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], x.state),
            x.reason is null, x.destination = 'default' desc, x.destination limit 1) c on true;
 comment on view @extschema@.outbox_worker_status is
   'One row a worker: whether it lives, the worst of its connections, how many partitions it owns.';
@@ -3667,15 +3930,21 @@ with live as (
   select c.* from @extschema@.outbox_connections c join @extschema@.outbox_workers w on w.worker_id = c.worker_id
   where w.heartbeat_until > pg_catalog.clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
 ), pending as (
-  select p.destination, pg_catalog.min(p.enqueued_at) as oldest from outbox_internal.first_shown p where p.could_go group by 1
+  select p.destination, pg_catalog.min(p.enqueued_at) as oldest
+  from outbox_internal.first_shown p where p.could_go group by 1
 )
 select coalesce(d.destination, p.destination) as destination,
-       case when d.destination is null then null when d.wrapper is null then 'settings' else d.wrapper end as described_by,
-       case when d.destination is null then 'missing' when d.paused then case when b.busy then 'pausing' else 'paused' end else coalesce(c.state, 'not served') end as state,
+       case when d.destination is null then null when d.wrapper is null then 'settings' else d.wrapper end
+         as described_by,
+       case when d.destination is null then 'missing'
+            when d.paused then case when b.busy then 'pausing' else 'paused' end
+            else coalesce(c.state, 'not served') end as state,
        coalesce(z.since, c.since) as since,
        case when d.paused then null else c.reason end as reason,
-       case when d.paused then pg_catalog.concat_ws(': ', case when b.busy then coalesce(f.n[1], 0)::text || ' in flight, ' else '' end
-                                                 || 'paused by ' || z.paused_by, z.reason) else c.detail end as detail,
+       case when d.paused then pg_catalog.concat_ws(
+              ': ', case when b.busy then coalesce(f.n[1], 0)::text || ' in flight, ' else '' end
+                    || 'paused by ' || z.paused_by, z.reason)
+            else c.detail end as detail,
        pg_catalog.date_trunc('milliseconds', pg_catalog.clock_timestamp() - p.oldest) as oldest_pending_age,
        f.n[1]::bigint as in_flight, f.n[2]::bigint as published_total, f.n[3]::bigint as failed_total,
        f.n[4]::bigint as dead_total, f.n[5]::bigint as released_total,
@@ -3689,7 +3958,8 @@ full join pending p on p.destination = d.destination
 left join @extschema@.outbox_paused z on z.destination = d.destination
 left join lateral (
   select l.state, l.since, l.reason, l.detail from live l where l.destination = d.destination
-  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], l.state),
+  order by pg_catalog.array_position(
+             '{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], l.state),
            l.reason is null, l.since
   limit 1) c on true
 left join lateral (select outbox_internal.destination_figures(d.destination) as n) f on true
@@ -3698,7 +3968,10 @@ cross join lateral (select exists (select from live l where l.destination = d.de
                                    and l.state not in ('paused', 'not adopted')) as busy) b
 order by 1;
 comment on view @extschema@.outbox_destination_status is
-  'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message has waited that could go there; totals and times from enqueue to confirm since stats_reset, how many messages wait (scheduled and in flight included) and may wait, NULL where no worker counts. missing = messages wait for a server that there is no more.';
+  'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message'
+  ' has waited that could go there; totals and times from enqueue to confirm since stats_reset, how many messages'
+  ' wait (scheduled and in flight included) and may wait, NULL where no worker counts. missing = messages wait for a'
+  ' server that there is no more.';
 
 create view @extschema@.outbox_partition_status as
 select outbox_internal.partition_label(p.partition::integer) as partition_key,
@@ -3748,7 +4021,8 @@ begin atomic
                   ' which could be called in place of those of the extension', place.nspname),
            format('alter schema %I owner to %I', place.nspname, pg_get_userbyid(place.extowner))
     from place
-    where place.nspowner not in (select h.oid from harmless h union all select w.oid from worker_role w where place.is_shared)
+    where place.nspowner not in (select h.oid from harmless h
+                                 union all select w.oid from worker_role w where place.is_shared)
     union all
     select 3,
            format('%s may create functions in schema %I, which could be called in place of those of the extension',
@@ -3758,13 +4032,14 @@ begin atomic
                   case g.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(g.grantee)) end)
     from place cross join lateral aclexplode(place.nspacl) g
     where g.privilege_type = 'CREATE' and g.grantee <> place.nspowner
-      and g.grantee not in (select h.oid from harmless h union all select w.oid from worker_role w where place.is_shared)
+      and g.grantee not in (select h.oid from harmless h
+                            union all select w.oid from worker_role w where place.is_shared)
   ) f
   order by f.rank, f.problem;
 end;
 comment on function outbox_internal.schema_problem() is
-  'Functions in the schema of the extension that are not of it and are named like those that are, and who may create such'
-  ' there or in outbox_internal; outbox_health shows the first.';
+  'Functions in the schema of the extension that are not of it and are named like those that are, and who may create'
+  ' such there or in outbox_internal; outbox_health shows the first.';
 
 create view @extschema@.outbox_health as
 with worker as (
@@ -3772,7 +4047,8 @@ with worker as (
   where w.heartbeat_until > pg_catalog.clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
 ), connection as (
   select c.destination, c.state, c.reason, c.detail,
-         case when c.destination = 'default' then '' else pg_catalog.format('destination %I: ', c.destination) end as named
+         case when c.destination = 'default' then ''
+           else pg_catalog.format('destination %I: ', c.destination) end as named
   from @extschema@.outbox_connections c join worker w on w.worker_id = c.worker_id
 ), server as (
   select outbox_internal.is_preloaded() as preloaded, outbox_internal.server_state() as obstacle,
@@ -3788,25 +4064,31 @@ with worker as (
   order by c.state = 'connected', c.destination = 'default' desc, 2 limit 1
 )
 select 'preload' as "check", s.preloaded as ok,
-       case when not s.preloaded then 'outbox is not in shared_preload_libraries: no worker runs, messages wait' end as problem,
+       case when not s.preloaded
+         then 'outbox is not in shared_preload_libraries: no worker runs, messages wait' end as problem,
        case when not s.preloaded then 'add outbox to shared_preload_libraries and restart the server' end as remedy
 from server s
 union all
 select 'enabled', pg_catalog.current_setting('outbox.enabled')::boolean,
-       case when not pg_catalog.current_setting('outbox.enabled')::boolean then 'outbox.enabled is off: messages wait' end,
+       case when not pg_catalog.current_setting('outbox.enabled')::boolean
+         then 'outbox.enabled is off: messages wait' end,
        case when not pg_catalog.current_setting('outbox.enabled')::boolean
             then 'set outbox.enabled = on (ALTER SYSTEM or ALTER DATABASE)' end
 union all
 select 'identity', a.why is null, 'nothing is delivered from this database until it is adopted: ' || a.why,
-       case when a.why is not null then 'select outbox_adopt(), if it and not the original is to deliver what waits here' end
+       case when a.why is not null
+         then 'select outbox_adopt(), if it and not the original is to deliver what waits here' end
 from outbox_internal.not_adopted() a (why)
 union all
 select 'role', p.problem is null, p.problem, p.remedy
 from server s left join pg_catalog.pg_roles r on r.rolname = s.worker_role
 cross join lateral (select
   case when r.rolname is null then pg_catalog.format('role %I, as which the workers run, does not exist', s.worker_role)
-       when r.rolsuper then pg_catalog.format('role %I is a superuser: the workers do not start as it', s.worker_role) end as problem,
-  case when r.rolname is null then pg_catalog.format('DROP EXTENSION and CREATE EXTENSION outbox, or CREATE ROLE %I and make it owner of the outbox tables', s.worker_role)
+       when r.rolsuper then pg_catalog.format('role %I is a superuser: the workers do not start as it',
+                                              s.worker_role) end as problem,
+  case when r.rolname is null
+    then pg_catalog.format('DROP EXTENSION and CREATE EXTENSION outbox, or CREATE ROLE %I and make it owner of the'
+                           ' outbox tables', s.worker_role)
        when r.rolsuper then pg_catalog.format('ALTER ROLE %I NOSUPERUSER', s.worker_role) end as remedy) p
 union all
 select 'schema', p.problem is null, p.problem, p.remedy
@@ -3817,21 +4099,28 @@ from server s cross join lateral (select
   case when s.workers = 0 and not exists (select from worker) then 'outbox.workers is 0: nothing is delivered'
        when not exists (select from worker) then 'no worker is alive in this database'
          || case s.obstacle when 'slots' then ': max_worker_processes is used up'
-                            when 'turns' then ' now: there are more databases than worker slots, so they are served in turn'
+                            when 'turns' then ' now: there are more databases than worker slots,'
+                                              ' so they are served in turn'
                             when 'places' then ': all 128 places for workers of this server are taken'
                             when 'databases' then ': all 128 places for databases of this server are taken'
                             when 'excluded' then ': outbox.databases does not name it'
                             when 'role' then ': its role is missing or a superuser'
                             else '' end
        when s.obstacle = 'slots' then 'not every worker of this database runs: max_worker_processes is used up'
-       when s.obstacle = 'places' then 'not every worker of this database runs: all 128 places for workers of this server are taken'
-       when s.obstacle = 'turns' then 'there are more databases than worker slots: this one is served in turn with others' end as problem,
+       when s.obstacle = 'places'
+         then 'not every worker of this database runs: all 128 places for workers of this server are taken'
+       when s.obstacle = 'turns'
+         then 'there are more databases than worker slots: this one is served in turn with others' end as problem,
   case when s.workers = 0 and not exists (select from worker) then 'set outbox.workers to 1 or more and reload'
-       when s.obstacle in ('slots', 'turns') then pg_catalog.format('raise max_worker_processes by %s or more and restart the server',
-                                                        outbox_internal.missing_slots())
-       when s.obstacle = 'places' then 'lower outbox.workers, narrow outbox.databases, or end workers outside the server, and reload'
+       when s.obstacle in ('slots', 'turns')
+         then pg_catalog.format('raise max_worker_processes by %s or more and restart the server',
+                                outbox_internal.missing_slots())
+       when s.obstacle = 'places'
+         then 'lower outbox.workers, narrow outbox.databases, or end workers outside the server, and reload'
        when exists (select from worker) then null
-       when s.obstacle = 'databases' then 'drop a database, or close one with ALTER DATABASE ... ALLOW_CONNECTIONS false; one without the extension has a place as well'
+       when s.obstacle = 'databases'
+         then 'drop a database, or close one with ALTER DATABASE ... ALLOW_CONNECTIONS false; one without the extension'
+              ' has a place as well'
        when not s.preloaded then 'see the check "preload"'
        when s.obstacle = 'excluded' then 'add it to outbox.databases, or make that empty, and reload'
        when s.obstacle = 'role' then 'see the check "role"'
@@ -3842,9 +4131,11 @@ from (select u.named || u.detail as problem,
              case when u.detail like '%password_file%'
                   then 'make the file readable for the server''s user alone, with the password as its first line'
                   when u.detail like '%outbox.tls\_%'
-                  then 'mend the file or the setting; the files are in PEM, and the key''s is readable for the server''s user alone'
+                  then 'mend the file or the setting; the files are in PEM,'
+                       ' and the key''s is readable for the server''s user alone'
                   when u.destination = 'default' then 'set outbox.url, for example amqp://localhost'
-                  else pg_catalog.format('ALTER SERVER %I OPTIONS (...); see docs/destinations.md', u.destination) end as remedy
+                  else pg_catalog.format('ALTER SERVER %I OPTIONS (...); see docs/destinations.md',
+                                         u.destination) end as remedy
       from connection u where u.state = 'unconfigured'
         and (u.destination <> 'default' or pg_catalog.current_setting('outbox.url') <> ''
              or (select pg_catalog.count(*) from outbox_internal.destinations()) = 1
@@ -3855,17 +4146,20 @@ from (select u.named || u.detail as problem,
         and (select d.server from outbox_internal.destinations() d where d.destination = 'default') is null
       union all
       select pg_catalog.format('messages wait for destination %I, which does not exist', m.destination),
-             pg_catalog.format('CREATE SERVER %I FOREIGN DATA WRAPPER ..., or give the messages up with outbox_discard()', m.destination)
+             pg_catalog.format('CREATE SERVER %I FOREIGN DATA WRAPPER ..., or give the messages up with'
+                               ' outbox_discard()', m.destination)
       from (select distinct f.destination from waiting f where f.could_go
             except select d.destination from outbox_internal.destinations() d) m
       union all
       select null, null order by 1 nulls last limit 1) p
 union all
 select 'source', p.problem is null, p.problem,
-       case when p.problem is not null then 'messages wait until it can be read: mend it, or call outbox_source_set() again for the same relation' end
+       case when p.problem is not null
+         then 'messages wait until it can be read: mend it, or call outbox_source_set() again for the same relation' end
 from (select outbox_internal.source_problem() as problem) p
 union all
-select 'bodies', p.why is null, 'destination ' || pg_catalog.quote_ident(p.destination) || ': ' || p.why[1] || ': its messages wait', p.why[2]
+select 'bodies', p.why is null,
+       'destination ' || pg_catalog.quote_ident(p.destination) || ': ' || p.why[1] || ': its messages wait', p.why[2]
 from (select) one left join (
   select d.destination, b.why from outbox_internal.destinations() d
   cross join lateral (select outbox_internal.body_problem(d.destination) as why) b
@@ -3875,7 +4169,8 @@ select 'paused', z.destination is null,
        case when z.destination is not null
             then pg_catalog.format('destination %I is %s by %s since %s%s', z.destination,
                                    case when z.busy then pg_catalog.format('pausing, %s in flight, paused',
-                                          coalesce((outbox_internal.destination_figures(z.destination))[1], 0)) else 'paused' end, z.paused_by,
+                                          coalesce((outbox_internal.destination_figures(z.destination))[1], 0))
+                                        else 'paused' end, z.paused_by,
                                    pg_catalog.date_trunc('seconds', z.since), coalesce(': ' || z.reason, '')) end,
        case when z.destination is not null then pg_catalog.format('select outbox_resume(%L)', z.destination) end
 from (select) one left join (
@@ -3887,7 +4182,8 @@ select 'broker', p.problem is null, p.problem, p.remedy
 from (select) one left join sick on true
 cross join lateral (select
   sick.named || case sick.reason
-    when 'auth_refused' then sick.peer || ' refuses the ' || case sick.peer when 'the broker' then 'user or password: ' else 'credentials: ' end
+    when 'auth_refused' then sick.peer || ' refuses the '
+                             || case sick.peer when 'the broker' then 'user or password: ' else 'credentials: ' end
     when 'vhost_refused' then 'the broker refuses the virtual host: '
     when 'exchange_missing' then 'the exchange does not exist: '
     when 'exchange_mismatch' then 'the exchange exists with other properties: '
@@ -3901,12 +4197,15 @@ cross join lateral (select
     when 'unconfirmed' then 'the broker is connected and does not confirm: '
     else case when sick.reason is not null then 'the connection to ' || sick.peer || ' failed: ' end
   end || coalesce(sick.detail, '') as problem,
-  case when sick.reason = 'unconfirmed' then 'look at the queues that the messages go to: one may have been deleted, or have no quorum; what is not confirmed is sent again by itself'
+  case when sick.reason = 'unconfirmed'
+    then 'look at the queues that the messages go to: one may have been deleted, or have no quorum; what is not'
+         ' confirmed is sent again by itself'
        when sick.destination <> 'default' or sick.peer = 'the receiver' then
     case sick.reason
       when 'auth_refused' then pg_catalog.format('check the credentials: ALTER USER MAPPING FOR %I SERVER %I',
                                                  pg_catalog.current_setting('outbox.worker_role'), sick.destination)
-      when 'exchange_missing' then 'declare the exchange, or give the server the option exchange_type so that the worker declares it'
+      when 'exchange_missing'
+        then 'declare the exchange, or give the server the option exchange_type so that the worker declares it'
       when 'exchange_mismatch' then 'make the option exchange_type fit the exchange, or empty it to only check'
       when 'address_refused' then 'name the host or its network in outbox.http_allow, if it is meant'
       when 'throttled' then 'nothing: it goes on when the receiver allows it'
@@ -3919,25 +4218,34 @@ cross join lateral (select
     when 'exchange_mismatch' then 'make outbox.exchange_type fit the exchange, or empty it to only check'
     when 'unreachable' then 'start the broker, or check host and port in outbox.url'
     when 'timeout' then 'check the network and the broker''s load'
-    when 'tls_failed' then 'check the broker''s certificate, the host in outbox.url and outbox.tls_ca_file; if it is about a client certificate, outbox.tls_cert_file'
+    when 'tls_failed' then 'check the broker''s certificate, the host in outbox.url and outbox.tls_ca_file;'
+                           ' if it is about a client certificate, outbox.tls_cert_file'
     else case when sick.reason is not null then 'see the broker''s log' end
   end end as remedy) p
 union all
-select 'blocked', p.problem is null, p.problem, case when p.problem is not null then 'free memory or disk on the broker; delivery resumes by itself' end
-from (select (select b.named || 'the broker blocks publishers: ' || coalesce(b.detail, '') from connection b where b.state = 'blocked' limit 1) as problem) p
+select 'blocked', p.problem is null, p.problem,
+       case when p.problem is not null then 'free memory or disk on the broker; delivery resumes by itself' end
+from (select (select b.named || 'the broker blocks publishers: ' || coalesce(b.detail, '') from connection b
+              where b.state = 'blocked' limit 1) as problem) p
 union all
 select 'dead letters', d.n = 0,
-       case when d.n > 0 then pg_catalog.format('%s dead letter(s), one of them: %s', case when d.n = 10000 then '10000 or more' else d.n::text end, d.reason) end,
+       case when d.n > 0
+            then pg_catalog.format('%s dead letter(s), one of them: %s',
+                                   case when d.n = 10000 then '10000 or more' else d.n::text end, d.reason) end,
        case when d.n > 0 then 'select * from outbox_dead; then outbox_retry(seq) or outbox_discard(seq)' end
 from (select c.dead as n, x.reason from outbox_internal.dead_counts c
       left join lateral (select y.reason from @extschema@.outbox_dead y
                          where y.seq = (select outbox_internal.first_dead(false)) and c.dead > 0 limit 1) x on true) d
 union all
 select 'keys', b.keys = 0,
-       case when b.keys > 0 then pg_catalog.format('%s key(s) stand still behind a dead letter, one of them: %s (seq %s)',
+       case when b.keys > 0
+         then pg_catalog.format('%s key(s) stand still behind a dead letter, one of them: %s (seq %s)',
          case when b.keys = 10000 then '10000 or more' else b.keys::text end, b.key, b.seq) end,
-       case when b.keys > 0 then 'outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one' end
-from (select (select c.blocking from outbox_internal.dead_counts c) as keys, case when y.whole then 'partition ' || outbox_internal.partition_label(y.partition::integer) else y.key end as key, y.seq
+       case when b.keys > 0
+         then 'outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one' end
+from (select (select c.blocking from outbox_internal.dead_counts c) as keys,
+             case when y.whole then 'partition ' || outbox_internal.partition_label(y.partition::integer)
+                  else y.key end as key, y.seq
       from (select) one left join (
         select d.key, d.partition, d.seq, exists (
           select from outbox_internal.destinations() x
@@ -3950,59 +4258,73 @@ select 'room', f.destination is null,
        case when f.destination is not null
             then pg_catalog.format('destination %I has %s messages that wait, of %s that may: enqueue %s',
                                    f.destination, f.pending, f.max_pending,
-                                   case when f.pending >= f.max_pending then 'is refused' else 'will soon be refused' end) end,
+                                   case when f.pending >= f.max_pending then 'is refused'
+                                     else 'will soon be refused' end) end,
        case when f.destination is not null then 'see the other checks for why they wait; or raise max_pending' end
 from (select) one left join (
   select x.destination, x.n[11]::bigint as pending, x.n[12]::bigint as max_pending
-  from (select d.destination, outbox_internal.destination_figures(d.destination) as n from outbox_internal.destinations() d) x
+  from (select d.destination, outbox_internal.destination_figures(d.destination) as n
+        from outbox_internal.destinations() d) x
   where x.n[11] >= 0.9 * x.n[12] order by x.n[11] / x.n[12] desc limit 1) f on true
 union all
 select 'transactions', p.problem is null, p.problem, p.remedy
 from (select pg_catalog.string_agg(case when t.prepared
-               then pg_catalog.format('transaction %s is prepared and has been for %s', t.xid, pg_catalog.date_trunc('seconds', t.age))
-               else pg_catalog.format('the session with pid %s has enqueued and not ended for %s', t.pid, pg_catalog.date_trunc('seconds', t.age)) end, '; ') as problem,
+               then pg_catalog.format('transaction %s is prepared and has been for %s', t.xid,
+                                      pg_catalog.date_trunc('seconds', t.age))
+               else pg_catalog.format('the session with pid %s has enqueued and not ended for %s', t.pid,
+                                      pg_catalog.date_trunc('seconds', t.age)) end, '; ') as problem,
              pg_catalog.min(case when t.prepared then 'COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts'
-               else pg_catalog.format('later messages of its keys wait for it: end it, or pg_terminate_backend(%s)', t.pid) end) as remedy
+               else pg_catalog.format('later messages of its keys wait for it: end it, or pg_terminate_backend(%s)',
+                                      t.pid) end) as remedy
       from (select x.pid, x.xid, x.prepared, x.age from outbox_internal.open_transactions() x
             where x.age > case when x.prepared then interval '1 minute' else interval '30 seconds' end
             order by x.age desc limit 3) t) p
 union all
 select 'locks', h.pid is null,
        case when h.pid is not null
-            then pg_catalog.format('process %s%s has had rows of outbox_partitions locked since %s: no other worker can take over %s partition(s)',
-                                   h.pid, ' (' || h.kind || ')', pg_catalog.date_trunc('seconds', h.since), h.partitions) end,
+            then pg_catalog.format('process %s%s has had rows of outbox_partitions locked since %s: no other worker can'
+                                   ' take over %s partition(s)',
+                                   h.pid, ' (' || h.kind || ')', pg_catalog.date_trunc('seconds', h.since),
+                                   h.partitions) end,
        case when h.pid is not null
-            then pg_catalog.format('if it is stopped, kill -CONT %s at the shell of the server; else pg_terminate_backend(%s)', h.pid, h.pid) end
+            then pg_catalog.format('if it is stopped, kill -CONT %s at the shell of the server; else'
+                                   ' pg_terminate_backend(%s)', h.pid, h.pid) end
 from (select) one left join (
-  -- The lease has run out, so its worker has not renewed it, and a transaction under way has the row: of that worker, if it
-  -- hangs while it settles. In this order, for pg_locks is dear, and there is seldom such a row.
-  select l.pid, pg_catalog.min(a.backend_type) as kind, coalesce(pg_catalog.min(a.xact_start), pg_catalog.min(p.lease_until)) as since,
+  -- The lease has run out, so its worker has not renewed it, and a transaction under way has the row: of that worker,
+  -- if it hangs while it settles. In this order, for pg_locks is dear, and there is seldom such a row.
+  select l.pid, pg_catalog.min(a.backend_type) as kind,
+         coalesce(pg_catalog.min(a.xact_start), pg_catalog.min(p.lease_until)) as since,
          pg_catalog.count(*) as partitions
   from (select q.xmax, q.lease_until from @extschema@.outbox_partitions q
         where q.lease_owner is not null and q.lease_until <= pg_catalog.clock_timestamp() offset 0) p
   cross join lateral (
-    select k.pid from pg_catalog.pg_locks k where k.locktype = 'transactionid' and k.transactionid = p.xmax and k.granted offset 0) l
+    select k.pid from pg_catalog.pg_locks k where k.locktype = 'transactionid' and k.transactionid = p.xmax
+      and k.granted offset 0) l
   left join pg_catalog.pg_stat_activity a on a.pid = l.pid
   group by l.pid order by partitions desc limit 1) h on true
 union all
 select 'lag', coalesce(s.oldest_pending_age < interval '1 minute', true),
        case when s.oldest_pending_age >= interval '1 minute'
-            then pg_catalog.format('the oldest message that could go has waited for %s', pg_catalog.date_trunc('seconds', s.oldest_pending_age)) end,
-       case when s.oldest_pending_age >= interval '1 minute' then 'see the other checks; if all are well, raise outbox.batch_size' end
-from (select pg_catalog.statement_timestamp() - pg_catalog.min(f.enqueued_at) as oldest_pending_age from waiting f where f.could_go) s;
+            then pg_catalog.format('the oldest message that could go has waited for %s',
+                                   pg_catalog.date_trunc('seconds', s.oldest_pending_age)) end,
+       case when s.oldest_pending_age >= interval '1 minute'
+         then 'see the other checks; if all are well, raise outbox.batch_size' end
+from (select pg_catalog.statement_timestamp() - pg_catalog.min(f.enqueued_at) as oldest_pending_age from waiting f
+      where f.could_go) s;
 comment on view @extschema@.outbox_health is
   'One row a check: ok or not, what is wrong, what to do.';
 
 -- ---- sql/src/51_monitoring.sql
 
--- What a dashboard shows of the time that has passed: deliveries by the minute, failures by their cause, the attempts of a
--- message, the passes of the workers. All but the attempts is in shared memory and bounded, so each view costs the same
--- whatever the backlog; a restart of the server begins anew. Without the preloaded library these are empty.
+-- What a dashboard shows of the time that has passed: deliveries by the minute, failures by their cause, the attempts
+-- of a message, the passes of the workers. All but the attempts is in shared memory and bounded, so each view costs the
+-- same whatever the backlog; a restart of the server begins anew. Without the preloaded library these are empty.
 
 create function outbox_internal.minutes()
 returns double precision[] language c volatile as 'MODULE_PATHNAME', 'outbox_minutes_wrapper';
 comment on function outbox_internal.minutes() is
-  'The last minutes of this database from shared memory, 5 numbers each, read by outbox_throughput; NULL when not preloaded.';
+  'The last minutes of this database from shared memory, 5 numbers each, read by outbox_throughput; NULL when not'
+  ' preloaded.';
 
 create view @extschema@.outbox_throughput as
 select pg_catalog.to_timestamp(m.n[i]) as minute, m.n[i + 1]::bigint as published, m.n[i + 2]::bigint as retried,
@@ -4010,7 +4332,9 @@ select pg_catalog.to_timestamp(m.n[i]) as minute, m.n[i + 1]::bigint as publishe
 from (select outbox_internal.minutes() as n) m, pg_catalog.generate_series(1, pg_catalog.cardinality(m.n), 5) i
 order by 1;
 comment on view @extschema@.outbox_throughput is
-  'One row a minute, the oldest first: the last 60 whole minutes and the running one. How many messages were published, failed and are tried again, became dead letters; in how many ms 95 of 100 went from enqueue to confirm.';
+  'One row a minute, the oldest first: the last 60 whole minutes and the running one. How many messages were'
+  ' published, failed and are tried again, became dead letters; in how many ms 95 of 100 went from enqueue to'
+  ' confirm.';
 
 create function outbox_internal.faults()
 returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_faults_wrapper';
@@ -4024,35 +4348,41 @@ select f.t[i] as destination, f.t[i + 1] as kind, f.t[i + 2] as message, f.t[i +
 from (select outbox_internal.faults() as t) f, pg_catalog.generate_series(1, pg_catalog.cardinality(f.t), 7) i
 order by last_at desc;
 comment on view @extschema@.outbox_errors is
-  'What failed lately, one row a cause, the most recent first: destination, kind, the error with # for numbers and ids, how often, first and last time, the last message. 100 causes at most; of a destination that went down last_seq is NULL.';
+  'What failed lately, one row a cause, the most recent first: destination, kind, the error with # for numbers and'
+  ' ids, how often, first and last time, the last message. 100 causes at most; of a destination that went down'
+  ' last_seq is NULL.';
 
 create view @extschema@.outbox_attempts as
 select l.seq, l.destination, l.attempt, l.at, l.outcome, l.error, l.worker_id
 from @extschema@.outbox_attempts_log l;
 comment on view @extschema@.outbox_attempts is
-  'Attempts that failed, the last 20 of each message: which one, when, what became of the message (retried, dead), the error, the worker (NULL = a relay). Give a seq.';
+  'Attempts that failed, the last 20 of each message: which one, when, what became of the message (retried, dead),'
+  ' the error, the worker (NULL = a relay). Give a seq.';
 
 create function outbox_internal.recent_ticks()
 returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_recent_ticks_wrapper';
 comment on function outbox_internal.recent_ticks() is
-  'Passes of the workers of this database from shared memory, 14 numbers each, read by outbox_ticks; NULL when not preloaded.';
+  'Passes of the workers of this database from shared memory, 14 numbers each, read by outbox_ticks; NULL when not'
+  ' preloaded.';
 
 create view @extschema@.outbox_ticks as
 select pg_catalog.format('server-%s', t.n[i] + 1) as worker_id, x.at, t.n[i + 2] as claimed, t.n[i + 3] as published,
        t.n[i + 4] as failed, pg_catalog.round(t.n[i + 5] / 1000.0, 2) as duration_ms, t.n[i + 6] as backoff_ms,
        t.n[i + 7] = 1 as renewed_heartbeat, t.n[i + 8] as purged_stale, t.n[i + 9] as active_workers,
-       t.n[i + 10] as desired_count, t.n[i + 11] as owned_count, t.n[i + 12] as leased_count, t.n[i + 13] as released_count,
+       t.n[i + 10] as desired_count, t.n[i + 11] as owned_count, t.n[i + 12] as leased_count,
+       t.n[i + 13] as released_count,
        pg_catalog.to_char(x.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') as ts
 from (select outbox_internal.recent_ticks() as n) t, pg_catalog.generate_series(1, pg_catalog.cardinality(t.n), 14) i
 cross join lateral (select pg_catalog.to_timestamp(t.n[i + 1] / 1e6) as at) x
 order by x.at desc;
 comment on view @extschema@.outbox_ticks is
-  'The last passes of each worker that did something, 120 of each at most, the most recent first: what outbox_tick() says of a pass, of one worker.';
+  'The last passes of each worker that did something, 120 of each at most, the most recent first: what outbox_tick()'
+  ' says of a pass, of one worker.';
 
 -- ---- sql/src/52_check.sql
 
--- Whether a destination can be used, in words. A session opens no socket: it asks the workers to look, through shared memory,
--- and reads what they found in outbox_connections.
+-- Whether a destination can be used, in words. A session opens no socket: it asks the workers to look, through shared
+-- memory, and reads what they found in outbox_connections.
 
 create function outbox_internal.ask_for_a_look(destination text)
 returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_ask_for_a_look_wrapper';
@@ -4081,7 +4411,8 @@ begin
   step := 'exists';
   ok := described.destination is not null;
   if not ok then
-    detail := format('there is no destination "%s": CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp or outbox_http', destination);
+    detail := format('there is no destination "%s": CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp or'
+                     ' outbox_http', destination);
     return next;
     return;
   end if;
@@ -4093,7 +4424,8 @@ begin
   ok := described.destination = 'default' or has_server_privilege(described.server, 'USAGE');
   detail := case when described.destination = 'default' then 'everybody who may enqueue may use it'
                  when ok then format('role %I may use it', current_user)
-                 else format('role %I may not use it: GRANT USAGE ON FOREIGN SERVER %I TO %1$I', current_user, destination) end;
+                 else format('role %I may not use it: GRANT USAGE ON FOREIGN SERVER %I TO %1$I', current_user,
+                             destination) end;
   return next;
 
   step := 'mapping';
@@ -4130,7 +4462,8 @@ begin
   ok := pause.destination is null and current_setting('outbox.enabled')::boolean;
   detail := case
     when pause.destination is not null
-      then format('paused by %s%s: messages wait for outbox_resume(%L)', pause.paused_by, ', ' || pause.reason, destination)
+      then format('paused by %s%s: messages wait for outbox_resume(%L)', pause.paused_by, ', ' || pause.reason,
+                  destination)
     when not ok then 'outbox.enabled is off: messages wait'
     else 'neither paused nor switched off' end;
   return next;
@@ -4139,7 +4472,8 @@ begin
          (array_agg(c.state order by c.rank))[1] as state, (array_agg(c.reason order by c.rank))[1] as reason,
          (array_agg(c.detail order by c.rank))[1] as detail, (array_agg(c.since order by c.rank))[1] as since
   into seen
-  from (select x.*, array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[], x.state) as rank
+  from (select x.*, array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[],
+                                   x.state) as rank
         from @extschema@.outbox_connections x join @extschema@.outbox_workers w on w.worker_id = x.worker_id
         where x.destination = outbox_check.destination and w.heartbeat_until > clock_timestamp()
           and not outbox_internal.has_ended(w.worker_id)) c;
@@ -4151,7 +4485,8 @@ begin
   return next;
 
   step := 'options';
-  ok := case seen.state when 'unconfigured' then false when 'paused' then null when 'pausing' then null else seen.state <> 'starting' end;
+  ok := case seen.state when 'unconfigured' then false when 'paused' then null when 'pausing' then null
+    else seen.state <> 'starting' end;
   detail := case when seen.state = 'unconfigured' then seen.detail || stale
                  when ok then 'a worker can make use of them' || stale
                  else 'not known: no worker has looked' end;
@@ -4189,7 +4524,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_check(text) is
-  'Whether a destination can be used, step by step: ok is NULL where nobody knows. Workers try at once to connect where they are not; it waits for their answer, 5 s at most.';
+  'Whether a destination can be used, step by step: ok is NULL where nobody knows. Workers try at once to connect'
+  ' where they are not; it waits for their answer, 5 s at most.';
 
 -- ---- sql/src/54_tick.sql
 
@@ -4199,12 +4535,14 @@ comment on function @extschema@.outbox_check(text) is
 create function outbox_internal.ask(reach bigint)
 returns bigint language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_ask_wrapper';
 comment on function outbox_internal.ask(bigint) is
-  'Asks the workers for delivery up to a seq, 0 = for one pass; returns a ticket; 0 = there is nobody to ask, NULL = another session asks.';
+  'Asks the workers for delivery up to a seq, 0 = for one pass; returns a ticket; 0 = there is nobody to ask, NULL ='
+  ' another session asks.';
 
 create function outbox_internal.answers(ticket bigint, timeout_ms integer)
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_answers_wrapper';
 comment on function outbox_internal.answers(bigint, integer) is
-  'Waits until the workers are done with what was asked, at most so long; returns 14 numbers of each worker: number, state (0 has not heard, 1 is at it, 2 done), figures.';
+  'Waits until the workers are done with what was asked, at most so long; returns 14 numbers of each worker: number,'
+  ' state (0 has not heard, 1 is at it, 2 done), figures.';
 
 create function outbox_internal.stop_asking()
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_stop_asking_wrapper';
@@ -4229,8 +4567,9 @@ comment on function outbox_internal.check_asking(text, interval) is
 
 create function outbox_internal.ask_workers(
   reach bigint, until timestamptz, out worker_id text, out done boolean, out claimed bigint, out published bigint,
-  out failed bigint, out duration_us bigint, out backoff_ms bigint, out renewed_heartbeat boolean, out purged_stale bigint,
-  out active_workers bigint, out desired_count bigint, out owned_count bigint, out leased_count bigint, out released_count bigint
+  out failed bigint, out duration_us bigint, out backoff_ms bigint, out renewed_heartbeat boolean,
+  out purged_stale bigint, out active_workers bigint, out desired_count bigint, out owned_count bigint,
+  out leased_count bigint, out released_count bigint
 ) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   began constant timestamptz := clock_timestamp();
@@ -4265,7 +4604,8 @@ begin
     select h.problem, h.remedy into problem, remedy
     from @extschema@.outbox_health h where h."check" in ('preload', 'workers') and not h.ok order by h."check" limit 1;
     if problem is null and exists (
-      select from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp() and w.worker_id like 'work-%') then
+      select from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()
+        and w.worker_id like 'work-%') then
       problem := 'Those outside of the server are asked nothing.';
       remedy := 'Set outbox.workers, or run outboxctl work --once.';
     end if;
@@ -4274,13 +4614,15 @@ begin
             hint = coalesce(remedy, 'Call again.');
   end if;
   return query
-  select format('server-%s', a[1] + 1), a[2] = 2, a[3], a[4], a[5], a[6], a[7], a[8] = 1, a[9], a[10], a[11], a[12], a[13], a[14]
+  select format('server-%s', a[1] + 1), a[2] = 2, a[3], a[4], a[5], a[6], a[7], a[8] = 1, a[9], a[10], a[11], a[12],
+         a[13], a[14]
   from (select answers[i + 1 : i + 14] as a from generate_series(0, cardinality(answers) - 1, 14) i) w
   where a[2] > 0;
 end
 $$;
 comment on function outbox_internal.ask_workers(bigint, timestamptz) is
-  'Asks the workers for delivery up to a seq, 0 = for one pass, and waits until then for their answers; one row for each that has begun.';
+  'Asks the workers for delivery up to a seq, 0 = for one pass, and waits until then for their answers; one row for'
+  ' each that has begun.';
 
 create function @extschema@.outbox_tick(timeout interval default '30 s')
 returns jsonb language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -4293,7 +4635,8 @@ begin
            'duration_ms', round(max(a.duration_us) / 1000.0, 2), 'backoff_ms', min(a.backoff_ms),
            'renewed_heartbeat', bool_and(a.renewed_heartbeat), 'purged_stale', sum(a.purged_stale),
            'active_workers', max(a.active_workers), 'desired_count', sum(a.desired_count),
-           'owned_count', sum(a.owned_count), 'leased_count', sum(a.leased_count), 'released_count', sum(a.released_count),
+           'owned_count', sum(a.owned_count), 'leased_count', sum(a.leased_count),
+           'released_count', sum(a.released_count),
            'ts', to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
     into tick
   from outbox_internal.ask_workers(0::bigint, clock_timestamp() + timeout) a having count(*) > 0;
@@ -4307,7 +4650,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_tick(interval) is
-  'One pass of every worker of this database, at once: claim, publish, settle. Waits for its end and returns what it did, all workers together, in the 13 keys of a tick.';
+  'One pass of every worker of this database, at once: claim, publish, settle. Waits for its end and returns what it'
+  ' did, all workers together, in the 13 keys of a tick.';
 
 -- ---- delivery by hand -----------------------------------------------------------------------------------------------
 
@@ -4329,11 +4673,14 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
     cross join lateral (
       select o.seq, o.destination, o.attempts from @extschema@.outbox o
       where o.destination = l.destination and o.partition = l.partition
-        and not exists (select from closed c where c.destination = o.destination and c.partition = o.partition and c.key = o.key)
-        and not exists (select from lanes c where c.destination = o.destination and c.partition = o.partition and c.head < o.seq)
+        and not exists (select from closed c where c.destination = o.destination and c.partition = o.partition
+                        and c.key = o.key)
+        and not exists (select from lanes c where c.destination = o.destination and c.partition = o.partition
+                        and c.head < o.seq)
       order by o.destination, o.partition, o.seq limit $1) x
     union all
-    select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w join open d on d.destination = w.destination
+    select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w
+    join open d on d.destination = w.destination
     where w.due_at <= clock_timestamp()
     union all
     select x.seq, x.destination, x.attempts
@@ -4349,7 +4696,8 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
   select r.seq, r.destination, r.attempts from ready r order by r.seq, r.destination limit $1;
 $$;
 comment on function outbox_internal.next(integer) is
-  'The first messages that could go now, in order of seq, with the attempts they have had: not scheduled, backing off, behind such a one or a dead letter, or of a destination that is paused.';
+  'The first messages that could go now, in order of seq, with the attempts they have had: not scheduled, backing'
+  ' off, behind such a one or a dead letter, or of a destination that is paused.';
 
 create function outbox_internal.fate(seq bigint, destination text, attempts integer, since timestamptz)
 returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -4357,7 +4705,8 @@ returns text language sql volatile set search_path = pg_catalog, pg_temp set ena
     when f.outcome <> 'waits' then f.outcome
     when exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2 and w.attempts > $3)
       or exists (select from @extschema@.outbox o
-                 where o.ctid = (select outbox_internal.find_row($1, $2, s.partitions)) and o.attempts > $3) then 'failed'
+                 where o.ctid = (select outbox_internal.find_row($1, $2, s.partitions)) and o.attempts > $3)
+                   then 'failed'
     else 'waits' end
   from @extschema@.outbox_settings s
   cross join lateral outbox_internal.outcome($1, $2, $4, s.partitions) f (outcome);
@@ -4382,7 +4731,8 @@ begin
       using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
   end if;
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'outbox_relay() cannot see the end of a message in a % transaction', upper(current_setting('transaction_isolation'))
+    raise exception 'outbox_relay() cannot see the end of a message in a % transaction',
+      upper(current_setting('transaction_isolation'))
       using errcode = 'object_not_in_prerequisite_state', hint = 'Call it at READ COMMITTED.';
   end if;
   if not current_setting('outbox.enabled')::boolean and not (select s.leasing from @extschema@.outbox_settings s) then
@@ -4411,15 +4761,17 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_relay(integer, interval) is
-  'Lets the workers deliver the first max_rows messages that could go, in order of seq, also with outbox.enabled off, and waits until each has been tried. ok: all of them are published.';
+  'Lets the workers deliver the first max_rows messages that could go, in order of seq, also with outbox.enabled off,'
+  ' and waits until each has been tried. ok: all of them are published.';
 
 -- ---- sql/src/56_work.sql
 
--- For workers outside the server (outboxctl work): the worker protocol for a role that sees no table, outbox_relay. Such a
--- worker shares partitions, leases and claims with those in the server, so these functions stand on the same ones
--- (30_worker.sql), and hold it to its own: who it is belongs to the session, not to an argument, so it settles nothing
--- that another has claimed. What it is told of shared memory keeps the order of keys: before a claim from where its
--- lanes must be read again, after it which transactions are open, and what was committed meanwhile (crates/core, engine).
+-- For workers outside the server (outboxctl work): the worker protocol for a role that sees no table, outbox_relay.
+-- Such a worker shares partitions, leases and claims with those in the server, so these functions stand on the same
+-- ones (30_worker.sql), and hold it to its own: who it is belongs to the session, not to an argument, so it settles
+-- nothing that another has claimed. What it is told of shared memory keeps the order of keys: before a claim from where
+-- its lanes must be read again, after it which transactions are open, and what was committed meanwhile (crates/core,
+-- engine).
 -- Lock order: as in 30_worker.sql.
 
 create function outbox_internal.work_join(label text)
@@ -4450,12 +4802,14 @@ comment on function outbox_internal.work_own(smallint[], integer) is
 create function outbox_internal.work_adopt(prepared bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_adopt_wrapper';
 comment on function outbox_internal.work_adopt(bigint[]) is
-  'Takes prepared transactions that are older than the shared memory into the registry: (xid, since in microseconds) one after the other. Once for each database.';
+  'Takes prepared transactions that are older than the shared memory into the registry: (xid, since in microseconds)'
+  ' one after the other. Once for each database.';
 
 create function outbox_internal.work_count(destination text, ended bigint[], took_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_count_wrapper';
 comment on function outbox_internal.work_count(text, bigint[], bigint[]) is
-  'What a settle ended, for the figures of a destination: [published, retried, dead, expired, released], and how long the published ones took.';
+  'What a settle ended, for the figures of a destination: [published, retried, dead, expired, released], and how long'
+  ' the published ones took.';
 
 create function outbox_internal.work_in_flight(destination text, in_flight integer)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_in_flight_wrapper';
@@ -4472,17 +4826,22 @@ comment on function outbox_internal.is_on_disk(bigint) is
 create function outbox_internal.work_reopened(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_reopened_wrapper';
 comment on function outbox_internal.work_reopened(smallint[]) is
-  'Worker outside: from which seq on each partition must be read again since the last call, for the default destination and for all others; -1 = nothing new. Before a claim.';
+  'Worker outside: from which seq on each partition must be read again since the last call, for the default'
+  ' destination and for all others; -1 = nothing new. Before a claim.';
 
 create function outbox_internal.work_glance(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_glance_wrapper';
 comment on function outbox_internal.work_glance(smallint[]) is
-  'Worker outside: the number of open transactions that have enqueued; of each its lowest seq, a count, and so many words of its filter of keys with their numbers; then what work_reopened() would return. After a claim.';
+  'Worker outside: the number of open transactions that have enqueued; of each its lowest seq, a count, and so many'
+  ' words of its filter of keys with their numbers; then what work_reopened() would return. After a claim.';
 
-create function outbox_internal.work_wait(seen bigint[], timeout_ms integer, in_flight integer, tell boolean default false)
-returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_wait_wrapper';
+create function outbox_internal.work_wait(
+  seen bigint[], timeout_ms integer, in_flight integer, tell boolean default false
+) returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_wait_wrapper';
 comment on function outbox_internal.work_wait(bigint[], integer, integer, boolean) is
-  'Worker outside: waits until there may be something to do, at most so long; says how much it has in flight, and tell = that the other workers shall look at the leases. Returns three counters to pass next (commits, workers, what waits), and 1 if a statement needs the database without workers.';
+  'Worker outside: waits until there may be something to do, at most so long; says how much it has in flight, and'
+  ' tell = that the other workers shall look at the leases. Returns three counters to pass next (commits, workers,'
+  ' what waits), and 1 if a statement needs the database without workers.';
 
 -- ---- what a worker outside calls: its life --------------------------------------------------------------------------
 
@@ -4491,12 +4850,14 @@ returns text language plpgsql volatile parallel unsafe security definer set sear
 declare
   me constant text := outbox_internal.work_join(coalesce(label, ''));
 begin
-  if exists (select from @extschema@.outbox_workers w where w.worker_id = me and w.pid is distinct from pg_backend_pid()) then
+  if exists (select from @extschema@.outbox_workers w
+             where w.worker_id = me and w.pid is distinct from pg_backend_pid()) then
     raise exception 'a worker has the name "%"', me using errcode = 'object_in_use', hint = 'Choose another label.';
   end if;
   perform outbox_internal.work_adopt(coalesce((
     select array_agg(n order by x.transaction::text::bigint, i) from pg_prepared_xacts x
-    cross join lateral (values (1, x.transaction::text::bigint), (2, (extract(epoch from x.prepared) * 1000000)::bigint)) v (i, n)
+    cross join lateral (
+      values (1, x.transaction::text::bigint), (2, (extract(epoch from x.prepared) * 1000000)::bigint)) v (i, n)
     where x.database = current_database()), '{}'));
   return me;
 end
@@ -4515,7 +4876,8 @@ begin
   source := (select outbox_internal.legible(s.relation) from @extschema@.outbox_source s);
   defaults := (
     select outbox_internal.legible(
-             string_agg(format('%s %s %s', s.setdatabase, s.setrole, s.setconfig), ';' order by s.setdatabase, s.setrole))
+             string_agg(format('%s %s %s', s.setdatabase, s.setrole, s.setconfig), ';'
+                        order by s.setdatabase, s.setrole))
     from pg_db_role_setting s
     where s.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
       and s.setrole in (0, (select r.oid from pg_roles r where r.rolname = session_user)));
@@ -4523,13 +4885,17 @@ begin
 end
 $$;
 comment on function outbox_internal.work_look() is
-  'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from here, the source of events that it cannot read, a text that changes with the settings that a new session would have, and the time in microseconds since 1970.';
+  'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from here,'
+  ' the source of events that it cannot read, a text that changes with the settings that a new session would have,'
+  ' and the time in microseconds since 1970.';
 
 create function outbox_internal.work_destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
-) returns setof record language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+) returns setof record language sql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
   select outbox_internal.legible(d.destination), d.wrapper, d.server,
-         (select array_agg(outbox_internal.legible(o) order by i) from unnest(d.options) with ordinality u (o, i)), d.paused
+         (select array_agg(outbox_internal.legible(o) order by i) from unnest(d.options) with ordinality u (o, i)),
+         d.paused
   from outbox_internal.destinations() d where outbox_internal.work_me() is not null;
 $$;
 comment on function outbox_internal.work_destinations() is
@@ -4543,7 +4909,8 @@ comment on function outbox_internal.work_ttl_s() is
   'Outbox.lease_ttl in seconds.';
 
 create function outbox_internal.work_heartbeat()
-returns setof text language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+returns setof text language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
 begin
   perform set_config('synchronous_commit', 'off', true);
   -- No longer than its leases last: nobody knows sooner that such a worker has ended, and both are over at once then.
@@ -4554,9 +4921,12 @@ $$;
 comment on function outbox_internal.work_heartbeat() is
   'Worker outside: I live for outbox.lease_ttl more. Returns the ids of all live workers.';
 
-create function outbox_internal.work_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
-returns setof record language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select l.partition, outbox_internal.legible(l.lease_owner), l.live, l.lease_epoch from outbox_internal.leases() l where outbox_internal.work_me() is not null;
+create function outbox_internal.work_leases(
+  out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint
+) returns setof record language sql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
+  select l.partition, outbox_internal.legible(l.lease_owner), l.live, l.lease_epoch from outbox_internal.leases() l
+  where outbox_internal.work_me() is not null;
 $$;
 comment on function outbox_internal.work_leases() is
   'Worker outside: every partition with its lease, to plan from.';
@@ -4564,7 +4934,8 @@ comment on function outbox_internal.work_leases() is
 create function outbox_internal.work_lease(
   renew smallint[], renew_epochs bigint[], release smallint[], release_epochs bigint[], take smallint[],
   out partition smallint, out lease_epoch bigint, out ttl_s integer
-) returns setof record language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+) returns setof record language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
 declare
   me constant text := outbox_internal.work_me();
   lasts_s constant integer := outbox_internal.work_ttl_s();
@@ -4580,7 +4951,8 @@ begin
 end
 $$;
 comment on function outbox_internal.work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]) is
-  'Worker outside: renews leases, gives others back and takes free ones. Returns those that it holds now, and for how long from the call on.';
+  'Worker outside: renews leases, gives others back and takes free ones. Returns those that it holds now, and for how'
+  ' long from the call on.';
 
 create function outbox_internal.work_purge()
 returns bigint language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -4596,7 +4968,8 @@ begin
     return; -- dropped meanwhile
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  perform outbox_internal.report(outbox_internal.work_me(), destination, state, left(reason, 100), left(detail, 1000), null::timestamptz);
+  perform outbox_internal.report(
+    outbox_internal.work_me(), destination, state, left(reason, 100), left(detail, 1000), null::timestamptz);
 end
 $$;
 comment on function outbox_internal.work_report(text, text, text, text) is
@@ -4619,8 +4992,9 @@ $$;
 comment on function outbox_internal.work_leave() is
   'Worker outside: gives its leases back. work_quit() follows, when this is committed.';
 
-create function outbox_internal.work_pending(partitions smallint[], out partition smallint, out pending bigint, out is_all boolean)
-returns setof record language sql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.work_pending(
+  partitions smallint[], out partition smallint, out pending bigint, out is_all boolean
+) returns setof record language sql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
   -- The destinations that have messages: a look into the index for each, not a walk through it.
   with recursive waits (destination) as (
     (select o.destination from @extschema@.outbox o order by 1 limit 1)
@@ -4636,11 +5010,13 @@ returns setof record language sql stable parallel unsafe security definer set se
   left join (select w.destination from waits w where w.destination is not null) d on true
   left join lateral (
     select count(*) as n from (
-      select from @extschema@.outbox o where o.destination = d.destination and o.partition = p.partition limit b.lane) x) l on true
+      select from @extschema@.outbox o where o.destination = d.destination and o.partition = p.partition
+        limit b.lane) x) l on true
   group by 1 order by 1;
 $$;
 comment on function outbox_internal.work_pending(smallint[]) is
-  'For the screen of a worker outside, in a session of its own: how many messages wait in each of these partitions; is_all false = at least so many, for it looks at 20,000 rows or so.';
+  'For the screen of a worker outside, in a session of its own: how many messages wait in each of these partitions;'
+  ' is_all false = at least so many, for it looks at 20,000 rows or so.';
 
 -- ---- what a worker outside calls: messages --------------------------------------------------------------------------
 
@@ -4653,33 +5029,37 @@ begin
   perform set_config('synchronous_commit', 'off', true);
   return query select r.* from outbox_internal.claim(
     outbox_internal.work_me(), destination, partitions, epochs,
-    array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), marks, 33554432::bigint,
-    coalesce(reach, 9223372036854775807)) c cross join lateral outbox_internal.readable(c) r
+    array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), marks,
+    33554432::bigint, coalesce(reach, 9223372036854775807)) c cross join lateral outbox_internal.readable(c) r
   where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
 end
 $$;
 comment on function outbox_internal.work_claim(text, smallint[], bigint[], integer[], bigint[], bigint) is
-  'Worker outside: claims messages of partitions that it leases, as claim() does, and waits until all of them are on disk.';
+  'Worker outside: claims messages of partitions that it leases, as claim() does, and waits until all of them are on'
+  ' disk.';
 
 create function outbox_internal.work_claim_waiting(
   destination text, partition smallint, key text, epoch bigint, reach bigint, max_rows integer
 ) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
+declare
+  others outbox_internal.claimed;
 begin
   perform set_config('synchronous_commit', 'off', true);
   return query select r.* from outbox_internal.claim_waiting(
-    outbox_internal.work_me(), destination, partition, key, epoch, reach, least(greatest(max_rows, 0), 10000), 33554432::bigint) c
+    outbox_internal.work_me(), destination, partition, key, epoch, reach, least(greatest(max_rows, 0), 10000),
+    33554432::bigint) c
     cross join lateral outbox_internal.readable(c) r
   where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
   if outbox_internal.waits(destination, partition, key) then
-    return query select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
-      null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text,
-      null::text, null::text, null::text, null::bigint, null::bigint, null::boolean, null::timestamptz, 'more', null::timestamptz;
+    others.remark := 'more';
+    return next others;
   end if;
 end
 $$;
 comment on function outbox_internal.work_claim_waiting(text, smallint, text, bigint, bigint, integer) is
-  'Worker outside: claims the first messages of a key that wait behind another, up to the seq reach. The remark more: others are there.';
+  'Worker outside: claims the first messages of a key that wait behind another, up to the seq reach. The remark more:'
+  ' others are there.';
 
 create function outbox_internal.work_claim_unleased(destination text, max_rows integer)
 returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
@@ -4690,7 +5070,8 @@ begin
   end if;
   perform set_config('synchronous_commit', 'off', true);
   return query select r.* from outbox_internal.claim_unleased(
-    destination, outbox_internal.work_token(), extract(epoch from current_setting('outbox.claim_ttl')::interval)::integer,
+    destination, outbox_internal.work_token(),
+    extract(epoch from current_setting('outbox.claim_ttl')::interval)::integer,
     least(greatest(max_rows, 0), 10000), 33554432::bigint) c cross join lateral outbox_internal.readable(c) r
   where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
 end
@@ -4700,7 +5081,8 @@ comment on function outbox_internal.work_claim_unleased(text, integer) is
 
 create function outbox_internal.work_due(
   partitions smallint[], epochs bigint[], out destination text, out partition smallint, out seq bigint
-) returns setof record language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+) returns setof record language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
 begin
   if partitions is null and (select s.leasing from @extschema@.outbox_settings s) then
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin anew.';
@@ -4711,7 +5093,8 @@ begin
 end
 $$;
 comment on function outbox_internal.work_due(smallint[], bigint[]) is
-  'Worker outside: brings back messages whose time has come, of leases that it holds; with leasing off of all partitions. Returns where they are now.';
+  'Worker outside: brings back messages whose time has come, of leases that it holds; with leasing off of all'
+  ' partitions. Returns where they are now.';
 
 create function outbox_internal.work_next_due_ms()
 returns bigint language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -4721,8 +5104,10 @@ comment on function outbox_internal.work_next_due_ms() is
   'Worker outside: in how many ms the next waiting message is due; NULL = none waits for a time.';
 
 create function outbox_internal.work_gates(
-  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint, out followers boolean
-) returns setof record language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint,
+  out followers boolean
+) returns setof record language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
 begin
   return query
   select outbox_internal.legible(g.destination), g.partition, outbox_internal.legible(g.key), g.head, g.followers
@@ -4732,11 +5117,12 @@ begin
 end
 $$;
 comment on function outbox_internal.work_gates(smallint[]) is
-  'Worker outside: keys of partitions that it leases whose messages wait behind one that failed (head) or come back from waiting behind one.';
+  'Worker outside: keys of partitions that it leases whose messages wait behind one that failed (head) or come back'
+  ' from waiting behind one.';
 
 create function outbox_internal.work_settle(
-  destination text, tids text[], seqs bigint[], partitions smallint[], tokens bigint[], actions text[], delays_ms bigint[],
-  reasons text[], took_us bigint[]
+  destination text, tids text[], seqs bigint[], partitions smallint[], tokens bigint[], actions text[],
+  delays_ms bigint[], reasons text[], took_us bigint[]
 ) returns integer language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off as $$
 declare
@@ -4776,11 +5162,12 @@ begin
   if changed < n then
     -- Rows that moved (VACUUM FULL) are found again by key. Those that carry another token are no longer its own.
     changed := changed + outbox_internal.settle(
-      me, outbox_internal.locate(seqs, destinations, partitions), seqs, destinations, partitions, tokens, actions::"char"[],
-      delays_ms, short_reasons);
+      me, outbox_internal.locate(seqs, destinations, partitions), seqs, destinations, partitions, tokens,
+      actions::"char"[], delays_ms, short_reasons);
   end if;
   if changed > 0 then
-    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r'), count(*) filter (where a in ('d', 'D', 'B')),
+    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r'),
+                 count(*) filter (where a in ('d', 'D', 'B')),
                  count(*) filter (where a = 'x'), count(*) filter (where a = 'f')]
       into counts from (select a from unnest(actions) a limit changed) c;
     gone := counts[1] + counts[3] + counts[4];
@@ -4793,16 +5180,19 @@ begin
   return changed;
 end
 $$;
-comment on function outbox_internal.work_settle(text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[]) is
-  'Worker outside: ends messages of a destination that it has claimed, with the actions of settle(), on disk when it is committed. took_us: how long the published ones took. Returns how many changed; the others are no longer its own.';
+comment on function outbox_internal.work_settle(
+  text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[]) is
+  'Worker outside: ends messages of a destination that it has claimed, with the actions of settle(), on disk when it'
+  ' is committed. took_us: how long the published ones took. Returns how many changed; the others are no longer its'
+  ' own.';
 
 -- ---- sql/src/90_privileges.sql
 
--- Who owns and who may. Tables and definer functions belong to the worker role, so that neither the workers nor the definer
--- functions need a superuser. Views and all other functions stay with the superuser who created the extension: they run with
--- the rights of who reads or calls them, superusers too, so whoever may replace them has those rights. The owner of a view
--- needs not even CREATE on the schema for that. Nothing is open to PUBLIC but what is harmless. Last, when every object
--- stands.
+-- Who owns and who may. Tables and definer functions belong to the worker role, so that neither the workers nor the
+-- definer functions need a superuser. Views and all other functions stay with the superuser who created the extension:
+-- they run with the rights of who reads or calls them, superusers too, so whoever may replace them has those rights.
+-- The owner of a view needs not even CREATE on the schema for that. Nothing is open to PUBLIC but what is harmless.
+-- Last, when every object stands.
 
 do $owner$
 declare
@@ -4816,10 +5206,11 @@ begin
     left join pg_catalog.pg_proc p on d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass and p.oid = d.objid
     left join pg_catalog.pg_class c on d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass and c.oid = d.objid
       and i.schema = 'outbox_internal'
-    left join pg_catalog.pg_namespace n on d.classid = 'pg_catalog.pg_namespace'::pg_catalog.regclass and n.oid = d.objid
+    left join pg_catalog.pg_namespace n on d.classid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
+      and n.oid = d.objid
     cross join lateral (
-      -- PUBLIC may call a new function, and ALTER DEFAULT PRIVILEGES may have opened more, to others too. Who owns tables has
-      -- said so of tables; functions, and what users do not name, are closed.
+      -- PUBLIC may call a new function, and ALTER DEFAULT PRIVILEGES may have opened more, to others too. Who owns
+      -- tables has said so of tables; functions, and what users do not name, are closed.
       select pg_catalog.string_agg(distinct case a.grantee when 0 then 'public'
                else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)) end, ', ') as to_whom
       from pg_catalog.aclexplode(coalesce(p.proacl, c.relacl, n.nspacl, pg_catalog.acldefault('f', p.proowner))) a
@@ -4935,7 +5326,8 @@ grant execute on function @extschema@.outbox_inbox_receive(text, text) to outbox
 -- ---- outbox_relay ---------------------------------------------------------------------------------------------------
 
 grant execute on function
-  @extschema@.outbox_fetch_unpublished(integer, text, interval), @extschema@.outbox_mark_published(bigint, bigint, text),
+  @extschema@.outbox_fetch_unpublished(integer, text, interval),
+  @extschema@.outbox_mark_published(bigint, bigint, text),
   @extschema@.outbox_mark_failed(bigint, bigint, text, text), @extschema@.outbox_relay(integer, interval)
   to outbox_relay;
 -- Workers outside the server.

@@ -129,6 +129,11 @@ fn every_definer_and_plpgsql_function_pins_its_search_path() {
 }
 
 #[test]
+fn no_line_of_sql_is_wider_than_a_screen() {
+    assert_no_complaints(&files("sql/src", "sql"), |_, text| too_wide(text));
+}
+
+#[test]
 fn the_lock_file_is_committed() {
     assert!(read("Cargo.lock").contains("name = \"outbox\""), "Cargo.lock lacks us");
     assert!(!read(".gitignore").contains("Cargo.lock"), "Cargo.lock is ignored");
@@ -405,6 +410,16 @@ fn too_long(text: &str) -> Vec<String> {
     }
 }
 
+fn too_wide(text: &str) -> Vec<String> {
+    const COLUMNS_MAX: usize = 120;
+    let lines = text.lines().enumerate();
+    lines
+        .map(|(index, line)| (index + 1, line.chars().count()))
+        .filter(|(_, columns)| *columns > COLUMNS_MAX)
+        .map(|(number, columns)| format!("{number}: {columns} columns, more than {COLUMNS_MAX}"))
+        .collect()
+}
+
 fn first_difference(a: &str, b: &str) -> Option<usize> {
     if a == b {
         return None;
@@ -565,6 +580,13 @@ fn a_function_without_a_search_path_is_found() {
     let found = unpinned_functions(&sql.concat());
     let expected = ["a", "b", "f"].map(|name| format!("{name} does not pin search_path"));
     assert_eq!(found, expected);
+}
+
+#[test]
+fn a_wide_line_is_found() {
+    assert!(too_wide(&"x".repeat(120)).is_empty());
+    let wide = format!("a\n-- {}", "x".repeat(118));
+    assert_eq!(too_wide(&wide), ["2: 121 columns, more than 120"]);
 }
 
 #[test]

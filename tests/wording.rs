@@ -191,6 +191,7 @@ fn sql_api_md_names_each_kind_of_failure_and_each_action_of_the_audit() {
     let mut actions = BTreeSet::new();
     for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../sql/src")).expect("the sources") {
         let text = std::fs::read_to_string(file.expect("a file").path()).expect("SQL");
+        let text: String = text.split_whitespace().collect(); // an argument may stand on the next line
         actions.extend(quoted_after(&text, "note_in_audit('", '\''));
     }
     let text = section(SQL_API, "### outbox_audit");

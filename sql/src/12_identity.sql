@@ -1,6 +1,6 @@
--- Is this the database that is to deliver, or a copy of it? A copy carries the messages that wait in the original, and would send
--- them a second time. So the database keeps where it was adopted: system identifier of the server, OID of the database,
--- outbox.identity. A standby that is promoted is still the same.
+-- Is this the database that is to deliver, or a copy of it? A copy carries the messages that wait in the original, and
+-- would send them a second time. So the database keeps where it was adopted: system identifier of the server, OID of
+-- the database, outbox.identity. A standby that is promoted is still the same.
 
 create function outbox_internal.system_identifier()
 returns bigint language c stable as 'MODULE_PATHNAME', 'outbox_system_identifier_wrapper';
@@ -16,15 +16,16 @@ create table @extschema@.outbox_identity (
   adopted_at        timestamptz not null default pg_catalog.clock_timestamp()
 );
 comment on table @extschema@.outbox_identity is
-  'One row: where this database was adopted. Where that is not here, nothing is delivered until outbox_adopt(). Written at CREATE EXTENSION.';
+  'One row: where this database was adopted. Where that is not here, nothing is delivered until outbox_adopt().'
+  ' Written at CREATE EXTENSION.';
 comment on column @extschema@.outbox_identity.restored is
   'The row, or the extension itself, came with a dump.';
 
 create function outbox_internal.identity_replace() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  -- A dump brings a row of its own. It may come after the messages, so what a dump restores is silent from CREATE EXTENSION
-  -- on: pg_dump's scripts and pg_restore begin with SET row_security = off, which hardly anybody else says.
+  -- A dump brings a row of its own. It may come after the messages, so what a dump restores is silent from CREATE
+  -- EXTENSION on: pg_dump's scripts and pg_restore begin with SET row_security = off, which hardly anybody else says.
   delete from @extschema@.outbox_identity;
   new.restored := found or current_setting('row_security') = 'off';
   return new;
@@ -39,7 +40,8 @@ comment on trigger outbox_identity_replace on @extschema@.outbox_identity is
 
 create function outbox_internal.here(out database oid, out identity text)
 language sql stable set search_path = pg_catalog, pg_temp as $$
-  select d.oid, coalesce(current_setting('outbox.identity', true), '') from pg_database d where d.datname = current_database();
+  select d.oid, coalesce(current_setting('outbox.identity', true), '')
+  from pg_database d where d.datname = current_database();
 $$;
 comment on function outbox_internal.here() is
   'Which database this is, and outbox.identity.';
@@ -51,9 +53,11 @@ begin
   return case
     when i.singleton is null then 'outbox_identity is empty'
     when i.restored then 'it was restored from a dump'
-    when i.system_identifier <> outbox_internal.system_identifier() then 'it comes from another server, by a copy or by pg_upgrade'
+    when i.system_identifier <> outbox_internal.system_identifier()
+      then 'it comes from another server, by a copy or by pg_upgrade'
     when i.database <> here.database then 'it is a copy of another database'
-    when i.identity <> here.identity then format('outbox.identity is %L, but it was adopted as %L', here.identity, i.identity)
+    when i.identity <> here.identity
+      then format('outbox.identity is %L, but it was adopted as %L', here.identity, i.identity)
   end
   from (select d.oid as database, coalesce(current_setting('outbox.identity', true), '') as identity
         from pg_database d where d.datname = current_database()) here
@@ -88,6 +92,7 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_adopt(text) is
-  'Lets a copy deliver: a restored dump, a copied database or server, one after pg_upgrade. Within about a second. False if it is adopted already.';
+  'Lets a copy deliver: a restored dump, a copied database or server, one after pg_upgrade. Within about a second.'
+  ' False if it is adopted already.';
 
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_identity', '');

@@ -1,6 +1,6 @@
--- Publication policy: a trigger on an event table enqueues those of its rows that a condition chooses. All the trigger needs is
--- in its one argument, so it is dumped with its table; src/capture.rs reads it. Only the trigger on outbox_events needs a
--- table beside it, for a dump leaves out the triggers on tables of an extension.
+-- Publication policy: a trigger on an event table enqueues those of its rows that a condition chooses. All the trigger
+-- needs is in its one argument, so it is dumped with its table; src/capture.rs reads it. Only the trigger on
+-- outbox_events needs a table beside it, for a dump leaves out the triggers on tables of an extension.
 -- Lock order: the table of the user first; CREATE TRIGGER waits for its writers.
 
 create function @extschema@.outbox_attached() returns trigger language c volatile parallel unsafe
@@ -8,7 +8,8 @@ set search_path = pg_catalog, pg_temp set timezone = 'UTC' set datestyle = 'ISO,
 set bytea_output = 'hex' set extra_float_digits = 1
 as 'MODULE_PATHNAME', 'outbox_attached_wrapper';
 comment on function @extschema@.outbox_attached() is
-  'Internal: the trigger of outbox_attach. Runs as the one who writes; only the pointers are written with other rights.';
+  'Internal: the trigger of outbox_attach. Runs as the one who writes; only the pointers are written with other'
+  ' rights.';
 
 create function outbox_internal.check_destination(destination text)
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_check_destination_wrapper';
@@ -23,7 +24,8 @@ declare
 begin
   select * into class from pg_class c where c.oid = relation;
   if class.oid is null then
-    raise exception 'there is no such table' using errcode = 'undefined_table', hint = 'Pass its name, for example ''shop.orders''.';
+    raise exception 'there is no such table' using errcode = 'undefined_table',
+      hint = 'Pass its name, for example ''shop.orders''.';
   end if;
   if class.relkind not in ('r', 'p') then
     raise exception '% is not a table', relation using errcode = 'wrong_object_type',
@@ -53,7 +55,8 @@ begin
 end
 $$;
 comment on function outbox_internal.tables_for_triggers(regclass) is
-  'A table and its partitions, for a statement that names a partition fires the triggers of that partition only; an error if the caller may not, or nobody may, put triggers on it.';
+  'A table and its partitions, for a statement that names a partition fires the triggers of that partition only; an'
+  ' error if the caller may not, or nobody may, put triggers on it.';
 
 create function outbox_internal.check_expression(relation regclass, argument text, expression text, condition boolean)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -62,15 +65,15 @@ declare
 begin
   -- A row made up, as in the trigger: it has no ctid or tableoid. WHERE takes no aggregate and no set, which would
   -- make one row of many, or many of one.
-  execute format(case when condition then 'explain select from jsonb_populate_record(null::%s, ''{}'') r where (%s' || chr(10) || ')'
-                      else 'explain select from jsonb_populate_record(null::%s, ''{}'') r where (%s' || chr(10) || ')::text is not null'
-                 end, relation, expression);
+  execute format('explain select from jsonb_populate_record(null::%s, ''{}'') r where (%s' || chr(10) || ')'
+                 || case when condition then '' else '::text is not null' end, relation, expression);
 exception when others then
   get stacked diagnostics cause = message_text;
   raise exception '% is not %', argument,
       case when condition then 'a condition' else 'an expression' end || ' over a row of ' || relation
     using errcode = 'invalid_parameter_value', detail = format('%s: %s.', expression, cause),
-      hint = 'Write SQL over the columns of the table. Functions and operators of your own need their schema: shop.f(total), price operator(shop.<) 1.';
+      hint = 'Write SQL over the columns of the table. Functions and operators of your own need their schema:'
+             ' shop.f(total), price operator(shop.<) 1.';
 end
 $$;
 comment on function outbox_internal.check_expression(regclass, text, text, boolean) is
@@ -89,15 +92,16 @@ create table @extschema@.outbox_policies (
 );
 comment on table @extschema@.outbox_policies is
   'What outbox_attach has put on outbox_events, for a dump to carry. A row makes its trigger.';
--- By name it comes after outbox_events, so psql restores the events first, and none of them is enqueued anew. pg_restore may do
--- both at once; see src/capture.rs.
+-- By name it comes after outbox_events, so psql restores the events first, and none of them is enqueued anew.
+-- pg_restore may do both at once; see src/capture.rs.
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_policies', '');
 
 create function outbox_internal.policies_apply() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   if tg_op <> 'INSERT' then
-    execute format('drop trigger if exists %I on @extschema@.outbox_events', outbox_internal.attach_name(old.destination));
+    execute format('drop trigger if exists %I on @extschema@.outbox_events',
+                   outbox_internal.attach_name(old.destination));
   end if;
   if tg_op <> 'DELETE' then
     execute format('create trigger %I after insert on @extschema@.outbox_events referencing new table as outbox_new
@@ -126,9 +130,11 @@ declare
 begin
   perform outbox_internal.tables_for_triggers(relation);
   perform outbox_internal.check_destination(destination);
-  if not exists (select from pg_attribute a where a.attrelid = relation and a.attname = seq and a.attnum > 0 and not a.attisdropped
+  if not exists (select from pg_attribute a
+                 where a.attrelid = relation and a.attname = seq and a.attnum > 0 and not a.attisdropped
                    and a.atttypid in ('int2'::regtype, 'int4'::regtype, 'int8'::regtype)) then
-    raise exception 'table % has no integer column %', relation, coalesce(quote_ident(seq), 'NULL') using errcode = 'undefined_column',
+    raise exception 'table % has no integer column %', relation, coalesce(quote_ident(seq), 'NULL')
+      using errcode = 'undefined_column',
       hint = 'Name the column with the seq of the event: seq => ''global_sequence''.';
   end if;
   if when_sql is not null then
@@ -153,7 +159,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_attach(regclass, text, text, text, text) is
-  'Enqueues from now on the rows inserted into an event table for which when_sql holds (NULL = all), with the key that an SQL expression over the row gives. Called again it changes both. For the owner of the table.';
+  'Enqueues from now on the rows inserted into an event table for which when_sql holds (NULL = all), with the key'
+  ' that an SQL expression over the row gives. Called again it changes both. For the owner of the table.';
 
 create function @extschema@.outbox_detach(relation regclass, destination text default null)
 returns boolean language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
@@ -180,4 +187,5 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_detach(regclass, text) is
-  'Ends what outbox_attach began for a destination (NULL = the default one). False if it was not attached. For the owner of the table.';
+  'Ends what outbox_attach began for a destination (NULL = the default one). False if it was not attached. For the'
+  ' owner of the table.';

@@ -1,5 +1,5 @@
--- Change capture: triggers that make an event of each row written to a table. What they need is in their one argument, so they
--- are dumped with the table; src/capture.rs reads it, crates/core/src/change.rs makes the events.
+-- Change capture: triggers that make an event of each row written to a table. What they need is in their one argument,
+-- so they are dumped with the table; src/capture.rs reads it, crates/core/src/change.rs makes the events.
 
 create function @extschema@.outbox_captured() returns trigger language c volatile parallel unsafe
 set search_path = pg_catalog, pg_temp set timezone = 'UTC' set datestyle = 'ISO, MDY' set intervalstyle = 'postgres'
@@ -36,9 +36,11 @@ begin
   end if;
   select c.name into unknown from unnest(columns || soft_delete_column) c (name)
   where c.name is not null or c.name is null and columns is not null and array_position(columns, null) is not null
-  except select a.attname from pg_attribute a where a.attrelid = relation and a.attnum > 0 and not a.attisdropped limit 1;
+  except select a.attname from pg_attribute a where a.attrelid = relation and a.attnum > 0 and not a.attisdropped
+  limit 1;
   if found then
-    raise exception 'table % has no column %', relation, coalesce(quote_ident(unknown), 'NULL') using errcode = 'undefined_column',
+    raise exception 'table % has no column %', relation, coalesce(quote_ident(unknown), 'NULL')
+      using errcode = 'undefined_column',
       hint = 'Names are as stored: in lower case, unless the table was created with quotes.';
   end if;
   if aggregate_id is not null then
@@ -58,8 +60,9 @@ begin
       hint = 'AMQP carries 255 bytes; the longest type ends in ForceDeleted.';
   end if;
   settings := jsonb_strip_nulls(jsonb_build_object(
-    'aggregate_type', aggregate_type, 'type_prefix', type_prefix, 'operations', operations, 'aggregate_id', aggregate_id,
-    'soft_delete_column', soft_delete_column, 'columns', columns, 'destination', destination))::text;
+    'aggregate_type', aggregate_type, 'type_prefix', type_prefix, 'operations', operations,
+    'aggregate_id', aggregate_id, 'soft_delete_column', soft_delete_column, 'columns', columns,
+    'destination', destination))::text;
 
   for place in select t from outbox_internal.tables_for_triggers(relation) t loop
     execute format($sql$
@@ -77,7 +80,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_capture(regclass, text, text, text, text, text, text[], text) is
-  'Makes from now on an event of each row written to a table, and enqueues it: Created, Updated, Deleted, ForceDeleted, Restored. Called again it changes how. For the owner of the table.';
+  'Makes from now on an event of each row written to a table, and enqueues it: Created, Updated, Deleted,'
+  ' ForceDeleted, Restored. Called again it changes how. For the owner of the table.';
 
 create function @extschema@.outbox_uncapture(relation regclass)
 returns boolean language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$

@@ -1,5 +1,5 @@
--- What failed at each attempt of a message, kept while the message is, and told to shared memory for outbox_errors. Written
--- by the settle of failures, so what is published at the first attempt costs nothing here.
+-- What failed at each attempt of a message, kept while the message is, and told to shared memory for outbox_errors.
+-- Written by the settle of failures, so what is published at the first attempt costs nothing here.
 
 create table @extschema@.outbox_attempts_log (
   seq         bigint      not null,
@@ -12,7 +12,8 @@ create table @extschema@.outbox_attempts_log (
   primary key (seq, destination, at)
 );
 comment on table @extschema@.outbox_attempts_log is
-  'Attempts that failed, the last 20 of each message. Kept as long as the message waits or is dead, else for outbox.retention.';
+  'Attempts that failed, the last 20 of each message. Kept as long as the message waits or is dead, else for'
+  ' outbox.retention.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_attempts_log', '');
 
 create function outbox_internal.note_fault(destination text, error text, is_dead boolean, seq bigint, count bigint)
@@ -61,4 +62,5 @@ begin
 end
 $$;
 comment on function outbox_internal.trim_attempts(bigint, integer, integer, timestamptz) is
-  'Looks at up to batch failed attempts after a seq and removes those that are older than retention_s and of which the message neither waits nor is dead. Returns how far it got and whether more may be old beyond.';
+  'Looks at up to batch failed attempts after a seq and removes those that are older than retention_s and of which'
+  ' the message neither waits nor is dead. Returns how far it got and whether more may be old beyond.';

@@ -1,32 +1,37 @@
--- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. What holds the
--- order of a key beyond them (open transactions, marks) is in shared memory. Time is the database's. Lock order: outbox_partitions, then outbox, then the rest.
--- A claim and a settle are planned once and reused for years of table sizes, so the plans that read a whole table are
--- switched off for them: the right one is always an index or a ctid. JIT is off with them, since a plan that still holds
--- a switched-off scan (of a table of one row) looks dear enough to be compiled each time.
+-- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. What
+-- holds the order of a key beyond them (open transactions, marks) is in shared memory. Time is the database's. Lock
+-- order: outbox_partitions, then outbox, then the rest. A claim and a settle are planned once and reused for years of
+-- table sizes, so the plans that read a whole table are switched off for them: the right one is always an index or a
+-- ctid. JIT is off with them, since a plan that still holds a switched-off scan (of a table of one row) looks dear
+-- enough to be compiled each time.
 
 create function outbox_internal.server_workers()
 returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_server_workers_wrapper';
 comment on function outbox_internal.server_workers() is
-  'Worker protocol: the ids of the workers that run in the server for this database, from shared memory; NULL when not preloaded.';
+  'Worker protocol: the ids of the workers that run in the server for this database, from shared memory; NULL when'
+  ' not preloaded.';
 
 create function outbox_internal.installed()
 returns void language c volatile as 'MODULE_PATHNAME', 'outbox_installed_wrapper';
 comment on function outbox_internal.installed() is
   'Tells the launcher at COMMIT that this database has the extension; warns if the library is not preloaded.';
 
--- These two have no SET clause, so that they are inlined: called for each lease they were most of what an idle worker did.
+-- These two have no SET clause, so that they are inlined: called for each lease they were most of what an idle worker
+-- did.
 create function outbox_internal.has_ended(worker text)
 returns boolean language sql volatile
 begin atomic
   select $1 like 'server-%' and not $1 = any (coalesce(outbox_internal.server_workers(), '{}'));
 end;
 comment on function outbox_internal.has_ended(text) is
-  'Worker protocol: whether a worker in the server is known to have ended, however it ended: nobody waits for its heartbeat or leases to run out. Its name begins with server-; of others nobody knows.';
+  'Worker protocol: whether a worker in the server is known to have ended, however it ended: nobody waits for its'
+  ' heartbeat or leases to run out. Its name begins with server-; of others nobody knows.';
 
 create function outbox_internal.leases_last(worker text)
 returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_leases_last_wrapper';
 comment on function outbox_internal.leases_last(text) is
-  'Worker protocol: whether what this worker leased last is not over by a clock that does not jump, from shared memory; false for a worker that has no place there.';
+  'Worker protocol: whether what this worker leased last is not over by a clock that does not jump, from shared'
+  ' memory; false for a worker that has no place there.';
 
 create function outbox_internal.lease_is_live(lease_owner text, lease_until timestamptz)
 returns boolean language sql volatile
@@ -36,7 +41,8 @@ begin atomic
      and not outbox_internal.has_ended($1);
 end;
 comment on function outbox_internal.lease_is_live(text, timestamptz) is
-  'Worker protocol: whether a lease holds: it is over when both the wall clock and the clock of its worker say so, or the worker has ended. So a wall clock that is set forward takes no lease away.';
+  'Worker protocol: whether a lease holds: it is over when both the wall clock and the clock of its worker say so, or'
+  ' the worker has ended. So a wall clock that is set forward takes no lease away.';
 
 create function outbox_internal.heartbeat(worker text, pid integer, ttl_s integer)
 returns setof text language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -56,8 +62,8 @@ comment on function outbox_internal.heartbeat(text, integer, integer) is
 
 create function outbox_internal.report(
   worker text, destination text, state text, reason text, detail text, looked_at timestamptz
-)
-returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+) returns void language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
 begin
   if state is null then
     delete from @extschema@.outbox_connections c
@@ -75,7 +81,8 @@ begin
 end
 $$;
 comment on function outbox_internal.report(text, text, text, text, text, timestamptz) is
-  'Worker protocol: what this worker knows of a destination (state NULL = it serves it no more), and when it looked if a session asked it to; outbox_health shows it.';
+  'Worker protocol: what this worker knows of a destination (state NULL = it serves it no more), and when it looked'
+  ' if a session asked it to; outbox_health shows it.';
 
 create function outbox_internal.destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
@@ -96,7 +103,8 @@ begin
 end
 $$;
 comment on function outbox_internal.destinations() is
-  'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the settings.';
+  'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the'
+  ' settings.';
 
 create function outbox_internal.closed_lanes(out destination text, out partition smallint, out head bigint)
 returns setof record language plpgsql stable rows 10 set search_path = pg_catalog, pg_temp as $$
@@ -119,7 +127,8 @@ begin
 end
 $$;
 comment on function outbox_internal.closed_lanes() is
-  'Where a partition is one order (ordering ''partition''), the partitions that stand still and the first message that holds them up: it backs off, or is a dead letter that blocks. What lies behind it stays in outbox.';
+  'Where a partition is one order (ordering ''partition''), the partitions that stand still and the first message'
+  ' that holds them up: it backs off, or is a dead letter that blocks. What lies behind it stays in outbox.';
 
 create function outbox_internal.destination_exists(destination text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
@@ -128,8 +137,9 @@ $$;
 comment on function outbox_internal.destination_exists(text) is
   'Whether there is such a destination.';
 
-create function outbox_internal.leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
-returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.leases(
+  out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint
+) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   return query
   select p.partition, p.lease_owner, outbox_internal.lease_is_live(p.lease_owner, p.lease_until), p.lease_epoch
@@ -139,10 +149,12 @@ $$;
 comment on function outbox_internal.leases() is
   'Worker protocol: every partition with its lease, to plan from.';
 
-create function outbox_internal.lease_take(worker text, partitions smallint[], ttl_s integer, out partition smallint, out lease_epoch bigint)
-returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.lease_take(
+  worker text, partitions smallint[], ttl_s integer, out partition smallint, out lease_epoch bigint
+) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
-  -- One's own lease is taken anew after a restart: the epoch grows, so what the earlier process still does is fenced off.
+  -- One's own lease is taken anew after a restart: the epoch grows, so what the earlier process still does is fenced
+  -- off.
   return query
   with free as (
     select p.partition as id from @extschema@.outbox_partitions p
@@ -205,7 +217,8 @@ comment on function outbox_internal.leave(text) is
 create function outbox_internal.purge_workers()
 returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
   with gone as (delete from @extschema@.outbox_workers w
-                where w.heartbeat_until < clock_timestamp() - interval '1 minute' and not outbox_internal.leases_last(w.worker_id)
+                where w.heartbeat_until < clock_timestamp() - interval '1 minute'
+                  and not outbox_internal.leases_last(w.worker_id)
                    or outbox_internal.has_ended(w.worker_id) returning 1)
   select count(*) from gone;
 $$;
@@ -233,16 +246,21 @@ comment on view outbox_internal.event_text is
 create function outbox_internal.commit_position(xid)
 returns bigint language c volatile strict as 'MODULE_PATHNAME', 'outbox_commit_position_wrapper';
 comment on function outbox_internal.commit_position(xid) is
-  'Worker protocol: up to where WAL must be on disk for this committed transaction to be durable; 0 = it waited for that itself.';
+  'Worker protocol: up to where WAL must be on disk for this committed transaction to be durable; 0 = it waited for'
+  ' that itself.';
 
 create type outbox_internal.claimed as (
-  tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, crashes integer, claim_token bigint,
-  id text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
+  tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, crashes integer,
+  claim_token bigint, id text, type text, aggregate_type text, aggregate_id text, operation text, payload text,
+  previous_payload text,
   metadata text, headers text, actor text, correlation_id text, created_at text, created_at_s bigint,
   wal_position bigint, replayed boolean, enqueued_at timestamptz, remark text, expires_at timestamptz
 );
 comment on type outbox_internal.claimed is
-  'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark and no seq is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not among these. With a seq the remark says why the message can never be sent.';
+  'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be'
+  ' on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark and no'
+  ' seq is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not'
+  ' among these. With a seq the remark says why the message can never be sent.';
 
 -- Text that leaves the server. A client is sent text in its own encoding; where that cannot be done the whole statement
 -- fails, with all its rows. So a text that cannot be UTF-8 is found here, before it is sent, and spoils one row alone.
@@ -252,7 +270,8 @@ create function outbox_internal.unreadable(
   metadata text, headers text, actor text, correlation_id text
 ) returns text language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_unreadable_wrapper';
 comment on function outbox_internal.unreadable(text, text, text, text, text, text, text, text, text, text, text) is
-  'Why a message with this key and event can never be sent: a text that cannot be converted to UTF-8, or too many bytes. NULL if it can.';
+  'Why a message with this key and event can never be sent: a text that cannot be converted to UTF-8, or too many'
+  ' bytes. NULL if it can.';
 
 create function outbox_internal.legible(text)
 returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_legible_wrapper';
@@ -268,7 +287,8 @@ comment on function outbox_internal.of_utf8(bytea) is
 create function outbox_internal.readable(claimed outbox_internal.claimed)
 returns setof outbox_internal.claimed language sql stable as $$
   select ($1).tid, ($1).seq, ($1).destination, ($1).partition, case when u.why is null then ($1).key end, ($1).attempts,
-         ($1).crashes, ($1).claim_token, case when u.why is null then ($1).id end, case when u.why is null then ($1).type end,
+         ($1).crashes, ($1).claim_token, case when u.why is null then ($1).id end,
+         case when u.why is null then ($1).type end,
          case when u.why is null then ($1).aggregate_type end, case when u.why is null then ($1).aggregate_id end,
          case when u.why is null then ($1).operation end, case when u.why is null then ($1).payload end,
          case when u.why is null then ($1).previous_payload end, case when u.why is null then ($1).metadata end,
@@ -276,8 +296,8 @@ returns setof outbox_internal.claimed language sql stable as $$
          case when u.why is null then ($1).correlation_id end, ($1).created_at, ($1).created_at_s, ($1).wal_position,
          ($1).replayed, ($1).enqueued_at, coalesce(($1).remark, u.why), ($1).expires_at
   from (select outbox_internal.unreadable(
-          ($1).key, ($1).type, ($1).aggregate_type, ($1).aggregate_id, ($1).operation, ($1).payload, ($1).previous_payload,
-          ($1).metadata, ($1).headers, ($1).actor, ($1).correlation_id) as why offset 0) u;
+          ($1).key, ($1).type, ($1).aggregate_type, ($1).aggregate_id, ($1).operation, ($1).payload,
+          ($1).previous_payload, ($1).metadata, ($1).headers, ($1).actor, ($1).correlation_id) as why offset 0) u;
 $$;
 comment on function outbox_internal.readable(outbox_internal.claimed) is
   'A claimed message as a client gets it: without its texts if one of them cannot be read, and the remark says why.';
@@ -302,19 +322,20 @@ returns bigint language sql immutable parallel safe as $$
     else $2 end;
 $$;
 comment on function outbox_internal.suspicion(integer, bigint) is
-  'How much of a claim a message takes with which workers crashed: after one crash a hundred go together, after two ten, then one. So the next crash charges few beside the one that is to blame.';
+  'How much of a claim a message takes with which workers crashed: after one crash a hundred go together, after two'
+  ' ten, then one. So the next crash charges few beside the one that is to blame.';
 
--- Nothing is known of the tables when a plan is made: vacuum may have seen outbox empty a moment before a million rows came.
--- One row expected, a bitmap or a sort of the whole lane looks as cheap as the index that brings the first rows in order,
--- and costs a second a claim. So those are off here, and wherever the first rows of many are wanted.
+-- Nothing is known of the tables when a plan is made: vacuum may have seen outbox empty a moment before a million rows
+-- came. One row expected, a bitmap or a sort of the whole lane looks as cheap as the index that brings the first rows
+-- in order, and costs a second a claim. So those are off here, and wherever the first rows of many are wanted.
 
--- A claim takes pointers, cut by body_bytes, and reads the events of those alone, at its very end: rows of a CTE, of a sort
--- and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins what is sorted
--- already, and its rows go to the worker as they are made. One snapshot serves all of it, so an event is found by its ctid
--- the second time. OFFSET 0 keeps the planner from reading all events once instead, where its settings make a look dear.
--- A worker in the server plans the bodies of claim, claim_waiting and claim_unleased itself, once: a call
--- is a function in FROM, and with its SET clauses it costs as much again as the claim of one message. So their parameters
--- have numbers. A worker outside calls them, and work_mem is what such a claim needs at most.
+-- A claim takes pointers, cut by body_bytes, and reads the events of those alone, at its very end: rows of a CTE, of a
+-- sort and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins what
+-- is sorted already, and its rows go to the worker as they are made. One snapshot serves all of it, so an event is
+-- found by its ctid the second time. OFFSET 0 keeps the planner from reading all events once instead, where its
+-- settings make a look dear. A worker in the server plans the bodies of claim, claim_waiting and claim_unleased itself,
+-- once: a call is a function in FROM, and with its SET clauses it costs as much again as the claim of one message. So
+-- their parameters have numbers. A worker outside calls them, and work_mem is what such a claim needs at most.
 
 create function outbox_internal.claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[],
@@ -341,8 +362,8 @@ set work_mem = '128MB' as $$
                   where p.partition = l.partition and p.lease_owner = $1 and p.lease_epoch = l.epoch)
       -- A worker hears of a pause later than a relay of somebody else's, which may hold messages by then.
       and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
-      -- Always true. For the planner one lane is left then: with more, one that takes outbox for empty (vacuum saw it so)
-      -- would join each row of it with all that is claimed.
+      -- Always true. For the planner one lane is left then: with more, one that takes outbox for empty (vacuum saw it
+      -- so) would join each row of it with all that is claimed.
       and l.n between 1 and 1000000000
   ), claimed as (
     update @extschema@.outbox o set claim_token = pick.epoch, crashes = pick.crashes
@@ -351,8 +372,9 @@ set work_mem = '128MB' as $$
               pick.wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, pick.event_tid
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
-         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
-         e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at, c.remark, c.expires_at
+         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+         e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at,
+         c.remark, c.expires_at
   from (
     select * from claimed
     union all
@@ -365,7 +387,8 @@ set work_mem = '128MB' as $$
   order by c.seq;
 $$;
 comment on function outbox_internal.claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
-  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a mark each, up to the seq reach, with their events; stops after bytes_max of bodies.';
+  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a mark each,'
+  ' up to the seq reach, with their events; stops after bytes_max of bodies.';
 
 create function outbox_internal.claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, reach bigint, n integer, bytes_max bigint
@@ -391,21 +414,24 @@ set work_mem = '128MB' as $$
   ), gone as (
     delete from @extschema@.outbox_waiting w using pick
     where w.ctid = pick.row_tid and pick.bytes_before < $8
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
+              w.expires_at
   ), claimed as (
     insert into @extschema@.outbox as o
       (seq, enqueued_at, claim_token, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-    select g.seq, g.enqueued_at, $5, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at
+    select g.seq, g.enqueued_at, $5, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key,
+           g.last_error, g.expires_at
     from gone g where outbox_internal.note_shown(g.destination, g.partition, g.seq)
     returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
               o.replayed, o.enqueued_at, o.expires_at
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
-         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
-         e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at, c.remark, c.expires_at
+         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+         e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at,
+         c.remark, c.expires_at
   from (
-    select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, p.wal_position, c.replayed,
-           c.enqueued_at, null::text as remark, c.expires_at, p.event_tid
+    select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, p.wal_position,
+           c.replayed, c.enqueued_at, null::text as remark, c.expires_at, p.event_tid
     from claimed c join pick p on p.seq = c.seq
     union all
     select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
@@ -417,7 +443,8 @@ set work_mem = '128MB' as $$
   order by c.seq;
 $$;
 comment on function outbox_internal.claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
-  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq reach; stops after bytes_max of bodies.';
+  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq reach; stops after'
+  ' bytes_max of bodies.';
 
 create function outbox_internal.waits(destination text, partition smallint, key text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -456,8 +483,9 @@ set work_mem = '128MB' as $$
               pick.wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, pick.event_tid
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
-         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
-         e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at, c.remark, c.expires_at
+         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+         e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at,
+         c.remark, c.expires_at
   from (
     select * from claimed
     union all
@@ -470,7 +498,8 @@ set work_mem = '128MB' as $$
   order by c.seq;
 $$;
 comment on function outbox_internal.claim_unleased(text, bigint, integer, integer, bigint) is
-  'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max of bodies. No order is promised.';
+  'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max'
+  ' of bodies. No order is promised.';
 
 create function outbox_internal.due(
   worker text, partitions smallint[], epochs bigint[], batch integer, of_destination text default null,
@@ -491,22 +520,27 @@ begin
     order by w.due_at limit batch for update of w skip locked
   ), gone as (
     delete from @extschema@.outbox_waiting w using due where w.ctid = due.row_tid
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
+              w.expires_at
   )
   insert into @extschema@.outbox as o
     (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at from gone g
+  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error,
+         g.expires_at
+  from gone g
   where outbox_internal.note_shown(g.destination, g.partition, g.seq)
   on conflict do nothing
   returning o.destination, o.partition, o.seq;
 end
 $$;
 comment on function outbox_internal.due(text, smallint[], bigint[], integer, text) is
-  'Worker protocol: brings back messages whose time has come, of these leases or (NULL) of all partitions, of a destination or (NULL) of all; returns where they are now.';
+  'Worker protocol: brings back messages whose time has come, of these leases or (NULL) of all partitions, of a'
+  ' destination or (NULL) of all; returns where they are now.';
 
 -- Asked each second: PL/pgSQL keeps the plan, where SQL makes it anew at each call. So with destinations.
 create function outbox_internal.next_due_ms()
-returns bigint language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+returns bigint language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 declare
   next constant timestamptz := (select min(w.due_at) from @extschema@.outbox_waiting w where w.due_at is not null);
 begin
@@ -517,9 +551,11 @@ comment on function outbox_internal.next_due_ms() is
   'Worker protocol: in how many ms the next waiting message is due; NULL = none waits for a time.';
 
 create function outbox_internal.gates(
-  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint, out followers boolean
+  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint,
+  out followers boolean
 ) returns setof record language sql stable set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set enable_bitmapscan = off set enable_sort = off
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set enable_bitmapscan = off
+set enable_sort = off
 set jit = off as $$
   with recursive behind as ( -- one look into the index for each key, however much waits in it
     (select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g'
@@ -541,21 +577,23 @@ set jit = off as $$
   from found f where f.partition = any ($1) group by 1, 2, 3;
 $$;
 comment on function outbox_internal.gates(smallint[]) is
-  'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one. Key NULL: messages without a key, which hold up others only where a partition is one order.';
+  'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one. Key'
+  ' NULL: messages without a key, which hold up others only where a partition is one order.';
 
 create function outbox_internal.settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
   actions "char"[], delays_ms bigint[], reasons text[]
 ) returns integer language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_indexscan = off set enable_bitmapscan = off -- by ctid, also where vacuum saw an empty outbox and any plan looks cheap
+set enable_indexscan = off
+set enable_bitmapscan = off -- by ctid, also where vacuum saw an empty outbox and any plan looks cheap
 set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 declare
   leased constant boolean := tokens[1] > 0;
-  -- The fence: what this worker holds now, by lease and epoch. A row is changed only under it, and only if the row carries
-  -- the token, or nobody's (it was in hand before any claim), so a worker that lost its lease changes nothing. The leases are locked until this is committed:
-  -- who takes one over then sees what was settled under it.
+  -- The fence: what this worker holds now, by lease and epoch. A row is changed only under it, and only if the row
+  -- carries the token, or nobody's (it was in hand before any claim), so a worker that lost its lease changes nothing.
+  -- The leases are locked until this is committed: who takes one over then sees what was settled under it.
   held constant bigint[] := array(
     select p.partition::bigint << 48 | p.lease_epoch
     from @extschema@.outbox_partitions p
@@ -575,23 +613,27 @@ begin
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.replayed, o.destination, o.key, o.last_error,
       o.expires_at, u.action, u.delay_ms, u.reason
   ), published as (
-    insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error)
-    select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.replayed, g.destination, g.key, g.last_error
+    insert into @extschema@.outbox_history
+      (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error)
+    select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.replayed, g.destination, g.key,
+           g.last_error
     from gone g where g.action = 'p'
   ), dead as (
     -- x = expired, no attempt spent
     insert into @extschema@.outbox_dead
       (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, blocks)
-    select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition, g.replayed,
-           g.destination, g.key, g.reason, leased and (g.action = 'B' or g.action = 'D' and g.key is not null)
+    select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition,
+           g.replayed, g.destination, g.key, g.reason,
+           leased and (g.action = 'B' or g.action = 'D' and g.key is not null)
     from gone g where g.action in ('d', 'D', 'B', 'x')
     on conflict (destination, seq) do update
-    set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts, replayed = excluded.replayed, reason = excluded.reason,
-        blocks = excluded.blocks
+    set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
+        replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
   ), waiting as (
     -- r = try again after the delay, one attempt spent; w = behind an earlier one of its key, none spent
     insert into @extschema@.outbox_waiting
-      (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error, expires_at)
+      (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error,
+       expires_at)
     select g.seq, g.enqueued_at,
            case when g.action = 'r' then clock_timestamp() + g.delay_ms * interval '1 millisecond' end,
            g.attempts + case when g.action = 'r' then 1 else 0 end, g.partition,
@@ -621,8 +663,11 @@ begin
   return changed;
 end
 $$;
-comment on function outbox_internal.settle(text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
-  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, B dead and its partition waits, x expired, r retry after delays_ms, w behind an earlier one of its key, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
+comment on function outbox_internal.settle(
+  text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
+  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, B'
+  ' dead and its partition waits, x expired, r retry after delays_ms, w behind an earlier one of its key, f freed.'
+  ' Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
 
 create function outbox_internal.locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$

@@ -48,7 +48,8 @@ begin
     return false;
   end if;
   perform outbox_internal.note_in_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
-  if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination and w.seq = outbox_retry.seq)
+  if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination
+                 and w.seq = outbox_retry.seq)
      and outbox_internal.find_row(outbox_retry.seq, to_destination, partitions) is null then
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
@@ -60,7 +61,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_retry(bigint, text, text) is
-  'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew, and it expires no more. False if there is none, and for one that waits behind another of its key.';
+  'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew, and it expires'
+  ' no more. False if there is none, and for one that waits behind another of its key.';
 
 create function @extschema@.outbox_discard(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -79,7 +81,8 @@ begin
                and (outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
                     or outbox_internal.is_in_hand(o.destination, o.partition, o.seq))) then
     raise exception 'message % is on its way to the broker', outbox_discard.seq
-      using errcode = 'object_in_use', hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
+      using errcode = 'object_in_use',
+      hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
   with ready as (
     delete from @extschema@.outbox o
@@ -103,14 +106,16 @@ begin
   perform outbox_internal.wake(-waited, '{}'::smallint[], '{}'::bigint[]);
   perform outbox_internal.note_pending(to_destination, -waited);
   if ended > 0 then
-    perform outbox_internal.note_in_audit('discard'::text, jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1::bigint,
-                                    outbox_discard.reason);
+    perform outbox_internal.note_in_audit(
+      'discard'::text, jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1::bigint,
+      outbox_discard.reason);
   end if;
   return ended > 0;
 end
 $$;
 comment on function @extschema@.outbox_discard(bigint, text, text) is
-  'Gives up a dead or waiting message: it is never delivered and goes to the history with the reason. Later messages of its key go on. False if there is none.';
+  'Gives up a dead or waiting message: it is never delivered and goes to the history with the reason. Later messages'
+  ' of its key go on. False if there is none.';
 
 create function @extschema@.outbox_pause(destination text default 'default', reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -124,12 +129,14 @@ begin
     return false;
   end if;
   perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-  perform outbox_internal.note_in_audit('pause'::text, jsonb_build_object('destination', destination), null::bigint, reason);
+  perform outbox_internal.note_in_audit(
+    'pause'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
 end
 $$;
 comment on function @extschema@.outbox_pause(text, text) is
-  'Stops delivery to a destination, within about a second, until outbox_resume(); what is with the broker then is settled. Enqueue goes on. False if it is paused already.';
+  'Stops delivery to a destination, within about a second, until outbox_resume(); what is with the broker then is'
+  ' settled. Enqueue goes on. False if it is paused already.';
 
 create function @extschema@.outbox_resume(destination text default 'default', reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -137,7 +144,8 @@ declare
   relay_until timestamptz;
 begin
   -- Locked first, judged by the next statement: a claim that a relay is making is then seen.
-  select p.relay_until into relay_until from @extschema@.outbox_paused p where p.destination = outbox_resume.destination for update;
+  select p.relay_until into relay_until from @extschema@.outbox_paused p
+  where p.destination = outbox_resume.destination for update;
   if not found then
     return false;
   end if;
@@ -152,29 +160,37 @@ begin
   end if;
   delete from @extschema@.outbox_paused p where p.destination = outbox_resume.destination;
   perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-  perform outbox_internal.note_in_audit('resume'::text, jsonb_build_object('destination', destination), null::bigint, reason);
+  perform outbox_internal.note_in_audit(
+    'resume'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
 end
 $$;
 comment on function @extschema@.outbox_resume(text, text) is
-  'Lets a paused destination go on. False if it is not paused. Refused while a relay of one''s own holds messages of it.';
+  'Lets a paused destination go on. False if it is not paused. Refused while a relay of one''s own holds messages of'
+  ' it.';
 
 create function outbox_internal.send_workers_away()
 returns boolean language c volatile as 'MODULE_PATHNAME', 'outbox_send_workers_away_wrapper';
 comment on function outbox_internal.send_workers_away() is
-  'Lets the workers of this database settle what is in flight and end; they come back when the transaction ends. False if some are still there.';
+  'Lets the workers of this database settle what is in flight and end; they come back when the transaction ends.'
+  ' False if some are still there.';
 
 create function outbox_internal.repartition(
   seq bigint, key text, partition smallint, old @extschema@.outbox_settings, new @extschema@.outbox_settings
 ) returns smallint language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
-  if old.partitioner is distinct from '' and partition <> coalesce(outbox_internal.partition_by(old.partitioner, old.partitioner_owner, key, old.partition_count::integer), seq % old.partition_count) then
+  if old.partitioner is distinct from '' and partition <> coalesce(
+       outbox_internal.partition_by(old.partitioner, old.partitioner_owner, key, old.partition_count::integer),
+       seq % old.partition_count) then
     return partition % new.partition_count; -- it was given by name
   end if;
-  return coalesce(outbox_internal.partition_by(new.partitioner, new.partitioner_owner, key, new.partition_count::integer), seq % new.partition_count);
+  return coalesce(
+    outbox_internal.partition_by(new.partitioner, new.partitioner_owner, key, new.partition_count::integer),
+    seq % new.partition_count);
 end
 $$;
-comment on function outbox_internal.repartition(bigint, text, smallint, @extschema@.outbox_settings, @extschema@.outbox_settings) is
+comment on function outbox_internal.repartition(
+  bigint, text, smallint, @extschema@.outbox_settings, @extschema@.outbox_settings) is
   'The partition of a waiting message under other settings.';
 
 create function outbox_internal.partitioner(partitioner text)
@@ -187,8 +203,9 @@ $$;
 comment on function outbox_internal.partitioner(text) is
   'The function (text, integer) of this name with its schema.';
 
-create function outbox_internal.check_partitioner(partitioner text, partition_count integer, named_by oid, out name text, out owner text)
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.check_partitioner(
+  partitioner text, partition_count integer, named_by oid, out name text, out owner text
+) language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   found pg_proc;
 begin
@@ -208,25 +225,32 @@ begin
   if exists (select from pg_roles r where r.oid = found.proowner and r.rolsuper) then
     raise exception 'function % belongs to a superuser', name
       using errcode = 'insufficient_privilege',
-            hint = format('It runs as its owner: ALTER FUNCTION %s(text, integer) OWNER TO a role that may do no more than it needs.', name);
+            hint = format('It runs as its owner: ALTER FUNCTION %s(text, integer) OWNER TO a role that may do no more'
+                          ' than it needs.', name);
   end if;
   if not pg_has_role(named_by, found.proowner, 'usage') then
-    raise exception '% may not act as %, who owns function %', quote_ident(pg_get_userbyid(named_by)), quote_ident(owner), name
+    raise exception '% may not act as %, who owns function %', quote_ident(pg_get_userbyid(named_by)),
+      quote_ident(owner), name
       using errcode = 'insufficient_privilege',
-            hint = format('It runs as its owner: GRANT %I TO %I, or name a function of your own.', owner, pg_get_userbyid(named_by));
+            hint = format('It runs as its owner: GRANT %I TO %I, or name a function of your own.', owner,
+                          pg_get_userbyid(named_by));
   end if;
   perform outbox_internal.partition_by(name, owner, k, partition_count) from unnest('{a,order:42,"",~}'::text[]) k;
 end
 $$;
 comment on function outbox_internal.check_partitioner(text, integer, oid) is
-  'Refuses what cannot give the partition of a key, or may not be named by this role; returns the name of the function with its schema, and its owner.';
+  'Refuses what cannot give the partition of a key, or may not be named by this role; returns the name of the'
+  ' function with its schema, and its owner.';
 
 create function @extschema@.outbox_configure(
   partition_count integer default null, leasing boolean default null, partitioner text default null
 )
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_configure_wrapper';
 comment on function @extschema@.outbox_configure(integer, boolean, text) is
-  'Changes how messages are shared among workers: the number of partitions, whether workers lease them (order per key) or claim rows (no order), and the function that gives the partition of a key (empty = CRC-32), which belongs to the caller or a role whose rights the caller has. NULL = as it is. Waits for open transactions that have enqueued; moves what waits. Nothing is lost, sent twice or reordered.';
+  'Changes how messages are shared among workers: the number of partitions, whether workers lease them (order per'
+  ' key) or claim rows (no order), and the function that gives the partition of a key (empty = CRC-32), which belongs'
+  ' to the caller or a role whose rights the caller has. NULL = as it is. Waits for open transactions that have'
+  ' enqueued; moves what waits. Nothing is lost, sent twice or reordered.';
 
 create function outbox_internal.configure_for(named_by oid, partition_count integer, leasing boolean, partitioner text)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -270,7 +294,8 @@ begin
   end if;
   lock table @extschema@.outbox_partitions, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_dead
     in access exclusive mode;
-  -- Emptied, not updated: a transaction with an older snapshot then finds no row, and fails instead of using the old count.
+  -- Emptied, not updated: a transaction with an older snapshot then finds no row, and fails instead of using the old
+  -- count.
   truncate @extschema@.outbox_settings;
   insert into @extschema@.outbox_settings (partition_count, leasing, partitioner, partitioner_owner)
   values (new.partition_count, new.leasing, new.partitioner, new.partitioner_owner);

@@ -1,11 +1,12 @@
--- Work by hand on many messages at once, and the audit: who brought back, gave up, replayed, erased, paused or configured what.
--- The row of the audit belongs to the transaction that did the work: a rollback undoes both.
+-- Work by hand on many messages at once, and the audit: who brought back, gave up, replayed, erased, paused or
+-- configured what. The row of the audit belongs to the transaction that did the work: a rollback undoes both.
 
 create table @extschema@.outbox_audit (
   at               timestamptz not null default pg_catalog.clock_timestamp(),
   actor            text        not null, -- session_user: who logged in
   acted_as         text        not null, -- the role of SET ROLE, else the same
-  action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget', 'adopt', 'source', 'pause', 'resume')),
+  action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget',
+                                                          'adopt', 'source', 'pause', 'resume')),
   filter           jsonb       not null,
   count            bigint,
   reason           text,
@@ -15,7 +16,8 @@ create table @extschema@.outbox_audit (
 create index on @extschema@.outbox_audit (at);
 alter table @extschema@.outbox_audit replica identity full; -- see outbox_history_default
 comment on table @extschema@.outbox_audit is
-  'What was done by hand: who, when, what, to how many messages, and why. Written by the functions alone; kept for outbox.audit_retention.';
+  'What was done by hand: who, when, what, to how many messages, and why. Written by the functions alone; kept for'
+  ' outbox.audit_retention.';
 comment on column @extschema@.outbox_audit.filter is
   'What the call asked for. Of a purge the CRC-32 of the key, not the key.';
 comment on column @extschema@.outbox_audit.count is
@@ -26,8 +28,8 @@ create function outbox_internal.note_in_audit(action text, filter jsonb, count b
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
   -- current_user is the owner of the function here; the setting role still says what the caller had set.
   insert into @extschema@.outbox_audit (actor, acted_as, action, filter, count, reason, application_name, client_addr)
-  values (session_user, coalesce(nullif(current_setting('role'), 'none'), session_user), $1, jsonb_strip_nulls($2), $3, $4,
-          current_setting('application_name'), inet_client_addr());
+  values (session_user, coalesce(nullif(current_setting('role'), 'none'), session_user), $1, jsonb_strip_nulls($2), $3,
+          $4, current_setting('application_name'), inet_client_addr());
 $$;
 comment on function outbox_internal.note_in_audit(text, jsonb, bigint, text) is
   'Writes a row of the audit.';
@@ -38,7 +40,8 @@ begin
   filter := jsonb_strip_nulls(filter);
   if filter = '{}' then
     raise exception 'no criterion is given: this would be every message'
-      using errcode = 'invalid_parameter_value', hint = 'Name what you mean; if it is all of them, say so by seq_from => 1.';
+      using errcode = 'invalid_parameter_value',
+      hint = 'Name what you mean; if it is all of them, say so by seq_from => 1.';
   end if;
   if max_rows < 1 then
     raise exception 'max_rows is %', max_rows
@@ -76,8 +79,8 @@ begin
         and (f_key is null or d.key = f_key)
         and (f_error_like is null or d.reason like f_error_like)
         and (f_after is null or d.died_at >= f_after)
-        and (f_before is null or d.died_at < f_before) and d.attempts < f_attempts), f_type, f_aggregate_type, f_aggregate_id,
-      null::timestamptz, null::timestamptz);
+        and (f_before is null or d.died_at < f_before) and d.attempts < f_attempts),
+      f_type, f_aggregate_type, f_aggregate_id, null::timestamptz, null::timestamptz);
     return query
     select d.ctid from @extschema@.outbox_dead d
     where d.seq = any (chosen)
@@ -107,19 +110,21 @@ comment on function outbox_internal.dead_matching(jsonb, integer) is
   'Where the dead letters lie that meet all criteria, the first max_rows by seq.';
 
 create function @extschema@.outbox_retry_where(
-  destination text default null, type text default null, aggregate_type text default null, aggregate_id text default null,
-  key text default null, error_like text default null, died_after timestamptz default null,
-  died_before timestamptz default null, seq_from bigint default null, seq_to bigint default null,
-  max_rows integer default 10000, reason text default null, dry_run boolean default true, attempts_below integer default null
+  destination text default null, type text default null, aggregate_type text default null,
+  aggregate_id text default null, key text default null, error_like text default null,
+  died_after timestamptz default null, died_before timestamptz default null, seq_from bigint default null,
+  seq_to bigint default null, max_rows integer default 10000, reason text default null, dry_run boolean default true,
+  attempts_below integer default null
 ) returns bigint language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set jit = off as $$
 #variable_conflict use_column
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
   filter constant jsonb := outbox_internal.criteria(
-    jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id,
-      'key', key, 'error_like', error_like, 'died_after', died_after, 'died_before', died_before, 'seq_from', seq_from,
-      'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
+    jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type,
+      'aggregate_id', aggregate_id, 'key', key, 'error_like', error_like, 'died_after', died_after,
+      'died_before', died_before, 'seq_from', seq_from, 'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
   retried bigint;
   ready smallint[];
   lows bigint[];
@@ -140,7 +145,8 @@ begin
     insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error)
     select r.destination, r.partition, r.seq, r.key, r.replayed, r.enqueued_at, r.reason from risen r
     where (select true from @extschema@.outbox_waiting w where w.seq = r.seq and w.destination = r.destination) is null
-      -- A lane by itself each, which OFFSET 0 makes sure of: else a planner without statistics reads the whole destination.
+      -- A lane by itself each, which OFFSET 0 makes sure of: else a planner without statistics reads the whole
+      -- destination.
       and (select true from unnest(partitions) p (n)
            cross join lateral (select from @extschema@.outbox x
                                where x.destination = r.destination and x.partition = p.n and x.seq = r.seq offset 0) x
@@ -158,27 +164,32 @@ begin
     into retried, ready, lows, came, told from lanes l;
   if retried > 0 then
     perform outbox_internal.wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
-    perform outbox_internal.note_in_audit('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried, outbox_retry_where.reason);
+    perform outbox_internal.note_in_audit('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried,
+                                          outbox_retry_where.reason);
   end if;
   return retried;
 end
 $$;
-comment on function @extschema@.outbox_retry_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
-  'Brings back the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only, unless dry_run is false.';
+comment on function @extschema@.outbox_retry_where(
+  text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
+  'Brings back the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them'
+  ' only, unless dry_run is false.';
 
 create function @extschema@.outbox_discard_where(
-  destination text default null, type text default null, aggregate_type text default null, aggregate_id text default null,
-  key text default null, error_like text default null, died_after timestamptz default null,
-  died_before timestamptz default null, seq_from bigint default null, seq_to bigint default null,
-  max_rows integer default 10000, reason text default null, dry_run boolean default true, attempts_below integer default null
+  destination text default null, type text default null, aggregate_type text default null,
+  aggregate_id text default null, key text default null, error_like text default null,
+  died_after timestamptz default null, died_before timestamptz default null, seq_from bigint default null,
+  seq_to bigint default null, max_rows integer default 10000, reason text default null, dry_run boolean default true,
+  attempts_below integer default null
 ) returns bigint language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set jit = off as $$
 #variable_conflict use_column
 declare
   filter constant jsonb := outbox_internal.criteria(
-    jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id,
-      'key', key, 'error_like', error_like, 'died_after', died_after, 'died_before', died_before, 'seq_from', seq_from,
-      'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
+    jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type,
+      'aggregate_id', aggregate_id, 'key', key, 'error_like', error_like, 'died_after', died_after,
+      'died_before', died_before, 'seq_from', seq_from, 'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
   discarded bigint;
 begin
   if coalesce(dry_run, true) then
@@ -197,16 +208,20 @@ begin
   select count(*) into discarded from written;
   if discarded > 0 then
     perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may go on
-    perform outbox_internal.note_in_audit('discard'::text, filter || jsonb_build_object('max_rows', max_rows), discarded, outbox_discard_where.reason);
+    perform outbox_internal.note_in_audit('discard'::text, filter || jsonb_build_object('max_rows', max_rows),
+                                          discarded, outbox_discard_where.reason);
   end if;
   return discarded;
 end
 $$;
-comment on function @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
-  'Gives up the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only, unless dry_run is false.';
+comment on function @extschema@.outbox_discard_where(
+  text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
+  'Gives up the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only,'
+  ' unless dry_run is false.';
 
-create function outbox_internal.trim_audit(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns bigint language sql volatile
+create function outbox_internal.trim_audit(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns bigint language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with old as (
     delete from @extschema@.outbox_audit a

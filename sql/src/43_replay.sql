@@ -1,13 +1,14 @@
--- Replay: what has ended is sent again, from outbox_events or the source that is set, with the same seq and id, and says so in
--- a header.
--- A replayed message is a row of outbox like any other, so all rules of the delivery hold for it. It is enqueued by one call
--- in pieces of a bounded size, in order of seq, and locks nothing that a producer waits for.
+-- Replay: what has ended is sent again, from outbox_events or the source that is set, with the same seq and id, and
+-- says so in a header.
+-- A replayed message is a row of outbox like any other, so all rules of the delivery hold for it. It is enqueued by one
+-- call in pieces of a bounded size, in order of seq, and locks nothing that a producer waits for.
 
 create function outbox_internal.replayable(
   seqs bigint[], key text, source_destination text, to_destination text,
   out seq bigint, out destination text, out key_of text
 ) returns setof record language plpgsql stable rows 1000
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off
+as $$
 #variable_conflict use_column
 begin
   -- By the range, which the BRIN of each partition finds; then by the seqs themselves.
@@ -30,7 +31,8 @@ begin
 end
 $$;
 comment on function outbox_internal.replayable(bigint[], text, text, text) is
-  'Which of these events (in order) can be sent again, where to, and under what key: those that ended and do not wait there.';
+  'Which of these events (in order) can be sent again, where to, and under what key: those that ended and do not wait'
+  ' there.';
 
 create function @extschema@.outbox_replay(
   seq_from bigint default null, seq_to bigint default null, created_from timestamptz default null,
@@ -38,7 +40,8 @@ create function @extschema@.outbox_replay(
   aggregate_id text default null, key text default null, source_destination text default null,
   destination text default null, max_rows integer default 10000, reason text default null, dry_run boolean default true
 ) returns bigint language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off
+as $$
 #variable_conflict use_column
 declare
   piece constant integer := 10000;
@@ -92,7 +95,8 @@ begin
     reached := seqs[cardinality(seqs)];
     is_last := cardinality(seqs) < piece;
     if source is not null and asks_events then
-      seqs := array(select m.seq from unnest(outbox_internal.source_matching(seqs, outbox_replay.type, outbox_replay.aggregate_type,
+      seqs := array(select m.seq
+                    from unnest(outbox_internal.source_matching(seqs, outbox_replay.type, outbox_replay.aggregate_type,
                       outbox_replay.aggregate_id, created_from, created_to)) m (seq) order by 1);
     end if;
     if coalesce(dry_run, true) then
@@ -115,7 +119,9 @@ begin
           order by r.seq, r.destination limit wanted - replayed) own
       ), back as (
         insert into @extschema@.outbox as o (destination, partition, seq, key, replayed)
-        select p.destination, coalesce(outbox_internal.partition_by(partitioner, owner, p.key_of, partition_count::integer), p.seq % partition_count)::smallint, p.seq, p.key_of, true
+        select p.destination,
+               coalesce(outbox_internal.partition_by(partitioner, owner, p.key_of, partition_count::integer),
+                        p.seq % partition_count)::smallint, p.seq, p.key_of, true
         from picked p
         on conflict do nothing
         returning o.destination, o.partition, o.seq
@@ -136,10 +142,13 @@ begin
   replayed := least(replayed, wanted);
   if replayed > 0 and not coalesce(dry_run, true) then
     perform outbox_internal.note_in_audit('replay'::text,
-      filter || jsonb_build_object('destination', outbox_replay.destination, 'max_rows', max_rows), replayed, outbox_replay.reason);
+      filter || jsonb_build_object('destination', outbox_replay.destination, 'max_rows', max_rows), replayed,
+      outbox_replay.reason);
   end if;
   return replayed;
 end
 $$;
-comment on function @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean) is
-  'Sends events again that were published or discarded and meet all criteria, the first max_rows messages by seq; returns how many. They keep seq and id, and carry the header replayed. Counts them only, unless dry_run is false.';
+comment on function @extschema@.outbox_replay(
+  bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean) is
+  'Sends events again that were published or discarded and meet all criteria, the first max_rows messages by seq;'
+  ' returns how many. They keep seq and id, and carry the header replayed. Counts them only, unless dry_run is false.';

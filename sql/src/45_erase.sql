@@ -53,7 +53,8 @@ begin
     union all select 'outbox_waiting', count(*) from @extschema@.outbox_waiting w join seqs on seqs.seq = w.seq
     union all select 'outbox_dead', count(*) from @extschema@.outbox_dead d join seqs on seqs.seq = d.seq
     union all select 'outbox_history', count(*) from @extschema@.outbox_history h join seqs on seqs.seq = h.seq
-    union all select 'outbox_attempts_log', count(*) from @extschema@.outbox_attempts_log l join seqs on seqs.seq = l.seq
+    union all select 'outbox_attempts_log', count(*) from @extschema@.outbox_attempts_log l
+      join seqs on seqs.seq = l.seq
     union all select 'outbox_audit', count(*) from @extschema@.outbox_audit a
       where (a.filter->>'aggregate_id' = who and coalesce(a.filter->>'aggregate_type', kind) is not distinct from kind)
        or a.filter->>'key' = whole;
@@ -64,11 +65,14 @@ begin
     order by e.seq for update) locked;
   begin
     -- In the order in which a message may move from one to the next.
-    perform count(*) from (select from @extschema@.outbox_dead d join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = d.seq
+    perform count(*) from (select from @extschema@.outbox_dead d
+                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = d.seq
                            for update of d nowait) locked;
-    perform count(*) from (select from @extschema@.outbox_waiting w join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = w.seq
+    perform count(*) from (select from @extschema@.outbox_waiting w
+                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = w.seq
                            for update of w nowait) locked;
-    perform count(*) from (select from @extschema@.outbox o join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = o.seq
+    perform count(*) from (select from @extschema@.outbox o
+                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = o.seq
                            for update of o nowait) locked;
   exception when lock_not_available then
     raise exception 'a message of this aggregate is being changed by somebody else'
@@ -108,16 +112,20 @@ begin
     into n, in_flight;
   if in_flight is not null then
     raise exception 'message % is on its way to the broker', in_flight
-      using errcode = 'object_in_use', hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
+      using errcode = 'object_in_use',
+      hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
   if 0 < any (n) then
     perform outbox_internal.wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may go on
-    perform outbox_internal.note_in_audit('purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
+    perform outbox_internal.note_in_audit(
+      'purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
   end if;
   return query
-  select t.place, n[t.i] from unnest('{outbox_events,outbox,outbox_waiting,outbox_dead,outbox_history,outbox_attempts_log,outbox_audit}'::text[])
-    with ordinality t (place, i);
+  select t.place, n[t.i]
+  from unnest(array['outbox_events', 'outbox', 'outbox_waiting', 'outbox_dead', 'outbox_history', 'outbox_attempts_log',
+                    'outbox_audit']) with ordinality t (place, i);
 end
 $$;
 comment on function @extschema@.outbox_purge(text, text, text, boolean) is
-  'Erases the events of one aggregate and all of their messages, waiting, dead or ended; returns how many rows of each table. Counts them only, unless dry_run is false. What was sent was sent.';
+  'Erases the events of one aggregate and all of their messages, waiting, dead or ended; returns how many rows of'
+  ' each table. Counts them only, unless dry_run is false. What was sent was sent.';

@@ -3,7 +3,8 @@
 create function outbox_internal.could_go()
 returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
   with closed as materialized (
-    select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'b' and w.due_at > clock_timestamp()
+    select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
+    where w.state = 'b' and w.due_at > clock_timestamp()
     union
     select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
   )
@@ -15,7 +16,8 @@ returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
             select from closed c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
 $$;
 comment on function outbox_internal.could_go() is
-  'How many messages wait or are in flight that nothing holds up: not scheduled, backing off, or behind such a one or a dead letter.';
+  'How many messages wait or are in flight that nothing holds up: not scheduled, backing off, or behind such a one or'
+  ' a dead letter.';
 
 create function @extschema@.outbox_drain(timeout interval default '1 minute')
 returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -26,7 +28,8 @@ begin
   if pg_current_xact_id_if_assigned() is not null then
     raise exception 'outbox_drain() in a transaction that has written'
       using errcode = 'active_sql_transaction',
-            detail = 'No worker sees what it has enqueued before it commits.', hint = 'Call it by itself, after COMMIT.';
+            detail = 'No worker sees what it has enqueued before it commits.',
+            hint = 'Call it by itself, after COMMIT.';
   end if;
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
     raise exception 'outbox_drain() in a transaction that is %', current_setting('transaction_isolation')
@@ -46,4 +49,5 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_drain(interval) is
-  'Waits until no message waits or is in flight that could go now: not scheduled, backing off, or behind such a one or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';
+  'Waits until no message waits or is in flight that could go now: not scheduled, backing off, or behind such a one'
+  ' or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';

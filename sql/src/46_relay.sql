@@ -1,6 +1,6 @@
--- For relays of one's own, in any language: claim, mark published, mark failed; what is stored in their way; and to wait for
--- the end of a message. A relay never shares a destination with workers that hold leases: it is paused for them. Lock order
--- of a claim: outbox_settings, outbox_paused, outbox.
+-- For relays of one's own, in any language: claim, mark published, mark failed; what is stored in their way; and to
+-- wait for the end of a message. A relay never shares a destination with workers that hold leases: it is paused for
+-- them. Lock order of a claim: outbox_settings, outbox_paused, outbox.
 
 create function @extschema@.outbox_store(
   body text, headers jsonb default null, destination text default null, id uuid default null, key text default null,
@@ -15,24 +15,29 @@ begin
     payload := to_jsonb(body); -- no JSON, or more of it than jsonb takes
   end;
   return outbox_internal.publish(
-    coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb, headers,
-    null::text, null::text, destination, available_at, id, expires_at);
+    coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb,
+    headers, null::text, null::text, destination, available_at, id, expires_at);
 end
 $$;
 comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz) is
-  'Stores a message as messaging libraries know it (body, headers, name of the transport) and enqueues it; returns its seq. Its type is the header type, else Message. A body that is not JSON becomes a JSON string. Without a key it is not ordered.';
+  'Stores a message as messaging libraries know it (body, headers, name of the transport) and enqueues it; returns'
+  ' its seq. Its type is the header type, else Message. A body that is not JSON becomes a JSON string. Without a key'
+  ' it is not ordered.';
 
 -- ---- claims of relays -----------------------------------------------------------------------------------------------
 
 create function outbox_internal.held(by_partition boolean, seqs bigint[], keys text[], partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_held_wrapper';
 comment on function outbox_internal.held(boolean, bigint[], text[], smallint[]) is
-  'Those of the seqs that must wait for an open transaction, which has enqueued for their key, or with by_partition for their partition, and may commit a lower one.';
+  'Those of the seqs that must wait for an open transaction, which has enqueued for their key, or with by_partition'
+  ' for their partition, and may commit a lower one.';
 
-create function outbox_internal.judge(wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean)
-returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
+create function outbox_internal.judge(
+  wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean
+) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
 comment on function outbox_internal.judge(text, text[], bigint, integer, text, boolean) is
-  'What the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure, or of what can never be sent: action (r, d, D, B), delay in ms, reason.';
+  'What the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure, or'
+  ' of what can never be sent: action (r, d, D, B), delay in ms, reason.';
 
 create function outbox_internal.note_ended(published bigint, failed bigint, gone bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_ended_wrapper';
@@ -42,7 +47,8 @@ comment on function outbox_internal.note_ended(bigint, bigint, bigint) is
 create function outbox_internal.note_took(took_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_took_wrapper';
 comment on function outbox_internal.note_took(bigint[]) is
-  'At COMMIT, tells outbox_throughput in how many microseconds messages went from enqueue to confirm that a relay has published.';
+  'At COMMIT, tells outbox_throughput in how many microseconds messages went from enqueue to confirm that a relay has'
+  ' published.';
 
 create function outbox_internal.by_partition(destination text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
@@ -56,7 +62,8 @@ create function outbox_internal.firsts(
   destination text, partitions smallint[], lane_rows integer, by_partition boolean,
   out tid tid, out seq bigint, out key text, out partition smallint
 ) returns setof record language sql stable
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set jit = off as $$
   with closed as materialized (
     select g.partition, g.key, g.head from outbox_internal.gates($2) g where g.destination = $1 and g.head is not null
   ), lane as (
@@ -72,14 +79,17 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
     and not outbox_internal.is_in_hand($1, l.partition, l.seq)
     and (l.key is null and not $4
          or l.place = 1
-            and not exists (select from closed c where c.partition = l.partition and ($4 or c.key = l.key) and c.head < l.seq)
+            and not exists (select from closed c where c.partition = l.partition and ($4 or c.key = l.key)
+                            and c.head < l.seq)
             and not exists (select from @extschema@.outbox_waiting w
                             where w.state = 'g' and w.destination = $1 and w.partition = l.partition and w.key = l.key
                               and w.seq < l.seq))
   order by l.seq;
 $$;
 comment on function outbox_internal.firsts(text, smallint[], integer, boolean) is
-  'Messages that a relay may claim, as one snapshot shows them among the first rows of each lane: those without a key, and of each key the first, unless it is claimed or behind one that failed. With by_partition the first of each partition.';
+  'Messages that a relay may claim, as one snapshot shows them among the first rows of each lane: those without a'
+  ' key, and of each key the first, unless it is claimed or behind one that failed. With by_partition the first of'
+  ' each partition.';
 
 create function outbox_internal.commit_durably()
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
@@ -114,7 +124,8 @@ comment on type outbox_internal.relayed is
 create function outbox_internal.relay_claim(
   max_rows integer, to_destination text, ttl_s double precision, bytes_max bigint
 ) returns setof outbox_internal.relayed language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set jit = off as $$
 #variable_conflict use_column
 declare
   settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
@@ -139,21 +150,25 @@ begin
   end if;
 
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'outbox_fetch_unpublished() cannot keep the order of keys in a % transaction', upper(current_setting('transaction_isolation'))
+    raise exception 'outbox_fetch_unpublished() cannot keep the order of keys in a % transaction',
+      upper(current_setting('transaction_isolation'))
       using errcode = 'object_not_in_prerequisite_state', hint = 'Call it at READ COMMITTED.';
   end if;
   -- Locks out outbox_resume(), and lets claims of a destination come one after the other.
   update @extschema@.outbox_paused p
-  set relay_until = greatest(p.relay_until, clock_timestamp() + ttl_s * interval '1 s') where p.destination = to_destination;
+  set relay_until = greatest(p.relay_until, clock_timestamp() + ttl_s * interval '1 s')
+  where p.destination = to_destination;
   if not found then
     raise exception 'the workers deliver to destination "%"', to_destination
       using errcode = 'object_not_in_prerequisite_state',
-            hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.', to_destination);
+            hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.',
+                          to_destination);
   end if;
   perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
-  perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows); -- there may be no worker to do it
-  -- What waits behind one that has ended meanwhile: the first of each key. Where a partition is one order, all that waits
-  -- by its key, from when that was the order.
+  -- There may be no worker to do it.
+  perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows);
+  -- What waits behind one that has ended meanwhile: the first of each key. Where a partition is one order, all that
+  -- waits by its key, from when that was the order.
   with behind as (
     select w.ctid as row_tid from outbox_internal.gates(settings.partitions) g
     cross join lateral (
@@ -163,15 +178,19 @@ begin
     where g.destination = to_destination and (g.head is null or by_partition) and g.followers
   ), gone as (
     delete from @extschema@.outbox_waiting w using behind b where w.ctid = b.row_tid
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
+              w.expires_at
   )
-  insert into @extschema@.outbox (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at from gone g
+  insert into @extschema@.outbox
+    (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
+  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error,
+         g.expires_at
+  from gone g
   where outbox_internal.note_shown(g.destination, g.partition, g.seq)
   on conflict do nothing;
 
-  -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either still
-  -- open when asked for, or visible to the second look.
+  -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either
+  -- still open when asked for, or visible to the second look.
   loop
     select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
     from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
@@ -186,7 +205,8 @@ begin
                 select unnest(outbox_internal.held(by_partition, seqs, keys, places)));
   return query
   with chosen as materialized (
-    select f.tid, f.seq from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
+    select f.tid, f.seq
+    from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
     where f.seq = any (seqs) order by f.seq limit max_rows
   ), sized as materialized (
     -- Cut by a column: no body is read for it.
@@ -203,7 +223,8 @@ begin
 end
 $$;
 comment on function outbox_internal.relay_claim(integer, text, double precision, bigint) is
-  'Claims messages for outbox_fetch_unpublished(); stops after bytes_max of bodies, as far as outbox_events tells their size.';
+  'Claims messages for outbox_fetch_unpublished(); stops after bytes_max of bodies, as far as outbox_events tells'
+  ' their size.';
 
 create function outbox_internal.relay_return(claims outbox_internal.relayed[], of_destination text)
 returns void language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -218,13 +239,14 @@ comment on function outbox_internal.relay_return(outbox_internal.relayed[], text
 create function @extschema@.outbox_fetch_unpublished(
   max_rows integer default 100, destination text default 'default', claim_ttl interval default '15 s',
   out seq bigint, out id uuid, out type text, out payload jsonb, out headers jsonb, out key text, out attempts integer,
-  out claim_token bigint, out claim_until timestamptz, out aggregate_type text, out aggregate_id text, out operation text,
-  out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text, out created_at timestamptz,
-  out replayed boolean, out message_id text
+  out claim_token bigint, out claim_until timestamptz, out aggregate_type text, out aggregate_id text,
+  out operation text, out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text,
+  out created_at timestamptz, out replayed boolean, out message_id text
 ) returns setof record language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
--- Bodies in outbox_events stay out of line until they are sent. Those of a source are copied: 32 MiB of text and the last of
--- them may take six times as much as jsonb.
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set jit = off
+-- Bodies in outbox_events stay out of line until they are sent. Those of a source are copied: 32 MiB of text and the
+-- last of them may take six times as much as jsonb.
 set work_mem = '512MB' as $$
 #variable_conflict use_column
 declare
@@ -253,8 +275,8 @@ begin
     raise exception 'destination "%" does not exist', to_destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;
-  -- A message that can never be given to a relay fails, as with a worker. That others come behind it all the same: a few more
-  -- turns.
+  -- A message that can never be given to a relay fails, as with a worker. That others come behind it all the same: a
+  -- few more turns.
   if not exists (select from @extschema@.outbox_source) then
     for turn in 1 .. 10 loop
       claims := array(select c from outbox_internal.relay_claim(max_rows, to_destination, ttl_s, bytes_max) c);
@@ -267,7 +289,8 @@ begin
           when is_converted then outbox_internal.unreadable(
             c.key, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload::text, e.previous_payload::text,
             e.metadata::text, e.headers::text, e.actor, e.correlation_id) end as why offset 0) u
-        where u.why is not null and outbox_internal.end_claim(c.seq, c.claim_token, to_destination, u.why, false, true));
+        where u.why is not null
+          and outbox_internal.end_claim(c.seq, c.claim_token, to_destination, u.why, false, true));
       return query
       select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, c.claim_until,
              e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
@@ -281,23 +304,29 @@ begin
   -- How large the events of a source are is known when they are read: the first ones tell how many more are claimed.
   wanted := least(max_rows, 25);
   for turn in 1 .. 10 loop
-    claims := array(select c from outbox_internal.relay_claim(wanted, to_destination, ttl_s, bytes_max) c order by c.seq);
+    claims := array(select c from outbox_internal.relay_claim(wanted, to_destination, ttl_s, bytes_max) c
+                    order by c.seq);
     exit when claims = '{}';
-    events := array(select e from outbox_internal.source_rows(array(select c.seq from unnest(claims) c order by 1), bytes_max - bytes) e);
+    events := array(select e from outbox_internal.source_rows(
+                      array(select c.seq from unnest(claims) c order by 1), bytes_max - bytes) e);
     perform outbox_internal.end_claim(c.seq, c.claim_token, to_destination, e.error, false, e.fault = 'missing')
     from unnest(claims) c join unnest(events) e on e.seq = c.seq where e.fault is not null;
     return query
-    select c.seq, case when e.id ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then e.id::uuid end, e.type, e.payload,
+    select c.seq, case when e.id ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then e.id::uuid end, e.type,
+           e.payload,
            e.headers, c.key, c.attempts, c.claim_token, c.claim_until, e.aggregate_type, e.aggregate_id, e.operation,
            e.previous_payload, e.metadata, e.actor, e.correlation_id, e.created_at, c.replayed, e.id
     from unnest(claims) c join unnest(events) e on e.seq = c.seq where e.fault is null order by c.seq;
     get diagnostics got = row_count;
     given := given + got;
-    bytes := bytes + (select coalesce(sum(coalesce(pg_column_size(e.payload), 0) + coalesce(pg_column_size(e.previous_payload), 0)
-      + coalesce(pg_column_size(e.metadata), 0) + coalesce(pg_column_size(e.headers), 0)), 0) from unnest(events) e);
+    bytes := bytes + (
+      select coalesce(sum(coalesce(pg_column_size(e.payload), 0) + coalesce(pg_column_size(e.previous_payload), 0)
+                          + coalesce(pg_column_size(e.metadata), 0) + coalesce(pg_column_size(e.headers), 0)), 0)
+      from unnest(events) e);
     if cardinality(events) < cardinality(claims) then
       perform outbox_internal.relay_return(
-        array(select c from unnest(claims) c where not exists (select from unnest(events) e where e.seq = c.seq)), to_destination);
+        array(select c from unnest(claims) c where not exists (select from unnest(events) e where e.seq = c.seq)),
+        to_destination);
       exit;
     end if;
     exit when given >= max_rows or bytes >= bytes_max or (given > 0 and cardinality(claims) < wanted);
@@ -306,11 +335,14 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_fetch_unpublished(integer, text, interval) is
-  'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them with their events, in order of seq; of each key (of each partition, where that is the order) the first that has not ended. Stops after 32 MiB of bodies. Commit before you send.';
+  'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them'
+  ' with their events, in order of seq; of each key (of each partition, where that is the order) the first that has'
+  ' not ended. Stops after 32 MiB of bodies. Commit before you send.';
 
 create function outbox_internal.end_claim(
   seq bigint, claim_token bigint, destination text, error text, published boolean, unsendable boolean default false
-) returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+) returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set jit = off as $$
 #variable_conflict use_column
 declare
   to_destination constant text := coalesce(end_claim.destination, 'default');
@@ -327,23 +359,27 @@ begin
     return false;
   end if;
   if not published then
-    select outbox_internal.judge(d.wrapper, d.options, end_claim.seq, message.attempts, coalesce(error, 'failed'), unsendable)
+    select outbox_internal.judge(d.wrapper, d.options, end_claim.seq, message.attempts, coalesce(error, 'failed'),
+                                 unsendable)
       into verdict
     from (select) one left join outbox_internal.destinations() d on d.destination = to_destination;
   end if;
   if outbox_internal.settle(
        ''::text, array[message.tid], array[end_claim.seq], array[to_destination], array[message.partition],
-       array[end_claim.claim_token], array[verdict[1]]::"char"[], array[verdict[2]]::bigint[], array[verdict[3]]) <> 1 then
+       array[end_claim.claim_token], array[verdict[1]]::"char"[], array[verdict[2]]::bigint[],
+       array[verdict[3]]) <> 1 then
     return false;
   end if;
   if verdict[1] in ('B', 'D') and settings.leasing then
     update @extschema@.outbox_dead d set blocks = true
     where d.destination = to_destination and d.seq = end_claim.seq and (verdict[1] = 'B' or d.key is not null);
   end if;
-  perform outbox_internal.note_ended(published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
+  perform outbox_internal.note_ended(
+    published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
   perform outbox_internal.note_pending(to_destination, -(verdict[1] <> 'r')::integer::bigint);
   if published then
-    perform outbox_internal.note_took(array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
+    perform outbox_internal.note_took(
+      array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
   end if;
   return true;
 end
@@ -356,21 +392,25 @@ returns boolean language sql volatile parallel unsafe security definer set searc
   select outbox_internal.end_claim($1, $2, $3, null::text, true, false);
 $$;
 comment on function @extschema@.outbox_mark_published(bigint, bigint, text) is
-  'For a relay of one''s own: the message was taken; it goes to the history. False if the claim is lost: it ran out, or the message ended by another hand.';
+  'For a relay of one''s own: the message was taken; it goes to the history. False if the claim is lost: it ran out,'
+  ' or the message ended by another hand.';
 
-create function @extschema@.outbox_mark_failed(seq bigint, claim_token bigint, error text, destination text default 'default')
-returns boolean language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+create function @extschema@.outbox_mark_failed(
+  seq bigint, claim_token bigint, error text, destination text default 'default'
+) returns boolean language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
   select outbox_internal.end_claim($1, $2, $4, $3, false, false);
 $$;
 comment on function @extschema@.outbox_mark_failed(bigint, bigint, text, text) is
-  'For a relay of one''s own: the message was not taken; it is tried again after a growing delay, and out of attempts it is a dead letter, by the rules of the destination. False if the claim is lost.';
+  'For a relay of one''s own: the message was not taken; it is tried again after a growing delay, and out of attempts'
+  ' it is a dead letter, by the rules of the destination. False if the claim is lost.';
 
 -- ---- waiting --------------------------------------------------------------------------------------------------------
 
 create function outbox_internal.await_end(seen bigint, timeout_ms integer)
 returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_await_end_wrapper';
 comment on function outbox_internal.await_end(bigint, integer) is
-  'Waits until a message of this database ended since seen was returned, at most so long (seen NULL: not at all); returns what to pass next.';
+  'Waits until a message of this database ended since seen was returned, at most so long (seen NULL: not at all);'
+  ' returns what to pass next.';
 
 create function outbox_internal.has_enqueued()
 returns boolean language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_has_enqueued_wrapper';
@@ -389,7 +429,8 @@ returns text language sql volatile set search_path = pg_catalog, pg_temp set ena
   end;
 $$;
 comment on function outbox_internal.outcome(bigint, text, timestamptz, smallint[]) is
-  'Waits, dead, discarded, published or unknown: where a message is now. Of its history only what ended since a time is read.';
+  'Waits, dead, discarded, published or unknown: where a message is now. Of its history only what ended since a time'
+  ' is read.';
 
 create function @extschema@.outbox_wait(seq bigint, timeout interval default '30 s', destination text default null)
 returns text language plpgsql volatile parallel unsafe security definer
@@ -412,7 +453,8 @@ begin
       using errcode = 'invalid_parameter_value', hint = 'Give a time up to 1 hour; when it is over, call again.';
   end if;
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'outbox_wait() cannot see the end of a message in a % transaction', upper(current_setting('transaction_isolation'))
+    raise exception 'outbox_wait() cannot see the end of a message in a % transaction',
+      upper(current_setting('transaction_isolation'))
       using errcode = 'object_not_in_prerequisite_state', hint = 'Call it after COMMIT, at READ COMMITTED.';
   end if;
   if outbox_internal.has_enqueued() then
@@ -440,4 +482,5 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_wait(bigint, interval, text) is
-  'Waits until a message has ended: published, dead or discarded; else timeout, or unknown if there is none. Outside of the transaction that enqueues it, at READ COMMITTED.';
+  'Waits until a message has ended: published, dead or discarded; else timeout, or unknown if there is none. Outside'
+  ' of the transaction that enqueues it, at READ COMMITTED.';

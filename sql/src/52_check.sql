@@ -1,5 +1,5 @@
--- Whether a destination can be used, in words. A session opens no socket: it asks the workers to look, through shared memory,
--- and reads what they found in outbox_connections.
+-- Whether a destination can be used, in words. A session opens no socket: it asks the workers to look, through shared
+-- memory, and reads what they found in outbox_connections.
 
 create function outbox_internal.ask_for_a_look(destination text)
 returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_ask_for_a_look_wrapper';
@@ -28,7 +28,8 @@ begin
   step := 'exists';
   ok := described.destination is not null;
   if not ok then
-    detail := format('there is no destination "%s": CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp or outbox_http', destination);
+    detail := format('there is no destination "%s": CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp or'
+                     ' outbox_http', destination);
     return next;
     return;
   end if;
@@ -40,7 +41,8 @@ begin
   ok := described.destination = 'default' or has_server_privilege(described.server, 'USAGE');
   detail := case when described.destination = 'default' then 'everybody who may enqueue may use it'
                  when ok then format('role %I may use it', current_user)
-                 else format('role %I may not use it: GRANT USAGE ON FOREIGN SERVER %I TO %1$I', current_user, destination) end;
+                 else format('role %I may not use it: GRANT USAGE ON FOREIGN SERVER %I TO %1$I', current_user,
+                             destination) end;
   return next;
 
   step := 'mapping';
@@ -77,7 +79,8 @@ begin
   ok := pause.destination is null and current_setting('outbox.enabled')::boolean;
   detail := case
     when pause.destination is not null
-      then format('paused by %s%s: messages wait for outbox_resume(%L)', pause.paused_by, ', ' || pause.reason, destination)
+      then format('paused by %s%s: messages wait for outbox_resume(%L)', pause.paused_by, ', ' || pause.reason,
+                  destination)
     when not ok then 'outbox.enabled is off: messages wait'
     else 'neither paused nor switched off' end;
   return next;
@@ -86,7 +89,8 @@ begin
          (array_agg(c.state order by c.rank))[1] as state, (array_agg(c.reason order by c.rank))[1] as reason,
          (array_agg(c.detail order by c.rank))[1] as detail, (array_agg(c.since order by c.rank))[1] as since
   into seen
-  from (select x.*, array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[], x.state) as rank
+  from (select x.*, array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[],
+                                   x.state) as rank
         from @extschema@.outbox_connections x join @extschema@.outbox_workers w on w.worker_id = x.worker_id
         where x.destination = outbox_check.destination and w.heartbeat_until > clock_timestamp()
           and not outbox_internal.has_ended(w.worker_id)) c;
@@ -98,7 +102,8 @@ begin
   return next;
 
   step := 'options';
-  ok := case seen.state when 'unconfigured' then false when 'paused' then null when 'pausing' then null else seen.state <> 'starting' end;
+  ok := case seen.state when 'unconfigured' then false when 'paused' then null when 'pausing' then null
+    else seen.state <> 'starting' end;
   detail := case when seen.state = 'unconfigured' then seen.detail || stale
                  when ok then 'a worker can make use of them' || stale
                  else 'not known: no worker has looked' end;
@@ -136,4 +141,5 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_check(text) is
-  'Whether a destination can be used, step by step: ok is NULL where nobody knows. Workers try at once to connect where they are not; it waits for their answer, 5 s at most.';
+  'Whether a destination can be used, step by step: ok is NULL where nobody knows. Workers try at once to connect'
+  ' where they are not; it waits for their answer, 5 s at most.';

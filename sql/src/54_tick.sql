@@ -4,12 +4,14 @@
 create function outbox_internal.ask(reach bigint)
 returns bigint language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_ask_wrapper';
 comment on function outbox_internal.ask(bigint) is
-  'Asks the workers for delivery up to a seq, 0 = for one pass; returns a ticket; 0 = there is nobody to ask, NULL = another session asks.';
+  'Asks the workers for delivery up to a seq, 0 = for one pass; returns a ticket; 0 = there is nobody to ask, NULL ='
+  ' another session asks.';
 
 create function outbox_internal.answers(ticket bigint, timeout_ms integer)
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_answers_wrapper';
 comment on function outbox_internal.answers(bigint, integer) is
-  'Waits until the workers are done with what was asked, at most so long; returns 14 numbers of each worker: number, state (0 has not heard, 1 is at it, 2 done), figures.';
+  'Waits until the workers are done with what was asked, at most so long; returns 14 numbers of each worker: number,'
+  ' state (0 has not heard, 1 is at it, 2 done), figures.';
 
 create function outbox_internal.stop_asking()
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_stop_asking_wrapper';
@@ -34,8 +36,9 @@ comment on function outbox_internal.check_asking(text, interval) is
 
 create function outbox_internal.ask_workers(
   reach bigint, until timestamptz, out worker_id text, out done boolean, out claimed bigint, out published bigint,
-  out failed bigint, out duration_us bigint, out backoff_ms bigint, out renewed_heartbeat boolean, out purged_stale bigint,
-  out active_workers bigint, out desired_count bigint, out owned_count bigint, out leased_count bigint, out released_count bigint
+  out failed bigint, out duration_us bigint, out backoff_ms bigint, out renewed_heartbeat boolean,
+  out purged_stale bigint, out active_workers bigint, out desired_count bigint, out owned_count bigint,
+  out leased_count bigint, out released_count bigint
 ) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   began constant timestamptz := clock_timestamp();
@@ -70,7 +73,8 @@ begin
     select h.problem, h.remedy into problem, remedy
     from @extschema@.outbox_health h where h."check" in ('preload', 'workers') and not h.ok order by h."check" limit 1;
     if problem is null and exists (
-      select from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp() and w.worker_id like 'work-%') then
+      select from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()
+        and w.worker_id like 'work-%') then
       problem := 'Those outside of the server are asked nothing.';
       remedy := 'Set outbox.workers, or run outboxctl work --once.';
     end if;
@@ -79,13 +83,15 @@ begin
             hint = coalesce(remedy, 'Call again.');
   end if;
   return query
-  select format('server-%s', a[1] + 1), a[2] = 2, a[3], a[4], a[5], a[6], a[7], a[8] = 1, a[9], a[10], a[11], a[12], a[13], a[14]
+  select format('server-%s', a[1] + 1), a[2] = 2, a[3], a[4], a[5], a[6], a[7], a[8] = 1, a[9], a[10], a[11], a[12],
+         a[13], a[14]
   from (select answers[i + 1 : i + 14] as a from generate_series(0, cardinality(answers) - 1, 14) i) w
   where a[2] > 0;
 end
 $$;
 comment on function outbox_internal.ask_workers(bigint, timestamptz) is
-  'Asks the workers for delivery up to a seq, 0 = for one pass, and waits until then for their answers; one row for each that has begun.';
+  'Asks the workers for delivery up to a seq, 0 = for one pass, and waits until then for their answers; one row for'
+  ' each that has begun.';
 
 create function @extschema@.outbox_tick(timeout interval default '30 s')
 returns jsonb language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -98,7 +104,8 @@ begin
            'duration_ms', round(max(a.duration_us) / 1000.0, 2), 'backoff_ms', min(a.backoff_ms),
            'renewed_heartbeat', bool_and(a.renewed_heartbeat), 'purged_stale', sum(a.purged_stale),
            'active_workers', max(a.active_workers), 'desired_count', sum(a.desired_count),
-           'owned_count', sum(a.owned_count), 'leased_count', sum(a.leased_count), 'released_count', sum(a.released_count),
+           'owned_count', sum(a.owned_count), 'leased_count', sum(a.leased_count),
+           'released_count', sum(a.released_count),
            'ts', to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
     into tick
   from outbox_internal.ask_workers(0::bigint, clock_timestamp() + timeout) a having count(*) > 0;
@@ -112,7 +119,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_tick(interval) is
-  'One pass of every worker of this database, at once: claim, publish, settle. Waits for its end and returns what it did, all workers together, in the 13 keys of a tick.';
+  'One pass of every worker of this database, at once: claim, publish, settle. Waits for its end and returns what it'
+  ' did, all workers together, in the 13 keys of a tick.';
 
 -- ---- delivery by hand -----------------------------------------------------------------------------------------------
 
@@ -134,11 +142,14 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
     cross join lateral (
       select o.seq, o.destination, o.attempts from @extschema@.outbox o
       where o.destination = l.destination and o.partition = l.partition
-        and not exists (select from closed c where c.destination = o.destination and c.partition = o.partition and c.key = o.key)
-        and not exists (select from lanes c where c.destination = o.destination and c.partition = o.partition and c.head < o.seq)
+        and not exists (select from closed c where c.destination = o.destination and c.partition = o.partition
+                        and c.key = o.key)
+        and not exists (select from lanes c where c.destination = o.destination and c.partition = o.partition
+                        and c.head < o.seq)
       order by o.destination, o.partition, o.seq limit $1) x
     union all
-    select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w join open d on d.destination = w.destination
+    select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w
+    join open d on d.destination = w.destination
     where w.due_at <= clock_timestamp()
     union all
     select x.seq, x.destination, x.attempts
@@ -154,7 +165,8 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
   select r.seq, r.destination, r.attempts from ready r order by r.seq, r.destination limit $1;
 $$;
 comment on function outbox_internal.next(integer) is
-  'The first messages that could go now, in order of seq, with the attempts they have had: not scheduled, backing off, behind such a one or a dead letter, or of a destination that is paused.';
+  'The first messages that could go now, in order of seq, with the attempts they have had: not scheduled, backing'
+  ' off, behind such a one or a dead letter, or of a destination that is paused.';
 
 create function outbox_internal.fate(seq bigint, destination text, attempts integer, since timestamptz)
 returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -162,7 +174,8 @@ returns text language sql volatile set search_path = pg_catalog, pg_temp set ena
     when f.outcome <> 'waits' then f.outcome
     when exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2 and w.attempts > $3)
       or exists (select from @extschema@.outbox o
-                 where o.ctid = (select outbox_internal.find_row($1, $2, s.partitions)) and o.attempts > $3) then 'failed'
+                 where o.ctid = (select outbox_internal.find_row($1, $2, s.partitions)) and o.attempts > $3)
+                   then 'failed'
     else 'waits' end
   from @extschema@.outbox_settings s
   cross join lateral outbox_internal.outcome($1, $2, $4, s.partitions) f (outcome);
@@ -187,7 +200,8 @@ begin
       using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
   end if;
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'outbox_relay() cannot see the end of a message in a % transaction', upper(current_setting('transaction_isolation'))
+    raise exception 'outbox_relay() cannot see the end of a message in a % transaction',
+      upper(current_setting('transaction_isolation'))
       using errcode = 'object_not_in_prerequisite_state', hint = 'Call it at READ COMMITTED.';
   end if;
   if not current_setting('outbox.enabled')::boolean and not (select s.leasing from @extschema@.outbox_settings s) then
@@ -216,4 +230,5 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_relay(integer, interval) is
-  'Lets the workers deliver the first max_rows messages that could go, in order of seq, also with outbox.enabled off, and waits until each has been tried. ok: all of them are published.';
+  'Lets the workers deliver the first max_rows messages that could go, in order of seq, also with outbox.enabled off,'
+  ' and waits until each has been tried. ok: all of them are published.';

@@ -1,8 +1,9 @@
--- For workers outside the server (outboxctl work): the worker protocol for a role that sees no table, outbox_relay. Such a
--- worker shares partitions, leases and claims with those in the server, so these functions stand on the same ones
--- (30_worker.sql), and hold it to its own: who it is belongs to the session, not to an argument, so it settles nothing
--- that another has claimed. What it is told of shared memory keeps the order of keys: before a claim from where its
--- lanes must be read again, after it which transactions are open, and what was committed meanwhile (crates/core, engine).
+-- For workers outside the server (outboxctl work): the worker protocol for a role that sees no table, outbox_relay.
+-- Such a worker shares partitions, leases and claims with those in the server, so these functions stand on the same
+-- ones (30_worker.sql), and hold it to its own: who it is belongs to the session, not to an argument, so it settles
+-- nothing that another has claimed. What it is told of shared memory keeps the order of keys: before a claim from where
+-- its lanes must be read again, after it which transactions are open, and what was committed meanwhile (crates/core,
+-- engine).
 -- Lock order: as in 30_worker.sql.
 
 create function outbox_internal.work_join(label text)
@@ -33,12 +34,14 @@ comment on function outbox_internal.work_own(smallint[], integer) is
 create function outbox_internal.work_adopt(prepared bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_adopt_wrapper';
 comment on function outbox_internal.work_adopt(bigint[]) is
-  'Takes prepared transactions that are older than the shared memory into the registry: (xid, since in microseconds) one after the other. Once for each database.';
+  'Takes prepared transactions that are older than the shared memory into the registry: (xid, since in microseconds)'
+  ' one after the other. Once for each database.';
 
 create function outbox_internal.work_count(destination text, ended bigint[], took_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_count_wrapper';
 comment on function outbox_internal.work_count(text, bigint[], bigint[]) is
-  'What a settle ended, for the figures of a destination: [published, retried, dead, expired, released], and how long the published ones took.';
+  'What a settle ended, for the figures of a destination: [published, retried, dead, expired, released], and how long'
+  ' the published ones took.';
 
 create function outbox_internal.work_in_flight(destination text, in_flight integer)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_in_flight_wrapper';
@@ -55,17 +58,22 @@ comment on function outbox_internal.is_on_disk(bigint) is
 create function outbox_internal.work_reopened(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_reopened_wrapper';
 comment on function outbox_internal.work_reopened(smallint[]) is
-  'Worker outside: from which seq on each partition must be read again since the last call, for the default destination and for all others; -1 = nothing new. Before a claim.';
+  'Worker outside: from which seq on each partition must be read again since the last call, for the default'
+  ' destination and for all others; -1 = nothing new. Before a claim.';
 
 create function outbox_internal.work_glance(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_glance_wrapper';
 comment on function outbox_internal.work_glance(smallint[]) is
-  'Worker outside: the number of open transactions that have enqueued; of each its lowest seq, a count, and so many words of its filter of keys with their numbers; then what work_reopened() would return. After a claim.';
+  'Worker outside: the number of open transactions that have enqueued; of each its lowest seq, a count, and so many'
+  ' words of its filter of keys with their numbers; then what work_reopened() would return. After a claim.';
 
-create function outbox_internal.work_wait(seen bigint[], timeout_ms integer, in_flight integer, tell boolean default false)
-returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_wait_wrapper';
+create function outbox_internal.work_wait(
+  seen bigint[], timeout_ms integer, in_flight integer, tell boolean default false
+) returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_wait_wrapper';
 comment on function outbox_internal.work_wait(bigint[], integer, integer, boolean) is
-  'Worker outside: waits until there may be something to do, at most so long; says how much it has in flight, and tell = that the other workers shall look at the leases. Returns three counters to pass next (commits, workers, what waits), and 1 if a statement needs the database without workers.';
+  'Worker outside: waits until there may be something to do, at most so long; says how much it has in flight, and'
+  ' tell = that the other workers shall look at the leases. Returns three counters to pass next (commits, workers,'
+  ' what waits), and 1 if a statement needs the database without workers.';
 
 -- ---- what a worker outside calls: its life --------------------------------------------------------------------------
 
@@ -74,12 +82,14 @@ returns text language plpgsql volatile parallel unsafe security definer set sear
 declare
   me constant text := outbox_internal.work_join(coalesce(label, ''));
 begin
-  if exists (select from @extschema@.outbox_workers w where w.worker_id = me and w.pid is distinct from pg_backend_pid()) then
+  if exists (select from @extschema@.outbox_workers w
+             where w.worker_id = me and w.pid is distinct from pg_backend_pid()) then
     raise exception 'a worker has the name "%"', me using errcode = 'object_in_use', hint = 'Choose another label.';
   end if;
   perform outbox_internal.work_adopt(coalesce((
     select array_agg(n order by x.transaction::text::bigint, i) from pg_prepared_xacts x
-    cross join lateral (values (1, x.transaction::text::bigint), (2, (extract(epoch from x.prepared) * 1000000)::bigint)) v (i, n)
+    cross join lateral (
+      values (1, x.transaction::text::bigint), (2, (extract(epoch from x.prepared) * 1000000)::bigint)) v (i, n)
     where x.database = current_database()), '{}'));
   return me;
 end
@@ -98,7 +108,8 @@ begin
   source := (select outbox_internal.legible(s.relation) from @extschema@.outbox_source s);
   defaults := (
     select outbox_internal.legible(
-             string_agg(format('%s %s %s', s.setdatabase, s.setrole, s.setconfig), ';' order by s.setdatabase, s.setrole))
+             string_agg(format('%s %s %s', s.setdatabase, s.setrole, s.setconfig), ';'
+                        order by s.setdatabase, s.setrole))
     from pg_db_role_setting s
     where s.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
       and s.setrole in (0, (select r.oid from pg_roles r where r.rolname = session_user)));
@@ -106,13 +117,17 @@ begin
 end
 $$;
 comment on function outbox_internal.work_look() is
-  'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from here, the source of events that it cannot read, a text that changes with the settings that a new session would have, and the time in microseconds since 1970.';
+  'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from here,'
+  ' the source of events that it cannot read, a text that changes with the settings that a new session would have,'
+  ' and the time in microseconds since 1970.';
 
 create function outbox_internal.work_destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
-) returns setof record language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+) returns setof record language sql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
   select outbox_internal.legible(d.destination), d.wrapper, d.server,
-         (select array_agg(outbox_internal.legible(o) order by i) from unnest(d.options) with ordinality u (o, i)), d.paused
+         (select array_agg(outbox_internal.legible(o) order by i) from unnest(d.options) with ordinality u (o, i)),
+         d.paused
   from outbox_internal.destinations() d where outbox_internal.work_me() is not null;
 $$;
 comment on function outbox_internal.work_destinations() is
@@ -126,7 +141,8 @@ comment on function outbox_internal.work_ttl_s() is
   'Outbox.lease_ttl in seconds.';
 
 create function outbox_internal.work_heartbeat()
-returns setof text language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+returns setof text language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
 begin
   perform set_config('synchronous_commit', 'off', true);
   -- No longer than its leases last: nobody knows sooner that such a worker has ended, and both are over at once then.
@@ -137,9 +153,12 @@ $$;
 comment on function outbox_internal.work_heartbeat() is
   'Worker outside: I live for outbox.lease_ttl more. Returns the ids of all live workers.';
 
-create function outbox_internal.work_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
-returns setof record language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select l.partition, outbox_internal.legible(l.lease_owner), l.live, l.lease_epoch from outbox_internal.leases() l where outbox_internal.work_me() is not null;
+create function outbox_internal.work_leases(
+  out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint
+) returns setof record language sql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
+  select l.partition, outbox_internal.legible(l.lease_owner), l.live, l.lease_epoch from outbox_internal.leases() l
+  where outbox_internal.work_me() is not null;
 $$;
 comment on function outbox_internal.work_leases() is
   'Worker outside: every partition with its lease, to plan from.';
@@ -147,7 +166,8 @@ comment on function outbox_internal.work_leases() is
 create function outbox_internal.work_lease(
   renew smallint[], renew_epochs bigint[], release smallint[], release_epochs bigint[], take smallint[],
   out partition smallint, out lease_epoch bigint, out ttl_s integer
-) returns setof record language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+) returns setof record language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
 declare
   me constant text := outbox_internal.work_me();
   lasts_s constant integer := outbox_internal.work_ttl_s();
@@ -163,7 +183,8 @@ begin
 end
 $$;
 comment on function outbox_internal.work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]) is
-  'Worker outside: renews leases, gives others back and takes free ones. Returns those that it holds now, and for how long from the call on.';
+  'Worker outside: renews leases, gives others back and takes free ones. Returns those that it holds now, and for how'
+  ' long from the call on.';
 
 create function outbox_internal.work_purge()
 returns bigint language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -179,7 +200,8 @@ begin
     return; -- dropped meanwhile
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  perform outbox_internal.report(outbox_internal.work_me(), destination, state, left(reason, 100), left(detail, 1000), null::timestamptz);
+  perform outbox_internal.report(
+    outbox_internal.work_me(), destination, state, left(reason, 100), left(detail, 1000), null::timestamptz);
 end
 $$;
 comment on function outbox_internal.work_report(text, text, text, text) is
@@ -202,8 +224,9 @@ $$;
 comment on function outbox_internal.work_leave() is
   'Worker outside: gives its leases back. work_quit() follows, when this is committed.';
 
-create function outbox_internal.work_pending(partitions smallint[], out partition smallint, out pending bigint, out is_all boolean)
-returns setof record language sql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.work_pending(
+  partitions smallint[], out partition smallint, out pending bigint, out is_all boolean
+) returns setof record language sql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
   -- The destinations that have messages: a look into the index for each, not a walk through it.
   with recursive waits (destination) as (
     (select o.destination from @extschema@.outbox o order by 1 limit 1)
@@ -219,11 +242,13 @@ returns setof record language sql stable parallel unsafe security definer set se
   left join (select w.destination from waits w where w.destination is not null) d on true
   left join lateral (
     select count(*) as n from (
-      select from @extschema@.outbox o where o.destination = d.destination and o.partition = p.partition limit b.lane) x) l on true
+      select from @extschema@.outbox o where o.destination = d.destination and o.partition = p.partition
+        limit b.lane) x) l on true
   group by 1 order by 1;
 $$;
 comment on function outbox_internal.work_pending(smallint[]) is
-  'For the screen of a worker outside, in a session of its own: how many messages wait in each of these partitions; is_all false = at least so many, for it looks at 20,000 rows or so.';
+  'For the screen of a worker outside, in a session of its own: how many messages wait in each of these partitions;'
+  ' is_all false = at least so many, for it looks at 20,000 rows or so.';
 
 -- ---- what a worker outside calls: messages --------------------------------------------------------------------------
 
@@ -236,33 +261,37 @@ begin
   perform set_config('synchronous_commit', 'off', true);
   return query select r.* from outbox_internal.claim(
     outbox_internal.work_me(), destination, partitions, epochs,
-    array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), marks, 33554432::bigint,
-    coalesce(reach, 9223372036854775807)) c cross join lateral outbox_internal.readable(c) r
+    array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), marks,
+    33554432::bigint, coalesce(reach, 9223372036854775807)) c cross join lateral outbox_internal.readable(c) r
   where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
 end
 $$;
 comment on function outbox_internal.work_claim(text, smallint[], bigint[], integer[], bigint[], bigint) is
-  'Worker outside: claims messages of partitions that it leases, as claim() does, and waits until all of them are on disk.';
+  'Worker outside: claims messages of partitions that it leases, as claim() does, and waits until all of them are on'
+  ' disk.';
 
 create function outbox_internal.work_claim_waiting(
   destination text, partition smallint, key text, epoch bigint, reach bigint, max_rows integer
 ) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
+declare
+  others outbox_internal.claimed;
 begin
   perform set_config('synchronous_commit', 'off', true);
   return query select r.* from outbox_internal.claim_waiting(
-    outbox_internal.work_me(), destination, partition, key, epoch, reach, least(greatest(max_rows, 0), 10000), 33554432::bigint) c
+    outbox_internal.work_me(), destination, partition, key, epoch, reach, least(greatest(max_rows, 0), 10000),
+    33554432::bigint) c
     cross join lateral outbox_internal.readable(c) r
   where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
   if outbox_internal.waits(destination, partition, key) then
-    return query select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
-      null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text,
-      null::text, null::text, null::text, null::bigint, null::bigint, null::boolean, null::timestamptz, 'more', null::timestamptz;
+    others.remark := 'more';
+    return next others;
   end if;
 end
 $$;
 comment on function outbox_internal.work_claim_waiting(text, smallint, text, bigint, bigint, integer) is
-  'Worker outside: claims the first messages of a key that wait behind another, up to the seq reach. The remark more: others are there.';
+  'Worker outside: claims the first messages of a key that wait behind another, up to the seq reach. The remark more:'
+  ' others are there.';
 
 create function outbox_internal.work_claim_unleased(destination text, max_rows integer)
 returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
@@ -273,7 +302,8 @@ begin
   end if;
   perform set_config('synchronous_commit', 'off', true);
   return query select r.* from outbox_internal.claim_unleased(
-    destination, outbox_internal.work_token(), extract(epoch from current_setting('outbox.claim_ttl')::interval)::integer,
+    destination, outbox_internal.work_token(),
+    extract(epoch from current_setting('outbox.claim_ttl')::interval)::integer,
     least(greatest(max_rows, 0), 10000), 33554432::bigint) c cross join lateral outbox_internal.readable(c) r
   where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
 end
@@ -283,7 +313,8 @@ comment on function outbox_internal.work_claim_unleased(text, integer) is
 
 create function outbox_internal.work_due(
   partitions smallint[], epochs bigint[], out destination text, out partition smallint, out seq bigint
-) returns setof record language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+) returns setof record language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
 begin
   if partitions is null and (select s.leasing from @extschema@.outbox_settings s) then
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin anew.';
@@ -294,7 +325,8 @@ begin
 end
 $$;
 comment on function outbox_internal.work_due(smallint[], bigint[]) is
-  'Worker outside: brings back messages whose time has come, of leases that it holds; with leasing off of all partitions. Returns where they are now.';
+  'Worker outside: brings back messages whose time has come, of leases that it holds; with leasing off of all'
+  ' partitions. Returns where they are now.';
 
 create function outbox_internal.work_next_due_ms()
 returns bigint language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -304,8 +336,10 @@ comment on function outbox_internal.work_next_due_ms() is
   'Worker outside: in how many ms the next waiting message is due; NULL = none waits for a time.';
 
 create function outbox_internal.work_gates(
-  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint, out followers boolean
-) returns setof record language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint,
+  out followers boolean
+) returns setof record language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
 begin
   return query
   select outbox_internal.legible(g.destination), g.partition, outbox_internal.legible(g.key), g.head, g.followers
@@ -315,11 +349,12 @@ begin
 end
 $$;
 comment on function outbox_internal.work_gates(smallint[]) is
-  'Worker outside: keys of partitions that it leases whose messages wait behind one that failed (head) or come back from waiting behind one.';
+  'Worker outside: keys of partitions that it leases whose messages wait behind one that failed (head) or come back'
+  ' from waiting behind one.';
 
 create function outbox_internal.work_settle(
-  destination text, tids text[], seqs bigint[], partitions smallint[], tokens bigint[], actions text[], delays_ms bigint[],
-  reasons text[], took_us bigint[]
+  destination text, tids text[], seqs bigint[], partitions smallint[], tokens bigint[], actions text[],
+  delays_ms bigint[], reasons text[], took_us bigint[]
 ) returns integer language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off as $$
 declare
@@ -359,11 +394,12 @@ begin
   if changed < n then
     -- Rows that moved (VACUUM FULL) are found again by key. Those that carry another token are no longer its own.
     changed := changed + outbox_internal.settle(
-      me, outbox_internal.locate(seqs, destinations, partitions), seqs, destinations, partitions, tokens, actions::"char"[],
-      delays_ms, short_reasons);
+      me, outbox_internal.locate(seqs, destinations, partitions), seqs, destinations, partitions, tokens,
+      actions::"char"[], delays_ms, short_reasons);
   end if;
   if changed > 0 then
-    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r'), count(*) filter (where a in ('d', 'D', 'B')),
+    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r'),
+                 count(*) filter (where a in ('d', 'D', 'B')),
                  count(*) filter (where a = 'x'), count(*) filter (where a = 'f')]
       into counts from (select a from unnest(actions) a limit changed) c;
     gone := counts[1] + counts[3] + counts[4];
@@ -376,5 +412,8 @@ begin
   return changed;
 end
 $$;
-comment on function outbox_internal.work_settle(text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[]) is
-  'Worker outside: ends messages of a destination that it has claimed, with the actions of settle(), on disk when it is committed. took_us: how long the published ones took. Returns how many changed; the others are no longer its own.';
+comment on function outbox_internal.work_settle(
+  text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[]) is
+  'Worker outside: ends messages of a destination that it has claimed, with the actions of settle(), on disk when it'
+  ' is committed. took_us: how long the published ones took. Returns how many changed; the others are no longer its'
+  ' own.';

@@ -1,8 +1,8 @@
--- Who owns and who may. Tables and definer functions belong to the worker role, so that neither the workers nor the definer
--- functions need a superuser. Views and all other functions stay with the superuser who created the extension: they run with
--- the rights of who reads or calls them, superusers too, so whoever may replace them has those rights. The owner of a view
--- needs not even CREATE on the schema for that. Nothing is open to PUBLIC but what is harmless. Last, when every object
--- stands.
+-- Who owns and who may. Tables and definer functions belong to the worker role, so that neither the workers nor the
+-- definer functions need a superuser. Views and all other functions stay with the superuser who created the extension:
+-- they run with the rights of who reads or calls them, superusers too, so whoever may replace them has those rights.
+-- The owner of a view needs not even CREATE on the schema for that. Nothing is open to PUBLIC but what is harmless.
+-- Last, when every object stands.
 
 do $owner$
 declare
@@ -16,10 +16,11 @@ begin
     left join pg_catalog.pg_proc p on d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass and p.oid = d.objid
     left join pg_catalog.pg_class c on d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass and c.oid = d.objid
       and i.schema = 'outbox_internal'
-    left join pg_catalog.pg_namespace n on d.classid = 'pg_catalog.pg_namespace'::pg_catalog.regclass and n.oid = d.objid
+    left join pg_catalog.pg_namespace n on d.classid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
+      and n.oid = d.objid
     cross join lateral (
-      -- PUBLIC may call a new function, and ALTER DEFAULT PRIVILEGES may have opened more, to others too. Who owns tables has
-      -- said so of tables; functions, and what users do not name, are closed.
+      -- PUBLIC may call a new function, and ALTER DEFAULT PRIVILEGES may have opened more, to others too. Who owns
+      -- tables has said so of tables; functions, and what users do not name, are closed.
       select pg_catalog.string_agg(distinct case a.grantee when 0 then 'public'
                else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)) end, ', ') as to_whom
       from pg_catalog.aclexplode(coalesce(p.proacl, c.relacl, n.nspacl, pg_catalog.acldefault('f', p.proowner))) a
@@ -135,7 +136,8 @@ grant execute on function @extschema@.outbox_inbox_receive(text, text) to outbox
 -- ---- outbox_relay ---------------------------------------------------------------------------------------------------
 
 grant execute on function
-  @extschema@.outbox_fetch_unpublished(integer, text, interval), @extschema@.outbox_mark_published(bigint, bigint, text),
+  @extschema@.outbox_fetch_unpublished(integer, text, interval),
+  @extschema@.outbox_mark_published(bigint, bigint, text),
   @extschema@.outbox_mark_failed(bigint, bigint, text, text), @extschema@.outbox_relay(integer, interval)
   to outbox_relay;
 -- Workers outside the server.
