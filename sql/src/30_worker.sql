@@ -1,9 +1,7 @@
 -- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. What
--- holds the order of a key beyond them (open transactions, marks) is in shared memory. Time is the database's. Lock
--- order: outbox_partitions, then outbox, then the rest. A claim and a settle are planned once and reused for years of
--- table sizes, so the plans that read a whole table are switched off for them: the right one is always an index or a
--- ctid. JIT is off with them, since a plan that still holds a switched-off scan (of a table of one row) looks dear
--- enough to be compiled each time.
+-- holds the order of a key beyond them (open transactions, marks) is in shared memory. Time is the database's. How a
+-- claim and a settle are planned: 33_plans.sql.
+-- Lock order: outbox_partitions, then outbox, then the rest.
 
 create function outbox_internal.server_workers()
 returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_server_workers_wrapper';
@@ -325,25 +323,19 @@ comment on function outbox_internal.suspicion(integer, bigint) is
   'How much of a claim a message takes with which workers crashed: after one crash a hundred go together, after two'
   ' ten, then one. So the next crash charges few beside the one that is to blame.';
 
--- Nothing is known of the tables when a plan is made: vacuum may have seen outbox empty a moment before a million rows
--- came. One row expected, a bitmap or a sort of the whole lane looks as cheap as the index that brings the first rows
--- in order, and costs a second a claim. So those are off here, and wherever the first rows of many are wanted.
-
 -- A claim takes pointers, cut by body_bytes, and reads the events of those alone, at its very end: rows of a CTE, of a
 -- sort and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins what
 -- is sorted already, and its rows go to the worker as they are made. One snapshot serves all of it, so an event is
 -- found by its ctid the second time. OFFSET 0 keeps the planner from reading all events once instead, where its
 -- settings make a look dear. A worker in the server plans the bodies of claim, claim_waiting and claim_unleased itself,
 -- once: a call is a function in FROM, and with its SET clauses it costs as much again as the claim of one message. So
--- their parameters have numbers. A worker outside calls them, and work_mem is what such a claim needs at most.
+-- their parameters have numbers. A worker outside calls them.
 
 create function outbox_internal.claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[],
   bytes_max bigint, reach bigint default 9223372036854775807
 ) returns setof outbox_internal.claimed language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off
-set work_mem = '128MB' as $$
+set search_path = pg_catalog, pg_temp as $$
   with pick as materialized (
     select due.*, l.epoch, sum(due.share) over (order by due.seq) - due.share as bytes_before
     from unnest($3, $4, $5, $6) as l (partition, epoch, n, mark)
@@ -393,9 +385,7 @@ comment on function outbox_internal.claim(text, text, smallint[], bigint[], inte
 create function outbox_internal.claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, reach bigint, n integer, bytes_max bigint
 ) returns setof outbox_internal.claimed language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off
-set work_mem = '128MB' as $$
+set search_path = pg_catalog, pg_temp as $$
   with held as materialized (
     -- Locked until this is committed: else the next owner could have read the lane before the rows are in it.
     select p.partition from @extschema@.outbox_partitions p
@@ -457,9 +447,7 @@ comment on function outbox_internal.waits(text, smallint, text) is
 create function outbox_internal.claim_unleased(
   destination text, token bigint, claim_ttl_s integer, batch integer, bytes_max bigint
 ) returns setof outbox_internal.claimed language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off
-set work_mem = '128MB' as $$
+set search_path = pg_catalog, pg_temp as $$
   with locked as materialized (
     select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq, o.claim_token, o.crashes
     from @extschema@.outbox o
@@ -505,8 +493,7 @@ create function outbox_internal.due(
   worker text, partitions smallint[], epochs bigint[], batch integer, of_destination text default null,
   out destination text, out partition smallint, out seq bigint
 ) returns setof record language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
   return query
@@ -553,10 +540,7 @@ comment on function outbox_internal.next_due_ms() is
 create function outbox_internal.gates(
   partitions smallint[], out destination text, out partition smallint, out key text, out head bigint,
   out followers boolean
-) returns setof record language sql stable set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set enable_bitmapscan = off
-set enable_sort = off
-set jit = off as $$
+) returns setof record language sql stable set search_path = pg_catalog, pg_temp as $$
   with recursive behind as ( -- one look into the index for each key, however much waits in it
     (select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g'
      order by w.destination, w.partition, w.key limit 1)
@@ -584,10 +568,7 @@ create function outbox_internal.settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
   actions "char"[], delays_ms bigint[], reasons text[]
 ) returns integer language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_indexscan = off
-set enable_bitmapscan = off -- by ctid, also where vacuum saw an empty outbox and any plan looks cheap
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   leased constant boolean := tokens[1] > 0;

@@ -57,8 +57,7 @@ create function outbox_internal.expire(
   out destinations text[], out counts bigint[], out heads boolean, out next_block bigint, out more boolean,
   out next_expiry timestamptz
 ) language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 declare
   moment constant timestamptz := clock_timestamp(); -- once: an index cannot be asked for what changes
   from_tid constant tid := format('(%s,0)', first_block);
