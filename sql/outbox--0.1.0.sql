@@ -7,7 +7,8 @@
 -- Roles belong to the whole server, so another database may have made them already, or be making them right now:
 -- both are fine, and DROP EXTENSION leaves them.
 
--- What a view, a default or the body of a function (BEGIN ATOMIC) names is looked up once, now, and stays: here and nowhere else.
+-- What a view, a default or the body of a function (BEGIN ATOMIC) names is looked up once, now, and stays: here and
+-- nowhere else.
 select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
 -- In the schema of the extension others may have created before. What is called by its name there must be ours.
@@ -19,7 +20,8 @@ begin
   from (select 'function' as kind, p.oid::pg_catalog.regprocedure::text as name, p.proname as plain, p.proowner as owner
         from pg_catalog.pg_proc p where p.pronamespace = pg_catalog.to_regnamespace('@extschema@')
         union all
-        select case c.relkind when 'v' then 'view' when 'S' then 'sequence' when 'i' then 'index' when 'c' then 'type' else 'table' end,
+        select case c.relkind when 'v' then 'view' when 'S' then 'sequence' when 'i' then 'index' when 'c' then 'type'
+          else 'table' end,
                c.oid::pg_catalog.regclass::text, c.relname, c.relowner
         from pg_catalog.pg_class c where c.relnamespace = pg_catalog.to_regnamespace('@extschema@')
         union all
@@ -28,23 +30,34 @@ begin
         ) o
   where o.plain ~ '^outbox(_|$)' order by o.kind, o.name limit 1;
   if found then
-    raise exception 'schema % holds % %, which is not of the extension', '@extschema@', foreign_object.kind, foreign_object.name
+    raise exception 'schema % holds % %, which is not of the extension',
+        '@extschema@', foreign_object.kind, foreign_object.name
       using errcode = 'duplicate_object',
-            detail = pg_catalog.format('It belongs to role %I. What begins with outbox_ there could be taken for an object of the extension.',
+            detail = pg_catalog.format('It belongs to role %I. What begins with outbox_ there could be taken for an'
+                                       ' object of the extension.',
                                        pg_catalog.pg_get_userbyid(foreign_object.owner)),
-            hint = pg_catalog.format('CREATE SCHEMA outbox; CREATE EXTENSION outbox SCHEMA outbox; or drop or rename the %s.', foreign_object.kind);
+            hint = pg_catalog.format('CREATE SCHEMA outbox; CREATE EXTENSION outbox SCHEMA outbox; or drop or rename'
+                                     ' the %s.', foreign_object.kind);
   end if;
 end
 $foreign$;
 
+-- What users do not call. Where nobody may create, no function can fit a call better than the one that is meant. A
+-- schema of this name that exists is an error: somebody else may create in it.
+create schema outbox_internal;
+comment on schema outbox_internal is
+  'What the functions, views and workers of the extension outbox call. Not for calling: it changes with any version.';
+
 do $roles$
 declare
-  worker_role constant name := coalesce(nullif(pg_catalog.current_setting('outbox.worker_role', true), ''), 'outbox_worker');
+  worker_role constant name := coalesce(nullif(pg_catalog.current_setting('outbox.worker_role', true), ''),
+                                        'outbox_worker');
   role_name name;
 begin
-  foreach role_name in array array[worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin', 'outbox_consumer', 'outbox_relay',
-                                     'outbox_policy' -- has no rights: conditions on outbox_events run as it
-                                    ]::name[] loop
+  foreach role_name in array array[
+    worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin', 'outbox_consumer', 'outbox_relay',
+    'outbox_policy' -- has no rights: conditions on outbox_events run as it
+  ]::name[] loop
     begin
       if not exists (select from pg_catalog.pg_roles r where r.rolname = role_name) then
         execute pg_catalog.format('create role %I nologin', role_name);
@@ -64,8 +77,9 @@ begin
       using hint = pg_catalog.format('ALTER ROLE %I NOSUPERUSER;', worker_role);
   end if;
   execute pg_catalog.format('grant connect on database %I to %I', pg_catalog.current_database(), worker_role);
-  execute pg_catalog.format('grant usage on schema @extschema@ to %I, outbox_writer, outbox_monitor, outbox_admin, outbox_consumer, outbox_relay',
-                            worker_role);
+  execute pg_catalog.format(
+    'grant usage on schema @extschema@'
+    ' to %I, outbox_writer, outbox_monitor, outbox_admin, outbox_consumer, outbox_relay', worker_role);
   execute pg_catalog.format('grant create on schema @extschema@ to %I', worker_role); -- partitions of the history
   grant outbox_writer, outbox_monitor, outbox_consumer, outbox_relay to outbox_admin;
 end
@@ -73,8 +87,9 @@ $roles$;
 
 -- ---- sql/src/05_destinations.sql
 
--- Destinations: where messages go. One is there from the start, "default", described by the settings outbox.url and so on.
--- Others are foreign servers, so that CREATE SERVER, GRANT USAGE, user mappings, \des and pg_dump work as users know them.
+-- Destinations: where messages go. One is there from the start, "default", described by the settings outbox.url and so
+-- on. Others are foreign servers, so that CREATE SERVER, GRANT USAGE, user mappings, \des and pg_dump work as users
+-- know them.
 
 create function @extschema@.outbox_amqp_validator(options text[], catalog oid)
 returns void language c strict as 'MODULE_PATHNAME', 'outbox_amqp_validator_wrapper';
@@ -83,7 +98,8 @@ comment on function @extschema@.outbox_amqp_validator(text[], oid) is
 
 create foreign data wrapper outbox_amqp no handler validator @extschema@.outbox_amqp_validator;
 comment on foreign data wrapper outbox_amqp is
-  'Destinations of outbox that are exchanges of an AMQP 0-9-1 broker (RabbitMQ). The password belongs into a user mapping for the role of the workers.';
+  'Destinations of outbox that are exchanges of an AMQP 0-9-1 broker (RabbitMQ). The password belongs into a user'
+  ' mapping for the role of the workers.';
 
 create function @extschema@.outbox_http_validator(options text[], catalog oid)
 returns void language c strict as 'MODULE_PATHNAME', 'outbox_http_validator_wrapper';
@@ -92,12 +108,19 @@ comment on function @extschema@.outbox_http_validator(text[], oid) is
 
 create foreign data wrapper outbox_http no handler validator @extschema@.outbox_http_validator;
 comment on foreign data wrapper outbox_http is
-  'Destinations of outbox that are URLs to which messages are posted. Secrets belong into a user mapping for the role of the workers.';
+  'Destinations of outbox that are URLs to which messages are posted. Secrets belong into a user mapping for the role'
+  ' of the workers.';
 
+-- What a user calls and others of ours need has a second name in outbox_internal, without a call in between.
+create function outbox_internal.body_problem(destination text)
+returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
+comment on function outbox_internal.body_problem(text) is
+  'outbox_body_problem(), as outbox_health and outbox_check call it.';
 create function @extschema@.outbox_body_problem(destination text)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
 comment on function @extschema@.outbox_body_problem(text) is
-  'Why the function that the option body of a destination names cannot be used, and what to do; NULL if it can, or none is named. outbox_health and outbox_check show it.';
+  'Why the function that the option body of a destination names cannot be used, and what to do; NULL if it can, or'
+  ' none is named. outbox_health and outbox_check show it.';
 
 create table @extschema@.outbox_paused (
   destination text collate "C" primary key,
@@ -114,8 +137,8 @@ select pg_catalog.pg_extension_config_dump('@extschema@.outbox_paused', '');
 
 -- ---- sql/src/10_tables.sql
 
--- Tables. State is where the row is: ready to go in outbox, not before a time or behind another in outbox_waiting, finished in
--- outbox_history, given up in outbox_dead.
+-- Tables. State is where the row is: ready to go in outbox, not before a time or behind another in outbox_waiting,
+-- finished in outbox_history, given up in outbox_dead.
 -- A message is (seq, destination); its event lives in outbox_events and is never copied.
 
 create table @extschema@.outbox_settings (
@@ -128,7 +151,8 @@ create table @extschema@.outbox_settings (
   check ((partitioner is null) = (partitioner_owner is null))
 );
 comment on table @extschema@.outbox_settings is
-  'One row: what must be the same for every session of this database. Written at CREATE EXTENSION from the settings of the same name, changed by outbox_configure().';
+  'One row: what must be the same for every session of this database. Written at CREATE EXTENSION from the settings'
+  ' of the same name, changed by outbox_configure().';
 
 create table @extschema@.outbox_partitions (
   partition   smallint    primary key check (partition between 0 and 1023),
@@ -139,7 +163,8 @@ create table @extschema@.outbox_partitions (
 ) with (fillfactor = 50, autovacuum_vacuum_threshold = 5000, autovacuum_analyze_threshold = 5000);
 -- Leases are renewed every few seconds: room for HOT updates, which need no autovacuum once a minute.
 comment on table @extschema@.outbox_partitions is
-  'Leases: which worker may deliver the messages of a partition, until when. The epoch grows each time the lease is taken.';
+  'Leases: which worker may deliver the messages of a partition, until when. The epoch grows each time the lease is'
+  ' taken.';
 
 create table @extschema@.outbox_workers (
   worker_id       text        primary key,
@@ -156,7 +181,8 @@ create table @extschema@.outbox_connections (
   destination text collate "C",
   since       timestamptz not null default pg_catalog.clock_timestamp(),
   state       text        not null
-    check (state in ('starting', 'paused', 'pausing', 'not adopted', 'unconfigured', 'connecting', 'connected', 'blocked', 'down')),
+    check (state in ('starting', 'paused', 'pausing', 'not adopted', 'unconfigured', 'connecting', 'connected',
+                     'blocked', 'down')),
   reason      text, -- why it is down: unreachable, auth_refused, exchange_missing ...; or connected and unconfirmed
   detail      text,
   looked_at   timestamptz, -- when it last looked because a session asked: see outbox_check()
@@ -211,7 +237,8 @@ create table @extschema@.outbox (
 comment on table @extschema@.outbox is
   'Messages that may go now, and no others: a pointer (seq) to an event each.';
 comment on column @extschema@.outbox.claim_token is
-  'Who holds the message for delivery: the epoch of the lease (positive) or, with leasing off, the token of a worker (negative).';
+  'Who holds the message for delivery: the epoch of the lease (positive) or, with leasing off, the token of a worker'
+  ' (negative).';
 comment on column @extschema@.outbox.claim_until is
   'With leasing off: until when the claim holds. NULL otherwise.';
 comment on column @extschema@.outbox.crashes is
@@ -275,37 +302,40 @@ create table @extschema@.outbox_dead (
 );
 create index on @extschema@.outbox_dead (partition) where blocks;
 comment on table @extschema@.outbox_dead is
-  'Dead letters: messages out of attempts. outbox_retry() brings one back, outbox_discard() gives it up. Kept for outbox.dead_retention.';
+  'Dead letters: messages out of attempts. outbox_retry() brings one back, outbox_discard() gives it up. Kept for'
+  ' outbox.dead_retention.';
 comment on column @extschema@.outbox_dead.blocks is
-  'Later messages of its key, or of its partition where that is one order, wait until this one is retried or discarded.';
+  'Later messages of its key, or of its partition where that is one order, wait until this one is retried or'
+  ' discarded.';
 
-create function @extschema@.outbox_note_dead(more bigint, more_block bigint, seq bigint)
+create function outbox_internal.note_dead(more bigint, more_block bigint, seq bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_dead_wrapper';
-comment on function @extschema@.outbox_note_dead(bigint, bigint, bigint) is
-  'Internal: this transaction makes so many more dead letters, or fewer, and so many of them that block others; the counters in shared memory hear of it at COMMIT.';
+comment on function outbox_internal.note_dead(bigint, bigint, bigint) is
+  'This transaction makes so many more dead letters, or fewer, and so many of them that block others; the counters in'
+  ' shared memory hear of it at COMMIT.';
 
 -- A trigger, so that rows that a person writes or removes are counted too.
-create function @extschema@.outbox_dead_changed() returns trigger
+create function outbox_internal.dead_changed() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   case tg_op
-    when 'INSERT' then perform @extschema@.outbox_note_dead(1::bigint, new.blocks::integer::bigint, new.seq);
-    when 'DELETE' then perform @extschema@.outbox_note_dead(-1::bigint, -old.blocks::integer::bigint, old.seq);
-    else perform @extschema@.outbox_note_dead(0::bigint, (new.blocks::integer - old.blocks::integer)::bigint, new.seq);
+    when 'INSERT' then perform outbox_internal.note_dead(1::bigint, new.blocks::integer::bigint, new.seq);
+    when 'DELETE' then perform outbox_internal.note_dead(-1::bigint, -old.blocks::integer::bigint, old.seq);
+    else perform outbox_internal.note_dead(0::bigint, (new.blocks::integer - old.blocks::integer)::bigint, new.seq);
   end case;
   return null;
 end
 $$;
-comment on function @extschema@.outbox_dead_changed() is
-  'Internal: counts dead letters as they come and go.';
+comment on function outbox_internal.dead_changed() is
+  'Counts dead letters as they come and go.';
 create trigger outbox_dead_changed after insert or delete or update of blocks on @extschema@.outbox_dead
-  for each row execute function @extschema@.outbox_dead_changed();
+  for each row execute function outbox_internal.dead_changed();
 comment on trigger outbox_dead_changed on @extschema@.outbox_dead is
   'Internal: counts dead letters as they come and go.';
 
 -- A restored dump brings its own row of settings; it replaces the one CREATE EXTENSION wrote, since the restored
 -- messages lie in the partitions of the old count.
-create function @extschema@.outbox_settings_replace() returns trigger
+create function outbox_internal.settings_replace() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   delete from @extschema@.outbox_settings;
@@ -316,10 +346,10 @@ begin
   return new;
 end
 $$;
-comment on function @extschema@.outbox_settings_replace() is
-  'Internal: keeps outbox_settings at one row and makes the partitions it asks for.';
+comment on function outbox_internal.settings_replace() is
+  'Keeps outbox_settings at one row and makes the partitions it asks for.';
 create trigger outbox_settings_replace before insert on @extschema@.outbox_settings
-  for each row execute function @extschema@.outbox_settings_replace();
+  for each row execute function outbox_internal.settings_replace();
 comment on trigger outbox_settings_replace on @extschema@.outbox_settings is
   'Internal: keeps outbox_settings at one row and makes the partitions it asks for.';
 
@@ -333,109 +363,119 @@ select pg_catalog.pg_extension_config_dump('@extschema@.outbox_dead', '');
 
 -- ---- sql/src/12_identity.sql
 
--- Is this the database that is to deliver, or a copy of it? A copy carries the messages that wait in the original, and would send
--- them a second time. So the database keeps where it was adopted: system identifier of the server, OID of the database,
--- outbox.identity. A standby that is promoted is still the same.
+-- Is this the database that is to deliver, or a copy of it? A copy carries the messages that wait in the original, and
+-- would send them a second time. So the database keeps where it was adopted: system identifier of the server, OID of
+-- the database, outbox.identity. A standby that is promoted is still the same.
 
-create function @extschema@.outbox_system_identifier()
+create function outbox_internal.system_identifier()
 returns bigint language c stable as 'MODULE_PATHNAME', 'outbox_system_identifier_wrapper';
-comment on function @extschema@.outbox_system_identifier() is
-  'Internal: the number that initdb gave this server; its standbys and physical copies have the same.';
+comment on function outbox_internal.system_identifier() is
+  'The number that initdb gave this server; its standbys and physical copies have the same.';
 
 create table @extschema@.outbox_identity (
   singleton         boolean     primary key default true check (singleton),
-  system_identifier bigint      not null default @extschema@.outbox_system_identifier(),
+  system_identifier bigint      not null default outbox_internal.system_identifier(),
   database          oid         not null,
   identity          text        not null,
   restored          boolean     not null default false,
   adopted_at        timestamptz not null default pg_catalog.clock_timestamp()
 );
 comment on table @extschema@.outbox_identity is
-  'One row: where this database was adopted. Where that is not here, nothing is delivered until outbox_adopt(). Written at CREATE EXTENSION.';
+  'One row: where this database was adopted. Where that is not here, nothing is delivered until outbox_adopt().'
+  ' Written at CREATE EXTENSION.';
 comment on column @extschema@.outbox_identity.restored is
   'The row, or the extension itself, came with a dump.';
 
-create function @extschema@.outbox_identity_replace() returns trigger
+create function outbox_internal.identity_replace() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  -- A dump brings a row of its own. It may come after the messages, so what a dump restores is silent from CREATE EXTENSION
-  -- on: pg_dump's scripts and pg_restore begin with SET row_security = off, which hardly anybody else says.
+  -- A dump brings a row of its own. It may come after the messages, so what a dump restores is silent from CREATE
+  -- EXTENSION on: pg_dump's scripts and pg_restore begin with SET row_security = off, which hardly anybody else says.
   delete from @extschema@.outbox_identity;
   new.restored := found or current_setting('row_security') = 'off';
   return new;
 end
 $$;
-comment on function @extschema@.outbox_identity_replace() is
-  'Internal: keeps outbox_identity at one row and notices a dump that is restored.';
+comment on function outbox_internal.identity_replace() is
+  'Keeps outbox_identity at one row and notices a dump that is restored.';
 create trigger outbox_identity_replace before insert on @extschema@.outbox_identity
-  for each row execute function @extschema@.outbox_identity_replace();
+  for each row execute function outbox_internal.identity_replace();
 comment on trigger outbox_identity_replace on @extschema@.outbox_identity is
   'Internal: keeps outbox_identity at one row and notices a dump that is restored.';
 
-create function @extschema@.outbox_here(out database oid, out identity text)
+create function outbox_internal.here(out database oid, out identity text)
 language sql stable set search_path = pg_catalog, pg_temp as $$
-  select d.oid, coalesce(current_setting('outbox.identity', true), '') from pg_database d where d.datname = current_database();
+  select d.oid, coalesce(current_setting('outbox.identity', true), '')
+  from pg_database d where d.datname = current_database();
 $$;
-comment on function @extschema@.outbox_here() is
-  'Internal: which database this is, and outbox.identity.';
+comment on function outbox_internal.here() is
+  'Which database this is, and outbox.identity.';
 
 -- Asked each second: PL/pgSQL keeps the plan, where SQL makes it anew at each call.
-create function @extschema@.outbox_not_adopted()
+create function outbox_internal.not_adopted()
 returns text language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   return case
     when i.singleton is null then 'outbox_identity is empty'
     when i.restored then 'it was restored from a dump'
-    when i.system_identifier <> @extschema@.outbox_system_identifier() then 'it comes from another server, by a copy or by pg_upgrade'
+    when i.system_identifier <> outbox_internal.system_identifier()
+      then 'it comes from another server, by a copy or by pg_upgrade'
     when i.database <> here.database then 'it is a copy of another database'
-    when i.identity <> here.identity then format('outbox.identity is %L, but it was adopted as %L', here.identity, i.identity)
+    when i.identity <> here.identity
+      then format('outbox.identity is %L, but it was adopted as %L', here.identity, i.identity)
   end
   from (select d.oid as database, coalesce(current_setting('outbox.identity', true), '') as identity
         from pg_database d where d.datname = current_database()) here
   left join @extschema@.outbox_identity i on true;
 end
 $$;
+comment on function outbox_internal.not_adopted() is
+  'What outbox_not_adopted() says.';
+create function @extschema@.outbox_not_adopted()
+returns text language sql stable return outbox_internal.not_adopted();
 comment on function @extschema@.outbox_not_adopted() is
   'Why nothing is delivered until outbox_adopt(), in words; NULL if this database is adopted.';
 
 create function @extschema@.outbox_adopt(reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  why constant text := @extschema@.outbox_not_adopted();
+  why constant text := outbox_internal.not_adopted();
 begin
   if why is null then
     return false;
   end if;
   insert into @extschema@.outbox_identity (database, identity)
-  select here.database, here.identity from @extschema@.outbox_here() here
+  select here.database, here.identity from outbox_internal.here() here
   where not exists (select from @extschema@.outbox_identity);
   update @extschema@.outbox_identity
-  set system_identifier = @extschema@.outbox_system_identifier(), database = here.database, identity = here.identity,
+  set system_identifier = outbox_internal.system_identifier(), database = here.database, identity = here.identity,
       restored = false, adopted_at = clock_timestamp()
-  from @extschema@.outbox_here() here;
-  perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-  perform @extschema@.outbox_note('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
+  from outbox_internal.here() here;
+  perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.note_in_audit('adopt'::text, jsonb_build_object('why', why), null::bigint, reason);
   return true;
 end
 $$;
 comment on function @extschema@.outbox_adopt(text) is
-  'Lets a copy deliver: a restored dump, a copied database or server, one after pg_upgrade. Within about a second. False if it is adopted already.';
+  'Lets a copy deliver: a restored dump, a copied database or server, one after pg_upgrade. Within about a second.'
+  ' False if it is adopted already.';
 
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_identity', '');
 
 -- ---- sql/src/20_enqueue.sql
 
 -- What an application calls inside its own transaction.
--- The C functions ask what the caller may (USAGE on a destination) and then run as the owner of the tables, the worker role, so that
--- EXECUTE is all a caller needs. They carry no SET clause (it would cost each call); every name and operator of their
--- statements is qualified instead.
+-- The C functions ask what the caller may (USAGE on a destination) and then run as the owner of the tables, the worker
+-- role, so that EXECUTE is all a caller needs. They carry no SET clause (it would cost each call); every name and
+-- operator of their statements is qualified instead.
 
 create function @extschema@.outbox_enqueue(
   seq bigint, key text default null, destination text default null, available_at timestamptz default null,
   partition_key text default null, expires_at timestamptz default null
 ) returns boolean language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_enqueue_wrapper';
 comment on function @extschema@.outbox_enqueue(bigint, text, text, timestamptz, text, timestamptz) is
-  'Enqueues the event with this seq, in the caller''s transaction. True if newly enqueued, false if it already waits for that destination. Without a key the event is looked up and its aggregate is the key.';
+  'Enqueues the event with this seq, in the caller''s transaction. True if newly enqueued, false if it already waits'
+  ' for that destination. Without a key the event is looked up and its aggregate is the key.';
 
 create function @extschema@.outbox_enqueue_many(
   seqs bigint[], key text default null, destination text default null, available_at timestamptz default null,
@@ -444,32 +484,41 @@ create function @extschema@.outbox_enqueue_many(
 comment on function @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text, timestamptz) is
   'Enqueues many events at once; returns how many were newly enqueued.';
 
-create function @extschema@.outbox_row(seq bigint, destination text, partitions smallint[])
+create function outbox_internal.find_row(seq bigint, destination text, partitions smallint[])
 returns tid language sql stable set search_path = pg_catalog, pg_temp as $$
-  -- Each partition is asked by itself, which OFFSET 0 makes sure of: a planner without statistics takes outbox for empty, and
-  -- would read all that waits for the destination.
+  -- Each partition is asked by itself, which OFFSET 0 makes sure of: a planner without statistics takes outbox for
+  -- empty, and would read all that waits for the destination.
   select o.ctid from unnest($3) p (n)
   cross join lateral (select x.ctid from @extschema@.outbox x
                       where x.destination = $2 and x.partition = p.n and x.seq = $1 offset 0) o limit 1;
 $$;
-comment on function @extschema@.outbox_row(bigint, text, smallint[]) is
-  'Internal: where the row of a message is in outbox, in whichever of the partitions; NULL if it is in none.';
+comment on function outbox_internal.find_row(bigint, text, smallint[]) is
+  'Where the row of a message is in outbox, in whichever of the partitions; NULL if it is in none.';
 
+create function outbox_internal.crc32(key text)
+returns bigint language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_crc32_wrapper';
+comment on function outbox_internal.crc32(text) is
+  'outbox_crc32(), as outbox_purge() calls it.';
 create function @extschema@.outbox_crc32(key text)
 returns bigint language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_crc32_wrapper';
 comment on function @extschema@.outbox_crc32(text) is
   'The IEEE CRC-32 of the UTF-8 bytes of a key.';
 
-create function @extschema@.outbox_partition_label(partition integer)
+create function outbox_internal.partition_label(partition integer)
 returns text language sql immutable strict parallel safe
 return 'p' || pg_catalog.lpad(partition::text, greatest(2, pg_catalog.length(partition::text)), '0');
+comment on function outbox_internal.partition_label(integer) is
+  'What outbox_partition_label() says.';
+create function @extschema@.outbox_partition_label(partition integer)
+returns text language sql immutable strict parallel safe return outbox_internal.partition_label(partition);
 comment on function @extschema@.outbox_partition_label(integer) is
   'The label of a partition: p and at least two digits, as in p07.';
 
-create function @extschema@.outbox_partition_by(partitioner text, owner text, key text, partition_count integer)
+create function outbox_internal.partition_by(partitioner text, owner text, key text, partition_count integer)
 returns integer language c stable as 'MODULE_PATHNAME', 'outbox_partition_by_wrapper';
-comment on function @extschema@.outbox_partition_by(text, text, text, integer) is
-  'Internal: what a partitioner (NULL = CRC-32) says of a key. It runs as its owner, restricted, and as nobody else than this one.';
+comment on function outbox_internal.partition_by(text, text, text, integer) is
+  'What a partitioner (NULL = CRC-32) says of a key. It runs as its owner, restricted, and as nobody else than this'
+  ' one.';
 
 create function @extschema@.outbox_partition_of(key text, partition_count integer default null)
 returns text language plpgsql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -482,22 +531,30 @@ begin
     raise exception 'partition_count % is out of range', divisor
       using errcode = 'numeric_value_out_of_range', hint = 'Use a count from 1 to 1024.';
   end if;
-  return @extschema@.outbox_partition_label(@extschema@.outbox_partition_by(partitioner, owner, key, divisor));
+  return outbox_internal.partition_label(outbox_internal.partition_by(partitioner, owner, key, divisor));
 end
 $$;
 comment on function @extschema@.outbox_partition_of(text, integer) is
-  'The partition of a key, as a label: CRC-32 of its UTF-8 bytes modulo the count (NULL = the count of this database), or as the partitioner of this database says.';
+  'The partition of a key, as a label: CRC-32 of its UTF-8 bytes modulo the count (NULL = the count of this'
+  ' database), or as the partitioner of this database says.';
 
+create function outbox_internal.uuid_v7()
+returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uuid_v7_wrapper';
+comment on function outbox_internal.uuid_v7() is
+  'outbox_uuid_v7(), as the triggers of outbox_capture call it.';
 create function @extschema@.outbox_uuid_v7()
 returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uuid_v7_wrapper';
 comment on function @extschema@.outbox_uuid_v7() is
   'A new UUID of version 7, which sorts by time.';
 
-create function @extschema@.outbox_is_replaying()
-returns boolean language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_is_replaying_wrapper';
-comment on function @extschema@.outbox_is_replaying() is
-  'Internal: whether outbox.replaying is on in this session. Unlike current_setting() it never takes the word of a session that may not set it.';
-
+create function outbox_internal.publish(
+  type text, payload jsonb, aggregate_type text, aggregate_id text, operation text, previous_payload jsonb,
+  metadata jsonb, headers jsonb, actor text, correlation_id text, destination text, available_at timestamptz, id uuid,
+  expires_at timestamptz
+) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_publish_wrapper';
+comment on function outbox_internal.publish(
+  text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz) is
+  'outbox_publish(), as outbox_store() calls it.';
 create function @extschema@.outbox_publish(
   type text, payload jsonb, aggregate_type text default null, aggregate_id text default null,
   operation text default null, previous_payload jsonb default null, metadata jsonb default null,
@@ -505,39 +562,44 @@ create function @extschema@.outbox_publish(
   destination text default null, available_at timestamptz default null, id uuid default null,
   expires_at timestamptz default null
 ) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_publish_wrapper';
-comment on function @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz) is
-  'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
+comment on function @extschema@.outbox_publish(
+  text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz) is
+  'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while'
+  ' outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
 
-create function @extschema@.outbox_note_shown(destination text, partition smallint, seq bigint)
+create function outbox_internal.note_shown(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_shown_wrapper';
-comment on function @extschema@.outbox_note_shown(text, smallint, bigint) is
-  'Internal: this transaction puts a message into outbox, where views look for the first that waits; they hear of it at COMMIT. True, so that it can stand in a WHERE.';
+comment on function outbox_internal.note_shown(text, smallint, bigint) is
+  'This transaction puts a message into outbox, where views look for the first that waits; they hear of it at COMMIT.'
+  ' True, so that it can stand in a WHERE.';
 
-create function @extschema@.outbox_wake(more_waiting bigint, partitions smallint[], seqs bigint[])
+create function outbox_internal.wake(more_waiting bigint, partitions smallint[], seqs bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
-comment on function @extschema@.outbox_wake(bigint, smallint[], bigint[]) is
-  'Internal: at COMMIT, tells this database''s workers that something was changed by hand: so many more messages wait, and these are to be read again.';
+comment on function outbox_internal.wake(bigint, smallint[], bigint[]) is
+  'At COMMIT, tells this database''s workers that something was changed by hand: so many more messages wait, and'
+  ' these are to be read again.';
 
-create function @extschema@.outbox_note_pending(destination text, more bigint)
+create function outbox_internal.note_pending(destination text, more bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_pending_wrapper';
-comment on function @extschema@.outbox_note_pending(text, bigint) is
-  'Internal: at COMMIT, counts so many more (or fewer) messages of a destination that wait.';
+comment on function outbox_internal.note_pending(text, bigint) is
+  'At COMMIT, counts so many more (or fewer) messages of a destination that wait.';
 
-create function @extschema@.outbox_is_taken(destination text, partition smallint, seq bigint)
+create function outbox_internal.is_taken(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_taken_wrapper';
-comment on function @extschema@.outbox_is_taken(text, smallint, bigint) is
-  'Internal: whether a worker has this message in hand, which it has not claimed. Changes nothing.';
+comment on function outbox_internal.is_taken(text, smallint, bigint) is
+  'Whether a worker has this message in hand, which it has not claimed. Changes nothing.';
 
-create function @extschema@.outbox_is_in_hand(destination text, partition smallint, seq bigint)
+create function outbox_internal.is_in_hand(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_in_hand_wrapper';
-comment on function @extschema@.outbox_is_in_hand(text, smallint, bigint) is
-  'Internal: whether a worker has this message in hand, which it has not claimed. If not, it will not take it in hand any more: it must be claimed.';
+comment on function outbox_internal.is_in_hand(text, smallint, bigint) is
+  'Whether a worker has this message in hand, which it has not claimed. If not, it will not take it in hand any more:'
+  ' it must be claimed.';
 
 -- ---- sql/src/25_attach.sql
 
--- Publication policy: a trigger on an event table enqueues those of its rows that a condition chooses. All the trigger needs is
--- in its one argument, so it is dumped with its table; src/session/capture.rs reads it. Only the trigger on outbox_events needs a
--- table beside it, for a dump leaves out the triggers on tables of an extension.
+-- Publication policy: a trigger on an event table enqueues those of its rows that a condition chooses. All the trigger
+-- needs is in its one argument, so it is dumped with its table; src/session/capture.rs reads it. Only the trigger on
+-- outbox_events needs a table beside it, for a dump leaves out the triggers on tables of an extension.
 -- Lock order: the table of the user first; CREATE TRIGGER waits for its writers.
 
 create function @extschema@.outbox_attached() returns trigger language c volatile parallel unsafe
@@ -545,14 +607,15 @@ set search_path = pg_catalog, pg_temp set timezone = 'UTC' set datestyle = 'ISO,
 set bytea_output = 'hex' set extra_float_digits = 1
 as 'MODULE_PATHNAME', 'outbox_attached_wrapper';
 comment on function @extschema@.outbox_attached() is
-  'Internal: the trigger of outbox_attach. Runs as the one who writes; only the pointers are written with other rights.';
+  'Internal: the trigger of outbox_attach. Runs as the one who writes; only the pointers are written with other'
+  ' rights.';
 
-create function @extschema@.outbox_check_destination(destination text)
+create function outbox_internal.check_destination(destination text)
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_check_destination_wrapper';
-comment on function @extschema@.outbox_check_destination(text) is
-  'Internal: an error if there is no such destination.';
+comment on function outbox_internal.check_destination(text) is
+  'An error if there is no such destination.';
 
-create function @extschema@.outbox_tables_for_triggers(relation regclass) returns setof regclass
+create function outbox_internal.tables_for_triggers(relation regclass) returns setof regclass
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   class pg_class;
@@ -560,7 +623,8 @@ declare
 begin
   select * into class from pg_class c where c.oid = relation;
   if class.oid is null then
-    raise exception 'there is no such table' using errcode = 'undefined_table', hint = 'Pass its name, for example ''shop.orders''.';
+    raise exception 'there is no such table' using errcode = 'undefined_table',
+      hint = 'Pass its name, for example ''shop.orders''.';
   end if;
   if class.relkind not in ('r', 'p') then
     raise exception '% is not a table', relation using errcode = 'wrong_object_type',
@@ -589,36 +653,37 @@ begin
   return query select p.relid from pg_partition_tree(relation) p where p.relid <> relation order by p.level, p.relid;
 end
 $$;
-comment on function @extschema@.outbox_tables_for_triggers(regclass) is
-  'Internal: a table and its partitions, for a statement that names a partition fires the triggers of that partition only; an error if the caller may not, or nobody may, put triggers on it.';
+comment on function outbox_internal.tables_for_triggers(regclass) is
+  'A table and its partitions, for a statement that names a partition fires the triggers of that partition only; an'
+  ' error if the caller may not, or nobody may, put triggers on it.';
 
-create function @extschema@.outbox_check_expression(relation regclass, argument text, expression text, condition boolean)
+create function outbox_internal.check_expression(relation regclass, argument text, expression text, condition boolean)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   cause text;
 begin
   -- A row made up, as in the trigger: it has no ctid or tableoid. WHERE takes no aggregate and no set, which would
   -- make one row of many, or many of one.
-  execute format(case when condition then 'explain select from jsonb_populate_record(null::%s, ''{}'') r where (%s' || chr(10) || ')'
-                      else 'explain select from jsonb_populate_record(null::%s, ''{}'') r where (%s' || chr(10) || ')::text is not null'
-                 end, relation, expression);
+  execute format('explain select from jsonb_populate_record(null::%s, ''{}'') r where (%s' || chr(10) || ')'
+                 || case when condition then '' else '::text is not null' end, relation, expression);
 exception when others then
   get stacked diagnostics cause = message_text;
   raise exception '% is not %', argument,
       case when condition then 'a condition' else 'an expression' end || ' over a row of ' || relation
     using errcode = 'invalid_parameter_value', detail = format('%s: %s.', expression, cause),
-      hint = 'Write SQL over the columns of the table. Functions and operators of your own need their schema: shop.f(total), price operator(shop.<) 1.';
+      hint = 'Write SQL over the columns of the table. Functions and operators of your own need their schema:'
+             ' shop.f(total), price operator(shop.<) 1.';
 end
 $$;
-comment on function @extschema@.outbox_check_expression(regclass, text, text, boolean) is
-  'Internal: an error unless this is an SQL expression over a row of the table.';
+comment on function outbox_internal.check_expression(regclass, text, text, boolean) is
+  'An error unless this is an SQL expression over a row of the table.';
 
-create function @extschema@.outbox_attach_name(destination text) returns name
+create function outbox_internal.attach_name(destination text) returns name
 language sql immutable parallel safe
 return case when pg_catalog.octet_length('outbox_attach_' || destination) < 64 then 'outbox_attach_' || destination
             else 'outbox_attach_' || pg_catalog.md5(destination) end;
-comment on function @extschema@.outbox_attach_name(text) is
-  'Internal: the name of the trigger that outbox_attach makes for a destination.';
+comment on function outbox_internal.attach_name(text) is
+  'The name of the trigger that outbox_attach makes for a destination.';
 
 create table @extschema@.outbox_policies (
   destination text primary key,
@@ -626,28 +691,29 @@ create table @extschema@.outbox_policies (
 );
 comment on table @extschema@.outbox_policies is
   'What outbox_attach has put on outbox_events, for a dump to carry. A row makes its trigger.';
--- By name it comes after outbox_events, so psql restores the events first, and none of them is enqueued anew. pg_restore may do
--- both at once; see src/session/capture.rs.
+-- By name it comes after outbox_events, so psql restores the events first, and none of them is enqueued anew.
+-- pg_restore may do both at once; see src/session/capture.rs.
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_policies', '');
 
-create function @extschema@.outbox_policies_apply() returns trigger
+create function outbox_internal.policies_apply() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   if tg_op <> 'INSERT' then
-    execute format('drop trigger if exists %I on @extschema@.outbox_events', @extschema@.outbox_attach_name(old.destination));
+    execute format('drop trigger if exists %I on @extschema@.outbox_events',
+                   outbox_internal.attach_name(old.destination));
   end if;
   if tg_op <> 'DELETE' then
     execute format('create trigger %I after insert on @extschema@.outbox_events referencing new table as outbox_new
                     for each statement execute function @extschema@.outbox_attached(%L)',
-                   @extschema@.outbox_attach_name(new.destination), new.settings);
+                   outbox_internal.attach_name(new.destination), new.settings);
   end if;
   return null;
 end
 $$;
-comment on function @extschema@.outbox_policies_apply() is
-  'Internal: makes and drops the triggers on outbox_events, as its owner or a superuser.';
+comment on function outbox_internal.policies_apply() is
+  'Makes and drops the triggers on outbox_events, as its owner or a superuser.';
 create trigger outbox_policies_apply after insert or update or delete on @extschema@.outbox_policies
-  for each row execute function @extschema@.outbox_policies_apply();
+  for each row execute function outbox_internal.policies_apply();
 comment on trigger outbox_policies_apply on @extschema@.outbox_policies is
   'Internal: makes and drops the triggers on outbox_events.';
 
@@ -661,18 +727,20 @@ declare
   settings text;
   place regclass;
 begin
-  perform @extschema@.outbox_tables_for_triggers(relation);
-  perform @extschema@.outbox_check_destination(destination);
-  if not exists (select from pg_attribute a where a.attrelid = relation and a.attname = seq and a.attnum > 0 and not a.attisdropped
+  perform outbox_internal.tables_for_triggers(relation);
+  perform outbox_internal.check_destination(destination);
+  if not exists (select from pg_attribute a
+                 where a.attrelid = relation and a.attname = seq and a.attnum > 0 and not a.attisdropped
                    and a.atttypid in ('int2'::regtype, 'int4'::regtype, 'int8'::regtype)) then
-    raise exception 'table % has no integer column %', relation, coalesce(quote_ident(seq), 'NULL') using errcode = 'undefined_column',
+    raise exception 'table % has no integer column %', relation, coalesce(quote_ident(seq), 'NULL')
+      using errcode = 'undefined_column',
       hint = 'Name the column with the seq of the event: seq => ''global_sequence''.';
   end if;
   if when_sql is not null then
-    perform @extschema@.outbox_check_expression(relation, 'when_sql'::text, when_sql, true);
+    perform outbox_internal.check_expression(relation, 'when_sql'::text, when_sql, true);
   end if;
   if key is not null then
-    perform @extschema@.outbox_check_expression(relation, 'key'::text, key, false);
+    perform outbox_internal.check_expression(relation, 'key'::text, key, false);
   end if;
   settings := jsonb_strip_nulls(jsonb_build_object(
     'when', when_sql, 'key', key, 'seq', seq, 'destination', nullif(target, 'default')))::text;
@@ -682,33 +750,34 @@ begin
     on conflict on constraint outbox_policies_pkey do update set settings = excluded.settings;
     return;
   end if;
-  for place in select t from @extschema@.outbox_tables_for_triggers(relation) t loop
+  for place in select t from outbox_internal.tables_for_triggers(relation) t loop
     execute format('create or replace trigger %I after insert on %s referencing new table as outbox_new
                     for each statement execute function @extschema@.outbox_attached(%L)',
-                   @extschema@.outbox_attach_name(target), place, settings);
+                   outbox_internal.attach_name(target), place, settings);
   end loop;
 end
 $$;
 comment on function @extschema@.outbox_attach(regclass, text, text, text, text) is
-  'Enqueues from now on the rows inserted into an event table for which when_sql holds (NULL = all), with the key that an SQL expression over the row gives. Called again it changes both. For the owner of the table.';
+  'Enqueues from now on the rows inserted into an event table for which when_sql holds (NULL = all), with the key'
+  ' that an SQL expression over the row gives. Called again it changes both. For the owner of the table.';
 
 create function @extschema@.outbox_detach(relation regclass, destination text default null)
 returns boolean language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
   target constant text := coalesce(destination, 'default');
-  trigger_name constant name := @extschema@.outbox_attach_name(target);
+  trigger_name constant name := outbox_internal.attach_name(target);
   place regclass;
   was_attached boolean := false;
 begin
-  perform @extschema@.outbox_tables_for_triggers(relation);
+  perform outbox_internal.tables_for_triggers(relation);
   if relation = '@extschema@.outbox_events'::regclass then
     delete from @extschema@.outbox_policies p where p.destination = target;
     return found;
   end if;
   for place in
     select t.tgrelid from pg_trigger t
-    where t.tgname = trigger_name and t.tgrelid in (select p from @extschema@.outbox_tables_for_triggers(relation) p)
+    where t.tgname = trigger_name and t.tgrelid in (select p from outbox_internal.tables_for_triggers(relation) p)
   loop
     execute format('drop trigger %I on %s', trigger_name, place);
     was_attached := true;
@@ -717,12 +786,13 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_detach(regclass, text) is
-  'Ends what outbox_attach began for a destination (NULL = the default one). False if it was not attached. For the owner of the table.';
+  'Ends what outbox_attach began for a destination (NULL = the default one). False if it was not attached. For the'
+  ' owner of the table.';
 
 -- ---- sql/src/26_capture.sql
 
--- Change capture: triggers that make an event of each row written to a table. What they need is in their one argument, so they
--- are dumped with the table; src/session/capture.rs reads it, crates/core/src/change.rs makes the events.
+-- Change capture: triggers that make an event of each row written to a table. What they need is in their one argument,
+-- so they are dumped with the table; src/session/capture.rs reads it, crates/core/src/change.rs makes the events.
 
 create function @extschema@.outbox_captured() returns trigger language c volatile parallel unsafe
 set search_path = pg_catalog, pg_temp set timezone = 'UTC' set datestyle = 'ISO, MDY' set intervalstyle = 'postgres'
@@ -743,12 +813,12 @@ declare
   settings text;
   place regclass;
 begin
-  perform @extschema@.outbox_tables_for_triggers(relation);
+  perform outbox_internal.tables_for_triggers(relation);
   if relation = '@extschema@.outbox_events'::regclass then
     raise exception '% is a table of outbox itself', relation using errcode = 'wrong_object_type',
       hint = 'Name a table of your own. outbox_attach enqueues what is inserted into outbox_events.';
   end if;
-  perform @extschema@.outbox_check_destination(destination);
+  perform outbox_internal.check_destination(destination);
   if operations is null or operations not in ('http', 'sql') then
     raise exception 'operations "%" is unknown', operations using errcode = 'invalid_parameter_value',
       hint = 'Use ''http'' for POST, PATCH and DELETE, or ''sql'' for INSERT, UPDATE and DELETE.';
@@ -759,13 +829,15 @@ begin
   end if;
   select c.name into unknown from unnest(columns || soft_delete_column) c (name)
   where c.name is not null or c.name is null and columns is not null and array_position(columns, null) is not null
-  except select a.attname from pg_attribute a where a.attrelid = relation and a.attnum > 0 and not a.attisdropped limit 1;
+  except select a.attname from pg_attribute a where a.attrelid = relation and a.attnum > 0 and not a.attisdropped
+  limit 1;
   if found then
-    raise exception 'table % has no column %', relation, coalesce(quote_ident(unknown), 'NULL') using errcode = 'undefined_column',
+    raise exception 'table % has no column %', relation, coalesce(quote_ident(unknown), 'NULL')
+      using errcode = 'undefined_column',
       hint = 'Names are as stored: in lower case, unless the table was created with quotes.';
   end if;
   if aggregate_id is not null then
-    perform @extschema@.outbox_check_expression(relation, 'aggregate_id'::text, aggregate_id, false);
+    perform outbox_internal.check_expression(relation, 'aggregate_id'::text, aggregate_id, false);
   elsif not exists (select from pg_index i where i.indrelid = relation and i.indisprimary) then
     raise exception 'table % has no primary key', relation using errcode = 'object_not_in_prerequisite_state',
       hint = 'Say what identifies a row: aggregate_id => ''code'', or any SQL expression over its columns.';
@@ -781,10 +853,11 @@ begin
       hint = 'AMQP carries 255 bytes; the longest type ends in ForceDeleted.';
   end if;
   settings := jsonb_strip_nulls(jsonb_build_object(
-    'aggregate_type', aggregate_type, 'type_prefix', type_prefix, 'operations', operations, 'aggregate_id', aggregate_id,
-    'soft_delete_column', soft_delete_column, 'columns', columns, 'destination', destination))::text;
+    'aggregate_type', aggregate_type, 'type_prefix', type_prefix, 'operations', operations,
+    'aggregate_id', aggregate_id, 'soft_delete_column', soft_delete_column, 'columns', columns,
+    'destination', destination))::text;
 
-  for place in select t from @extschema@.outbox_tables_for_triggers(relation) t loop
+  for place in select t from outbox_internal.tables_for_triggers(relation) t loop
     execute format($sql$
       create or replace trigger outbox_capture_insert after insert on %1$s referencing new table as outbox_new
         for each statement execute function @extschema@.outbox_captured(%2$L);
@@ -800,7 +873,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_capture(regclass, text, text, text, text, text, text[], text) is
-  'Makes from now on an event of each row written to a table, and enqueues it: Created, Updated, Deleted, ForceDeleted, Restored. Called again it changes how. For the owner of the table.';
+  'Makes from now on an event of each row written to a table, and enqueues it: Created, Updated, Deleted,'
+  ' ForceDeleted, Restored. Called again it changes how. For the owner of the table.';
 
 create function @extschema@.outbox_uncapture(relation regclass)
 returns boolean language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
@@ -813,7 +887,7 @@ begin
   for place, trigger_name in
     select t.tgrelid, t.tgname from pg_trigger t
     where t.tgfoid = '@extschema@.outbox_captured()'::regprocedure
-      and t.tgrelid in (select p from @extschema@.outbox_tables_for_triggers(relation) p)
+      and t.tgrelid in (select p from outbox_internal.tables_for_triggers(relation) p)
   loop
     execute format('drop trigger %I on %s', trigger_name, place);
     was_captured := true;
@@ -826,9 +900,9 @@ comment on function @extschema@.outbox_uncapture(regclass) is
 
 -- ---- sql/src/27_source.sql
 
--- Event sources: events are read from a table or view of the user's own instead of outbox_events. One source a database, for
--- the seq of a message says nothing else about where its event is. src/session/source.rs checks a mapping when it is set,
--- src/store/source.rs reads by it: as the owner of the relation, restricted, read-only.
+-- Event sources: events are read from a table or view of the user's own instead of outbox_events. One source a
+-- database, for the seq of a message says nothing else about where its event is. src/session/source.rs checks a mapping when it
+-- is set, src/store/source.rs reads by it: as the owner of the relation, restricted, read-only.
 -- Lock order: outbox_settings, as outbox_configure(); then outbox_source, outbox_events.
 
 create table @extschema@.outbox_source (
@@ -837,7 +911,8 @@ create table @extschema@.outbox_source (
   relation_oid     oid         not null, -- as it was when it was set: tells a renamed table from another one
   owner            text        not null, -- who owned it then: the expressions run as nobody else
   since            timestamptz not null default pg_catalog.clock_timestamp(),
-  -- SQL expressions over a row of it; NULL = the event has none of it, but for id (seq), payload (the row), key (the aggregate)
+  -- SQL expressions over a row of it; NULL = the event has none of it, but for id (seq), payload (the row), key
+  -- (the aggregate)
   seq              text        not null,
   type             text        not null,
   created_at       text        not null,
@@ -854,45 +929,48 @@ create table @extschema@.outbox_source (
   key              text
 );
 comment on table @extschema@.outbox_source is
-  'The event source, if it is not outbox_events: its relation, and what makes an event of a row. Written by outbox_source_set() and outbox_source_reset().';
+  'The event source, if it is not outbox_events: its relation, and what makes an event of a row. Written by'
+  ' outbox_source_set() and outbox_source_reset().';
 -- By name it comes after outbox_events, so psql restores old events before their table is closed.
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_source', '');
 
-create function @extschema@.outbox_events_closed() returns trigger
+create function outbox_internal.events_closed() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   -- With several jobs it may restore outbox_source, and so this trigger, before the events.
   if current_setting('application_name') = 'pg_restore' then
     return null;
   end if;
-  raise exception 'outbox_events takes no events: they are read from %', (select s.relation from @extschema@.outbox_source s)
+  raise exception 'outbox_events takes no events: they are read from %',
+      (select s.relation from @extschema@.outbox_source s)
     using errcode = 'object_not_in_prerequisite_state',
-          hint = 'Write the event there and call outbox_enqueue(seq), or attach the table by outbox_attach(). select @extschema@.outbox_source_reset() goes back to outbox_events.';
+          hint = 'Write the event there and call outbox_enqueue(seq), or attach the table by outbox_attach(). select'
+                 ' outbox_source_reset() goes back to outbox_events.';
 end
 $$;
-comment on function @extschema@.outbox_events_closed() is
-  'Internal: refuses events where they are read from a source of the user''s own.';
+comment on function outbox_internal.events_closed() is
+  'Refuses events where they are read from a source of the user''s own.';
 
-create function @extschema@.outbox_source_apply() returns trigger
+create function outbox_internal.source_apply() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   drop trigger if exists outbox_source on @extschema@.outbox_events;
   if tg_op = 'INSERT' then
     -- Its presence is what tells sessions that there is a source: they ask the cache, not a table.
     create trigger outbox_source before insert on @extschema@.outbox_events
-      for each statement execute function @extschema@.outbox_events_closed();
+      for each statement execute function outbox_internal.events_closed();
   end if;
   return null;
 end
 $$;
-comment on function @extschema@.outbox_source_apply() is
-  'Internal: closes outbox_events while there is a source, and opens it again; as its owner or a superuser.';
+comment on function outbox_internal.source_apply() is
+  'Closes outbox_events while there is a source, and opens it again; as its owner or a superuser.';
 create trigger outbox_source_apply after insert or delete on @extschema@.outbox_source
-  for each row execute function @extschema@.outbox_source_apply();
+  for each row execute function outbox_internal.source_apply();
 comment on trigger outbox_source_apply on @extschema@.outbox_source is
   'Internal: closes outbox_events while there is a source.';
 
-create function @extschema@.outbox_source_write(source @extschema@.outbox_source, seq_is_lost boolean)
+create function outbox_internal.source_write(source @extschema@.outbox_source, seq_is_lost boolean)
 returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   old @extschema@.outbox_source;
@@ -913,9 +991,10 @@ begin
     raise exception 'the source cannot be changed while messages wait for their events'
       using errcode = 'object_not_in_prerequisite_state',
             detail = 'Their seqs mean events of ' || coalesce(old.relation, 'outbox_events') || '.',
-            hint = 'Stop what enqueues, wait for outbox_drain(), and retry or discard the dead letters; see outbox_discard_where().';
+            hint = 'Stop what enqueues, wait for outbox_drain(), and retry or discard the dead letters; see'
+                   ' outbox_discard_where().';
   end if;
-  if not @extschema@.outbox_send_workers_away() then
+  if not outbox_internal.send_workers_away() then
     raise exception 'the workers of this database did not end in time'
       using errcode = 'object_in_use', hint = 'Try again; see outbox_worker_status.';
   end if;
@@ -925,13 +1004,15 @@ begin
     source.since := case when reads_the_same then old.since else clock_timestamp() end;
     insert into @extschema@.outbox_source select source.*;
   end if;
-  perform @extschema@.outbox_note('source'::text, coalesce(to_jsonb(source) - 'singleton' - 'since' - 'relation_oid' - 'owner', '{}')
-    || jsonb_build_object('relation_before', old.relation), null::bigint, null::text);
+  perform outbox_internal.note_in_audit(
+    'source'::text, coalesce(to_jsonb(source) - 'singleton' - 'since' - 'relation_oid' - 'owner', '{}')
+      || jsonb_build_object('relation_before', old.relation), null::bigint, null::text);
   return true;
 end
 $$;
-comment on function @extschema@.outbox_source_write(@extschema@.outbox_source, boolean) is
-  'Internal: makes this the source (relation NULL = outbox_events), unless messages wait that mean another one. It was checked before. seq_is_lost: the seq of the source that is set cannot be read any more.';
+comment on function outbox_internal.source_write(@extschema@.outbox_source, boolean) is
+  'Makes this the source (relation NULL = outbox_events), unless messages wait that mean another one. It was checked'
+  ' before. seq_is_lost: the seq of the source that is set cannot be read any more.';
 
 create function @extschema@.outbox_source_set(
   relation regclass, seq text, type text, created_at text, id text default null, aggregate_type text default null,
@@ -939,45 +1020,55 @@ create function @extschema@.outbox_source_set(
   previous_payload text default null, metadata text default null, headers text default null, actor text default null,
   correlation_id text default null, key text default null
 ) returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_set_wrapper';
-comment on function @extschema@.outbox_source_set(regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text) is
-  'Makes a table or view of your own the source of events: from now on messages get their events there, by seq. Each further argument is a column or an SQL expression over one row. For a member of the role that owns it; expressions run as that role. Refused while messages wait, unless they find their events as before.';
+comment on function @extschema@.outbox_source_set(
+  regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text) is
+  'Makes a table or view of your own the source of events: from now on messages get their events there, by seq. Each'
+  ' further argument is a column or an SQL expression over one row. For a member of the role that owns it;'
+  ' expressions run as that role. Refused while messages wait, unless they find their events as before.';
 
 create function @extschema@.outbox_source_reset()
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  return @extschema@.outbox_source_write(null::@extschema@.outbox_source, false);
+  return outbox_internal.source_write(null::@extschema@.outbox_source, false);
 end
 $$;
 comment on function @extschema@.outbox_source_reset() is
   'Makes outbox_events the source of events again. False if it is. Refused while messages wait.';
 
+create function outbox_internal.source_problem()
+returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_problem_wrapper';
+comment on function outbox_internal.source_problem() is
+  'outbox_source_problem(), as outbox_health calls it.';
 create function @extschema@.outbox_source_problem()
 returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_problem_wrapper';
 comment on function @extschema@.outbox_source_problem() is
-  'Internal: why the source cannot be read at all; NULL if it can, or none is set. outbox_health shows it.';
+  'Why the source cannot be read at all; NULL if it can, or none is set. outbox_health shows it.';
 
-create type @extschema@.outbox_source_row as (
+create type outbox_internal.source_row as (
   seq bigint, fault text, error text, id text, type text, aggregate_type text, aggregate_id text, operation text,
-  payload jsonb, previous_payload jsonb, metadata jsonb, headers jsonb, actor text, correlation_id text, created_at timestamptz
+  payload jsonb, previous_payload jsonb, metadata jsonb, headers jsonb, actor text, correlation_id text,
+  created_at timestamptz
 );
-comment on type @extschema@.outbox_source_row is
-  'Internal: an event of the source. fault and error: why it could not be read (failed), or that there is none (missing).';
+comment on type outbox_internal.source_row is
+  'An event of the source. fault and error: why it could not be read (failed), or that there is none (missing).';
 
-create function @extschema@.outbox_source_events(seqs bigint[], bytes_max bigint)
+create function outbox_internal.source_events(seqs bigint[], bytes_max bigint)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_events_wrapper';
-comment on function @extschema@.outbox_source_events(bigint[], bigint) is
-  'Internal: the events of these seqs as the source has them, read as its owner, restricted: 15 texts each, in the order of outbox_source_row. Stops after bytes_max of bodies.';
+comment on function outbox_internal.source_events(bigint[], bigint) is
+  'The events of these seqs as the source has them, read as its owner, restricted: 15 texts each, in the order of'
+  ' source_row. Stops after bytes_max of bodies.';
 
-create function @extschema@.outbox_source_rows(seqs bigint[], bytes_max bigint)
-returns setof @extschema@.outbox_source_row language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.source_rows(seqs bigint[], bytes_max bigint)
+returns setof outbox_internal.source_row language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
-  texts constant text[] := @extschema@.outbox_source_events(seqs, bytes_max);
-  event @extschema@.outbox_source_row;
+  texts constant text[] := outbox_internal.source_events(seqs, bytes_max);
+  event outbox_internal.source_row;
 begin
   for i in 1 .. cardinality(texts) by 15 loop
     begin
-      event := row(texts[i], texts[i + 1], texts[i + 2], texts[i + 3], texts[i + 4], texts[i + 5], texts[i + 6], texts[i + 7],
-                   texts[i + 8], texts[i + 9], texts[i + 10], texts[i + 11], texts[i + 12], texts[i + 13], texts[i + 14]);
+      event := row(texts[i], texts[i + 1], texts[i + 2], texts[i + 3], texts[i + 4], texts[i + 5], texts[i + 6],
+                   texts[i + 7], texts[i + 8], texts[i + 9], texts[i + 10], texts[i + 11], texts[i + 12], texts[i + 13],
+                   texts[i + 14]);
     exception when data_exception or program_limit_exceeded then
       -- What json takes and jsonb does not.
       event := null;
@@ -989,19 +1080,20 @@ begin
   end loop;
 end
 $$;
-comment on function @extschema@.outbox_source_rows(bigint[], bigint) is
-  'Internal: the same as rows.';
+comment on function outbox_internal.source_rows(bigint[], bigint) is
+  'What source_events() returns, as rows.';
 
-create function @extschema@.outbox_source_matching(
+create function outbox_internal.source_matching(
   seqs bigint[], type text, aggregate_type text, aggregate_id text, created_from timestamptz, created_to timestamptz
 ) returns bigint[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_matching_wrapper';
-comment on function @extschema@.outbox_source_matching(bigint[], text, text, text, timestamptz, timestamptz) is
-  'Internal: those of the seqs whose event in the source meets all that is not NULL. One that cannot be read meets nothing; a warning tells of it.';
+comment on function outbox_internal.source_matching(bigint[], text, text, text, timestamptz, timestamptz) is
+  'Those of the seqs whose event in the source meets all that is not NULL. One that cannot be read meets nothing; a'
+  ' warning tells of it.';
 
 -- ---- sql/src/28_attempts.sql
 
--- What failed at each attempt of a message, kept while the message is, and told to shared memory for outbox_errors. Written
--- by the settle of failures, so what is published at the first attempt costs nothing here.
+-- What failed at each attempt of a message, kept while the message is, and told to shared memory for outbox_errors.
+-- Written by the settle of failures, so what is published at the first attempt costs nothing here.
 
 create table @extschema@.outbox_attempts_log (
   seq         bigint      not null,
@@ -1014,19 +1106,20 @@ create table @extschema@.outbox_attempts_log (
   primary key (seq, destination, at)
 );
 comment on table @extschema@.outbox_attempts_log is
-  'Attempts that failed, the last 20 of each message. Kept as long as the message waits or is dead, else for outbox.retention.';
+  'Attempts that failed, the last 20 of each message. Kept as long as the message waits or is dead, else for'
+  ' outbox.retention.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_attempts_log', '');
 
-create function @extschema@.outbox_note_fault(destination text, error text, is_dead boolean, seq bigint, count bigint)
+create function outbox_internal.note_fault(destination text, error text, is_dead boolean, seq bigint, count bigint)
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_fault_wrapper';
-comment on function @extschema@.outbox_note_fault(text, text, boolean, bigint, bigint) is
-  'Internal: at COMMIT, tells outbox_errors of so many messages that failed, the last of them seq (NULL = unknown).';
+comment on function outbox_internal.note_fault(text, text, boolean, bigint, bigint) is
+  'At COMMIT, tells outbox_errors of so many messages that failed, the last of them seq (NULL = unknown).';
 
-create function @extschema@.outbox_note_failed(failed @extschema@.outbox_attempts_log[])
+create function outbox_internal.note_failed(failed @extschema@.outbox_attempts_log[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on set jit = off as $$
 begin
-  perform @extschema@.outbox_note_fault(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
+  perform outbox_internal.note_fault(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
   from unnest(failed) f group by f.destination, f.error, f.outcome <> 'retried';
   -- One that has expired spent no attempt.
   insert into @extschema@.outbox_attempts_log select f.* from unnest(failed) f where f.outcome <> 'expired'
@@ -1038,10 +1131,10 @@ begin
   where l.seq = f.seq and l.destination = f.destination and l.at <= old.at;
 end
 $$;
-comment on function @extschema@.outbox_note_failed(@extschema@.outbox_attempts_log[]) is
-  'Internal: part of a settle in which messages failed or expired.';
+comment on function outbox_internal.note_failed(@extschema@.outbox_attempts_log[]) is
+  'Part of a settle in which messages failed or expired.';
 
-create function @extschema@.outbox_trim_attempts(
+create function outbox_internal.trim_attempts(
   after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
   out reached bigint, out removed bigint, out more boolean
 ) language plpgsql volatile
@@ -1056,81 +1149,91 @@ begin
   from (select l.seq from @extschema@.outbox_attempts_log l where l.seq > after order by l.seq limit batch) x;
   delete from @extschema@.outbox_attempts_log l
   where l.seq between first and last and l.at < moment - make_interval(secs => retention_s)
-    and (l.seq, l.destination) not in (select u.seq, u.destination from @extschema@.outbox_unended(first, last) u);
+    and (l.seq, l.destination) not in (select u.seq, u.destination from outbox_internal.unended(first, last) u);
   get diagnostics removed = row_count;
   reached := coalesce(last, after);
   more := seen = batch;
 end
 $$;
-comment on function @extschema@.outbox_trim_attempts(bigint, integer, integer, timestamptz) is
-  'Looks at up to batch failed attempts after a seq and removes those that are older than retention_s and of which the message neither waits nor is dead. Returns how far it got and whether more may be old beyond.';
+comment on function outbox_internal.trim_attempts(bigint, integer, integer, timestamptz) is
+  'Looks at up to batch failed attempts after a seq and removes those that are older than retention_s and of which'
+  ' the message neither waits nor is dead. Returns how far it got and whether more may be old beyond.';
 
 -- ---- sql/src/30_worker.sql
 
--- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. What holds the
--- order of a key beyond them (open transactions, marks) is in shared memory. Time is the database's. Lock order: outbox_partitions, then outbox, then the rest.
--- A claim and a settle are planned once and reused for years of table sizes, so the plans that read a whole table are
--- switched off for them: the right one is always an index or a ctid. JIT is off with them, since a plan that still holds
--- a switched-off scan (of a table of one row) looks dear enough to be compiled each time.
+-- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. What
+-- holds the order of a key beyond them (open transactions, marks) is in shared memory. Time is the database's. How a
+-- claim and a settle are planned: 33_plans.sql.
+-- Lock order: outbox_partitions, then outbox, then the rest.
 
-create function @extschema@.outbox_server_workers()
+create function outbox_internal.server_workers()
 returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_server_workers_wrapper';
-comment on function @extschema@.outbox_server_workers() is
-  'Worker protocol: the ids of the workers that run in the server for this database, from shared memory; NULL when not preloaded.';
+comment on function outbox_internal.server_workers() is
+  'Worker protocol: the ids of the workers that run in the server for this database, from shared memory; NULL when'
+  ' not preloaded.';
 
--- These two have no SET clause, so that they are inlined: called for each lease they were most of what an idle worker did.
-create function @extschema@.outbox_has_ended(worker text)
+create function outbox_internal.installed()
+returns void language c volatile as 'MODULE_PATHNAME', 'outbox_installed_wrapper';
+comment on function outbox_internal.installed() is
+  'Tells the launcher at COMMIT that this database has the extension; warns if the library is not preloaded.';
+
+-- These two have no SET clause, so that they are inlined: called for each lease they were most of what an idle worker
+-- did.
+create function outbox_internal.has_ended(worker text)
 returns boolean language sql volatile
 begin atomic
-  select $1 like 'server-%' and not $1 = any (coalesce(@extschema@.outbox_server_workers(), '{}'));
+  select $1 like 'server-%' and not $1 = any (coalesce(outbox_internal.server_workers(), '{}'));
 end;
-comment on function @extschema@.outbox_has_ended(text) is
-  'Worker protocol: whether a worker in the server is known to have ended, however it ended: nobody waits for its heartbeat or leases to run out. Its name begins with server-; of others nobody knows.';
+comment on function outbox_internal.has_ended(text) is
+  'Worker protocol: whether a worker in the server is known to have ended, however it ended: nobody waits for its'
+  ' heartbeat or leases to run out. Its name begins with server-; of others nobody knows.';
 
-create function @extschema@.outbox_leases_last(worker text)
+create function outbox_internal.leases_last(worker text)
 returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_leases_last_wrapper';
-comment on function @extschema@.outbox_leases_last(text) is
-  'Worker protocol: whether what this worker leased last is not over by a clock that does not jump, from shared memory; false for a worker that has no place there.';
+comment on function outbox_internal.leases_last(text) is
+  'Worker protocol: whether what this worker leased last is not over by a clock that does not jump, from shared'
+  ' memory; false for a worker that has no place there.';
 
-create function @extschema@.outbox_lease_is_live(lease_owner text, lease_until timestamptz)
+create function outbox_internal.lease_is_live(lease_owner text, lease_until timestamptz)
 returns boolean language sql volatile
 begin atomic
-  -- Its publisher counts by the clock of outbox_leases_last(), and must not trust a lease that another worker takes.
-  select $1 is not null and ($2 > pg_catalog.clock_timestamp() or @extschema@.outbox_leases_last($1))
-     and not @extschema@.outbox_has_ended($1);
+  -- Its publisher counts by the clock of leases_last(), and must not trust a lease that another worker takes.
+  select $1 is not null and ($2 > pg_catalog.clock_timestamp() or outbox_internal.leases_last($1))
+     and not outbox_internal.has_ended($1);
 end;
-comment on function @extschema@.outbox_lease_is_live(text, timestamptz) is
-  'Worker protocol: whether a lease holds: it is over when both the wall clock and the clock of its worker say so, or the worker has ended. So a wall clock that is set forward takes no lease away.';
+comment on function outbox_internal.lease_is_live(text, timestamptz) is
+  'Worker protocol: whether a lease holds: it is over when both the wall clock and the clock of its worker say so, or'
+  ' the worker has ended. So a wall clock that is set forward takes no lease away.';
 
-create function @extschema@.outbox_heartbeat(worker text, pid integer, ttl_s integer)
+create function outbox_internal.heartbeat(worker text, pid integer, ttl_s integer)
 returns setof text language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   insert into @extschema@.outbox_workers as w (worker_id, pid, heartbeat_until)
-  values (worker, outbox_heartbeat.pid, clock_timestamp() + make_interval(secs => ttl_s))
+  values (worker, heartbeat.pid, clock_timestamp() + make_interval(secs => ttl_s))
   on conflict (worker_id) do update set
     heartbeat_at = clock_timestamp(), heartbeat_until = excluded.heartbeat_until, pid = excluded.pid,
     started_at = case when w.pid = excluded.pid then w.started_at else excluded.started_at end;
   return query select w.worker_id from @extschema@.outbox_workers w
     where w.worker_id = worker
-       or @extschema@.outbox_lease_is_live(w.worker_id, w.heartbeat_until) order by 1;
+       or outbox_internal.lease_is_live(w.worker_id, w.heartbeat_until) order by 1;
 end
 $$;
-comment on function @extschema@.outbox_heartbeat(text, integer, integer) is
+comment on function outbox_internal.heartbeat(text, integer, integer) is
   'Worker protocol: I live for ttl_s more seconds. Returns the ids of all live workers.';
 
-create function @extschema@.outbox_report(
+create function outbox_internal.report(
   worker text, destination text, state text, reason text, detail text, looked_at timestamptz
-)
-returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+) returns void language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
 begin
   if state is null then
     delete from @extschema@.outbox_connections c
-    where c.worker_id = worker and c.destination = outbox_report.destination;
+    where c.worker_id = worker and c.destination = report.destination;
     return;
   end if;
   insert into @extschema@.outbox_connections as c (worker_id, destination, state, reason, detail, looked_at)
-  select w.worker_id, outbox_report.destination, outbox_report.state, outbox_report.reason, outbox_report.detail,
-         outbox_report.looked_at
+  select w.worker_id, report.destination, report.state, report.reason, report.detail,
+         report.looked_at
   from @extschema@.outbox_workers w where w.worker_id = worker
   on conflict on constraint outbox_connections_pkey do update
   set since = case when c.state = excluded.state then c.since else excluded.since end,
@@ -1138,10 +1241,11 @@ begin
       looked_at = coalesce(excluded.looked_at, c.looked_at);
 end
 $$;
-comment on function @extschema@.outbox_report(text, text, text, text, text, timestamptz) is
-  'Worker protocol: what this worker knows of a destination (state NULL = it serves it no more), and when it looked if a session asked it to; outbox_health shows it.';
+comment on function outbox_internal.report(text, text, text, text, text, timestamptz) is
+  'Worker protocol: what this worker knows of a destination (state NULL = it serves it no more), and when it looked'
+  ' if a session asked it to; outbox_health shows it.';
 
-create function @extschema@.outbox_destinations(
+create function outbox_internal.destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
 ) returns setof record language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -1159,10 +1263,11 @@ begin
   from known k order by k.name collate "C", k.server nulls last;
 end
 $$;
-comment on function @extschema@.outbox_destinations() is
-  'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the settings.';
+comment on function outbox_internal.destinations() is
+  'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the'
+  ' settings.';
 
-create function @extschema@.outbox_closed_lanes(out destination text, out partition smallint, out head bigint)
+create function outbox_internal.closed_lanes(out destination text, out partition smallint, out head bigint)
 returns setof record language plpgsql stable rows 10 set search_path = pg_catalog, pg_temp as $$
 declare
   by_partition constant text[] := array(
@@ -1182,37 +1287,41 @@ begin
   group by 1, 2;
 end
 $$;
-comment on function @extschema@.outbox_closed_lanes() is
-  'Internal: where a partition is one order (ordering ''partition''), the partitions that stand still and the first message that holds them up: it backs off, or is a dead letter that blocks. What lies behind it stays in outbox.';
+comment on function outbox_internal.closed_lanes() is
+  'Where a partition is one order (ordering ''partition''), the partitions that stand still and the first message'
+  ' that holds them up: it backs off, or is a dead letter that blocks. What lies behind it stays in outbox.';
 
-create function @extschema@.outbox_destination_exists(destination text)
+create function outbox_internal.destination_exists(destination text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
-  select exists (select from @extschema@.outbox_destinations() d where d.destination = $1);
+  select exists (select from outbox_internal.destinations() d where d.destination = $1);
 $$;
-comment on function @extschema@.outbox_destination_exists(text) is
-  'Internal: whether there is such a destination.';
+comment on function outbox_internal.destination_exists(text) is
+  'Whether there is such a destination.';
 
-create function @extschema@.outbox_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
-returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.leases(
+  out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint
+) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   return query
-  select p.partition, p.lease_owner, @extschema@.outbox_lease_is_live(p.lease_owner, p.lease_until), p.lease_epoch
+  select p.partition, p.lease_owner, outbox_internal.lease_is_live(p.lease_owner, p.lease_until), p.lease_epoch
   from @extschema@.outbox_partitions p order by p.partition;
 end
 $$;
-comment on function @extschema@.outbox_leases() is
+comment on function outbox_internal.leases() is
   'Worker protocol: every partition with its lease, to plan from.';
 
-create function @extschema@.outbox_lease_take(worker text, partitions smallint[], ttl_s integer, out partition smallint, out lease_epoch bigint)
-returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.lease_take(
+  worker text, partitions smallint[], ttl_s integer, out partition smallint, out lease_epoch bigint
+) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
-  -- One's own lease is taken anew after a restart: the epoch grows, so what the earlier process still does is fenced off.
+  -- One's own lease is taken anew after a restart: the epoch grows, so what the earlier process still does is fenced
+  -- off.
   return query
   with free as (
     select p.partition as id from @extschema@.outbox_partitions p
     where p.partition = any (partitions)
       and (p.lease_owner is null or p.lease_owner = worker
-           or not @extschema@.outbox_lease_is_live(p.lease_owner, p.lease_until))
+           or not outbox_internal.lease_is_live(p.lease_owner, p.lease_until))
     order by p.partition for update skip locked
   )
   update @extschema@.outbox_partitions p
@@ -1222,17 +1331,17 @@ begin
   returning p.partition, p.lease_epoch;
 end
 $$;
-comment on function @extschema@.outbox_lease_take(text, smallint[], integer) is
+comment on function outbox_internal.lease_take(text, smallint[], integer) is
   'Worker protocol: takes those of the partitions that are free; returns them with their new epoch.';
 
-create function @extschema@.outbox_lease_renew(worker text, partitions smallint[], epochs bigint[], ttl_s integer)
+create function outbox_internal.lease_renew(worker text, partitions smallint[], epochs bigint[], ttl_s integer)
 returns setof smallint language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   return query
   with mine as (
     select p.partition as id from @extschema@.outbox_partitions p
     join unnest(partitions, epochs) as l (partition, epoch) on l.partition = p.partition
-    where p.lease_owner = worker and p.lease_epoch = l.epoch and @extschema@.outbox_lease_is_live(worker, p.lease_until)
+    where p.lease_owner = worker and p.lease_epoch = l.epoch and outbox_internal.lease_is_live(worker, p.lease_until)
     order by p.partition for update of p
   )
   update @extschema@.outbox_partitions p
@@ -1240,10 +1349,10 @@ begin
   from mine where p.partition = mine.id returning p.partition;
 end
 $$;
-comment on function @extschema@.outbox_lease_renew(text, smallint[], bigint[], integer) is
+comment on function outbox_internal.lease_renew(text, smallint[], bigint[], integer) is
   'Worker protocol: prolongs leases that are still held; a partition that is not returned is lost.';
 
-create function @extschema@.outbox_lease_release(worker text, partitions smallint[], epochs bigint[])
+create function outbox_internal.lease_release(worker text, partitions smallint[], epochs bigint[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   update @extschema@.outbox_partitions p
@@ -1252,10 +1361,10 @@ begin
   where p.partition = l.partition and p.lease_owner = worker and p.lease_epoch = l.epoch;
 end
 $$;
-comment on function @extschema@.outbox_lease_release(text, smallint[], bigint[]) is
+comment on function outbox_internal.lease_release(text, smallint[], bigint[]) is
   'Worker protocol: gives leases back.';
 
-create function @extschema@.outbox_leave(worker text)
+create function outbox_internal.leave(worker text)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   update @extschema@.outbox_partitions p set lease_owner = null, lease_until = null, updated_at = clock_timestamp()
@@ -1263,101 +1372,109 @@ begin
   delete from @extschema@.outbox_workers w where w.worker_id = worker;
 end
 $$;
-comment on function @extschema@.outbox_leave(text) is
+comment on function outbox_internal.leave(text) is
   'Worker protocol: a worker that ends in order gives back its leases and its place.';
 
-create function @extschema@.outbox_purge_workers()
+create function outbox_internal.purge_workers()
 returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
   with gone as (delete from @extschema@.outbox_workers w
-                where w.heartbeat_until < clock_timestamp() - interval '1 minute' and not @extschema@.outbox_leases_last(w.worker_id)
-                   or @extschema@.outbox_has_ended(w.worker_id) returning 1)
+                where w.heartbeat_until < clock_timestamp() - interval '1 minute'
+                  and not outbox_internal.leases_last(w.worker_id)
+                   or outbox_internal.has_ended(w.worker_id) returning 1)
   select count(*) from gone;
 $$;
-comment on function @extschema@.outbox_purge_workers() is
+comment on function outbox_internal.purge_workers() is
   'Worker protocol: removes workers that have ended, and those whose heartbeat ended more than a minute ago.';
 
-create function @extschema@.outbox_json_text(jsonb)
+create function outbox_internal.json_text(jsonb)
 returns text language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_json_text_wrapper';
-comment on function @extschema@.outbox_json_text(jsonb) is
-  'Internal: what the cast to text gives, in less time where strings are long.';
+comment on function outbox_internal.json_text(jsonb) is
+  'What the cast to text gives, in less time where strings are long.';
 
-create view @extschema@.outbox_event_text as
+create view outbox_internal.event_text as
 select e.seq, e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.operation,
-       @extschema@.outbox_json_text(e.payload) as payload,
-       @extschema@.outbox_json_text(e.previous_payload) as previous_payload,
-       @extschema@.outbox_json_text(e.metadata) as metadata,
-       @extschema@.outbox_json_text(e.headers) as headers, e.actor, e.correlation_id,
+       outbox_internal.json_text(e.payload) as payload,
+       outbox_internal.json_text(e.previous_payload) as previous_payload,
+       outbox_internal.json_text(e.metadata) as metadata,
+       outbox_internal.json_text(e.headers) as headers, e.actor, e.correlation_id,
        pg_catalog.to_char(e.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as created_at,
        pg_catalog.floor(extract(epoch from e.created_at))::bigint as created_at_s, e.body_bytes::bigint as body_bytes,
        e.ctid as tid
 from @extschema@.outbox_events e;
-comment on view @extschema@.outbox_event_text is
-  'Internal: events as a worker reads them.';
+comment on view outbox_internal.event_text is
+  'Events as a worker reads them.';
 
-create function @extschema@.outbox_commit_position(xid)
+create function outbox_internal.commit_position(xid)
 returns bigint language c volatile strict as 'MODULE_PATHNAME', 'outbox_commit_position_wrapper';
-comment on function @extschema@.outbox_commit_position(xid) is
-  'Worker protocol: up to where WAL must be on disk for this committed transaction to be durable; 0 = it waited for that itself.';
+comment on function outbox_internal.commit_position(xid) is
+  'Worker protocol: up to where WAL must be on disk for this committed transaction to be durable; 0 = it waited for'
+  ' that itself.';
 
-create type @extschema@.outbox_claimed as (
-  tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, crashes integer, claim_token bigint,
-  id text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
+create type outbox_internal.claimed as (
+  tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, crashes integer,
+  claim_token bigint, id text, type text, aggregate_type text, aggregate_id text, operation text, payload text,
+  previous_payload text,
   metadata text, headers text, actor text, correlation_id text, created_at text, created_at_s bigint,
   wal_position bigint, replayed boolean, enqueued_at timestamptz, remark text, expires_at timestamptz
 );
-comment on type @extschema@.outbox_claimed is
-  'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark and no seq is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not among these. With a seq the remark says why the message can never be sent.';
+comment on type outbox_internal.claimed is
+  'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be'
+  ' on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark and no'
+  ' seq is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not'
+  ' among these. With a seq the remark says why the message can never be sent.';
 
 -- Text that leaves the server. A client is sent text in its own encoding; where that cannot be done the whole statement
 -- fails, with all its rows. So a text that cannot be UTF-8 is found here, before it is sent, and spoils one row alone.
 
-create function @extschema@.outbox_unreadable(
+create function outbox_internal.unreadable(
   key text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
   metadata text, headers text, actor text, correlation_id text
 ) returns text language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_unreadable_wrapper';
-comment on function @extschema@.outbox_unreadable(text, text, text, text, text, text, text, text, text, text, text) is
-  'Internal: why a message with this key and event can never be sent: a text that cannot be converted to UTF-8, or too many bytes. NULL if it can.';
+comment on function outbox_internal.unreadable(text, text, text, text, text, text, text, text, text, text, text) is
+  'Why a message with this key and event can never be sent: a text that cannot be converted to UTF-8, or too many'
+  ' bytes. NULL if it can.';
 
-create function @extschema@.outbox_legible(text)
+create function outbox_internal.legible(text)
 returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_legible_wrapper';
-comment on function @extschema@.outbox_legible(text) is
-  'Internal: the text with a replacement for each character that cannot be converted to UTF-8.';
+comment on function outbox_internal.legible(text) is
+  'The text with a replacement for each character that cannot be converted to UTF-8.';
 
-create function @extschema@.outbox_of_utf8(bytea)
+create function outbox_internal.of_utf8(bytea)
 returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_of_utf8_wrapper';
-comment on function @extschema@.outbox_of_utf8(bytea) is
-  'Internal: a text out of UTF-8, with a question mark for each character that the encoding of the database lacks.';
+comment on function outbox_internal.of_utf8(bytea) is
+  'A text out of UTF-8, with a question mark for each character that the encoding of the database lacks.';
 
 -- No SET clause: it is inlined into the claims of workers outside.
-create function @extschema@.outbox_readable(claimed @extschema@.outbox_claimed)
-returns setof @extschema@.outbox_claimed language sql stable as $$
+create function outbox_internal.readable(claimed outbox_internal.claimed)
+returns setof outbox_internal.claimed language sql stable as $$
   select ($1).tid, ($1).seq, ($1).destination, ($1).partition, case when u.why is null then ($1).key end, ($1).attempts,
-         ($1).crashes, ($1).claim_token, case when u.why is null then ($1).id end, case when u.why is null then ($1).type end,
+         ($1).crashes, ($1).claim_token, case when u.why is null then ($1).id end,
+         case when u.why is null then ($1).type end,
          case when u.why is null then ($1).aggregate_type end, case when u.why is null then ($1).aggregate_id end,
          case when u.why is null then ($1).operation end, case when u.why is null then ($1).payload end,
          case when u.why is null then ($1).previous_payload end, case when u.why is null then ($1).metadata end,
          case when u.why is null then ($1).headers end, case when u.why is null then ($1).actor end,
          case when u.why is null then ($1).correlation_id end, ($1).created_at, ($1).created_at_s, ($1).wal_position,
          ($1).replayed, ($1).enqueued_at, coalesce(($1).remark, u.why), ($1).expires_at
-  from (select @extschema@.outbox_unreadable(
-          ($1).key, ($1).type, ($1).aggregate_type, ($1).aggregate_id, ($1).operation, ($1).payload, ($1).previous_payload,
-          ($1).metadata, ($1).headers, ($1).actor, ($1).correlation_id) as why offset 0) u;
+  from (select outbox_internal.unreadable(
+          ($1).key, ($1).type, ($1).aggregate_type, ($1).aggregate_id, ($1).operation, ($1).payload,
+          ($1).previous_payload, ($1).metadata, ($1).headers, ($1).actor, ($1).correlation_id) as why offset 0) u;
 $$;
-comment on function @extschema@.outbox_readable(@extschema@.outbox_claimed) is
-  'Internal: a claimed message as a client gets it: without its texts if one of them cannot be read, and the remark says why.';
+comment on function outbox_internal.readable(outbox_internal.claimed) is
+  'A claimed message as a client gets it: without its texts if one of them cannot be read, and the remark says why.';
 
 -- No SET clause: it is inlined into the claims.
-create function @extschema@.outbox_remarks(seen bigint, wanted bigint, claimed bigint)
+create function outbox_internal.remarks(seen bigint, wanted bigint, claimed bigint)
 returns setof text language sql immutable parallel safe as $$
   select r.remark
   from (values ('cut', $1 operator(pg_catalog.>) $2), ('missed', $2 operator(pg_catalog.>) $3)) as r (remark, applies)
   where r.applies;
 $$;
-comment on function @extschema@.outbox_remarks(bigint, bigint, bigint) is
-  'Internal: what a claim says beside its messages, from how many it saw, wanted and got: cut, missed.';
+comment on function outbox_internal.remarks(bigint, bigint, bigint) is
+  'What a claim says beside its messages, from how many it saw, wanted and got: cut, missed.';
 
 -- No SET clause: it is inlined into the claims.
-create function @extschema@.outbox_suspicion(crashes integer, bytes_max bigint)
+create function outbox_internal.suspicion(crashes integer, bytes_max bigint)
 returns bigint language sql immutable parallel safe as $$
   select case
     when $1 operator(pg_catalog.=) 0 then 0
@@ -1365,36 +1482,31 @@ returns bigint language sql immutable parallel safe as $$
     when $1 operator(pg_catalog.=) 2 then $2 operator(pg_catalog./) 10
     else $2 end;
 $$;
-comment on function @extschema@.outbox_suspicion(integer, bigint) is
-  'Internal: how much of a claim a message takes with which workers crashed: after one crash a hundred go together, after two ten, then one. So the next crash charges few beside the one that is to blame.';
+comment on function outbox_internal.suspicion(integer, bigint) is
+  'How much of a claim a message takes with which workers crashed: after one crash a hundred go together, after two'
+  ' ten, then one. So the next crash charges few beside the one that is to blame.';
 
--- Nothing is known of the tables when a plan is made: vacuum may have seen outbox empty a moment before a million rows came.
--- One row expected, a bitmap or a sort of the whole lane looks as cheap as the index that brings the first rows in order,
--- and costs a second a claim. So those are off here, and wherever the first rows of many are wanted.
+-- A claim takes pointers, cut by body_bytes, and reads the events of those alone, at its very end: rows of a CTE, of a
+-- sort and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins what
+-- is sorted already, and its rows go to the worker as they are made. One snapshot serves all of it, so an event is
+-- found by its ctid the second time. OFFSET 0 keeps the planner from reading all events once instead, where its
+-- settings make a look dear. A worker in the server plans the bodies of claim, claim_waiting and claim_unleased itself,
+-- once: a call is a function in FROM, and with its SET clauses it costs as much again as the claim of one message. So
+-- their parameters have numbers. A worker outside calls them.
 
--- A claim takes pointers, cut by body_bytes, and reads the events of those alone, at its very end: rows of a CTE, of a sort
--- and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins what is sorted
--- already, and its rows go to the worker as they are made. One snapshot serves all of it, so an event is found by its ctid
--- the second time. OFFSET 0 keeps the planner from reading all events once instead, where its settings make a look dear.
--- A worker in the server plans the bodies of outbox_claim, outbox_claim_waiting and outbox_claim_unleased itself, once: a call
--- is a function in FROM, and with its SET clauses it costs as much again as the claim of one message. So their parameters
--- have numbers. A worker outside calls them, and work_mem is what such a claim needs at most.
-
-create function @extschema@.outbox_claim(
+create function outbox_internal.claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[],
   bytes_max bigint, reach bigint default 9223372036854775807
-) returns setof @extschema@.outbox_claimed language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off
-set work_mem = '128MB' as $$
+) returns setof outbox_internal.claimed language sql volatile
+set search_path = pg_catalog, pg_temp as $$
   with pick as materialized (
     select due.*, l.epoch, sum(due.share) over (order by due.seq) - due.share as bytes_before
     from unnest($3, $4, $5, $6) as l (partition, epoch, n, mark)
     -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
     cross join lateral (
-      select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq,
+      select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq,
              o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
-             coalesce(e.body_bytes, 0) + @extschema@.outbox_suspicion(
+             coalesce(e.body_bytes, 0) + outbox_internal.suspicion(
                o.crashes + case when o.claim_token is null then 0 else 1 end, $7) as share, e.ctid as event_tid
       from @extschema@.outbox o left join @extschema@.outbox_events e on e.seq = o.seq
       where o.destination = $2 and o.partition = l.partition and o.seq > l.mark and o.seq <= $8
@@ -1405,8 +1517,8 @@ set work_mem = '128MB' as $$
                   where p.partition = l.partition and p.lease_owner = $1 and p.lease_epoch = l.epoch)
       -- A worker hears of a pause later than a relay of somebody else's, which may hold messages by then.
       and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
-      -- Always true. For the planner one lane is left then: with more, one that takes outbox for empty (vacuum saw it so)
-      -- would join each row of it with all that is claimed.
+      -- Always true. For the planner one lane is left then: with more, one that takes outbox for empty (vacuum saw it
+      -- so) would join each row of it with all that is claimed.
       and l.n between 1 and 1000000000
   ), claimed as (
     update @extschema@.outbox o set claim_token = pick.epoch, crashes = pick.crashes
@@ -1415,28 +1527,28 @@ set work_mem = '128MB' as $$
               pick.wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, pick.event_tid
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
-         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
-         e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at, c.remark, c.expires_at
+         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+         e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at,
+         c.remark, c.expires_at
   from (
     select * from claimed
     union all
     select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
     from (select count(*) as seen, count(*) filter (where p.bytes_before < $7) as wanted,
                  (select count(*) from claimed) as got from pick p) n
-    cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r (remark)
+    cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got) r (remark)
     order by 2
-  ) c left join lateral (select t.* from @extschema@.outbox_event_text t where t.tid = c.event_tid offset 0) e on true
+  ) c left join lateral (select t.* from outbox_internal.event_text t where t.tid = c.event_tid offset 0) e on true
   order by c.seq;
 $$;
-comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
-  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a mark each, up to the seq reach, with their events; stops after bytes_max of bodies.';
+comment on function outbox_internal.claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
+  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a mark each,'
+  ' up to the seq reach, with their events; stops after bytes_max of bodies.';
 
-create function @extschema@.outbox_claim_waiting(
+create function outbox_internal.claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, reach bigint, n integer, bytes_max bigint
-) returns setof @extschema@.outbox_claimed language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off
-set work_mem = '128MB' as $$
+) returns setof outbox_internal.claimed language sql volatile
+set search_path = pg_catalog, pg_temp as $$
   with held as materialized (
     -- Locked until this is committed: else the next owner could have read the lane before the rows are in it.
     select p.partition from @extschema@.outbox_partitions p
@@ -1446,7 +1558,7 @@ set work_mem = '128MB' as $$
   ), pick as materialized (
     select due.*, sum(due.share) over (order by due.seq) - due.share as bytes_before
     from held cross join lateral (
-      select w.ctid as row_tid, @extschema@.outbox_commit_position(w.xmin) as wal_position, w.seq,
+      select w.ctid as row_tid, outbox_internal.commit_position(w.xmin) as wal_position, w.seq,
              coalesce(e.body_bytes, 0)::bigint as share, e.ctid as event_tid
       from @extschema@.outbox_waiting w left join @extschema@.outbox_events e on e.seq = w.seq
       where w.state = 'g' and w.destination = $2 and w.partition = held.partition and w.key = $4 and w.seq <= $6
@@ -1455,50 +1567,52 @@ set work_mem = '128MB' as $$
   ), gone as (
     delete from @extschema@.outbox_waiting w using pick
     where w.ctid = pick.row_tid and pick.bytes_before < $8
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
+              w.expires_at
   ), claimed as (
     insert into @extschema@.outbox as o
       (seq, enqueued_at, claim_token, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-    select g.seq, g.enqueued_at, $5, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at
-    from gone g where @extschema@.outbox_note_shown(g.destination, g.partition, g.seq)
+    select g.seq, g.enqueued_at, $5, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key,
+           g.last_error, g.expires_at
+    from gone g where outbox_internal.note_shown(g.destination, g.partition, g.seq)
     returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
               o.replayed, o.enqueued_at, o.expires_at
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
-         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
-         e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at, c.remark, c.expires_at
+         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+         e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at,
+         c.remark, c.expires_at
   from (
-    select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, p.wal_position, c.replayed,
-           c.enqueued_at, null::text as remark, c.expires_at, p.event_tid
+    select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, p.wal_position,
+           c.replayed, c.enqueued_at, null::text as remark, c.expires_at, p.event_tid
     from claimed c join pick p on p.seq = c.seq
     union all
     select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
     from (select count(*) as seen, count(*) filter (where p.bytes_before < $8) as wanted,
                  (select count(*) from claimed) as got from pick p) n
-    cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r (remark)
+    cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got) r (remark)
     order by 2
-  ) c left join lateral (select t.* from @extschema@.outbox_event_text t where t.tid = c.event_tid offset 0) e on true
+  ) c left join lateral (select t.* from outbox_internal.event_text t where t.tid = c.event_tid offset 0) e on true
   order by c.seq;
 $$;
-comment on function @extschema@.outbox_claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
-  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq reach; stops after bytes_max of bodies.';
+comment on function outbox_internal.claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
+  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq reach; stops after'
+  ' bytes_max of bodies.';
 
-create function @extschema@.outbox_waits(destination text, partition smallint, key text)
+create function outbox_internal.waits(destination text, partition smallint, key text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   select exists (select from @extschema@.outbox_waiting w
                  where w.state = 'g' and w.destination = $1 and w.partition = $2 and w.key = $3);
 $$;
-comment on function @extschema@.outbox_waits(text, smallint, text) is
+comment on function outbox_internal.waits(text, smallint, text) is
   'Worker protocol: whether messages of a key wait behind another.';
 
-create function @extschema@.outbox_claim_unleased(
+create function outbox_internal.claim_unleased(
   destination text, token bigint, claim_ttl_s integer, batch integer, bytes_max bigint
-) returns setof @extschema@.outbox_claimed language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off
-set work_mem = '128MB' as $$
+) returns setof outbox_internal.claimed language sql volatile
+set search_path = pg_catalog, pg_temp as $$
   with locked as materialized (
-    select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq, o.claim_token, o.crashes
+    select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq, o.claim_token, o.crashes
     from @extschema@.outbox o
     where o.destination = $1 and (o.claim_until is null or o.claim_until <= now())
       and o.claim_token is distinct from $2
@@ -1508,7 +1622,7 @@ set work_mem = '128MB' as $$
     select l.row_tid, l.wal_position, l.seq, case when l.claim_token is null then 0 else 1 end as crashed,
            sum(x.share) over (order by l.seq) - x.share as bytes_before, e.ctid as event_tid
     from locked l left join @extschema@.outbox_events e on e.seq = l.seq
-    cross join lateral (select coalesce(e.body_bytes, 0) + @extschema@.outbox_suspicion(
+    cross join lateral (select coalesce(e.body_bytes, 0) + outbox_internal.suspicion(
       l.crashes + case when l.claim_token is null then 0 else 1 end, $5) as share) x
   ), claimed as (
     -- When claim_until passes, another worker may claim the row.
@@ -1520,28 +1634,29 @@ set work_mem = '128MB' as $$
               pick.wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, pick.event_tid
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
-         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
-         e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at, c.remark, c.expires_at
+         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+         e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at,
+         c.remark, c.expires_at
   from (
     select * from claimed
     union all
     select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
     from (select count(*) as seen, count(*) filter (where p.bytes_before < $5) as wanted,
                  (select count(*) from claimed) as got from pick p) n
-    cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r (remark)
+    cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got) r (remark)
     order by 2
-  ) c left join lateral (select t.* from @extschema@.outbox_event_text t where t.tid = c.event_tid offset 0) e on true
+  ) c left join lateral (select t.* from outbox_internal.event_text t where t.tid = c.event_tid offset 0) e on true
   order by c.seq;
 $$;
-comment on function @extschema@.outbox_claim_unleased(text, bigint, integer, integer, bigint) is
-  'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max of bodies. No order is promised.';
+comment on function outbox_internal.claim_unleased(text, bigint, integer, integer, bigint) is
+  'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max'
+  ' of bodies. No order is promised.';
 
-create function @extschema@.outbox_due(
+create function outbox_internal.due(
   worker text, partitions smallint[], epochs bigint[], batch integer, of_destination text default null,
   out destination text, out partition smallint, out seq bigint
 ) returns setof record language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
   return query
@@ -1551,40 +1666,44 @@ begin
       and (partitions is null or exists (
         select from unnest(partitions, epochs) as l (partition, epoch)
         join @extschema@.outbox_partitions p on p.partition = l.partition and p.lease_epoch = l.epoch
-        where l.partition = w.partition and p.lease_owner = outbox_due.worker))
+        where l.partition = w.partition and p.lease_owner = due.worker))
     order by w.due_at limit batch for update of w skip locked
   ), gone as (
     delete from @extschema@.outbox_waiting w using due where w.ctid = due.row_tid
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
+              w.expires_at
   )
   insert into @extschema@.outbox as o
     (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at from gone g
-  where @extschema@.outbox_note_shown(g.destination, g.partition, g.seq)
+  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error,
+         g.expires_at
+  from gone g
+  where outbox_internal.note_shown(g.destination, g.partition, g.seq)
   on conflict do nothing
   returning o.destination, o.partition, o.seq;
 end
 $$;
-comment on function @extschema@.outbox_due(text, smallint[], bigint[], integer, text) is
-  'Worker protocol: brings back messages whose time has come, of these leases or (NULL) of all partitions, of a destination or (NULL) of all; returns where they are now.';
+comment on function outbox_internal.due(text, smallint[], bigint[], integer, text) is
+  'Worker protocol: brings back messages whose time has come, of these leases or (NULL) of all partitions, of a'
+  ' destination or (NULL) of all; returns where they are now.';
 
--- Asked each second: PL/pgSQL keeps the plan, where SQL makes it anew at each call. So with outbox_destinations.
-create function @extschema@.outbox_next_due_ms()
-returns bigint language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+-- Asked each second: PL/pgSQL keeps the plan, where SQL makes it anew at each call. So with destinations.
+create function outbox_internal.next_due_ms()
+returns bigint language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 declare
   next constant timestamptz := (select min(w.due_at) from @extschema@.outbox_waiting w where w.due_at is not null);
 begin
   return case when next is not null then greatest(0, ceil(extract(epoch from next - clock_timestamp()) * 1000)) end;
 end
 $$;
-comment on function @extschema@.outbox_next_due_ms() is
+comment on function outbox_internal.next_due_ms() is
   'Worker protocol: in how many ms the next waiting message is due; NULL = none waits for a time.';
 
-create function @extschema@.outbox_gates(
-  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint, out followers boolean
-) returns setof record language sql stable set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set enable_bitmapscan = off set enable_sort = off
-set jit = off as $$
+create function outbox_internal.gates(
+  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint,
+  out followers boolean
+) returns setof record language sql stable set search_path = pg_catalog, pg_temp as $$
   with recursive behind as ( -- one look into the index for each key, however much waits in it
     (select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g'
      order by w.destination, w.partition, w.key limit 1)
@@ -1604,26 +1723,25 @@ set jit = off as $$
   select f.destination, f.partition, f.key, min(f.head), bool_or(f.followers)
   from found f where f.partition = any ($1) group by 1, 2, 3;
 $$;
-comment on function @extschema@.outbox_gates(smallint[]) is
-  'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one. Key NULL: messages without a key, which hold up others only where a partition is one order.';
+comment on function outbox_internal.gates(smallint[]) is
+  'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one. Key'
+  ' NULL: messages without a key, which hold up others only where a partition is one order.';
 
-create function @extschema@.outbox_settle(
+create function outbox_internal.settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
   actions "char"[], delays_ms bigint[], reasons text[]
 ) returns integer language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_indexscan = off set enable_bitmapscan = off -- by ctid, also where vacuum saw an empty outbox and any plan looks cheap
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   leased constant boolean := tokens[1] > 0;
-  -- The fence: what this worker holds now, by lease and epoch. A row is changed only under it, and only if the row carries
-  -- the token, or nobody's (it was in hand before any claim), so a worker that lost its lease changes nothing. The leases are locked until this is committed:
-  -- who takes one over then sees what was settled under it.
+  -- The fence: what this worker holds now, by lease and epoch. A row is changed only under it, and only if the row
+  -- carries the token, or nobody's (it was in hand before any claim), so a worker that lost its lease changes nothing.
+  -- The leases are locked until this is committed: who takes one over then sees what was settled under it.
   held constant bigint[] := array(
     select p.partition::bigint << 48 | p.lease_epoch
     from @extschema@.outbox_partitions p
-    where p.lease_owner = outbox_settle.worker and leased and p.partition = any (partitions)
+    where p.lease_owner = settle.worker and leased and p.partition = any (partitions)
     order by p.partition for key share);
   failed @extschema@.outbox_attempts_log[];
   changed integer;
@@ -1639,23 +1757,27 @@ begin
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.replayed, o.destination, o.key, o.last_error,
       o.expires_at, u.action, u.delay_ms, u.reason
   ), published as (
-    insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error)
-    select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.replayed, g.destination, g.key, g.last_error
+    insert into @extschema@.outbox_history
+      (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error)
+    select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.replayed, g.destination, g.key,
+           g.last_error
     from gone g where g.action = 'p'
   ), dead as (
     -- x = expired, no attempt spent
     insert into @extschema@.outbox_dead
       (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, blocks)
-    select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition, g.replayed,
-           g.destination, g.key, g.reason, leased and (g.action = 'B' or g.action = 'D' and g.key is not null)
+    select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition,
+           g.replayed, g.destination, g.key, g.reason,
+           leased and (g.action = 'B' or g.action = 'D' and g.key is not null)
     from gone g where g.action in ('d', 'D', 'B', 'x')
     on conflict (destination, seq) do update
-    set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts, replayed = excluded.replayed, reason = excluded.reason,
-        blocks = excluded.blocks
+    set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
+        replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
   ), waiting as (
     -- r = try again after the delay, one attempt spent; w = behind an earlier one of its key, none spent
     insert into @extschema@.outbox_waiting
-      (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error, expires_at)
+      (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error,
+       expires_at)
     select g.seq, g.enqueued_at,
            case when g.action = 'r' then clock_timestamp() + g.delay_ms * interval '1 millisecond' end,
            g.attempts + case when g.action = 'r' then 1 else 0 end, g.partition,
@@ -1676,39 +1798,42 @@ begin
     select count(*) as gone,
            array_agg(row(g.seq, g.destination, clock_timestamp(), g.attempts + 1,
                          case g.action when 'r' then 'retried' when 'x' then 'expired' else 'dead' end, g.reason,
-                         nullif(outbox_settle.worker, ''))::@extschema@.outbox_attempts_log)
+                         nullif(settle.worker, ''))::@extschema@.outbox_attempts_log)
              filter (where g.action in ('r', 'd', 'D', 'B', 'x')) as failed
     from gone g) n;
   if failed is not null then
-    perform @extschema@.outbox_note_failed(failed);
+    perform outbox_internal.note_failed(failed);
   end if;
   return changed;
 end
 $$;
-comment on function @extschema@.outbox_settle(text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
-  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, B dead and its partition waits, x expired, r retry after delays_ms, w behind an earlier one of its key, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
+comment on function outbox_internal.settle(
+  text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
+  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, B'
+  ' dead and its partition waits, x expired, r retry after delays_ms, w behind an earlier one of its key, f freed.'
+  ' Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
 
-create function @extschema@.outbox_locate(seqs bigint[], destinations text[], partitions smallint[])
+create function outbox_internal.locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   select array_agg(coalesce((select o.ctid from @extschema@.outbox o
                              where o.destination = u.destination and o.partition = u.partition and o.seq = u.seq),
                             '(0,0)'::tid) order by u.i)
   from unnest($1, $2, $3) with ordinality as u (seq, destination, partition, i);
 $$;
-comment on function @extschema@.outbox_locate(bigint[], text[], smallint[]) is
+comment on function outbox_internal.locate(bigint[], text[], smallint[]) is
   'Worker protocol: where messages lie now, after something (VACUUM FULL, an update by hand) moved them.';
 
 -- ---- sql/src/32_expiry.sql
 
--- Messages that nobody wants any more: past expires_at they become dead letters, unsent, and hold up nothing. One that is
--- claimed ends in the worker that holds it, before it is handed over; all others end here.
--- The upkeep looks through outbox a piece at a time, when the first of them expires: an index would make each enqueue and
--- claim dearer. Lock order as ever:
+-- Messages that nobody wants any more: past expires_at they become dead letters, unsent, and hold up nothing. One that
+-- is claimed ends in the worker that holds it, before it is handed over; all others end here.
+-- The upkeep looks through outbox a piece at a time, when the first of them expires: an index would make each enqueue
+-- and claim dearer. Lock order as ever:
 -- outbox_partitions, outbox, the rest.
 
 create index on @extschema@.outbox_waiting (expires_at) where expires_at is not null;
 
-create function @extschema@.outbox_bury(
+create function outbox_internal.bury(
   tids tid[], waiting_tids tid[], leased bigint[], out destination text, out buried bigint, out heads boolean
 ) returns setof record language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -1728,10 +1853,12 @@ begin
     where w.ctid = any (waiting_tids) and w.expires_at <= clock_timestamp() for update skip locked
   ), gone as (
     delete from @extschema@.outbox o using ready r where o.ctid = r.row_tid
-    returning o.seq, o.enqueued_at, o.expires_at, o.attempts, o.partition, o.replayed, o.destination, o.key, o.attempts > 0 as has_failed
+    returning o.seq, o.enqueued_at, o.expires_at, o.attempts, o.partition, o.replayed, o.destination, o.key,
+              o.attempts > 0 as has_failed
   ), gone_late as (
     delete from @extschema@.outbox_waiting w using late l where w.ctid = l.row_tid
-    returning w.seq, w.enqueued_at, w.expires_at, w.attempts, w.partition, w.replayed, w.destination, w.key, w.state = 'b' as has_failed
+    returning w.seq, w.enqueued_at, w.expires_at, w.attempts, w.partition, w.replayed, w.destination, w.key,
+              w.state = 'b' as has_failed
   ), expired as (
     select * from gone union all select * from gone_late
   ), written as (
@@ -1747,15 +1874,17 @@ begin
   select e.destination, count(*), bool_or(e.has_failed) from expired e group by 1;
 end
 $$;
-comment on function @extschema@.outbox_bury(tid[], tid[], bigint[]) is
-  'Internal: makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds: a claim by a lease that is not among leased is nobody''s (NULL = each is somebody''s); returns how many of each destination, and whether others may have waited behind one of them.';
+comment on function outbox_internal.bury(tid[], tid[], bigint[]) is
+  'Makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds: a claim by a'
+  ' lease that is not among leased is nobody''s (NULL = each is somebody''s); returns how many of each destination,'
+  ' and whether others may have waited behind one of them.';
 
-create function @extschema@.outbox_expire(
+create function outbox_internal.expire(
   first_block bigint, blocks integer, batch integer,
-  out destinations text[], out counts bigint[], out heads boolean, out next_block bigint, out more boolean, out next_expiry timestamptz
+  out destinations text[], out counts bigint[], out heads boolean, out next_block bigint, out more boolean,
+  out next_expiry timestamptz
 ) language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 declare
   moment constant timestamptz := clock_timestamp(); -- once: an index cannot be asked for what changes
   from_tid constant tid := format('(%s,0)', first_block);
@@ -1771,7 +1900,8 @@ begin
       and (o.claim_token is null
            or case when o.claim_token < 0 then o.claim_until <= moment
                    else not exists (select from @extschema@.outbox_partitions p
-                                    where p.partition = o.partition and p.lease_epoch = o.claim_token and p.lease_owner is not null)
+                                    where p.partition = o.partition and p.lease_epoch = o.claim_token
+                                      and p.lease_owner is not null)
               end)
     limit batch);
   late := array(
@@ -1784,25 +1914,32 @@ begin
         where p.lease_owner is not null order by p.partition for key share);
     end if;
     select array_agg(b.destination), array_agg(b.buried), bool_or(b.heads) into destinations, counts, heads
-    from @extschema@.outbox_bury(seen, late, leased) b;
+    from outbox_internal.bury(seen, late, leased) b;
   end if;
   more := cardinality(seen) = batch or cardinality(late) = batch;
   next_block := case when cardinality(seen) = batch then first_block
                      when first_block + blocks < all_blocks then first_block + blocks else 0 end;
   next_expiry := least(
-    (select w.expires_at from @extschema@.outbox_waiting w where w.expires_at is not null order by w.expires_at limit 1),
+    (select w.expires_at from @extschema@.outbox_waiting w where w.expires_at is not null
+     order by w.expires_at limit 1),
     (select min(o.expires_at) from @extschema@.outbox o where o.ctid >= from_tid and o.ctid < to_tid));
 end
 $$;
-comment on function @extschema@.outbox_expire(bigint, integer, integer) is
-  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from first_block on and in outbox_waiting; returns how many of which destination, whether others may have waited behind one, where to go on (0 = all was looked through), whether more are there already, and when the first of those that are left here expires.';
+comment on function outbox_internal.expire(bigint, integer, integer) is
+  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from'
+  ' first_block on and in outbox_waiting; returns how many of which destination, whether others may have waited'
+  ' behind one, where to go on (0 = all was looked through), whether more are there already, and when the first of'
+  ' those that are left here expires.';
 
-create function @extschema@.outbox_expire_firsts(destination text, partitions smallint[], lane_rows bigint)
+create function outbox_internal.expire_firsts(destination text, partitions smallint[], lane_rows bigint)
 returns void language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
-  select @extschema@.outbox_note_pending(b.destination, -b.buried), @extschema@.outbox_note_ended(0::bigint, 0::bigint, b.buried),
-         @extschema@.outbox_note_fault(b.destination, 'expired: it was not sent in time'::text, true, null::bigint, b.buried)
-  from @extschema@.outbox_bury(
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set jit = off as $$
+  select outbox_internal.note_pending(b.destination, -b.buried),
+         outbox_internal.note_ended(0::bigint, 0::bigint, b.buried),
+         outbox_internal.note_fault(
+           b.destination, 'expired: it was not sent in time'::text, true, null::bigint, b.buried)
+  from outbox_internal.bury(
     array(select x.tid from unnest($2) p (n) cross join lateral (
             select o.ctid as tid, o.expires_at from @extschema@.outbox o
             where o.destination = $1 and o.partition = p.n order by o.destination, o.partition, o.seq limit $3) x
@@ -1811,13 +1948,49 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
           where w.expires_at <= (select clock_timestamp()) and w.destination = $1 limit 1000),
     null::bigint[]) b;
 $$;
-comment on function @extschema@.outbox_expire_firsts(text, smallint[], bigint) is
-  'Internal: makes dead letters of what a relay would stumble over: messages that have expired among the first rows of each lane, and that wait.';
+comment on function outbox_internal.expire_firsts(text, smallint[], bigint) is
+  'Makes dead letters of what a relay would stumble over: messages that have expired among the first rows of each'
+  ' lane, and that wait.';
+
+-- ---- sql/src/33_plans.sql
+
+-- How the statements are planned that workers run again and again: one list of settings for all of them. The session of
+-- a worker has the same (crates/core/src/session.rs); these are for who calls the functions from another one, as relays
+-- do.
+-- A claim and a settle are planned once and reused for years of table sizes, so the plans that read a whole table are
+-- switched off for them: the right one is always an index or a ctid. JIT is off with them, since a plan that still
+-- holds a switched-off scan (of a table of one row) looks dear enough to be compiled each time.
+
+do $plans$
+declare
+  planned_once constant text := 'set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off'
+    ' set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off';
+  -- Nothing is known of the tables when a plan is made: vacuum may have seen outbox empty a moment before a million
+  -- rows came. One row expected, a bitmap or a sort of the whole lane looks as cheap as the index that brings the first
+  -- rows in order, and costs a second a claim. So those are off wherever the first rows of many are wanted.
+  first_rows constant text := ' set enable_sort = off';
+  -- What a claim needs at most.
+  of_bodies constant text := ' set work_mem = ''128MB''';
+  -- By ctid, also where vacuum saw an empty outbox and any plan looks cheap.
+  by_place constant text := ' set enable_indexscan = off';
+  thing record;
+begin
+  for thing in
+    select * from (values
+      ('claim', first_rows || of_bodies), ('claim_waiting', first_rows || of_bodies),
+      ('claim_unleased', first_rows || of_bodies),
+      ('due', first_rows), ('gates', first_rows), ('expire', first_rows), ('settle', by_place)) f (name, besides)
+  loop
+    execute pg_catalog.format('alter function outbox_internal.%I %s%s', thing.name, planned_once, thing.besides);
+  end loop;
+end
+$plans$;
 
 -- ---- sql/src/35_retention.sql
 
--- What ends is kept for a time and then goes: history by whole partitions, dead letters and events in batches. The upkeep
--- calls these functions once a minute. Each takes the time as an argument, so that a test can pretend another one.
+-- What ends is kept for a time and then goes: history by whole partitions, dead letters and events in batches. The
+-- upkeep calls these functions once a minute. Each takes the time as an argument, so that a test can pretend another
+-- one.
 --
 -- A partition of the history is made at run time and is no member of the extension: pg_dump dumps it like any table and
 -- attaches it again, and DROP EXTENSION drops it with its parent. So that a restore meets no obstacle,
@@ -1831,33 +2004,46 @@ create table @extschema@.outbox_history_default partition of @extschema@.outbox_
 -- FOR ALL TABLES; so it is with the other partitions, and with the audit.
 alter table @extschema@.outbox_history_default replica identity full;
 -- Rows come in nearly in order of both columns: BRIN costs next to nothing a row and finds a seq or a day. The upkeep
--- summarises it: autosummarize asks autovacuum, whose queue is full soon, and then writes a line into the log each 16 blocks.
+-- summarises it: autosummarize asks autovacuum, whose queue is full soon, and then writes a line into the log each 16
+-- blocks.
 create index on @extschema@.outbox_history_default using brin (published_at, seq) with (pages_per_range = 16);
 comment on table @extschema@.outbox_history_default is
-  'History that no partition was made for: of the first minutes, or written while the clock was wrong. A settle never fails for want of a partition.';
+  'History that no partition was made for: of the first minutes, or written while the clock was wrong. A settle never'
+  ' fails for want of a partition.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_history_default', '');
 
 create index on @extschema@.outbox_dead (died_at);
 
-create function @extschema@.outbox_history_partitions(out partition regclass, out starts_at timestamptz, out ends_at timestamptz)
-returns setof record language sql stable set search_path = pg_catalog, pg_temp set datestyle = 'ISO' as $$
+create function outbox_internal.history_partitions(
+  out partition regclass, out starts_at timestamptz, out ends_at timestamptz
+) returns setof record language sql stable set search_path = pg_catalog, pg_temp set datestyle = 'ISO' as $$
   select i.inhrelid::regclass, substring(b.bound from 'FROM \(''([^'']+)''\)')::timestamptz,
          substring(b.bound from 'TO \(''([^'']+)''\)')::timestamptz
   from pg_inherits i join pg_class c on c.oid = i.inhrelid
   cross join lateral pg_get_expr(c.relpartbound, c.oid) as b (bound)
   where i.inhparent = '@extschema@.outbox_history'::regclass and b.bound <> 'DEFAULT' order by 2;
 $$;
+comment on function outbox_internal.history_partitions() is
+  'What outbox_history_partitions() shows.';
+create function @extschema@.outbox_history_partitions(
+  out partition regclass, out starts_at timestamptz, out ends_at timestamptz
+) returns setof record language sql stable
+begin atomic
+  select p.partition, p.starts_at, p.ends_at from outbox_internal.history_partitions() p;
+end;
 comment on function @extschema@.outbox_history_partitions() is
   'The partitions of outbox_history, without the default one, and the time each is for.';
 
--- ATTACH locks the default partition against everyone and reads it; it waits for readers of the history, and settles that
--- need the default partition wait behind it. So it gives up soon and the worker tries again a minute later; three steps
--- ahead there is time for that.
-create function @extschema@.outbox_make_partitions(retention_s integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns integer language plpgsql volatile security definer
+-- ATTACH locks the default partition against everyone and reads it; it waits for readers of the history, and settles
+-- that need the default partition wait behind it. So it gives up soon and the worker tries again a minute later; three
+-- steps ahead there is time for that.
+create function outbox_internal.make_partitions(
+  retention_s integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns integer language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp set timezone = 'UTC' set lock_timeout = '200ms' as $$
 declare
-  step constant text := case when retention_s < 2 * 86400 then 'hour' when retention_s <= 60 * 86400 then 'day' else 'month' end;
+  step constant text := case
+    when retention_s < 2 * 86400 then 'hour' when retention_s <= 60 * 86400 then 'day' else 'month' end;
   width constant interval := '1 ' || step;
   at timestamptz := moment; -- all before it has its partition
   starts timestamptz;
@@ -1871,11 +2057,11 @@ begin
     return 0;
   end if;
   while at < moment + 3 * width loop
-    select p.ends_at into ends from @extschema@.outbox_history_partitions() p where at >= p.starts_at and at < p.ends_at;
+    select p.ends_at into ends from outbox_internal.history_partitions() p where at >= p.starts_at and at < p.ends_at;
     if not found then
       select greatest(date_trunc(step, at), max(p.ends_at) filter (where p.ends_at <= at)),
              least(date_trunc(step, at) + width, min(p.starts_at) filter (where p.starts_at > at))
-        into starts, ends from @extschema@.outbox_history_partitions() p;
+        into starts, ends from outbox_internal.history_partitions() p;
       -- What lies in the default partition stays there; the new one begins after it, and after what comes meanwhile.
       select max(h.published_at) into stray from @extschema@.outbox_history_default h
         where h.published_at >= starts and h.published_at < ends;
@@ -1886,8 +2072,8 @@ begin
       if starts < ends and to_regclass(format('@extschema@.%I', name)) is null then
         execute format('create table @extschema@.%I (like @extschema@.outbox_history_default including all)', name);
         execute format('alter table @extschema@.%I replica identity full', name);
-        execute format('alter table @extschema@.outbox_history attach partition @extschema@.%I for values from (%L) to (%L)',
-                       name, starts, ends);
+        execute format('alter table @extschema@.outbox_history attach partition @extschema@.%I'
+                       ' for values from (%L) to (%L)', name, starts, ends);
         made := made + 1;
       end if;
     end if;
@@ -1896,11 +2082,13 @@ begin
   return made;
 end
 $$;
-comment on function @extschema@.outbox_make_partitions(integer, timestamptz) is
-  'Makes partitions of the history ahead: one an hour, a day or a month, as retention_s (NULL = forever) asks for; returns how many. None while the history is empty.';
+comment on function outbox_internal.make_partitions(integer, timestamptz) is
+  'Makes partitions of the history ahead: one an hour, a day or a month, as retention_s (NULL = forever) asks for;'
+  ' returns how many. None while the history is empty.';
 
-create function @extschema@.outbox_summarize_history(moment timestamptz default pg_catalog.clock_timestamp(), most integer default 1000)
-returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
+create function outbox_internal.summarize_history(
+  moment timestamptz default pg_catalog.clock_timestamp(), most integer default 1000
+) returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 declare
   index record;
   before integer;
@@ -1911,11 +2099,11 @@ begin
            -- Rows come into these; those of the past were summarised when they were the present.
            p.partition is null or (p.starts_at <= moment and p.ends_at > moment - interval '1 day') as grows,
            pg_relation_size(i.indrelid) / current_setting('block_size')::bigint as blocks,
-           coalesce((select o.option_value from pg_options_to_table(c.reloptions) o where o.option_name = 'pages_per_range'), '128')::bigint
-             as pages
+           coalesce((select o.option_value from pg_options_to_table(c.reloptions) o
+                     where o.option_name = 'pages_per_range'), '128')::bigint as pages
     from pg_inherits h join pg_index i on i.indrelid = h.inhrelid join pg_class c on c.oid = i.indexrelid
     join pg_am a on a.oid = c.relam and a.amname = 'brin'
-    left join @extschema@.outbox_history_partitions() p on p.partition = h.inhrelid
+    left join outbox_internal.history_partitions() p on p.partition = h.inhrelid
     where h.inhparent = '@extschema@.outbox_history'::regclass
   loop
     begin
@@ -1923,8 +2111,8 @@ begin
         execute format('alter index %s reset (autosummarize)', index.name);
       end if;
       if index.grows or index.asks then
-        -- Rows come at the end: from there back to what is summarised. A minute of a drain takes half a second of processor time,
-        -- so there is a pause after each range, while nothing is locked.
+        -- Rows come at the end: from there back to what is summarised. A minute of a drain takes half a second of
+        -- processor time, so there is a pause after each range, while nothing is locked.
         before := summarised;
         for number in reverse (index.blocks - 1) / index.pages .. 0 loop
           exit when brin_summarize_range(index.name, number * index.pages) = 0;
@@ -1943,17 +2131,19 @@ begin
   return summarised;
 end
 $$;
-comment on function @extschema@.outbox_summarize_history(timestamptz, integer) is
-  'Summarises new ranges of the BRIN indexes of the history, and ends their requests to autovacuum; returns how many ranges. It pauses after each of the first `most` of an index.';
+comment on function outbox_internal.summarize_history(timestamptz, integer) is
+  'Summarises new ranges of the BRIN indexes of the history, and ends their requests to autovacuum; returns how many'
+  ' ranges. It pauses after each of the first `most` of an index.';
 
 -- DROP locks the whole history against everyone: it waits for its readers, and every settle waits behind it.
-create function @extschema@.outbox_drop_partitions(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
+create function outbox_internal.drop_partitions(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 declare
   old regclass;
   dropped integer := 0;
 begin
-  for old in select p.partition from @extschema@.outbox_history_partitions() p
+  for old in select p.partition from outbox_internal.history_partitions() p
              where p.ends_at <= moment - make_interval(secs => retention_s) loop
     exit when dropped = batch;
     begin
@@ -1967,11 +2157,12 @@ begin
   return dropped;
 end
 $$;
-comment on function @extschema@.outbox_drop_partitions(integer, integer, timestamptz) is
+comment on function outbox_internal.drop_partitions(integer, integer, timestamptz) is
   'Drops partitions of the history, up to batch, of which every row is older than retention_s; returns how many.';
 
-create function @extschema@.outbox_trim(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.trim_history(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
   with old as (
     delete from @extschema@.outbox_history_default h
     where h.ctid = any (array(
@@ -1980,11 +2171,13 @@ returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
     returning 1)
   select count(*) from old;
 $$;
-comment on function @extschema@.outbox_trim(integer, integer, timestamptz) is
-  'Removes up to batch rows that are older than retention_s from the default partition of the history; returns how many.';
+comment on function outbox_internal.trim_history(integer, integer, timestamptz) is
+  'Removes up to batch rows that are older than retention_s from the default partition of the history; returns how'
+  ' many.';
 
-create function @extschema@.outbox_expire_dead(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns bigint language sql volatile
+create function outbox_internal.expire_dead(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns bigint language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with expired as (
     delete from @extschema@.outbox_dead d
@@ -2001,14 +2194,17 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
     from expired e returning 1
   )
   select c.n from (select count(*) as n from written) c
-  left join lateral (select @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]) where c.n > 0) w on true; -- keys may go on
+  left join lateral ( -- keys may go on
+    select outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]) where c.n > 0) w on true;
 $$;
-comment on function @extschema@.outbox_expire_dead(integer, integer, timestamptz) is
-  'Discards up to batch dead letters that are older than retention_s: they go to the history with a reason; returns how many.';
+comment on function outbox_internal.expire_dead(integer, integer, timestamptz) is
+  'Discards up to batch dead letters that are older than retention_s: they go to the history with a reason; returns'
+  ' how many.';
 
-create function @extschema@.outbox_unended(low bigint, high bigint, out seq bigint, out destination text)
+create function outbox_internal.unended(low bigint, high bigint, out seq bigint, out destination text)
 returns setof record language sql stable
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set jit = off as $$
   -- outbox is indexed by lane (destination, partition), then seq. The destinations are found by leaps over the index; a
   -- lane by itself each, which OFFSET 0 makes sure of: in one join the whole index would be read.
   with recursive d as (
@@ -2026,14 +2222,15 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
   union all
   select x.seq, x.destination from @extschema@.outbox_dead x where x.seq between low and high;
 $$;
-comment on function @extschema@.outbox_unended(bigint, bigint) is
-  'Internal: the messages with a seq from low to high that wait or are dead. Their events must stay.';
+comment on function outbox_internal.unended(bigint, bigint) is
+  'The messages with a seq from low to high that wait or are dead. Their events must stay.';
 
-create function @extschema@.outbox_trim_events(
+create function outbox_internal.trim_events(
   after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
   out reached bigint, out removed bigint, out more boolean
 ) language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   cutoff constant timestamptz := moment - make_interval(secs => retention_s);
   seen bigint;
@@ -2049,29 +2246,30 @@ begin
   reached := coalesce(old[cardinality(old)], after);
   more := seen = batch and reached > after;
   delete from @extschema@.outbox_events e
-  where e.seq = any (old) and e.seq not in (select u.seq from @extschema@.outbox_unended(old[1], reached) u);
+  where e.seq = any (old) and e.seq not in (select u.seq from outbox_internal.unended(old[1], reached) u);
   get diagnostics removed = row_count;
 end
 $$;
-comment on function @extschema@.outbox_trim_events(bigint, integer, integer, timestamptz) is
-  'Looks at up to batch events after a seq and removes those that are older than retention_s and of which no message waits or is dead. Returns how far it got and whether more may be old beyond.';
+comment on function outbox_internal.trim_events(bigint, integer, integer, timestamptz) is
+  'Looks at up to batch events after a seq and removes those that are older than retention_s and of which no message'
+  ' waits or is dead. Returns how far it got and whether more may be old beyond.';
 
 -- ---- sql/src/40_operate.sql
 
 -- What a person does by hand: bring a message back, or give it up.
 
-create function @extschema@.outbox_claim_is_live(claim_token bigint, partition smallint, claim_until timestamptz)
+create function outbox_internal.claim_is_live(claim_token bigint, partition smallint, claim_until timestamptz)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
   select case
     when claim_token is null then false
     when claim_token < 0 then claim_until > now()
     else exists (select from @extschema@.outbox_partitions p where p.partition = $2 and p.lease_epoch = $1
-                   and (p.lease_until > now() or @extschema@.outbox_leases_last(p.lease_owner)))
+                   and (p.lease_until > now() or outbox_internal.leases_last(p.lease_owner)))
   end;
 end;
-comment on function @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz) is
-  'Internal: whether a worker holds this message for delivery right now.';
+comment on function outbox_internal.claim_is_live(bigint, smallint, timestamptz) is
+  'Whether a worker holds this message for delivery right now.';
 
 create function @extschema@.outbox_retry(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -2089,38 +2287,40 @@ begin
   update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
   where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
   if found then
-    perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-    perform @extschema@.outbox_note('retry'::text, message, 1::bigint, outbox_retry.reason);
+    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+    perform outbox_internal.note_in_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
     return true;
   end if;
   select o.partition into ready from @extschema@.outbox o
-  where o.ctid = (select @extschema@.outbox_row(outbox_retry.seq, to_destination, partitions))
-    and not @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
-    and not @extschema@.outbox_is_taken(o.destination, o.partition, o.seq);
+  where o.ctid = (select outbox_internal.find_row(outbox_retry.seq, to_destination, partitions))
+    and not outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
+    and not outbox_internal.is_taken(o.destination, o.partition, o.seq);
   if found then
-    perform @extschema@.outbox_wake(0::bigint, array[ready], array[outbox_retry.seq]);
+    perform outbox_internal.wake(0::bigint, array[ready], array[outbox_retry.seq]);
     if risen.seq is not null then
-      perform @extschema@.outbox_note('retry'::text, message, 1::bigint, outbox_retry.reason);
+      perform outbox_internal.note_in_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
     end if;
     return true;
   end if;
   if risen.seq is null then
     return false;
   end if;
-  perform @extschema@.outbox_note('retry'::text, message, 1::bigint, outbox_retry.reason);
-  if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination and w.seq = outbox_retry.seq)
-     and @extschema@.outbox_row(outbox_retry.seq, to_destination, partitions) is null then
+  perform outbox_internal.note_in_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
+  if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination
+                 and w.seq = outbox_retry.seq)
+     and outbox_internal.find_row(outbox_retry.seq, to_destination, partitions) is null then
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
-    perform @extschema@.outbox_note_shown(risen.destination, risen.partition, risen.seq);
-    perform @extschema@.outbox_wake(1::bigint, array[risen.partition], array[risen.seq]);
-    perform @extschema@.outbox_note_pending(to_destination, 1::bigint);
+    perform outbox_internal.note_shown(risen.destination, risen.partition, risen.seq);
+    perform outbox_internal.wake(1::bigint, array[risen.partition], array[risen.seq]);
+    perform outbox_internal.note_pending(to_destination, 1::bigint);
   end if;
   return true;
 end
 $$;
 comment on function @extschema@.outbox_retry(bigint, text, text) is
-  'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew, and it expires no more. False if there is none, and for one that waits behind another of its key.';
+  'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew, and it expires'
+  ' no more. False if there is none, and for one that waits behind another of its key.';
 
 create function @extschema@.outbox_discard(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -2133,17 +2333,18 @@ declare
 begin
   -- Locked first, judged by the next statement: a claim that is being made is then seen.
   perform from @extschema@.outbox o
-  where o.ctid = (select @extschema@.outbox_row(outbox_discard.seq, to_destination, partitions)) for update;
+  where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions)) for update;
   if exists (select from @extschema@.outbox o
-             where o.ctid = (select @extschema@.outbox_row(outbox_discard.seq, to_destination, partitions))
-               and (@extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
-                    or @extschema@.outbox_is_in_hand(o.destination, o.partition, o.seq))) then
+             where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions))
+               and (outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
+                    or outbox_internal.is_in_hand(o.destination, o.partition, o.seq))) then
     raise exception 'message % is on its way to the broker', outbox_discard.seq
-      using errcode = 'object_in_use', hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
+      using errcode = 'object_in_use',
+      hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
   with ready as (
     delete from @extschema@.outbox o
-    where o.ctid = (select @extschema@.outbox_row(outbox_discard.seq, to_destination, partitions))
+    where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions))
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.replayed, o.destination, o.key
   ), waiting as (
     delete from @extschema@.outbox_waiting w where w.seq = outbox_discard.seq and w.destination = to_destination
@@ -2160,22 +2361,24 @@ begin
     returning 1
   )
   select count(*), (select count(*) from ready) + (select count(*) from waiting) from written into ended, waited;
-  perform @extschema@.outbox_wake(-waited, '{}'::smallint[], '{}'::bigint[]);
-  perform @extschema@.outbox_note_pending(to_destination, -waited);
+  perform outbox_internal.wake(-waited, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.note_pending(to_destination, -waited);
   if ended > 0 then
-    perform @extschema@.outbox_note('discard'::text, jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1::bigint,
-                                    outbox_discard.reason);
+    perform outbox_internal.note_in_audit(
+      'discard'::text, jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1::bigint,
+      outbox_discard.reason);
   end if;
   return ended > 0;
 end
 $$;
 comment on function @extschema@.outbox_discard(bigint, text, text) is
-  'Gives up a dead or waiting message: it is never delivered and goes to the history with the reason. Later messages of its key go on. False if there is none.';
+  'Gives up a dead or waiting message: it is never delivered and goes to the history with the reason. Later messages'
+  ' of its key go on. False if there is none.';
 
 create function @extschema@.outbox_pause(destination text default 'default', reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  if not @extschema@.outbox_destination_exists(outbox_pause.destination) then
+  if not outbox_internal.destination_exists(outbox_pause.destination) then
     raise exception 'destination "%" does not exist', destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;
@@ -2183,13 +2386,15 @@ begin
   if not found then
     return false;
   end if;
-  perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-  perform @extschema@.outbox_note('pause'::text, jsonb_build_object('destination', destination), null::bigint, reason);
+  perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.note_in_audit(
+    'pause'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
 end
 $$;
 comment on function @extschema@.outbox_pause(text, text) is
-  'Stops delivery to a destination, within about a second, until outbox_resume(); what is with the broker then is settled. Enqueue goes on. False if it is paused already.';
+  'Stops delivery to a destination, within about a second, until outbox_resume(); what is with the broker then is'
+  ' settled. Enqueue goes on. False if it is paused already.';
 
 create function @extschema@.outbox_resume(destination text default 'default', reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -2197,7 +2402,8 @@ declare
   relay_until timestamptz;
 begin
   -- Locked first, judged by the next statement: a claim that a relay is making is then seen.
-  select p.relay_until into relay_until from @extschema@.outbox_paused p where p.destination = outbox_resume.destination for update;
+  select p.relay_until into relay_until from @extschema@.outbox_paused p
+  where p.destination = outbox_resume.destination for update;
   if not found then
     return false;
   end if;
@@ -2211,48 +2417,57 @@ begin
     end if;
   end if;
   delete from @extschema@.outbox_paused p where p.destination = outbox_resume.destination;
-  perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-  perform @extschema@.outbox_note('resume'::text, jsonb_build_object('destination', destination), null::bigint, reason);
+  perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.note_in_audit(
+    'resume'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
 end
 $$;
 comment on function @extschema@.outbox_resume(text, text) is
-  'Lets a paused destination go on. False if it is not paused. Refused while a relay of one''s own holds messages of it.';
+  'Lets a paused destination go on. False if it is not paused. Refused while a relay of one''s own holds messages of'
+  ' it.';
 
-create function @extschema@.outbox_send_workers_away()
+create function outbox_internal.send_workers_away()
 returns boolean language c volatile as 'MODULE_PATHNAME', 'outbox_send_workers_away_wrapper';
-comment on function @extschema@.outbox_send_workers_away() is
-  'Internal: lets the workers of this database settle what is in flight and end; they come back when the transaction ends. False if some are still there.';
+comment on function outbox_internal.send_workers_away() is
+  'Lets the workers of this database settle what is in flight and end; they come back when the transaction ends.'
+  ' False if some are still there.';
 
-create function @extschema@.outbox_repartition(
+create function outbox_internal.repartition(
   seq bigint, key text, partition smallint, old @extschema@.outbox_settings, new @extschema@.outbox_settings
 ) returns smallint language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
-  if old.partitioner is distinct from '' and partition <> coalesce(@extschema@.outbox_partition_by(old.partitioner, old.partitioner_owner, key, old.partition_count::integer), seq % old.partition_count) then
+  if old.partitioner is distinct from '' and partition <> coalesce(
+       outbox_internal.partition_by(old.partitioner, old.partitioner_owner, key, old.partition_count::integer),
+       seq % old.partition_count) then
     return partition % new.partition_count; -- it was given by name
   end if;
-  return coalesce(@extschema@.outbox_partition_by(new.partitioner, new.partitioner_owner, key, new.partition_count::integer), seq % new.partition_count);
+  return coalesce(
+    outbox_internal.partition_by(new.partitioner, new.partitioner_owner, key, new.partition_count::integer),
+    seq % new.partition_count);
 end
 $$;
-comment on function @extschema@.outbox_repartition(bigint, text, smallint, @extschema@.outbox_settings, @extschema@.outbox_settings) is
-  'Internal: the partition of a waiting message under other settings.';
+comment on function outbox_internal.repartition(
+  bigint, text, smallint, @extschema@.outbox_settings, @extschema@.outbox_settings) is
+  'The partition of a waiting message under other settings.';
 
-create function @extschema@.outbox_partitioner(partitioner text)
+create function outbox_internal.partitioner(partitioner text)
 returns setof pg_catalog.pg_proc language sql stable set search_path = pg_catalog, pg_temp as $$
   -- From the catalogs: the worker role need not have USAGE on the schema.
   select p.* from pg_proc p join pg_namespace n on n.oid = p.pronamespace
   where array[n.nspname, p.proname]::text[] = parse_ident(partitioner)
     and p.pronargs = 2 and p.proargtypes[0] = 'text'::regtype and p.proargtypes[1] = 'integer'::regtype;
 $$;
-comment on function @extschema@.outbox_partitioner(text) is
-  'Internal: the function (text, integer) of this name with its schema.';
+comment on function outbox_internal.partitioner(text) is
+  'The function (text, integer) of this name with its schema.';
 
-create function @extschema@.outbox_check_partitioner(partitioner text, partition_count integer, named_by oid, out name text, out owner text)
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.check_partitioner(
+  partitioner text, partition_count integer, named_by oid, out name text, out owner text
+) language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   found pg_proc;
 begin
-  select * into found from @extschema@.outbox_partitioner(partitioner);
+  select * into found from outbox_internal.partitioner(partitioner);
   if found.oid is null or found.prokind <> 'f' or found.prorettype <> 'integer'::regtype or found.proretset then
     raise exception 'there is no function %(key text, partition_count integer) returns integer', partitioner
       using errcode = 'undefined_function', hint = 'Name it with its schema, for example ''shop.by_tenant''.';
@@ -2268,27 +2483,34 @@ begin
   if exists (select from pg_roles r where r.oid = found.proowner and r.rolsuper) then
     raise exception 'function % belongs to a superuser', name
       using errcode = 'insufficient_privilege',
-            hint = format('It runs as its owner: ALTER FUNCTION %s(text, integer) OWNER TO a role that may do no more than it needs.', name);
+            hint = format('It runs as its owner: ALTER FUNCTION %s(text, integer) OWNER TO a role that may do no more'
+                          ' than it needs.', name);
   end if;
   if not pg_has_role(named_by, found.proowner, 'usage') then
-    raise exception '% may not act as %, who owns function %', quote_ident(pg_get_userbyid(named_by)), quote_ident(owner), name
+    raise exception '% may not act as %, who owns function %', quote_ident(pg_get_userbyid(named_by)),
+      quote_ident(owner), name
       using errcode = 'insufficient_privilege',
-            hint = format('It runs as its owner: GRANT %I TO %I, or name a function of your own.', owner, pg_get_userbyid(named_by));
+            hint = format('It runs as its owner: GRANT %I TO %I, or name a function of your own.', owner,
+                          pg_get_userbyid(named_by));
   end if;
-  perform @extschema@.outbox_partition_by(name, owner, k, partition_count) from unnest('{a,order:42,"",~}'::text[]) k;
+  perform outbox_internal.partition_by(name, owner, k, partition_count) from unnest('{a,order:42,"",~}'::text[]) k;
 end
 $$;
-comment on function @extschema@.outbox_check_partitioner(text, integer, oid) is
-  'Internal: refuses what cannot give the partition of a key, or may not be named by this role; returns the name of the function with its schema, and its owner.';
+comment on function outbox_internal.check_partitioner(text, integer, oid) is
+  'Refuses what cannot give the partition of a key, or may not be named by this role; returns the name of the'
+  ' function with its schema, and its owner.';
 
 create function @extschema@.outbox_configure(
   partition_count integer default null, leasing boolean default null, partitioner text default null
 )
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_configure_wrapper';
 comment on function @extschema@.outbox_configure(integer, boolean, text) is
-  'Changes how messages are shared among workers: the number of partitions, whether workers lease them (order per key) or claim rows (no order), and the function that gives the partition of a key (empty = CRC-32), which belongs to the caller or a role whose rights the caller has. NULL = as it is. Waits for open transactions that have enqueued; moves what waits. Nothing is lost, sent twice or reordered.';
+  'Changes how messages are shared among workers: the number of partitions, whether workers lease them (order per'
+  ' key) or claim rows (no order), and the function that gives the partition of a key (empty = CRC-32), which belongs'
+  ' to the caller or a role whose rights the caller has. NULL = as it is. Waits for open transactions that have'
+  ' enqueued; moves what waits. Nothing is lost, sent twice or reordered.';
 
-create function @extschema@.outbox_configure_for(named_by oid, partition_count integer, leasing boolean, partitioner text)
+create function outbox_internal.configure_for(named_by oid, partition_count integer, leasing boolean, partitioner text)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
@@ -2312,7 +2534,7 @@ begin
     new.partitioner_owner := null;
   elsif partitioner is not null then
     select c.name, c.owner into new.partitioner, new.partitioner_owner
-    from @extschema@.outbox_check_partitioner(partitioner, new.partition_count::integer, named_by) c;
+    from outbox_internal.check_partitioner(partitioner, new.partition_count::integer, named_by) c;
   end if;
   if (new.partition_count, new.leasing) = (old.partition_count, old.leasing)
      and (new.partitioner, new.partitioner_owner) is not distinct from (old.partitioner, old.partitioner_owner) then
@@ -2320,17 +2542,18 @@ begin
   end if;
   -- One that cannot be asked any more does not say what was given a partition by name: all keys are placed again.
   if old.partitioner is not null and not exists (
-       select from @extschema@.outbox_partitioner(old.partitioner) p join pg_roles r on r.oid = p.proowner
+       select from outbox_internal.partitioner(old.partitioner) p join pg_roles r on r.oid = p.proowner
        where r.rolname = old.partitioner_owner and not r.rolsuper) then
     old.partitioner := '';
   end if;
-  if not @extschema@.outbox_send_workers_away() then
+  if not outbox_internal.send_workers_away() then
     raise exception 'the workers of this database did not end in time'
       using errcode = 'object_in_use', hint = 'Try again; see outbox_worker_status.';
   end if;
   lock table @extschema@.outbox_partitions, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_dead
     in access exclusive mode;
-  -- Emptied, not updated: a transaction with an older snapshot then finds no row, and fails instead of using the old count.
+  -- Emptied, not updated: a transaction with an older snapshot then finds no row, and fails instead of using the old
+  -- count.
   truncate @extschema@.outbox_settings;
   insert into @extschema@.outbox_settings (partition_count, leasing, partitioner, partitioner_owner)
   values (new.partition_count, new.leasing, new.partitioner, new.partitioner_owner);
@@ -2339,32 +2562,33 @@ begin
   set lease_owner = null, lease_until = null, lease_epoch = p.lease_epoch + 1, updated_at = clock_timestamp();
   delete from @extschema@.outbox_partitions p where p.partition >= new.partition_count;
   update @extschema@.outbox o
-  set partition = @extschema@.outbox_repartition(o.seq, o.key, o.partition, old, new),
+  set partition = outbox_internal.repartition(o.seq, o.key, o.partition, old, new),
       claim_token = null, claim_until = null;
-  perform from @extschema@.outbox o where @extschema@.outbox_note_shown(o.destination, o.partition, o.seq);
+  perform from @extschema@.outbox o where outbox_internal.note_shown(o.destination, o.partition, o.seq);
   update @extschema@.outbox_waiting w
-  set partition = @extschema@.outbox_repartition(w.seq, w.key, w.partition, old, new);
+  set partition = outbox_internal.repartition(w.seq, w.key, w.partition, old, new);
   update @extschema@.outbox_dead d
-  set partition = @extschema@.outbox_repartition(d.seq, d.key, d.partition, old, new);
-  perform @extschema@.outbox_note('configure'::text, jsonb_build_object(
+  set partition = outbox_internal.repartition(d.seq, d.key, d.partition, old, new);
+  perform outbox_internal.note_in_audit('configure'::text, jsonb_build_object(
     'partition_count', new.partition_count, 'leasing', new.leasing, 'partitioner', new.partitioner,
     'partition_count_before', old.partition_count, 'leasing_before', old.leasing, 'partitioner_before', before),
     null::bigint, null::text);
 end
 $$;
-comment on function @extschema@.outbox_configure_for(oid, integer, boolean, text) is
-  'Internal: what outbox_configure() does, as the owner of the tables, for the role that called it.';
+comment on function outbox_internal.configure_for(oid, integer, boolean, text) is
+  'What outbox_configure() does, as the owner of the tables, for the role that called it.';
 
 -- ---- sql/src/42_manual.sql
 
--- Work by hand on many messages at once, and the audit: who brought back, gave up, replayed, erased, paused or configured what.
--- The row of the audit belongs to the transaction that did the work: a rollback undoes both.
+-- Work by hand on many messages at once, and the audit: who brought back, gave up, replayed, erased, paused or
+-- configured what. The row of the audit belongs to the transaction that did the work: a rollback undoes both.
 
 create table @extschema@.outbox_audit (
   at               timestamptz not null default pg_catalog.clock_timestamp(),
   actor            text        not null, -- session_user: who logged in
   acted_as         text        not null, -- the role of SET ROLE, else the same
-  action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget', 'adopt', 'source', 'pause', 'resume')),
+  action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget',
+                                                          'adopt', 'source', 'pause', 'resume')),
   filter           jsonb       not null,
   count            bigint,
   reason           text,
@@ -2374,30 +2598,32 @@ create table @extschema@.outbox_audit (
 create index on @extschema@.outbox_audit (at);
 alter table @extschema@.outbox_audit replica identity full; -- see outbox_history_default
 comment on table @extschema@.outbox_audit is
-  'What was done by hand: who, when, what, to how many messages, and why. Written by the functions alone; kept for outbox.audit_retention.';
+  'What was done by hand: who, when, what, to how many messages, and why. Written by the functions alone; kept for'
+  ' outbox.audit_retention.';
 comment on column @extschema@.outbox_audit.filter is
   'What the call asked for. Of a purge the CRC-32 of the key, not the key.';
 comment on column @extschema@.outbox_audit.count is
   'How many messages were changed; NULL for what changes no message: configure, adopt, source, pause and resume.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_audit', '');
 
-create function @extschema@.outbox_note(action text, filter jsonb, count bigint, reason text)
+create function outbox_internal.note_in_audit(action text, filter jsonb, count bigint, reason text)
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
   -- current_user is the owner of the function here; the setting role still says what the caller had set.
   insert into @extschema@.outbox_audit (actor, acted_as, action, filter, count, reason, application_name, client_addr)
-  values (session_user, coalesce(nullif(current_setting('role'), 'none'), session_user), $1, jsonb_strip_nulls($2), $3, $4,
-          current_setting('application_name'), inet_client_addr());
+  values (session_user, coalesce(nullif(current_setting('role'), 'none'), session_user), $1, jsonb_strip_nulls($2), $3,
+          $4, current_setting('application_name'), inet_client_addr());
 $$;
-comment on function @extschema@.outbox_note(text, jsonb, bigint, text) is
-  'Internal: writes a row of the audit.';
+comment on function outbox_internal.note_in_audit(text, jsonb, bigint, text) is
+  'Writes a row of the audit.';
 
-create function @extschema@.outbox_criteria(filter jsonb, max_rows integer)
+create function outbox_internal.criteria(filter jsonb, max_rows integer)
 returns jsonb language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
 begin
   filter := jsonb_strip_nulls(filter);
   if filter = '{}' then
     raise exception 'no criterion is given: this would be every message'
-      using errcode = 'invalid_parameter_value', hint = 'Name what you mean; if it is all of them, say so by seq_from => 1.';
+      using errcode = 'invalid_parameter_value',
+      hint = 'Name what you mean; if it is all of them, say so by seq_from => 1.';
   end if;
   if max_rows < 1 then
     raise exception 'max_rows is %', max_rows
@@ -2406,10 +2632,10 @@ begin
   return filter;
 end
 $$;
-comment on function @extschema@.outbox_criteria(jsonb, integer) is
-  'Internal: the criteria that were given; refuses none at all.';
+comment on function outbox_internal.criteria(jsonb, integer) is
+  'The criteria that were given; refuses none at all.';
 
-create function @extschema@.outbox_dead_matching(filter jsonb, max_rows integer, out row_tid tid)
+create function outbox_internal.dead_matching(filter jsonb, max_rows integer, out row_tid tid)
 returns setof tid language plpgsql stable rows 100
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set enable_bitmapscan = off set enable_sort = off set jit = off as $$
@@ -2428,15 +2654,15 @@ declare
   chosen bigint[];
 begin
   if num_nonnulls(f_type, f_aggregate_type, f_aggregate_id) > 0 and exists (select from @extschema@.outbox_source) then
-    chosen := @extschema@.outbox_source_matching(array(
+    chosen := outbox_internal.source_matching(array(
       select distinct d.seq from @extschema@.outbox_dead d
       where d.seq between f_from and f_to
         and (f_destination is null or d.destination = f_destination)
         and (f_key is null or d.key = f_key)
         and (f_error_like is null or d.reason like f_error_like)
         and (f_after is null or d.died_at >= f_after)
-        and (f_before is null or d.died_at < f_before) and d.attempts < f_attempts), f_type, f_aggregate_type, f_aggregate_id,
-      null::timestamptz, null::timestamptz);
+        and (f_before is null or d.died_at < f_before) and d.attempts < f_attempts),
+      f_type, f_aggregate_type, f_aggregate_id, null::timestamptz, null::timestamptz);
     return query
     select d.ctid from @extschema@.outbox_dead d
     where d.seq = any (chosen)
@@ -2462,23 +2688,25 @@ begin
   order by d.seq limit max_rows;
 end
 $$;
-comment on function @extschema@.outbox_dead_matching(jsonb, integer) is
-  'Internal: where the dead letters lie that meet all criteria, the first max_rows by seq.';
+comment on function outbox_internal.dead_matching(jsonb, integer) is
+  'Where the dead letters lie that meet all criteria, the first max_rows by seq.';
 
 create function @extschema@.outbox_retry_where(
-  destination text default null, type text default null, aggregate_type text default null, aggregate_id text default null,
-  key text default null, error_like text default null, died_after timestamptz default null,
-  died_before timestamptz default null, seq_from bigint default null, seq_to bigint default null,
-  max_rows integer default 10000, reason text default null, dry_run boolean default true, attempts_below integer default null
+  destination text default null, type text default null, aggregate_type text default null,
+  aggregate_id text default null, key text default null, error_like text default null,
+  died_after timestamptz default null, died_before timestamptz default null, seq_from bigint default null,
+  seq_to bigint default null, max_rows integer default 10000, reason text default null, dry_run boolean default true,
+  attempts_below integer default null
 ) returns bigint language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set jit = off as $$
 #variable_conflict use_column
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
-  filter constant jsonb := @extschema@.outbox_criteria(
-    jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id,
-      'key', key, 'error_like', error_like, 'died_after', died_after, 'died_before', died_before, 'seq_from', seq_from,
-      'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
+  filter constant jsonb := outbox_internal.criteria(
+    jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type,
+      'aggregate_id', aggregate_id, 'key', key, 'error_like', error_like, 'died_after', died_after,
+      'died_before', died_before, 'seq_from', seq_from, 'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
   retried bigint;
   ready smallint[];
   lows bigint[];
@@ -2486,10 +2714,10 @@ declare
   told bigint;
 begin
   if coalesce(dry_run, true) then
-    return (select count(*) from @extschema@.outbox_dead_matching(filter, max_rows));
+    return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
   end if;
   with risen as ( -- an older snapshot than outbox_configure() fails here: that has moved each dead letter
-    delete from @extschema@.outbox_dead d using @extschema@.outbox_dead_matching(filter, max_rows) m
+    delete from @extschema@.outbox_dead d using outbox_internal.dead_matching(filter, max_rows) m
     where d.ctid = m.row_tid returning d.*
   ), hurried as (
     -- It may wait again already: it was enqueued anew while it was dead.
@@ -2499,7 +2727,8 @@ begin
     insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error)
     select r.destination, r.partition, r.seq, r.key, r.replayed, r.enqueued_at, r.reason from risen r
     where (select true from @extschema@.outbox_waiting w where w.seq = r.seq and w.destination = r.destination) is null
-      -- A lane by itself each, which OFFSET 0 makes sure of: else a planner without statistics reads the whole destination.
+      -- A lane by itself each, which OFFSET 0 makes sure of: else a planner without statistics reads the whole
+      -- destination.
       and (select true from unnest(partitions) p (n)
            cross join lateral (select from @extschema@.outbox x
                                where x.destination = r.destination and x.partition = p.n and x.seq = r.seq offset 0) x
@@ -2508,43 +2737,48 @@ begin
     returning o.destination, o.partition, o.seq
   ), lanes as (
     select b.partition, min(b.seq) as low, count(*) as n from back b
-    where @extschema@.outbox_note_shown(b.destination, b.partition, b.seq) group by 1
+    where outbox_internal.note_shown(b.destination, b.partition, b.seq) group by 1
   ), noted as (
-    select @extschema@.outbox_note_pending(b.destination, count(*)) as done from back b group by b.destination
+    select outbox_internal.note_pending(b.destination, count(*)) as done from back b group by b.destination
   )
   select (select count(*) from risen), array_agg(l.partition), array_agg(l.low), coalesce(sum(l.n), 0),
          (select count(n.done) from noted n)
     into retried, ready, lows, came, told from lanes l;
   if retried > 0 then
-    perform @extschema@.outbox_wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
-    perform @extschema@.outbox_note('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried, outbox_retry_where.reason);
+    perform outbox_internal.wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
+    perform outbox_internal.note_in_audit('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried,
+                                          outbox_retry_where.reason);
   end if;
   return retried;
 end
 $$;
-comment on function @extschema@.outbox_retry_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
-  'Brings back the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only, unless dry_run is false.';
+comment on function @extschema@.outbox_retry_where(
+  text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
+  'Brings back the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them'
+  ' only, unless dry_run is false.';
 
 create function @extschema@.outbox_discard_where(
-  destination text default null, type text default null, aggregate_type text default null, aggregate_id text default null,
-  key text default null, error_like text default null, died_after timestamptz default null,
-  died_before timestamptz default null, seq_from bigint default null, seq_to bigint default null,
-  max_rows integer default 10000, reason text default null, dry_run boolean default true, attempts_below integer default null
+  destination text default null, type text default null, aggregate_type text default null,
+  aggregate_id text default null, key text default null, error_like text default null,
+  died_after timestamptz default null, died_before timestamptz default null, seq_from bigint default null,
+  seq_to bigint default null, max_rows integer default 10000, reason text default null, dry_run boolean default true,
+  attempts_below integer default null
 ) returns bigint language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set jit = off as $$
 #variable_conflict use_column
 declare
-  filter constant jsonb := @extschema@.outbox_criteria(
-    jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id,
-      'key', key, 'error_like', error_like, 'died_after', died_after, 'died_before', died_before, 'seq_from', seq_from,
-      'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
+  filter constant jsonb := outbox_internal.criteria(
+    jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type,
+      'aggregate_id', aggregate_id, 'key', key, 'error_like', error_like, 'died_after', died_after,
+      'died_before', died_before, 'seq_from', seq_from, 'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
   discarded bigint;
 begin
   if coalesce(dry_run, true) then
-    return (select count(*) from @extschema@.outbox_dead_matching(filter, max_rows));
+    return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
   end if;
   with ended as (
-    delete from @extschema@.outbox_dead d using @extschema@.outbox_dead_matching(filter, max_rows) m
+    delete from @extschema@.outbox_dead d using outbox_internal.dead_matching(filter, max_rows) m
     where d.ctid = m.row_tid returning d.*
   ), written as (
     insert into @extschema@.outbox_history
@@ -2555,17 +2789,21 @@ begin
   )
   select count(*) into discarded from written;
   if discarded > 0 then
-    perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may go on
-    perform @extschema@.outbox_note('discard'::text, filter || jsonb_build_object('max_rows', max_rows), discarded, outbox_discard_where.reason);
+    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may go on
+    perform outbox_internal.note_in_audit('discard'::text, filter || jsonb_build_object('max_rows', max_rows),
+                                          discarded, outbox_discard_where.reason);
   end if;
   return discarded;
 end
 $$;
-comment on function @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
-  'Gives up the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only, unless dry_run is false.';
+comment on function @extschema@.outbox_discard_where(
+  text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
+  'Gives up the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only,'
+  ' unless dry_run is false.';
 
-create function @extschema@.outbox_trim_audit(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns bigint language sql volatile
+create function outbox_internal.trim_audit(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns bigint language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with old as (
     delete from @extschema@.outbox_audit a
@@ -2575,44 +2813,46 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
     returning 1)
   select count(*) from old;
 $$;
-comment on function @extschema@.outbox_trim_audit(integer, integer, timestamptz) is
+comment on function outbox_internal.trim_audit(integer, integer, timestamptz) is
   'Removes up to batch rows of the audit that are older than retention_s; returns how many.';
 
 -- ---- sql/src/43_replay.sql
 
--- Replay: what has ended is sent again, from outbox_events or the source that is set, with the same seq and id, and says so in
--- a header.
--- A replayed message is a row of outbox like any other, so all rules of the delivery hold for it. It is enqueued by one call
--- in pieces of a bounded size, in order of seq, and locks nothing that a producer waits for.
+-- Replay: what has ended is sent again, from outbox_events or the source that is set, with the same seq and id, and
+-- says so in a header.
+-- A replayed message is a row of outbox like any other, so all rules of the delivery hold for it. It is enqueued by one
+-- call in pieces of a bounded size, in order of seq, and locks nothing that a producer waits for.
 
-create function @extschema@.outbox_replayable(
+create function outbox_internal.replayable(
   seqs bigint[], key text, source_destination text, to_destination text,
   out seq bigint, out destination text, out key_of text
 ) returns setof record language plpgsql stable rows 1000
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off
+as $$
 #variable_conflict use_column
 begin
   -- By the range, which the BRIN of each partition finds; then by the seqs themselves.
   return query
   select ended.* from (
-    select distinct on (h.seq, 2) h.seq, coalesce(outbox_replayable.to_destination, h.destination), h.key
+    select distinct on (h.seq, 2) h.seq, coalesce(replayable.to_destination, h.destination), h.key
     from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
     where h.seq between seqs[1] and seqs[cardinality(seqs)]
       -- What ended before there was this source had another event.
       and h.published_at >= coalesce((select s.since from @extschema@.outbox_source s), '-infinity')
-      and (outbox_replayable.source_destination is null or (h.destination = outbox_replayable.source_destination and not h.discarded))
-      and (outbox_replayable.key is null or h.key = outbox_replayable.key)
+      and (replayable.source_destination is null or (h.destination = replayable.source_destination and not h.discarded))
+      and (replayable.key is null or h.key = replayable.key)
     order by h.seq, 2, h.published_at desc
   ) as ended (seq, destination, key)
   -- As a set: a function of the row would be asked of each row in the range.
-  where ended.destination in (select d.destination from @extschema@.outbox_destinations() d)
-    and not exists (select from @extschema@.outbox_unended(seqs[1], seqs[cardinality(seqs)]) u
+  where ended.destination in (select d.destination from outbox_internal.destinations() d)
+    and not exists (select from outbox_internal.unended(seqs[1], seqs[cardinality(seqs)]) u
                     where u.seq = ended.seq and u.destination = ended.destination)
   order by 1, 2;
 end
 $$;
-comment on function @extschema@.outbox_replayable(bigint[], text, text, text) is
-  'Internal: which of these events (in order) can be sent again, where to, and under what key: those that ended and do not wait there.';
+comment on function outbox_internal.replayable(bigint[], text, text, text) is
+  'Which of these events (in order) can be sent again, where to, and under what key: those that ended and do not wait'
+  ' there.';
 
 create function @extschema@.outbox_replay(
   seq_from bigint default null, seq_to bigint default null, created_from timestamptz default null,
@@ -2620,7 +2860,8 @@ create function @extschema@.outbox_replay(
   aggregate_id text default null, key text default null, source_destination text default null,
   destination text default null, max_rows integer default 10000, reason text default null, dry_run boolean default true
 ) returns bigint language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off
+as $$
 #variable_conflict use_column
 declare
   piece constant integer := 10000;
@@ -2630,7 +2871,7 @@ declare
   source constant text := (select s.relation from @extschema@.outbox_source s);
   asks_events constant boolean := num_nonnulls(
     created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) > 0;
-  filter constant jsonb := @extschema@.outbox_criteria(
+  filter constant jsonb := outbox_internal.criteria(
     jsonb_build_object('seq_from', seq_from, 'seq_to', seq_to, 'created_from', created_from, 'created_to', created_to,
       'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id, 'key', key,
       'source_destination', source_destination), max_rows);
@@ -2646,7 +2887,7 @@ declare
   seqs bigint[];
   is_last boolean;
 begin
-  if outbox_replay.destination is not null and not @extschema@.outbox_destination_exists(outbox_replay.destination) then
+  if outbox_replay.destination is not null and not outbox_internal.destination_exists(outbox_replay.destination) then
     raise exception 'destination "%" does not exist', outbox_replay.destination
       using errcode = 'undefined_object', hint = 'Leave the destination out: then each message goes where it went.';
   end if;
@@ -2674,62 +2915,68 @@ begin
     reached := seqs[cardinality(seqs)];
     is_last := cardinality(seqs) < piece;
     if source is not null and asks_events then
-      seqs := array(select m.seq from unnest(@extschema@.outbox_source_matching(seqs, outbox_replay.type, outbox_replay.aggregate_type,
+      seqs := array(select m.seq
+                    from unnest(outbox_internal.source_matching(seqs, outbox_replay.type, outbox_replay.aggregate_type,
                       outbox_replay.aggregate_id, created_from, created_to)) m (seq) order by 1);
     end if;
     if coalesce(dry_run, true) then
       select replayed + count(*) into replayed
-      from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination);
+      from outbox_internal.replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination);
     else
       with picked as materialized (
         select * from (
-          -- Locked against outbox_trim_events(), which does not see the messages of this transaction.
+          -- Locked against trim_events(), which does not see the messages of this transaction.
           select r.seq, r.destination, r.key_of
-          from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
+          from outbox_internal.replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
           join @extschema@.outbox_events e on e.seq = r.seq
           where source is null
           order by r.seq, r.destination limit wanted - replayed for key share of e) built_in
         union all
         select * from (
           select r.seq, r.destination, r.key_of
-          from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
+          from outbox_internal.replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
           where source is not null
           order by r.seq, r.destination limit wanted - replayed) own
       ), back as (
         insert into @extschema@.outbox as o (destination, partition, seq, key, replayed)
-        select p.destination, coalesce(@extschema@.outbox_partition_by(partitioner, owner, p.key_of, partition_count::integer), p.seq % partition_count)::smallint, p.seq, p.key_of, true
+        select p.destination,
+               coalesce(outbox_internal.partition_by(partitioner, owner, p.key_of, partition_count::integer),
+                        p.seq % partition_count)::smallint, p.seq, p.key_of, true
         from picked p
         on conflict do nothing
         returning o.destination, o.partition, o.seq
       ), lanes as (
         select b.partition, min(b.seq) as low, count(*) as n from back b
-        where @extschema@.outbox_note_shown(b.destination, b.partition, b.seq) group by 1
+        where outbox_internal.note_shown(b.destination, b.partition, b.seq) group by 1
       ), noted as (
-        select @extschema@.outbox_note_pending(b.destination, count(*)) as done from back b group by b.destination
+        select outbox_internal.note_pending(b.destination, count(*)) as done from back b group by b.destination
       )
       select coalesce(sum(l.n), 0), coalesce(array_agg(l.partition), '{}'), coalesce(array_agg(l.low), '{}'),
              (select count(n.done) from noted n)
         into came, ready, lows, told from lanes l;
-      perform @extschema@.outbox_wake(came, ready, lows);
+      perform outbox_internal.wake(came, ready, lows);
       replayed := replayed + came;
     end if;
     exit when is_last or replayed >= wanted;
   end loop;
   replayed := least(replayed, wanted);
   if replayed > 0 and not coalesce(dry_run, true) then
-    perform @extschema@.outbox_note('replay'::text,
-      filter || jsonb_build_object('destination', outbox_replay.destination, 'max_rows', max_rows), replayed, outbox_replay.reason);
+    perform outbox_internal.note_in_audit('replay'::text,
+      filter || jsonb_build_object('destination', outbox_replay.destination, 'max_rows', max_rows), replayed,
+      outbox_replay.reason);
   end if;
   return replayed;
 end
 $$;
-comment on function @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean) is
-  'Sends events again that were published or discarded and meet all criteria, the first max_rows messages by seq; returns how many. They keep seq and id, and carry the header replayed. Counts them only, unless dry_run is false.';
+comment on function @extschema@.outbox_replay(
+  bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean) is
+  'Sends events again that were published or discarded and meet all criteria, the first max_rows messages by seq;'
+  ' returns how many. They keep seq and id, and carry the header replayed. Counts them only, unless dry_run is false.';
 
 -- ---- sql/src/44_inbox.sql
 
--- For consumers: which messages have been received already. Needs no worker and no preloaded library, so it serves a database
--- that only consumes as well. The one index answers alone; that of the time is for the upkeep.
+-- For consumers: which messages have been received already. Needs no worker and no preloaded library, so it serves a
+-- database that only consumes as well. The one index answers alone; that of the time is for the upkeep.
 
 create table @extschema@.outbox_inbox (
   consumer    text collate "C" not null,
@@ -2752,7 +2999,8 @@ begin
   end if;
   if greatest(octet_length(outbox_inbox_receive.consumer), octet_length(outbox_inbox_receive.message_id)) > 255 then
     raise exception 'consumer or message_id is longer than 255 bytes'
-      using errcode = 'program_limit_exceeded', hint = 'A message_id of AMQP never is; shorten the name of the consumer.';
+      using errcode = 'program_limit_exceeded',
+      hint = 'A message_id of AMQP never is; shorten the name of the consumer.';
   end if;
   -- Where another transaction is receiving the same, this waits for its end: false if it commits, true if it does not.
   insert into @extschema@.outbox_inbox (consumer, message_id)
@@ -2761,7 +3009,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_inbox_receive(text, text) is
-  'True if this consumer receives this message for the first time, false if it has received it before. Part of the caller''s transaction: a rollback forgets it.';
+  'True if this consumer receives this message for the first time, false if it has received it before. Part of the'
+  ' caller''s transaction: a rollback forgets it.';
 
 create function @extschema@.outbox_inbox_forget(consumer text, message_id text default null)
 returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -2774,17 +3023,20 @@ begin
     and (outbox_inbox_forget.message_id is null or i.message_id = outbox_inbox_forget.message_id);
   get diagnostics forgotten = row_count;
   if forgotten > 0 then
-    perform @extschema@.outbox_note('forget'::text,
-      jsonb_build_object('consumer', outbox_inbox_forget.consumer, 'message_id', outbox_inbox_forget.message_id), forgotten, null::text);
+    perform outbox_internal.note_in_audit('forget'::text,
+      jsonb_build_object('consumer', outbox_inbox_forget.consumer, 'message_id', outbox_inbox_forget.message_id),
+      forgotten, null::text);
   end if;
   return forgotten;
 end
 $$;
 comment on function @extschema@.outbox_inbox_forget(text, text) is
-  'Lets a consumer receive a message (NULL = all) as for the first time, for example before a replay; returns how many were forgotten.';
+  'Lets a consumer receive a message (NULL = all) as for the first time, for example before a replay; returns how'
+  ' many were forgotten.';
 
-create function @extschema@.outbox_trim_inbox(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns bigint language sql volatile
+create function outbox_internal.trim_inbox(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns bigint language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with old as (
     delete from @extschema@.outbox_inbox i
@@ -2794,6 +3046,12 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
     returning 1)
   select count(*) from old;
 $$;
+comment on function outbox_internal.trim_inbox(integer, integer, timestamptz) is
+  'What outbox_trim_inbox() does.';
+-- Where no worker runs its owner calls it, or a superuser.
+create function @extschema@.outbox_trim_inbox(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns bigint language sql volatile return outbox_internal.trim_inbox(retention_s, batch, moment);
 comment on function @extschema@.outbox_trim_inbox(integer, integer, timestamptz) is
   'Forgets up to batch received messages that are older than retention_s; returns how many.';
 
@@ -2803,7 +3061,7 @@ comment on function @extschema@.outbox_trim_inbox(integer, integer, timestamptz)
 -- Lock order: events first, while nothing else is held, for it may wait for those who enqueue them anew. Then the
 -- messages, never waiting: a worker that waits for us while we wait for it would stand still.
 
-create function @extschema@.outbox_seqs_of(aggregate_type text, aggregate_id text)
+create function outbox_internal.seqs_of(aggregate_type text, aggregate_id text)
 returns setof bigint language sql stable set search_path = pg_catalog, pg_temp as $$
   select e.seq from @extschema@.outbox_events e
   where e.aggregate_id = $2 and e.aggregate_type is not distinct from $1
@@ -2820,8 +3078,8 @@ returns setof bigint language sql stable set search_path = pg_catalog, pg_temp a
     and ((select true from @extschema@.outbox_events e where e.seq = m.seq) is null
          or exists (select from @extschema@.outbox_source));
 $$;
-comment on function @extschema@.outbox_seqs_of(text, text) is
-  'Internal: the seqs of an aggregate, by its events, and by the key of messages whose event is gone.';
+comment on function outbox_internal.seqs_of(text, text) is
+  'The seqs of an aggregate, by its events, and by the key of messages whose event is gone.';
 
 create function @extschema@.outbox_purge(
   aggregate_type text, aggregate_id text, reason text default null, dry_run boolean default true
@@ -2832,7 +3090,7 @@ declare
   kind constant text := outbox_purge.aggregate_type;
   who constant text := outbox_purge.aggregate_id;
   whole constant text := coalesce(kind || ':', '') || who;
-  crc constant bigint := @extschema@.outbox_crc32(whole);
+  crc constant bigint := outbox_internal.crc32(whole);
   n bigint[];
   in_flight bigint;
 begin
@@ -2847,14 +3105,15 @@ begin
   end if;
   if coalesce(dry_run, true) then
     return query
-    with seqs as materialized (select s.seq from @extschema@.outbox_seqs_of(kind, who) s (seq))
+    with seqs as materialized (select s.seq from outbox_internal.seqs_of(kind, who) s (seq))
     select 'outbox_events', count(*) from @extschema@.outbox_events e
       where e.aggregate_id = who and e.aggregate_type is not distinct from kind
     union all select 'outbox', count(*) from @extschema@.outbox o join seqs on seqs.seq = o.seq
     union all select 'outbox_waiting', count(*) from @extschema@.outbox_waiting w join seqs on seqs.seq = w.seq
     union all select 'outbox_dead', count(*) from @extschema@.outbox_dead d join seqs on seqs.seq = d.seq
     union all select 'outbox_history', count(*) from @extschema@.outbox_history h join seqs on seqs.seq = h.seq
-    union all select 'outbox_attempts_log', count(*) from @extschema@.outbox_attempts_log l join seqs on seqs.seq = l.seq
+    union all select 'outbox_attempts_log', count(*) from @extschema@.outbox_attempts_log l
+      join seqs on seqs.seq = l.seq
     union all select 'outbox_audit', count(*) from @extschema@.outbox_audit a
       where (a.filter->>'aggregate_id' = who and coalesce(a.filter->>'aggregate_type', kind) is not distinct from kind)
        or a.filter->>'key' = whole;
@@ -2865,28 +3124,31 @@ begin
     order by e.seq for update) locked;
   begin
     -- In the order in which a message may move from one to the next.
-    perform count(*) from (select from @extschema@.outbox_dead d join @extschema@.outbox_seqs_of(kind, who) s (seq) on s.seq = d.seq
+    perform count(*) from (select from @extschema@.outbox_dead d
+                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = d.seq
                            for update of d nowait) locked;
-    perform count(*) from (select from @extschema@.outbox_waiting w join @extschema@.outbox_seqs_of(kind, who) s (seq) on s.seq = w.seq
+    perform count(*) from (select from @extschema@.outbox_waiting w
+                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = w.seq
                            for update of w nowait) locked;
-    perform count(*) from (select from @extschema@.outbox o join @extschema@.outbox_seqs_of(kind, who) s (seq) on s.seq = o.seq
+    perform count(*) from (select from @extschema@.outbox o
+                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = o.seq
                            for update of o nowait) locked;
   exception when lock_not_available then
     raise exception 'a message of this aggregate is being changed by somebody else'
       using errcode = 'object_in_use', hint = 'Try again in a moment.';
   end;
-  with seqs as materialized (select s.seq from @extschema@.outbox_seqs_of(kind, who) s (seq)),
+  with seqs as materialized (select s.seq from outbox_internal.seqs_of(kind, who) s (seq)),
   events as (
     delete from @extschema@.outbox_events e
     where e.aggregate_id = who and e.aggregate_type is not distinct from kind returning 1
   ), ready as (
     delete from @extschema@.outbox o using seqs where o.seq = seqs.seq
-    returning o.seq, o.destination, @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
-      or @extschema@.outbox_is_in_hand(o.destination, o.partition, o.seq) as is_live
+    returning o.seq, o.destination, outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
+      or outbox_internal.is_in_hand(o.destination, o.partition, o.seq) as is_live
   ), waiting as (
     delete from @extschema@.outbox_waiting w using seqs where w.seq = seqs.seq returning w.destination
   ), noted as (
-    select @extschema@.outbox_note_pending(g.destination, -count(*)) as done
+    select outbox_internal.note_pending(g.destination, -count(*)) as done
     from (select r.destination from ready r union all select w.destination from waiting w) g group by g.destination
   ), dead as (
     delete from @extschema@.outbox_dead d using seqs where d.seq = seqs.seq returning 1
@@ -2909,40 +3171,46 @@ begin
     into n, in_flight;
   if in_flight is not null then
     raise exception 'message % is on its way to the broker', in_flight
-      using errcode = 'object_in_use', hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
+      using errcode = 'object_in_use',
+      hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
   if 0 < any (n) then
-    perform @extschema@.outbox_wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may go on
-    perform @extschema@.outbox_note('purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
+    perform outbox_internal.wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may go on
+    perform outbox_internal.note_in_audit(
+      'purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
   end if;
   return query
-  select t.place, n[t.i] from unnest('{outbox_events,outbox,outbox_waiting,outbox_dead,outbox_history,outbox_attempts_log,outbox_audit}'::text[])
-    with ordinality t (place, i);
+  select t.place, n[t.i]
+  from unnest(array['outbox_events', 'outbox', 'outbox_waiting', 'outbox_dead', 'outbox_history', 'outbox_attempts_log',
+                    'outbox_audit']) with ordinality t (place, i);
 end
 $$;
 comment on function @extschema@.outbox_purge(text, text, text, boolean) is
-  'Erases the events of one aggregate and all of their messages, waiting, dead or ended; returns how many rows of each table. Counts them only, unless dry_run is false. What was sent was sent.';
+  'Erases the events of one aggregate and all of their messages, waiting, dead or ended; returns how many rows of'
+  ' each table. Counts them only, unless dry_run is false. What was sent was sent.';
 
 -- ---- sql/src/46_drain.sql
 
 -- Before maintenance: waits until all is delivered that can be. It only reads; the workers do the work.
 
-create function @extschema@.outbox_could_go()
+create function outbox_internal.could_go()
 returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
   with closed as materialized (
-    select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'b' and w.due_at > clock_timestamp()
+    select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
+    where w.state = 'b' and w.due_at > clock_timestamp()
     union
     select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
   )
   select (select count(*) from @extschema@.outbox o where not exists (
-            select from @extschema@.outbox_closed_lanes() l
+            select from outbox_internal.closed_lanes() l
             where l.destination = o.destination and l.partition = o.partition and l.head < o.seq))
        + (select count(*) from @extschema@.outbox_waiting w where w.due_at <= clock_timestamp())
        + (select count(*) from @extschema@.outbox_waiting w where w.state = 'g' and not exists (
             select from closed c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
 $$;
-comment on function @extschema@.outbox_could_go() is
-  'Internal: how many messages wait or are in flight that nothing holds up: not scheduled, backing off, or behind such a one or a dead letter.';
+comment on function outbox_internal.could_go() is
+  'How many messages wait or are in flight that nothing holds up: not scheduled, backing off, or behind such a one or'
+  ' a dead letter.';
 
 create function @extschema@.outbox_drain(timeout interval default '1 minute')
 returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -2953,7 +3221,8 @@ begin
   if pg_current_xact_id_if_assigned() is not null then
     raise exception 'outbox_drain() in a transaction that has written'
       using errcode = 'active_sql_transaction',
-            detail = 'No worker sees what it has enqueued before it commits.', hint = 'Call it by itself, after COMMIT.';
+            detail = 'No worker sees what it has enqueued before it commits.',
+            hint = 'Call it by itself, after COMMIT.';
   end if;
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
     raise exception 'outbox_drain() in a transaction that is %', current_setting('transaction_isolation')
@@ -2962,24 +3231,25 @@ begin
   end if;
   loop
     began := clock_timestamp(); -- each statement below takes a new snapshot
-    if not exists (select from @extschema@.outbox_first_that_could_go) and @extschema@.outbox_could_go() = 0 then
+    if not exists (select from outbox_internal.first_that_could_go) and outbox_internal.could_go() = 0 then
       return 0;
     end if;
     exit when clock_timestamp() >= deadline;
     -- A look that takes long, at what stands behind dead letters, is not to take all of the time.
     perform pg_sleep(greatest(0.1, extract(epoch from clock_timestamp() - began)));
   end loop;
-  return @extschema@.outbox_could_go();
+  return outbox_internal.could_go();
 end
 $$;
 comment on function @extschema@.outbox_drain(interval) is
-  'Waits until no message waits or is in flight that could go now: not scheduled, backing off, or behind such a one or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';
+  'Waits until no message waits or is in flight that could go now: not scheduled, backing off, or behind such a one'
+  ' or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';
 
 -- ---- sql/src/46_relay.sql
 
--- For relays of one's own, in any language: claim, mark published, mark failed; what is stored in their way; and to wait for
--- the end of a message. A relay never shares a destination with workers that hold leases: it is paused for them. Lock order
--- of a claim: outbox_settings, outbox_paused, outbox.
+-- For relays of one's own, in any language: claim, mark published, mark failed; what is stored in their way; and to
+-- wait for the end of a message. A relay never shares a destination with workers that hold leases: it is paused for
+-- them. Lock order of a claim: outbox_settings, outbox_paused, outbox.
 
 create function @extschema@.outbox_store(
   body text, headers jsonb default null, destination text default null, id uuid default null, key text default null,
@@ -2993,51 +3263,58 @@ begin
   exception when data_exception or program_limit_exceeded then
     payload := to_jsonb(body); -- no JSON, or more of it than jsonb takes
   end;
-  return @extschema@.outbox_publish(
-    coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb, headers,
-    null::text, null::text, destination, available_at, id, expires_at);
+  return outbox_internal.publish(
+    coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb,
+    headers, null::text, null::text, destination, available_at, id, expires_at);
 end
 $$;
 comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz) is
-  'Stores a message as messaging libraries know it (body, headers, name of the transport) and enqueues it; returns its seq. Its type is the header type, else Message. A body that is not JSON becomes a JSON string. Without a key it is not ordered.';
+  'Stores a message as messaging libraries know it (body, headers, name of the transport) and enqueues it; returns'
+  ' its seq. Its type is the header type, else Message. A body that is not JSON becomes a JSON string. Without a key'
+  ' it is not ordered.';
 
 -- ---- claims of relays -----------------------------------------------------------------------------------------------
 
-create function @extschema@.outbox_held(by_partition boolean, seqs bigint[], keys text[], partitions smallint[])
+create function outbox_internal.held(by_partition boolean, seqs bigint[], keys text[], partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_held_wrapper';
-comment on function @extschema@.outbox_held(boolean, bigint[], text[], smallint[]) is
-  'Internal: those of the seqs that must wait for an open transaction, which has enqueued for their key, or with by_partition for their partition, and may commit a lower one.';
+comment on function outbox_internal.held(boolean, bigint[], text[], smallint[]) is
+  'Those of the seqs that must wait for an open transaction, which has enqueued for their key, or with by_partition'
+  ' for their partition, and may commit a lower one.';
 
-create function @extschema@.outbox_judge(wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean)
-returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
-comment on function @extschema@.outbox_judge(text, text[], bigint, integer, text, boolean) is
-  'Internal: what the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure, or of what can never be sent: action (r, d, D, B), delay in ms, reason.';
+create function outbox_internal.judge(
+  wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean
+) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
+comment on function outbox_internal.judge(text, text[], bigint, integer, text, boolean) is
+  'What the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure, or'
+  ' of what can never be sent: action (r, d, D, B), delay in ms, reason.';
 
-create function @extschema@.outbox_note_ended(published bigint, failed bigint, gone bigint)
+create function outbox_internal.note_ended(published bigint, failed bigint, gone bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_ended_wrapper';
-comment on function @extschema@.outbox_note_ended(bigint, bigint, bigint) is
-  'Internal: at COMMIT, counts what a relay has ended and wakes who waits for it.';
+comment on function outbox_internal.note_ended(bigint, bigint, bigint) is
+  'At COMMIT, counts what a relay has ended and wakes who waits for it.';
 
-create function @extschema@.outbox_note_took(took_us bigint[])
+create function outbox_internal.note_took(took_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_took_wrapper';
-comment on function @extschema@.outbox_note_took(bigint[]) is
-  'Internal: at COMMIT, tells outbox_throughput in how many microseconds messages went from enqueue to confirm that a relay has published.';
+comment on function outbox_internal.note_took(bigint[]) is
+  'At COMMIT, tells outbox_throughput in how many microseconds messages went from enqueue to confirm that a relay has'
+  ' published.';
 
-create function @extschema@.outbox_by_partition(destination text)
+create function outbox_internal.by_partition(destination text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
-  select exists (select from @extschema@.outbox_destinations() d
+  select exists (select from outbox_internal.destinations() d
                  where d.destination = $1 and 'ordering=partition' = any (d.options));
 $$;
-comment on function @extschema@.outbox_by_partition(text) is
-  'Internal: whether a partition of this destination is one order, whatever the keys.';
+comment on function outbox_internal.by_partition(text) is
+  'Whether a partition of this destination is one order, whatever the keys.';
 
-create function @extschema@.outbox_firsts(
+create function outbox_internal.firsts(
   destination text, partitions smallint[], lane_rows integer, by_partition boolean,
   out tid tid, out seq bigint, out key text, out partition smallint
 ) returns setof record language sql stable
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set jit = off as $$
   with closed as materialized (
-    select g.partition, g.key, g.head from @extschema@.outbox_gates($2) g where g.destination = $1 and g.head is not null
+    select g.partition, g.key, g.head from outbox_internal.gates($2) g where g.destination = $1 and g.head is not null
   ), lane as (
     select x.*, row_number() over (partition by x.partition, case when not $4 then x.key end order by x.seq) as place
     from unnest($2) p (n) cross join lateral (
@@ -3046,29 +3323,32 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
       order by o.destination, o.partition, o.seq limit $3) x
   )
   select l.tid, l.seq, l.key, l.partition from lane l
-  where (l.claim_token is null or not @extschema@.outbox_claim_is_live(l.claim_token, l.partition, l.claim_until))
+  where (l.claim_token is null or not outbox_internal.claim_is_live(l.claim_token, l.partition, l.claim_until))
     -- A worker hears of a pause later.
-    and not @extschema@.outbox_is_in_hand($1, l.partition, l.seq)
+    and not outbox_internal.is_in_hand($1, l.partition, l.seq)
     and (l.key is null and not $4
          or l.place = 1
-            and not exists (select from closed c where c.partition = l.partition and ($4 or c.key = l.key) and c.head < l.seq)
+            and not exists (select from closed c where c.partition = l.partition and ($4 or c.key = l.key)
+                            and c.head < l.seq)
             and not exists (select from @extschema@.outbox_waiting w
                             where w.state = 'g' and w.destination = $1 and w.partition = l.partition and w.key = l.key
                               and w.seq < l.seq))
   order by l.seq;
 $$;
-comment on function @extschema@.outbox_firsts(text, smallint[], integer, boolean) is
-  'Internal: messages that a relay may claim, as one snapshot shows them among the first rows of each lane: those without a key, and of each key the first, unless it is claimed or behind one that failed. With by_partition the first of each partition.';
+comment on function outbox_internal.firsts(text, smallint[], integer, boolean) is
+  'Messages that a relay may claim, as one snapshot shows them among the first rows of each lane: those without a'
+  ' key, and of each key the first, unless it is claimed or behind one that failed. With by_partition the first of'
+  ' each partition.';
 
-create function @extschema@.outbox_commit_durably()
+create function outbox_internal.commit_durably()
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
   -- With the commit of a claim all that it saw is on disk; one of a mark that is lost would be sent again.
   select set_config('synchronous_commit', 'local', true) where current_setting('synchronous_commit') = 'off';
 $$;
-comment on function @extschema@.outbox_commit_durably() is
-  'Internal: this transaction waits for the disk when it commits.';
+comment on function outbox_internal.commit_durably() is
+  'This transaction waits for the disk when it commits.';
 
-create function @extschema@.outbox_settings_now()
+create function outbox_internal.settings_now()
 returns @extschema@.outbox_settings language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   settings @extschema@.outbox_settings;
@@ -3081,60 +3361,65 @@ begin
   return settings;
 end
 $$;
-comment on function @extschema@.outbox_settings_now() is
-  'Internal: the settings of this database, which stay so until the end of this transaction.';
+comment on function outbox_internal.settings_now() is
+  'The settings of this database, which stay so until the end of this transaction.';
 
-create type @extschema@.outbox_relayed as (
+create type outbox_internal.relayed as (
   seq bigint, key text, attempts integer, claim_token bigint, claim_until timestamptz, replayed boolean
 );
-comment on type @extschema@.outbox_relayed is
-  'Internal: a message that a relay holds.';
+comment on type outbox_internal.relayed is
+  'A message that a relay holds.';
 
-create function @extschema@.outbox_relay_claim(
+create function outbox_internal.relay_claim(
   max_rows integer, to_destination text, ttl_s double precision, bytes_max bigint
-) returns setof @extschema@.outbox_relayed language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+) returns setof outbox_internal.relayed language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set jit = off as $$
 #variable_conflict use_column
 declare
-  settings constant @extschema@.outbox_settings := @extschema@.outbox_settings_now();
+  settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
   -- Negative, as those of workers that lease nothing; another one for each call.
   token constant bigint := hashtextextended(gen_random_uuid()::text, 0) | (-9223372036854775808);
-  by_partition constant boolean := @extschema@.outbox_by_partition(to_destination);
+  by_partition constant boolean := outbox_internal.by_partition(to_destination);
   lane_rows bigint := max_rows;
   seqs bigint[];
   keys text[];
   places smallint[];
 begin
-  perform @extschema@.outbox_commit_durably();
+  perform outbox_internal.commit_durably();
 
   if not settings.leasing then
-    perform @extschema@.outbox_due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
-    perform @extschema@.outbox_expire_firsts(to_destination, settings.partitions, lane_rows);
+    perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
+    perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows);
     return query
     select c.seq, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s', c.replayed
-    from @extschema@.outbox_claim_unleased(to_destination, token, ttl_s::integer, max_rows, bytes_max) c
+    from outbox_internal.claim_unleased(to_destination, token, ttl_s::integer, max_rows, bytes_max) c
     where c.remark is null;
     return;
   end if;
 
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'outbox_fetch_unpublished() cannot keep the order of keys in a % transaction', upper(current_setting('transaction_isolation'))
+    raise exception 'outbox_fetch_unpublished() cannot keep the order of keys in a % transaction',
+      upper(current_setting('transaction_isolation'))
       using errcode = 'object_not_in_prerequisite_state', hint = 'Call it at READ COMMITTED.';
   end if;
   -- Locks out outbox_resume(), and lets claims of a destination come one after the other.
   update @extschema@.outbox_paused p
-  set relay_until = greatest(p.relay_until, clock_timestamp() + ttl_s * interval '1 s') where p.destination = to_destination;
+  set relay_until = greatest(p.relay_until, clock_timestamp() + ttl_s * interval '1 s')
+  where p.destination = to_destination;
   if not found then
     raise exception 'the workers deliver to destination "%"', to_destination
       using errcode = 'object_not_in_prerequisite_state',
-            hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.', to_destination);
+            hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.',
+                          to_destination);
   end if;
-  perform @extschema@.outbox_due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
-  perform @extschema@.outbox_expire_firsts(to_destination, settings.partitions, lane_rows); -- there may be no worker to do it
-  -- What waits behind one that has ended meanwhile: the first of each key. Where a partition is one order, all that waits
-  -- by its key, from when that was the order.
+  perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
+  -- There may be no worker to do it.
+  perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows);
+  -- What waits behind one that has ended meanwhile: the first of each key. Where a partition is one order, all that
+  -- waits by its key, from when that was the order.
   with behind as (
-    select w.ctid as row_tid from @extschema@.outbox_gates(settings.partitions) g
+    select w.ctid as row_tid from outbox_internal.gates(settings.partitions) g
     cross join lateral (
       select x.ctid from @extschema@.outbox_waiting x
       where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key = g.key
@@ -3142,18 +3427,22 @@ begin
     where g.destination = to_destination and (g.head is null or by_partition) and g.followers
   ), gone as (
     delete from @extschema@.outbox_waiting w using behind b where w.ctid = b.row_tid
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
+              w.expires_at
   )
-  insert into @extschema@.outbox (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at from gone g
-  where @extschema@.outbox_note_shown(g.destination, g.partition, g.seq)
+  insert into @extschema@.outbox
+    (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
+  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error,
+         g.expires_at
+  from gone g
+  where outbox_internal.note_shown(g.destination, g.partition, g.seq)
   on conflict do nothing;
 
-  -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either still
-  -- open when asked for, or visible to the second look.
+  -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either
+  -- still open when asked for, or visible to the second look.
   loop
     select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
-    from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
+    from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
     -- Many messages of few keys: look further.
     exit when cardinality(seqs) >= max_rows or by_partition or lane_rows > 100000000 or not exists (
       select from unnest(settings.partitions) p (n) cross join lateral (
@@ -3162,10 +3451,11 @@ begin
     lane_rows := lane_rows * 8;
   end loop;
   seqs := array(select unnest(seqs) except
-                select unnest(@extschema@.outbox_held(by_partition, seqs, keys, places)));
+                select unnest(outbox_internal.held(by_partition, seqs, keys, places)));
   return query
   with chosen as materialized (
-    select f.tid, f.seq from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
+    select f.tid, f.seq
+    from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
     where f.seq = any (seqs) order by f.seq limit max_rows
   ), sized as materialized (
     -- Cut by a column: no body is read for it.
@@ -3181,29 +3471,31 @@ begin
   select c.* from claimed c;
 end
 $$;
-comment on function @extschema@.outbox_relay_claim(integer, text, double precision, bigint) is
-  'Internal: claims messages for outbox_fetch_unpublished(); stops after bytes_max of bodies, as far as outbox_events tells their size.';
+comment on function outbox_internal.relay_claim(integer, text, double precision, bigint) is
+  'Claims messages for outbox_fetch_unpublished(); stops after bytes_max of bodies, as far as outbox_events tells'
+  ' their size.';
 
-create function @extschema@.outbox_relay_return(claims @extschema@.outbox_relayed[], of_destination text)
+create function outbox_internal.relay_return(claims outbox_internal.relayed[], of_destination text)
 returns void language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   update @extschema@.outbox o set claim_token = null, claim_until = null
   from unnest($1) c
-  where o.ctid = (select @extschema@.outbox_row(c.seq, $2, s.partitions) from @extschema@.outbox_settings s)
+  where o.ctid = (select outbox_internal.find_row(c.seq, $2, s.partitions) from @extschema@.outbox_settings s)
     and o.claim_token = c.claim_token;
 $$;
-comment on function @extschema@.outbox_relay_return(@extschema@.outbox_relayed[], text) is
-  'Internal: gives messages back that a relay has claimed and does not get.';
+comment on function outbox_internal.relay_return(outbox_internal.relayed[], text) is
+  'Gives messages back that a relay has claimed and does not get.';
 
 create function @extschema@.outbox_fetch_unpublished(
   max_rows integer default 100, destination text default 'default', claim_ttl interval default '15 s',
   out seq bigint, out id uuid, out type text, out payload jsonb, out headers jsonb, out key text, out attempts integer,
-  out claim_token bigint, out claim_until timestamptz, out aggregate_type text, out aggregate_id text, out operation text,
-  out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text, out created_at timestamptz,
-  out replayed boolean, out message_id text
+  out claim_token bigint, out claim_until timestamptz, out aggregate_type text, out aggregate_id text,
+  out operation text, out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text,
+  out created_at timestamptz, out replayed boolean, out message_id text
 ) returns setof record language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
--- Bodies in outbox_events stay out of line until they are sent. Those of a source are copied: 32 MiB of text and the last of
--- them may take six times as much as jsonb.
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set jit = off
+-- Bodies in outbox_events stay out of line until they are sent. Those of a source are copied: 32 MiB of text and the
+-- last of them may take six times as much as jsonb.
 set work_mem = '512MB' as $$
 #variable_conflict use_column
 declare
@@ -3212,8 +3504,8 @@ declare
   bytes_max constant bigint := 33554432; -- as a claim of a worker
   event_bytes_max constant integer := 16777216;
   is_converted constant boolean := getdatabaseencoding() <> 'UTF8';
-  claims @extschema@.outbox_relayed[];
-  events @extschema@.outbox_source_row[];
+  claims outbox_internal.relayed[];
+  events outbox_internal.source_row[];
   given integer := 0;
   bytes bigint := 0;
   wanted integer;
@@ -3228,25 +3520,26 @@ begin
     raise exception 'claim_ttl is %', coalesce(claim_ttl::text, 'NULL')
       using errcode = 'invalid_parameter_value', hint = 'Give a time from 1 second to 1 day.';
   end if;
-  if not @extschema@.outbox_destination_exists(to_destination) then
+  if not outbox_internal.destination_exists(to_destination) then
     raise exception 'destination "%" does not exist', to_destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;
-  -- A message that can never be given to a relay fails, as with a worker. That others come behind it all the same: a few more
-  -- turns.
+  -- A message that can never be given to a relay fails, as with a worker. That others come behind it all the same: a
+  -- few more turns.
   if not exists (select from @extschema@.outbox_source) then
     for turn in 1 .. 10 loop
-      claims := array(select c from @extschema@.outbox_relay_claim(max_rows, to_destination, ttl_s, bytes_max) c);
+      claims := array(select c from outbox_internal.relay_claim(max_rows, to_destination, ttl_s, bytes_max) c);
       exit when claims = '{}';
       bad := array(
         select c.seq
         from unnest(claims) c join @extschema@.outbox_events e on e.seq = c.seq
         cross join lateral (select case
           when e.body_bytes > event_bytes_max then format('the event has %s bytes, more than can be sent', e.body_bytes)
-          when is_converted then @extschema@.outbox_unreadable(
+          when is_converted then outbox_internal.unreadable(
             c.key, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload::text, e.previous_payload::text,
             e.metadata::text, e.headers::text, e.actor, e.correlation_id) end as why offset 0) u
-        where u.why is not null and @extschema@.outbox_end_claim(c.seq, c.claim_token, to_destination, u.why, false, true));
+        where u.why is not null
+          and outbox_internal.end_claim(c.seq, c.claim_token, to_destination, u.why, false, true));
       return query
       select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, c.claim_until,
              e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
@@ -3260,23 +3553,29 @@ begin
   -- How large the events of a source are is known when they are read: the first ones tell how many more are claimed.
   wanted := least(max_rows, 25);
   for turn in 1 .. 10 loop
-    claims := array(select c from @extschema@.outbox_relay_claim(wanted, to_destination, ttl_s, bytes_max) c order by c.seq);
+    claims := array(select c from outbox_internal.relay_claim(wanted, to_destination, ttl_s, bytes_max) c
+                    order by c.seq);
     exit when claims = '{}';
-    events := array(select e from @extschema@.outbox_source_rows(array(select c.seq from unnest(claims) c order by 1), bytes_max - bytes) e);
-    perform @extschema@.outbox_end_claim(c.seq, c.claim_token, to_destination, e.error, false, e.fault = 'missing')
+    events := array(select e from outbox_internal.source_rows(
+                      array(select c.seq from unnest(claims) c order by 1), bytes_max - bytes) e);
+    perform outbox_internal.end_claim(c.seq, c.claim_token, to_destination, e.error, false, e.fault = 'missing')
     from unnest(claims) c join unnest(events) e on e.seq = c.seq where e.fault is not null;
     return query
-    select c.seq, case when e.id ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then e.id::uuid end, e.type, e.payload,
+    select c.seq, case when e.id ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then e.id::uuid end, e.type,
+           e.payload,
            e.headers, c.key, c.attempts, c.claim_token, c.claim_until, e.aggregate_type, e.aggregate_id, e.operation,
            e.previous_payload, e.metadata, e.actor, e.correlation_id, e.created_at, c.replayed, e.id
     from unnest(claims) c join unnest(events) e on e.seq = c.seq where e.fault is null order by c.seq;
     get diagnostics got = row_count;
     given := given + got;
-    bytes := bytes + (select coalesce(sum(coalesce(pg_column_size(e.payload), 0) + coalesce(pg_column_size(e.previous_payload), 0)
-      + coalesce(pg_column_size(e.metadata), 0) + coalesce(pg_column_size(e.headers), 0)), 0) from unnest(events) e);
+    bytes := bytes + (
+      select coalesce(sum(coalesce(pg_column_size(e.payload), 0) + coalesce(pg_column_size(e.previous_payload), 0)
+                          + coalesce(pg_column_size(e.metadata), 0) + coalesce(pg_column_size(e.headers), 0)), 0)
+      from unnest(events) e);
     if cardinality(events) < cardinality(claims) then
-      perform @extschema@.outbox_relay_return(
-        array(select c from unnest(claims) c where not exists (select from unnest(events) e where e.seq = c.seq)), to_destination);
+      perform outbox_internal.relay_return(
+        array(select c from unnest(claims) c where not exists (select from unnest(events) e where e.seq = c.seq)),
+        to_destination);
       exit;
     end if;
     exit when given >= max_rows or bytes >= bytes_max or (given > 0 and cardinality(claims) < wanted);
@@ -3285,81 +3584,92 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_fetch_unpublished(integer, text, interval) is
-  'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them with their events, in order of seq; of each key (of each partition, where that is the order) the first that has not ended. Stops after 32 MiB of bodies. Commit before you send.';
+  'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them'
+  ' with their events, in order of seq; of each key (of each partition, where that is the order) the first that has'
+  ' not ended. Stops after 32 MiB of bodies. Commit before you send.';
 
-create function @extschema@.outbox_end_claim(
+create function outbox_internal.end_claim(
   seq bigint, claim_token bigint, destination text, error text, published boolean, unsendable boolean default false
-) returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+) returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set jit = off as $$
 #variable_conflict use_column
 declare
-  to_destination constant text := coalesce(outbox_end_claim.destination, 'default');
-  settings constant @extschema@.outbox_settings := @extschema@.outbox_settings_now();
+  to_destination constant text := coalesce(end_claim.destination, 'default');
+  settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
   verdict text[] := '{p,0,""}';
   message record;
 begin
-  perform @extschema@.outbox_commit_durably();
+  perform outbox_internal.commit_durably();
   select o.ctid as tid, o.partition, o.key, o.attempts, o.enqueued_at into message from @extschema@.outbox o
-  where o.ctid = (select @extschema@.outbox_row(outbox_end_claim.seq, to_destination, settings.partitions))
-    and o.claim_token = outbox_end_claim.claim_token and o.claim_token < 0 and o.claim_until > clock_timestamp()
+  where o.ctid = (select outbox_internal.find_row(end_claim.seq, to_destination, settings.partitions))
+    and o.claim_token = end_claim.claim_token and o.claim_token < 0 and o.claim_until > clock_timestamp()
   for update;
   if not found then
     return false;
   end if;
   if not published then
-    select @extschema@.outbox_judge(d.wrapper, d.options, outbox_end_claim.seq, message.attempts, coalesce(error, 'failed'), unsendable)
+    select outbox_internal.judge(d.wrapper, d.options, end_claim.seq, message.attempts, coalesce(error, 'failed'),
+                                 unsendable)
       into verdict
-    from (select) one left join @extschema@.outbox_destinations() d on d.destination = to_destination;
+    from (select) one left join outbox_internal.destinations() d on d.destination = to_destination;
   end if;
-  if @extschema@.outbox_settle(
-       ''::text, array[message.tid], array[outbox_end_claim.seq], array[to_destination], array[message.partition],
-       array[outbox_end_claim.claim_token], array[verdict[1]]::"char"[], array[verdict[2]]::bigint[], array[verdict[3]]) <> 1 then
+  if outbox_internal.settle(
+       ''::text, array[message.tid], array[end_claim.seq], array[to_destination], array[message.partition],
+       array[end_claim.claim_token], array[verdict[1]]::"char"[], array[verdict[2]]::bigint[],
+       array[verdict[3]]) <> 1 then
     return false;
   end if;
   if verdict[1] in ('B', 'D') and settings.leasing then
     update @extschema@.outbox_dead d set blocks = true
-    where d.destination = to_destination and d.seq = outbox_end_claim.seq and (verdict[1] = 'B' or d.key is not null);
+    where d.destination = to_destination and d.seq = end_claim.seq and (verdict[1] = 'B' or d.key is not null);
   end if;
-  perform @extschema@.outbox_note_ended(published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
-  perform @extschema@.outbox_note_pending(to_destination, -(verdict[1] <> 'r')::integer::bigint);
+  perform outbox_internal.note_ended(
+    published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
+  perform outbox_internal.note_pending(to_destination, -(verdict[1] <> 'r')::integer::bigint);
   if published then
-    perform @extschema@.outbox_note_took(array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
+    perform outbox_internal.note_took(
+      array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
   end if;
   return true;
 end
 $$;
-comment on function @extschema@.outbox_end_claim(bigint, bigint, text, text, boolean, boolean) is
-  'Internal: ends a message that a relay holds, if it still does.';
+comment on function outbox_internal.end_claim(bigint, bigint, text, text, boolean, boolean) is
+  'Ends a message that a relay holds, if it still does.';
 
 create function @extschema@.outbox_mark_published(seq bigint, claim_token bigint, destination text default 'default')
 returns boolean language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select @extschema@.outbox_end_claim($1, $2, $3, null::text, true, false);
+  select outbox_internal.end_claim($1, $2, $3, null::text, true, false);
 $$;
 comment on function @extschema@.outbox_mark_published(bigint, bigint, text) is
-  'For a relay of one''s own: the message was taken; it goes to the history. False if the claim is lost: it ran out, or the message ended by another hand.';
+  'For a relay of one''s own: the message was taken; it goes to the history. False if the claim is lost: it ran out,'
+  ' or the message ended by another hand.';
 
-create function @extschema@.outbox_mark_failed(seq bigint, claim_token bigint, error text, destination text default 'default')
-returns boolean language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select @extschema@.outbox_end_claim($1, $2, $4, $3, false, false);
+create function @extschema@.outbox_mark_failed(
+  seq bigint, claim_token bigint, error text, destination text default 'default'
+) returns boolean language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+  select outbox_internal.end_claim($1, $2, $4, $3, false, false);
 $$;
 comment on function @extschema@.outbox_mark_failed(bigint, bigint, text, text) is
-  'For a relay of one''s own: the message was not taken; it is tried again after a growing delay, and out of attempts it is a dead letter, by the rules of the destination. False if the claim is lost.';
+  'For a relay of one''s own: the message was not taken; it is tried again after a growing delay, and out of attempts'
+  ' it is a dead letter, by the rules of the destination. False if the claim is lost.';
 
 -- ---- waiting --------------------------------------------------------------------------------------------------------
 
-create function @extschema@.outbox_await_end(seen bigint, timeout_ms integer)
+create function outbox_internal.await_end(seen bigint, timeout_ms integer)
 returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_await_end_wrapper';
-comment on function @extschema@.outbox_await_end(bigint, integer) is
-  'Internal: waits until a message of this database ended since seen was returned, at most so long (seen NULL: not at all); returns what to pass next.';
+comment on function outbox_internal.await_end(bigint, integer) is
+  'Waits until a message of this database ended since seen was returned, at most so long (seen NULL: not at all);'
+  ' returns what to pass next.';
 
-create function @extschema@.outbox_has_enqueued()
+create function outbox_internal.has_enqueued()
 returns boolean language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_has_enqueued_wrapper';
-comment on function @extschema@.outbox_has_enqueued() is
-  'Internal: whether this transaction has enqueued, or changed by hand what waits.';
+comment on function outbox_internal.has_enqueued() is
+  'Whether this transaction has enqueued, or changed by hand what waits.';
 
-create function @extschema@.outbox_outcome(seq bigint, destination text, since timestamptz, partitions smallint[])
+create function outbox_internal.outcome(seq bigint, destination text, since timestamptz, partitions smallint[])
 returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   select case
-    when @extschema@.outbox_row($1, $2, $4) is not null
+    when outbox_internal.find_row($1, $2, $4) is not null
       or exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2) then 'waits'
     when exists (select from @extschema@.outbox_dead d where d.seq = $1 and d.destination = $2) then 'dead'
     else coalesce((select case when h.discarded then 'discarded' else 'published' end from @extschema@.outbox_history h
@@ -3367,8 +3677,9 @@ returns text language sql volatile set search_path = pg_catalog, pg_temp set ena
                    order by h.published_at desc limit 1), 'unknown')
   end;
 $$;
-comment on function @extschema@.outbox_outcome(bigint, text, timestamptz, smallint[]) is
-  'Internal: waits, dead, discarded, published or unknown: where a message is now. Of its history only what ended since a time is read.';
+comment on function outbox_internal.outcome(bigint, text, timestamptz, smallint[]) is
+  'Waits, dead, discarded, published or unknown: where a message is now. Of its history only what ended since a time'
+  ' is read.';
 
 create function @extschema@.outbox_wait(seq bigint, timeout interval default '30 s', destination text default null)
 returns text language plpgsql volatile parallel unsafe security definer
@@ -3391,10 +3702,11 @@ begin
       using errcode = 'invalid_parameter_value', hint = 'Give a time up to 1 hour; when it is over, call again.';
   end if;
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'outbox_wait() cannot see the end of a message in a % transaction', upper(current_setting('transaction_isolation'))
+    raise exception 'outbox_wait() cannot see the end of a message in a % transaction',
+      upper(current_setting('transaction_isolation'))
       using errcode = 'object_not_in_prerequisite_state', hint = 'Call it after COMMIT, at READ COMMITTED.';
   end if;
-  if @extschema@.outbox_has_enqueued() then
+  if outbox_internal.has_enqueued() then
     raise exception 'this transaction has enqueued messages: it would wait for its own end'
       using errcode = 'active_sql_transaction', hint = 'Commit first, then call outbox_wait().';
   end if;
@@ -3402,10 +3714,10 @@ begin
   -- It cannot have ended before there was its event.
   select e.created_at - interval '1 minute' into since from @extschema@.outbox_events e
   where e.seq = outbox_wait.seq and not exists (select from @extschema@.outbox_source);
-  seen := @extschema@.outbox_await_end(null::bigint, 0);
+  seen := outbox_internal.await_end(null::bigint, 0);
   loop
     select s.partitions into partitions from @extschema@.outbox_settings s;
-    outcome := (select @extschema@.outbox_outcome(seq, to_destination, coalesce(since, '-infinity'), partitions));
+    outcome := (select outbox_internal.outcome(seq, to_destination, coalesce(since, '-infinity'), partitions));
     if outcome <> 'waits' then
       return outcome;
     end if;
@@ -3413,57 +3725,72 @@ begin
       return 'timeout';
     end if;
     -- Woken by each end; a second is for one that nobody told of.
-    seen := @extschema@.outbox_await_end(
+    seen := outbox_internal.await_end(
       seen, ceil(greatest(1, least(1000, extract(epoch from until - clock_timestamp()) * 1000)))::integer);
   end loop;
 end
 $$;
 comment on function @extschema@.outbox_wait(bigint, interval, text) is
-  'Waits until a message has ended: published, dead or discarded; else timeout, or unknown if there is none. Outside of the transaction that enqueues it, at READ COMMITTED.';
+  'Waits until a message has ended: published, dead or discarded; else timeout, or unknown if there is none. Outside'
+  ' of the transaction that enqueues it, at READ COMMITTED.';
 
 -- ---- sql/src/50_views.sql
 
 -- What a person reads. None of it is used by the delivery.
--- A superuser reads these views, so they belong to no role that calls by name what somebody else may have overloaded (see
--- 90_privileges.sql), and an SQL function that they call has a body of its own (BEGIN ATOMIC), bound when it is created.
+-- A superuser reads these views, so they belong to no role that calls by name what somebody else may have overloaded
+-- (see 90_privileges.sql), and an SQL function that they call has a body of its own (BEGIN ATOMIC), bound when it is
+-- created.
 
+create function outbox_internal.is_preloaded()
+returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_is_preloaded_wrapper';
+comment on function outbox_internal.is_preloaded() is
+  'outbox_is_preloaded(), as outbox_health calls it.';
 create function @extschema@.outbox_is_preloaded()
 returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_is_preloaded_wrapper';
 comment on function @extschema@.outbox_is_preloaded() is
   'Whether the server was started with outbox in shared_preload_libraries.';
 
-create function @extschema@.outbox_counters()
+create function outbox_internal.counters()
 returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_counters_wrapper';
-comment on function @extschema@.outbox_counters() is
-  'Internal: counters of this database from shared memory, read by outbox_status; NULL when not preloaded.';
+comment on function outbox_internal.counters() is
+  'Counters of this database from shared memory, read by outbox_status; NULL when not preloaded.';
 
-create function @extschema@.outbox_destination_figures(destination text)
+create function outbox_internal.destination_figures(destination text)
 returns double precision[] language c volatile strict as 'MODULE_PATHNAME', 'outbox_destination_figures_wrapper';
-comment on function @extschema@.outbox_destination_figures(text) is
-  'Internal: figures of a destination from shared memory, read by outbox_destination_status; NULL where no worker counts.';
+comment on function outbox_internal.destination_figures(text) is
+  'Figures of a destination from shared memory, read by outbox_destination_status; NULL where no worker counts.';
 
-create function @extschema@.outbox_missing_slots()
+create function outbox_internal.missing_slots()
 returns integer language c stable as 'MODULE_PATHNAME', 'outbox_missing_slots_wrapper';
-comment on function @extschema@.outbox_missing_slots() is
-  'Internal: how many workers of all databases together find no slot of max_worker_processes.';
+comment on function outbox_internal.missing_slots() is
+  'How many workers of all databases together find no slot of max_worker_processes.';
 
-create function @extschema@.outbox_server_state()
+create function outbox_internal.server_state()
 returns text language c stable as 'MODULE_PATHNAME', 'outbox_server_state_wrapper';
-comment on function @extschema@.outbox_server_state() is
-  'Internal: why the launcher runs no worker for this database, in a word; NULL if it does, or does not know yet.';
+comment on function outbox_internal.server_state() is
+  'Why the launcher runs no worker for this database, in a word; NULL if it does, or does not know yet.';
 
-create function @extschema@.outbox_registry()
+create function outbox_internal.registry()
 returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_registry_wrapper';
-comment on function @extschema@.outbox_registry() is
-  'Internal: open transactions that have enqueued in this database, from shared memory: [pid or 0, xid or 0, since in microseconds, low seq] one after the other.';
+comment on function outbox_internal.registry() is
+  'Open transactions that have enqueued in this database, from shared memory: [pid or 0, xid or 0, since in'
+  ' microseconds, low seq] one after the other.';
 
-create function @extschema@.outbox_open_transactions(
+create function outbox_internal.open_transactions(
   out pid integer, out xid xid, out prepared boolean, out age interval, out low bigint
 ) returns setof record language sql volatile set search_path = pg_catalog, pg_temp
 begin atomic
   select nullif(r.entries[i], 0)::integer, nullif(r.entries[i + 1], 0)::text::xid, r.entries[i] = 0,
          greatest(clock_timestamp() - to_timestamp(r.entries[i + 2] / 1e6), interval '0'), r.entries[i + 3]
-  from (select @extschema@.outbox_registry() as entries) r, generate_series(1, cardinality(r.entries), 4) i;
+  from (select outbox_internal.registry() as entries) r, generate_series(1, cardinality(r.entries), 4) i;
+end;
+comment on function outbox_internal.open_transactions() is
+  'What outbox_open_transactions() shows.';
+create function @extschema@.outbox_open_transactions(
+  out pid integer, out xid xid, out prepared boolean, out age interval, out low bigint
+) returns setof record language sql volatile
+begin atomic
+  select t.pid, t.xid, t.prepared, t.age, t.low from outbox_internal.open_transactions() t;
 end;
 comment on function @extschema@.outbox_open_transactions() is
   'Transactions of this database that have enqueued and are not over. Later messages of their keys wait for them.';
@@ -3471,12 +3798,12 @@ comment on function @extschema@.outbox_open_transactions() is
 create view @extschema@.outbox_messages as
 with m as (
   select o.seq, o.destination, o.partition, o.key,
-         case when @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
-                or @extschema@.outbox_is_taken(o.destination, o.partition, o.seq) then 'in flight'
+         case when outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
+                or outbox_internal.is_taken(o.destination, o.partition, o.seq) then 'in flight'
               when o.attempts > 0 then 'retrying'
               else 'pending' end as status,
-         o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token, o.last_error,
-         o.replayed, o.expires_at
+         o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token,
+         o.last_error, o.replayed, o.expires_at
   from @extschema@.outbox o
   union all
   select w.seq, w.destination, w.partition, w.key,
@@ -3486,7 +3813,8 @@ with m as (
          w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed, w.expires_at
   from @extschema@.outbox_waiting w
   union all
-  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason, d.replayed, d.expires_at
+  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason,
+         d.replayed, d.expires_at
   from @extschema@.outbox_dead d
   union all
   select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
@@ -3497,10 +3825,10 @@ with m as (
 select m.seq, m.seq as global_sequence, m.status,
        case m.status when 'published' then 'PUBLISHED' when 'dead' then 'FAILED' when 'discarded' then 'FAILED'
                      else 'PENDING' end as reference_status,
-       m.destination, @extschema@.outbox_partition_label(m.partition::integer) as partition_key, m.key,
+       m.destination, outbox_internal.partition_label(m.partition::integer) as partition_key, m.key,
        m.attempts, m.available_at, m.enqueued_at, m.published_at, m.claim_token, m.last_error, m.replayed,
-       e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
-       e.actor, e.correlation_id, e.created_at,
+       e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+       e.headers, e.actor, e.correlation_id, e.created_at,
        -- the names other systems give the same columns
        e.id as outbox_id, e.type as event_type, e.payload as body, e.actor as "user", m.destination as transport_name,
        m.attempts as retry_count, m.last_error as error_message,
@@ -3508,9 +3836,10 @@ select m.seq, m.seq as global_sequence, m.status,
 -- With a source of the user's own the events are there, under his rights.
 from m left join @extschema@.outbox_events e on e.seq = m.seq and not exists (select from @extschema@.outbox_source);
 comment on view @extschema@.outbox_messages is
-  'Every message with its event and one status: pending, in flight, retrying, scheduled, published, dead, discarded. For people and audits; give a seq or a limit.';
+  'Every message with its event and one status: pending, in flight, retrying, scheduled, published, dead, discarded.'
+  ' For people and audits; give a seq or a limit.';
 
-create view @extschema@.outbox_first_pending as
+create view outbox_internal.first_pending as
 with recursive lane as ( -- one look into the index for each lane, however much waits in it
   (select o.destination, o.partition, o.seq, o.enqueued_at from @extschema@.outbox o
    order by o.destination, o.partition, o.seq limit 1)
@@ -3521,72 +3850,82 @@ with recursive lane as ( -- one look into the index for each lane, however much 
     order by o.destination, o.partition, o.seq limit 1) n
 )
 select lane.* from lane;
-comment on view @extschema@.outbox_first_pending is
-  'Internal: the first message of outbox in each lane (destination, partition) that has one.';
+comment on view outbox_internal.first_pending is
+  'The first message of outbox in each lane (destination, partition) that has one.';
 
-create view @extschema@.outbox_first_that_could_go as
-select f.* from @extschema@.outbox_first_pending f
-where not exists (select from @extschema@.outbox_closed_lanes() l
+create view outbox_internal.first_that_could_go as
+select f.* from outbox_internal.first_pending f
+where not exists (select from outbox_internal.closed_lanes() l
                   where l.destination = f.destination and l.partition = f.partition and l.head < f.seq);
-comment on view @extschema@.outbox_first_that_could_go is
-  'Internal: the same without lanes that stand still behind a message that failed.';
+comment on view outbox_internal.first_that_could_go is
+  'first_pending without the lanes that wait behind a message that failed.';
 
-create function @extschema@.outbox_nothing_waits()
+create function outbox_internal.nothing_waits()
 returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_nothing_waits_wrapper';
-comment on function @extschema@.outbox_nothing_waits() is
-  'Internal: whether the counters of this database say that no message waits, and were counted.';
+comment on function outbox_internal.nothing_waits() is
+  'Whether the counters of this database say that no message waits, and were counted.';
 
-create function @extschema@.outbox_first_waiting()
+create function outbox_internal.first_waiting()
 returns text[] language c stable as 'MODULE_PATHNAME', 'outbox_first_waiting_wrapper';
-comment on function @extschema@.outbox_first_waiting() is
-  'Internal: of each lane that has a message in outbox four texts: destination, partition, seq of the first and when it was enqueued, in microseconds since 1970; read by outbox_first_shown.';
+comment on function outbox_internal.first_waiting() is
+  'Of each lane that has a message in outbox four texts: destination, partition, seq of the first and when it was'
+  ' enqueued, in microseconds since 1970; read by first_shown.';
 
--- For views that are asked again and again: a look at a lane from its start walks all that a held snapshot keeps of ended
--- messages. The function remembers in shared memory up to where there is nothing. Where nothing waits it is not called.
-create view @extschema@.outbox_first_shown as
-select f.*, not exists (select from @extschema@.outbox_closed_lanes() l
-                        where l.destination = f.destination and l.partition = f.partition and l.head < f.seq) as could_go
+-- For views that are asked again and again: a look at a lane from its start walks all that a held snapshot keeps of
+-- ended messages. The function remembers in shared memory up to where there is nothing. Where nothing waits it is not
+-- called.
+create view outbox_internal.first_shown as
+select f.*, not exists (select from outbox_internal.closed_lanes() l
+                        where l.destination = f.destination and l.partition = f.partition
+                          and l.head < f.seq) as could_go
 from (select w.t[i] collate "C" as destination, w.t[i + 1]::smallint as partition, w.t[i + 2]::bigint as seq,
              pg_catalog.to_timestamp(w.t[i + 3]::double precision / 1e6) as enqueued_at
-      from (select @extschema@.outbox_first_waiting() as t) w, pg_catalog.generate_series(1, pg_catalog.cardinality(w.t), 4) i) f
-where not (select @extschema@.outbox_nothing_waits());
-comment on view @extschema@.outbox_first_shown is
-  'Internal: outbox_first_pending for views that are asked again and again, from shared memory and a look at the rest: the first message of outbox in each lane (destination, partition) that has one. could_go = the lane does not wait behind a message that failed.';
+      from (select outbox_internal.first_waiting() as t) w,
+           pg_catalog.generate_series(1, pg_catalog.cardinality(w.t), 4) i) f
+where not (select outbox_internal.nothing_waits());
+comment on view outbox_internal.first_shown is
+  'What first_pending shows, for views that are asked again and again, from shared memory and a look at the rest: the'
+  ' first message of outbox in each lane (destination, partition) that has one. could_go = the lane does not wait'
+  ' behind a message that failed.';
 
-create function @extschema@.outbox_first_dead(blocks boolean)
+create function outbox_internal.first_dead(blocks boolean)
 returns bigint language c stable strict as 'MODULE_PATHNAME', 'outbox_first_dead_wrapper';
-comment on function @extschema@.outbox_first_dead(boolean) is
-  'Internal: the seq of the first dead letter, or of the first that blocks others; read by outbox_health.';
+comment on function outbox_internal.first_dead(boolean) is
+  'The seq of the first dead letter, or of the first that blocks others; read by outbox_health.';
 
--- Counted from the table only where nobody counts: a held snapshot keeps the rows of those that were retried or discarded.
-create view @extschema@.outbox_dead_counts as
+-- Counted from the table only where nobody counts: a held snapshot keeps the rows of those that were retried or
+-- discarded.
+create view outbox_internal.dead_counts as
 select coalesce(case when c.counters[8] > 10000 then 10000 else c.counters[8] end,
                 (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) d)) as dead,
        coalesce(case when c.counters[9] > 10000 then 10000 else c.counters[9] end,
-                (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) d)) as blocking
-from (select pg_catalog.array_replace(@extschema@.outbox_counters(), -1::bigint, null::bigint) as counters) c;
-comment on view @extschema@.outbox_dead_counts is
-  'Internal: how many dead letters there are, and how many of them block others, both up to 10000.';
+                (select pg_catalog.count(*)
+                 from (select from @extschema@.outbox_dead d where d.blocks limit 10000) d)) as blocking
+from (select pg_catalog.array_replace(outbox_internal.counters(), -1::bigint, null::bigint) as counters) c;
+comment on view outbox_internal.dead_counts is
+  'How many dead letters there are, and how many of them block others, both up to 10000.';
 
 create view @extschema@.outbox_status as
 select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- NULL = not preloaded: nobody counts
        c.counters[2] as in_flight,
-       (select d.dead from @extschema@.outbox_dead_counts d) as dead,
-       -- A volatile function here would be asked for even by who selects other columns, and the look walks what a held snapshot
-       -- keeps of ended messages.
-       (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_first_shown o where o.could_go) as oldest_pending_age,
+       (select d.dead from outbox_internal.dead_counts d) as dead,
+       -- A volatile function here would be asked for even by who selects other columns, and the look walks what a held
+       -- snapshot keeps of ended messages.
+       (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from outbox_internal.first_shown o
+        where o.could_go) as oldest_pending_age,
        c.counters[3] as published_total,
        c.counters[4] as failed_total,
        pg_catalog.round(c.counters[5] / 60.0, 1) as published_per_s,
        pg_catalog.round(c.counters[6] / 60.0, 1) as failed_per_s,
        pg_catalog.to_timestamp(c.counters[7] / 1e6) as stats_reset
-from (select @extschema@.outbox_counters() as counters) c;
+from (select outbox_internal.counters() as counters) c;
 comment on view @extschema@.outbox_status is
-  'One row, at a cost that does not grow with the queue: what waits (scheduled included), what is in flight, dead letters (counted to 10000), totals since stats_reset and rates of the last minute.';
+  'One row, at a cost that does not grow with the queue: what waits (scheduled included), what is in flight, dead'
+  ' letters (counted to 10000), totals since stats_reset and rates of the last minute.';
 
 create view @extschema@.outbox_worker_status as
 select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason, c.detail,
-       w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id) as alive,
+       w.heartbeat_until > pg_catalog.clock_timestamp() and not outbox_internal.has_ended(w.worker_id) as alive,
        pg_catalog.date_trunc('milliseconds', w.heartbeat_until - pg_catalog.clock_timestamp()) as heartbeat_ttl,
        (select pg_catalog.count(*) from @extschema@.outbox_partitions p
         where p.lease_owner = w.worker_id and p.lease_until > pg_catalog.clock_timestamp()) as partitions,
@@ -3594,7 +3933,8 @@ select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason, c.d
 from @extschema@.outbox_workers w
 left join lateral (
   select x.state, x.reason, x.detail from @extschema@.outbox_connections x where x.worker_id = w.worker_id
-  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], x.state),
+  order by pg_catalog.array_position(
+             '{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], x.state),
            x.reason is null, x.destination = 'default' desc, x.destination limit 1) c on true;
 comment on view @extschema@.outbox_worker_status is
   'One row a worker: whether it lives, the worst of its connections, how many partitions it owns.';
@@ -3602,17 +3942,23 @@ comment on view @extschema@.outbox_worker_status is
 create view @extschema@.outbox_destination_status as
 with live as (
   select c.* from @extschema@.outbox_connections c join @extschema@.outbox_workers w on w.worker_id = c.worker_id
-  where w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)
+  where w.heartbeat_until > pg_catalog.clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
 ), pending as (
-  select p.destination, pg_catalog.min(p.enqueued_at) as oldest from @extschema@.outbox_first_shown p where p.could_go group by 1
+  select p.destination, pg_catalog.min(p.enqueued_at) as oldest
+  from outbox_internal.first_shown p where p.could_go group by 1
 )
 select coalesce(d.destination, p.destination) as destination,
-       case when d.destination is null then null when d.wrapper is null then 'settings' else d.wrapper end as described_by,
-       case when d.destination is null then 'missing' when d.paused then case when b.busy then 'pausing' else 'paused' end else coalesce(c.state, 'not served') end as state,
+       case when d.destination is null then null when d.wrapper is null then 'settings' else d.wrapper end
+         as described_by,
+       case when d.destination is null then 'missing'
+            when d.paused then case when b.busy then 'pausing' else 'paused' end
+            else coalesce(c.state, 'not served') end as state,
        coalesce(z.since, c.since) as since,
        case when d.paused then null else c.reason end as reason,
-       case when d.paused then pg_catalog.concat_ws(': ', case when b.busy then coalesce(f.n[1], 0)::text || ' in flight, ' else '' end
-                                                 || 'paused by ' || z.paused_by, z.reason) else c.detail end as detail,
+       case when d.paused then pg_catalog.concat_ws(
+              ': ', case when b.busy then coalesce(f.n[1], 0)::text || ' in flight, ' else '' end
+                    || 'paused by ' || z.paused_by, z.reason)
+            else c.detail end as detail,
        pg_catalog.date_trunc('milliseconds', pg_catalog.clock_timestamp() - p.oldest) as oldest_pending_age,
        f.n[1]::bigint as in_flight, f.n[2]::bigint as published_total, f.n[3]::bigint as failed_total,
        f.n[4]::bigint as dead_total, f.n[5]::bigint as released_total,
@@ -3621,24 +3967,28 @@ select coalesce(d.destination, p.destination) as destination,
        pg_catalog.round(f.n[10]::numeric, 2) as p99_ms,
        pg_catalog.to_timestamp(f.n[7] / 1e6) as stats_reset,
        f.n[11]::bigint as pending, f.n[12]::bigint as max_pending
-from @extschema@.outbox_destinations() d
+from outbox_internal.destinations() d
 full join pending p on p.destination = d.destination
 left join @extschema@.outbox_paused z on z.destination = d.destination
 left join lateral (
   select l.state, l.since, l.reason, l.detail from live l where l.destination = d.destination
-  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], l.state),
+  order by pg_catalog.array_position(
+             '{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], l.state),
            l.reason is null, l.since
   limit 1) c on true
-left join lateral (select @extschema@.outbox_destination_figures(d.destination) as n) f on true
+left join lateral (select outbox_internal.destination_figures(d.destination) as n) f on true
 -- Until each worker has heard of the pause and settled what it had.
 cross join lateral (select exists (select from live l where l.destination = d.destination
                                    and l.state not in ('paused', 'not adopted')) as busy) b
 order by 1;
 comment on view @extschema@.outbox_destination_status is
-  'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message has waited that could go there; totals and times from enqueue to confirm since stats_reset, how many messages wait (scheduled and in flight included) and may wait, NULL where no worker counts. missing = messages wait for a server that there is no more.';
+  'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message'
+  ' has waited that could go there; totals and times from enqueue to confirm since stats_reset, how many messages'
+  ' wait (scheduled and in flight included) and may wait, NULL where no worker counts. missing = messages wait for a'
+  ' server that there is no more.';
 
 create view @extschema@.outbox_partition_status as
-select @extschema@.outbox_partition_label(p.partition::integer) as partition_key,
+select outbox_internal.partition_label(p.partition::integer) as partition_key,
        case when p.lease_until > pg_catalog.clock_timestamp() then p.lease_owner end as lease_owner,
        case when p.lease_until > pg_catalog.clock_timestamp()
             then pg_catalog.date_trunc('milliseconds', p.lease_until - pg_catalog.clock_timestamp()) end as lease_ttl,
@@ -3646,121 +3996,145 @@ select @extschema@.outbox_partition_label(p.partition::integer) as partition_key
        f.seq as first_waiting_seq,
        case when p.lease_until > pg_catalog.clock_timestamp() then p.lease_until end as lease_until
 from @extschema@.outbox_partitions p
-left join (select x.partition, pg_catalog.min(x.seq) as seq from @extschema@.outbox_first_shown x group by 1) f
+left join (select x.partition, pg_catalog.min(x.seq) as seq from outbox_internal.first_shown x group by 1) f
   on f.partition = p.partition;
 comment on view @extschema@.outbox_partition_status is
   'One row a partition: who owns it, how long still, and the first message that waits in it.';
 
-create function @extschema@.outbox_schema_problem(out problem text, out remedy text)
+create function outbox_internal.schema_problem(out problem text, out remedy text)
 returns setof record language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
   with place as (
-    select n.oid, n.nspname, n.nspowner, n.nspacl, x.extowner from pg_extension x join pg_namespace n on n.oid = x.extnamespace
+    select n.oid, n.nspname, n.nspowner, n.nspacl, x.extowner, n.oid = x.extnamespace as is_shared
+    from pg_extension x join pg_namespace n on n.oid = x.extnamespace or n.nspname = 'outbox_internal'
     where x.extname = 'outbox'
-  ), harmless as ( -- a superuser needs no overload, and the workers may create partitions of the history
-    select r.oid, r.rolname, coalesce((select d.datdba from pg_database d
-             where r.rolname = 'pg_database_owner' and d.datname = current_database()), r.oid) as really
+  ), harmless as ( -- a superuser needs no overload
+    select r.oid, r.rolname
     from pg_roles r
     where exists (select from pg_roles s where s.rolsuper and s.oid = coalesce((
                     select d.datdba from pg_database d
                     where r.rolname = 'pg_database_owner' and d.datname = current_database()), r.oid))
-       or r.oid = (select c.relowner from pg_class c where c.oid = '@extschema@.outbox'::regclass)
+  ), worker_role as ( -- and the workers may create partitions of the history
+    select c.relowner as oid from pg_class c where c.oid = '@extschema@.outbox'::regclass
   )
   select f.problem, f.remedy
   from (
-    select 1 as rank, format('function %s of role %I is not of the extension, and could be called in place of one that is',
-                             p.oid::regprocedure, pg_get_userbyid(p.proowner)) as problem,
+    select 1 as rank,
+           format('function %s of role %I is not of the extension, and could be called in place of one that is',
+                  p.oid::regprocedure, pg_get_userbyid(p.proowner)) as problem,
            format('drop %s %s', case p.prokind when 'p' then 'procedure' when 'a' then 'aggregate' else 'function' end,
                   p.oid::regprocedure) as remedy
-    from pg_proc p join place on p.pronamespace = place.oid
+    from pg_proc p join place on p.pronamespace = place.oid and place.is_shared
     where p.proname >= 'outbox' and p.proname < 'outboy' and (p.proname = 'outbox' or p.proname like 'outbox\_%')
       and not exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
-                      where d.classid = 'pg_proc'::regclass and d.objid = p.oid and d.refclassid = 'pg_extension'::regclass
-                        and d.deptype = 'e')
+                      where d.classid = 'pg_proc'::regclass and d.objid = p.oid
+                        and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
     union all
-    select 2, format('schema %I belongs to a role that is no superuser and may create functions in it, which could be called in place of those of the extension',
-                     place.nspname),
+    select 2,
+           format('schema %I belongs to a role that is no superuser and may create functions in it,'
+                  ' which could be called in place of those of the extension', place.nspname),
            format('alter schema %I owner to %I', place.nspname, pg_get_userbyid(place.extowner))
-    from place where place.nspowner not in (select h.oid from harmless h)
+    from place
+    where place.nspowner not in (select h.oid from harmless h
+                                 union all select w.oid from worker_role w where place.is_shared)
     union all
-    select 3, format('%s may create functions in schema %I, which could be called in place of those of the extension',
-                     case g.grantee when 0 then 'everybody' else format('role %I', pg_get_userbyid(g.grantee)) end, place.nspname),
+    select 3,
+           format('%s may create functions in schema %I, which could be called in place of those of the extension',
+                  case g.grantee when 0 then 'everybody' else format('role %I', pg_get_userbyid(g.grantee)) end,
+                  place.nspname),
            format('revoke create on schema %I from %s', place.nspname,
                   case g.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(g.grantee)) end)
     from place cross join lateral aclexplode(place.nspacl) g
-    where g.privilege_type = 'CREATE' and g.grantee <> place.nspowner and g.grantee not in (select h.oid from harmless h)
+    where g.privilege_type = 'CREATE' and g.grantee <> place.nspowner
+      and g.grantee not in (select h.oid from harmless h
+                            union all select w.oid from worker_role w where place.is_shared)
   ) f
   order by f.rank, f.problem;
 end;
-comment on function @extschema@.outbox_schema_problem() is
-  'Internal: functions in the schema of the extension that are not of it and are named like those that are, and who may create such; outbox_health shows the first.';
+comment on function outbox_internal.schema_problem() is
+  'Functions in the schema of the extension that are not of it and are named like those that are, and who may create'
+  ' such there or in outbox_internal; outbox_health shows the first.';
 
 create view @extschema@.outbox_health as
 with worker as (
   select w.worker_id from @extschema@.outbox_workers w
-  where w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)
+  where w.heartbeat_until > pg_catalog.clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
 ), connection as (
   select c.destination, c.state, c.reason, c.detail,
-         case when c.destination = 'default' then '' else pg_catalog.format('destination %I: ', c.destination) end as named
+         case when c.destination = 'default' then ''
+           else pg_catalog.format('destination %I: ', c.destination) end as named
   from @extschema@.outbox_connections c join worker w on w.worker_id = c.worker_id
 ), server as (
-  select @extschema@.outbox_is_preloaded() as preloaded, @extschema@.outbox_server_state() as obstacle,
+  select outbox_internal.is_preloaded() as preloaded, outbox_internal.server_state() as obstacle,
          pg_catalog.current_setting('outbox.worker_role') as worker_role,
          pg_catalog.current_setting('outbox.workers')::integer as workers
 ), waiting as materialized ( -- looked at once for all checks
-  select f.destination, f.enqueued_at, f.could_go from @extschema@.outbox_first_shown f
+  select f.destination, f.enqueued_at, f.could_go from outbox_internal.first_shown f
 ), sick as (
   select c.named, c.destination, c.reason, c.detail,
          case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer
-  from connection c left join @extschema@.outbox_destinations() d on d.destination = c.destination
+  from connection c left join outbox_internal.destinations() d on d.destination = c.destination
   where c.state in ('down', 'connecting', 'connected') and c.reason is not null
   order by c.state = 'connected', c.destination = 'default' desc, 2 limit 1
 )
 select 'preload' as "check", s.preloaded as ok,
-       case when not s.preloaded then 'outbox is not in shared_preload_libraries: no worker runs, messages wait' end as problem,
+       case when not s.preloaded
+         then 'outbox is not in shared_preload_libraries: no worker runs, messages wait' end as problem,
        case when not s.preloaded then 'add outbox to shared_preload_libraries and restart the server' end as remedy
 from server s
 union all
 select 'enabled', pg_catalog.current_setting('outbox.enabled')::boolean,
-       case when not pg_catalog.current_setting('outbox.enabled')::boolean then 'outbox.enabled is off: messages wait' end,
+       case when not pg_catalog.current_setting('outbox.enabled')::boolean
+         then 'outbox.enabled is off: messages wait' end,
        case when not pg_catalog.current_setting('outbox.enabled')::boolean
             then 'set outbox.enabled = on (ALTER SYSTEM or ALTER DATABASE)' end
 union all
 select 'identity', a.why is null, 'nothing is delivered from this database until it is adopted: ' || a.why,
-       case when a.why is not null then 'select outbox_adopt(), if it and not the original is to deliver what waits here' end
-from @extschema@.outbox_not_adopted() a (why)
+       case when a.why is not null
+         then 'select outbox_adopt(), if it and not the original is to deliver what waits here' end
+from outbox_internal.not_adopted() a (why)
 union all
 select 'role', p.problem is null, p.problem, p.remedy
 from server s left join pg_catalog.pg_roles r on r.rolname = s.worker_role
 cross join lateral (select
   case when r.rolname is null then pg_catalog.format('role %I, as which the workers run, does not exist', s.worker_role)
-       when r.rolsuper then pg_catalog.format('role %I is a superuser: the workers do not start as it', s.worker_role) end as problem,
-  case when r.rolname is null then pg_catalog.format('DROP EXTENSION and CREATE EXTENSION outbox, or CREATE ROLE %I and make it owner of the outbox tables', s.worker_role)
+       when r.rolsuper then pg_catalog.format('role %I is a superuser: the workers do not start as it',
+                                              s.worker_role) end as problem,
+  case when r.rolname is null
+    then pg_catalog.format('DROP EXTENSION and CREATE EXTENSION outbox, or CREATE ROLE %I and make it owner of the'
+                           ' outbox tables', s.worker_role)
        when r.rolsuper then pg_catalog.format('ALTER ROLE %I NOSUPERUSER', s.worker_role) end as remedy) p
 union all
 select 'schema', p.problem is null, p.problem, p.remedy
-from (select) one left join (select x.problem, x.remedy from @extschema@.outbox_schema_problem() x limit 1) p on true
+from (select) one left join (select x.problem, x.remedy from outbox_internal.schema_problem() x limit 1) p on true
 union all
 select 'workers', p.problem is null, p.problem, p.remedy
 from server s cross join lateral (select
   case when s.workers = 0 and not exists (select from worker) then 'outbox.workers is 0: nothing is delivered'
        when not exists (select from worker) then 'no worker is alive in this database'
          || case s.obstacle when 'slots' then ': max_worker_processes is used up'
-                            when 'turns' then ' now: there are more databases than worker slots, so they are served in turn'
+                            when 'turns' then ' now: there are more databases than worker slots,'
+                                              ' so they are served in turn'
                             when 'places' then ': all 128 places for workers of this server are taken'
                             when 'databases' then ': all 128 places for databases of this server are taken'
                             when 'excluded' then ': outbox.databases does not name it'
                             when 'role' then ': its role is missing or a superuser'
                             else '' end
        when s.obstacle = 'slots' then 'not every worker of this database runs: max_worker_processes is used up'
-       when s.obstacle = 'places' then 'not every worker of this database runs: all 128 places for workers of this server are taken'
-       when s.obstacle = 'turns' then 'there are more databases than worker slots: this one is served in turn with others' end as problem,
+       when s.obstacle = 'places'
+         then 'not every worker of this database runs: all 128 places for workers of this server are taken'
+       when s.obstacle = 'turns'
+         then 'there are more databases than worker slots: this one is served in turn with others' end as problem,
   case when s.workers = 0 and not exists (select from worker) then 'set outbox.workers to 1 or more and reload'
-       when s.obstacle in ('slots', 'turns') then pg_catalog.format('raise max_worker_processes by %s or more and restart the server',
-                                                        @extschema@.outbox_missing_slots())
-       when s.obstacle = 'places' then 'lower outbox.workers, narrow outbox.databases, or end workers outside the server, and reload'
+       when s.obstacle in ('slots', 'turns')
+         then pg_catalog.format('raise max_worker_processes by %s or more and restart the server',
+                                outbox_internal.missing_slots())
+       when s.obstacle = 'places'
+         then 'lower outbox.workers, narrow outbox.databases, or end workers outside the server, and reload'
        when exists (select from worker) then null
-       when s.obstacle = 'databases' then 'drop a database, or close one with ALTER DATABASE ... ALLOW_CONNECTIONS false; one without the extension has a place as well'
+       when s.obstacle = 'databases'
+         then 'drop a database, or close one with ALTER DATABASE ... ALLOW_CONNECTIONS false; one without the extension'
+              ' has a place as well'
        when not s.preloaded then 'see the check "preload"'
        when s.obstacle = 'excluded' then 'add it to outbox.databases, or make that empty, and reload'
        when s.obstacle = 'role' then 'see the check "role"'
@@ -3771,40 +4145,46 @@ from (select u.named || u.detail as problem,
              case when u.detail like '%password_file%'
                   then 'make the file readable for the server''s user alone, with the password as its first line'
                   when u.detail like '%outbox.tls\_%'
-                  then 'mend the file or the setting; the files are in PEM, and the key''s is readable for the server''s user alone'
+                  then 'mend the file or the setting; the files are in PEM,'
+                       ' and the key''s is readable for the server''s user alone'
                   when u.destination = 'default' then 'set outbox.url, for example amqp://localhost'
-                  else pg_catalog.format('ALTER SERVER %I OPTIONS (...); see docs/destinations.md', u.destination) end as remedy
+                  else pg_catalog.format('ALTER SERVER %I OPTIONS (...); see docs/destinations.md',
+                                         u.destination) end as remedy
       from connection u where u.state = 'unconfigured'
         and (u.destination <> 'default' or pg_catalog.current_setting('outbox.url') <> ''
-             or (select pg_catalog.count(*) from @extschema@.outbox_destinations()) = 1
+             or (select pg_catalog.count(*) from outbox_internal.destinations()) = 1
              or exists (select from waiting f where f.destination = 'default'))
       union all
       select 'outbox.url is empty: there is no broker to deliver to', 'set outbox.url, for example amqp://localhost'
       where not exists (select from worker) and pg_catalog.current_setting('outbox.url') = ''
-        and (select d.server from @extschema@.outbox_destinations() d where d.destination = 'default') is null
+        and (select d.server from outbox_internal.destinations() d where d.destination = 'default') is null
       union all
       select pg_catalog.format('messages wait for destination %I, which does not exist', m.destination),
-             pg_catalog.format('CREATE SERVER %I FOREIGN DATA WRAPPER ..., or give the messages up with outbox_discard()', m.destination)
+             pg_catalog.format('CREATE SERVER %I FOREIGN DATA WRAPPER ..., or give the messages up with'
+                               ' outbox_discard()', m.destination)
       from (select distinct f.destination from waiting f where f.could_go
-            except select d.destination from @extschema@.outbox_destinations() d) m
+            except select d.destination from outbox_internal.destinations() d) m
       union all
       select null, null order by 1 nulls last limit 1) p
 union all
 select 'source', p.problem is null, p.problem,
-       case when p.problem is not null then 'messages wait until it can be read: mend it, or call outbox_source_set() again for the same relation' end
-from (select @extschema@.outbox_source_problem() as problem) p
+       case when p.problem is not null
+         then 'messages wait until it can be read: mend it, or call outbox_source_set() again for the same relation' end
+from (select outbox_internal.source_problem() as problem) p
 union all
-select 'bodies', p.why is null, 'destination ' || pg_catalog.quote_ident(p.destination) || ': ' || p.why[1] || ': its messages wait', p.why[2]
+select 'bodies', p.why is null,
+       'destination ' || pg_catalog.quote_ident(p.destination) || ': ' || p.why[1] || ': its messages wait', p.why[2]
 from (select) one left join (
-  select d.destination, b.why from @extschema@.outbox_destinations() d
-  cross join lateral (select @extschema@.outbox_body_problem(d.destination) as why) b
+  select d.destination, b.why from outbox_internal.destinations() d
+  cross join lateral (select outbox_internal.body_problem(d.destination) as why) b
   where b.why is not null order by 1 limit 1) p on true
 union all
 select 'paused', z.destination is null,
        case when z.destination is not null
             then pg_catalog.format('destination %I is %s by %s since %s%s', z.destination,
                                    case when z.busy then pg_catalog.format('pausing, %s in flight, paused',
-                                          coalesce((@extschema@.outbox_destination_figures(z.destination))[1], 0)) else 'paused' end, z.paused_by,
+                                          coalesce((outbox_internal.destination_figures(z.destination))[1], 0))
+                                        else 'paused' end, z.paused_by,
                                    pg_catalog.date_trunc('seconds', z.since), coalesce(': ' || z.reason, '')) end,
        case when z.destination is not null then pg_catalog.format('select outbox_resume(%L)', z.destination) end
 from (select) one left join (
@@ -3816,7 +4196,8 @@ select 'broker', p.problem is null, p.problem, p.remedy
 from (select) one left join sick on true
 cross join lateral (select
   sick.named || case sick.reason
-    when 'auth_refused' then sick.peer || ' refuses the ' || case sick.peer when 'the broker' then 'user or password: ' else 'credentials: ' end
+    when 'auth_refused' then sick.peer || ' refuses the '
+                             || case sick.peer when 'the broker' then 'user or password: ' else 'credentials: ' end
     when 'vhost_refused' then 'the broker refuses the virtual host: '
     when 'exchange_missing' then 'the exchange does not exist: '
     when 'exchange_mismatch' then 'the exchange exists with other properties: '
@@ -3830,12 +4211,15 @@ cross join lateral (select
     when 'unconfirmed' then 'the broker is connected and does not confirm: '
     else case when sick.reason is not null then 'the connection to ' || sick.peer || ' failed: ' end
   end || coalesce(sick.detail, '') as problem,
-  case when sick.reason = 'unconfirmed' then 'look at the queues that the messages go to: one may have been deleted, or have no quorum; what is not confirmed is sent again by itself'
+  case when sick.reason = 'unconfirmed'
+    then 'look at the queues that the messages go to: one may have been deleted, or have no quorum; what is not'
+         ' confirmed is sent again by itself'
        when sick.destination <> 'default' or sick.peer = 'the receiver' then
     case sick.reason
       when 'auth_refused' then pg_catalog.format('check the credentials: ALTER USER MAPPING FOR %I SERVER %I',
                                                  pg_catalog.current_setting('outbox.worker_role'), sick.destination)
-      when 'exchange_missing' then 'declare the exchange, or give the server the option exchange_type so that the worker declares it'
+      when 'exchange_missing'
+        then 'declare the exchange, or give the server the option exchange_type so that the worker declares it'
       when 'exchange_mismatch' then 'make the option exchange_type fit the exchange, or empty it to only check'
       when 'address_refused' then 'name the host or its network in outbox.http_allow, if it is meant'
       when 'throttled' then 'nothing: it goes on when the receiver allows it'
@@ -3848,145 +4232,176 @@ cross join lateral (select
     when 'exchange_mismatch' then 'make outbox.exchange_type fit the exchange, or empty it to only check'
     when 'unreachable' then 'start the broker, or check host and port in outbox.url'
     when 'timeout' then 'check the network and the broker''s load'
-    when 'tls_failed' then 'check the broker''s certificate, the host in outbox.url and outbox.tls_ca_file; if it is about a client certificate, outbox.tls_cert_file'
+    when 'tls_failed' then 'check the broker''s certificate, the host in outbox.url and outbox.tls_ca_file;'
+                           ' if it is about a client certificate, outbox.tls_cert_file'
     else case when sick.reason is not null then 'see the broker''s log' end
   end end as remedy) p
 union all
-select 'blocked', p.problem is null, p.problem, case when p.problem is not null then 'free memory or disk on the broker; delivery resumes by itself' end
-from (select (select b.named || 'the broker blocks publishers: ' || coalesce(b.detail, '') from connection b where b.state = 'blocked' limit 1) as problem) p
+select 'blocked', p.problem is null, p.problem,
+       case when p.problem is not null then 'free memory or disk on the broker; delivery resumes by itself' end
+from (select (select b.named || 'the broker blocks publishers: ' || coalesce(b.detail, '') from connection b
+              where b.state = 'blocked' limit 1) as problem) p
 union all
 select 'dead letters', d.n = 0,
-       case when d.n > 0 then pg_catalog.format('%s dead letter(s), one of them: %s', case when d.n = 10000 then '10000 or more' else d.n::text end, d.reason) end,
+       case when d.n > 0
+            then pg_catalog.format('%s dead letter(s), one of them: %s',
+                                   case when d.n = 10000 then '10000 or more' else d.n::text end, d.reason) end,
        case when d.n > 0 then 'select * from outbox_dead; then outbox_retry(seq) or outbox_discard(seq)' end
-from (select c.dead as n, x.reason from @extschema@.outbox_dead_counts c
+from (select c.dead as n, x.reason from outbox_internal.dead_counts c
       left join lateral (select y.reason from @extschema@.outbox_dead y
-                         where y.seq = (select @extschema@.outbox_first_dead(false)) and c.dead > 0 limit 1) x on true) d
+                         where y.seq = (select outbox_internal.first_dead(false)) and c.dead > 0 limit 1) x on true) d
 union all
 select 'keys', b.keys = 0,
-       case when b.keys > 0 then pg_catalog.format('%s key(s) stand still behind a dead letter, one of them: %s (seq %s)',
+       case when b.keys > 0
+         then pg_catalog.format('%s key(s) stand still behind a dead letter, one of them: %s (seq %s)',
          case when b.keys = 10000 then '10000 or more' else b.keys::text end, b.key, b.seq) end,
-       case when b.keys > 0 then 'outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one' end
-from (select (select c.blocking from @extschema@.outbox_dead_counts c) as keys, case when y.whole then 'partition ' || @extschema@.outbox_partition_label(y.partition::integer) else y.key end as key, y.seq
+       case when b.keys > 0
+         then 'outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one' end
+from (select (select c.blocking from outbox_internal.dead_counts c) as keys,
+             case when y.whole then 'partition ' || outbox_internal.partition_label(y.partition::integer)
+                  else y.key end as key, y.seq
       from (select) one left join (
         select d.key, d.partition, d.seq, exists (
-          select from @extschema@.outbox_destinations() x
+          select from outbox_internal.destinations() x
           where x.destination = d.destination and 'ordering=partition' = any (x.options)) as whole
         from @extschema@.outbox_dead d
-        where d.blocks and d.seq = (select @extschema@.outbox_first_dead(true))
-          and (select c.blocking > 0 from @extschema@.outbox_dead_counts c) limit 1) y on true) b
+        where d.blocks and d.seq = (select outbox_internal.first_dead(true))
+          and (select c.blocking > 0 from outbox_internal.dead_counts c) limit 1) y on true) b
 union all
 select 'room', f.destination is null,
        case when f.destination is not null
             then pg_catalog.format('destination %I has %s messages that wait, of %s that may: enqueue %s',
                                    f.destination, f.pending, f.max_pending,
-                                   case when f.pending >= f.max_pending then 'is refused' else 'will soon be refused' end) end,
+                                   case when f.pending >= f.max_pending then 'is refused'
+                                     else 'will soon be refused' end) end,
        case when f.destination is not null then 'see the other checks for why they wait; or raise max_pending' end
 from (select) one left join (
   select x.destination, x.n[11]::bigint as pending, x.n[12]::bigint as max_pending
-  from (select d.destination, @extschema@.outbox_destination_figures(d.destination) as n from @extschema@.outbox_destinations() d) x
+  from (select d.destination, outbox_internal.destination_figures(d.destination) as n
+        from outbox_internal.destinations() d) x
   where x.n[11] >= 0.9 * x.n[12] order by x.n[11] / x.n[12] desc limit 1) f on true
 union all
 select 'transactions', p.problem is null, p.problem, p.remedy
 from (select pg_catalog.string_agg(case when t.prepared
-               then pg_catalog.format('transaction %s is prepared and has been for %s', t.xid, pg_catalog.date_trunc('seconds', t.age))
-               else pg_catalog.format('the session with pid %s has enqueued and not ended for %s', t.pid, pg_catalog.date_trunc('seconds', t.age)) end, '; ') as problem,
+               then pg_catalog.format('transaction %s is prepared and has been for %s', t.xid,
+                                      pg_catalog.date_trunc('seconds', t.age))
+               else pg_catalog.format('the session with pid %s has enqueued and not ended for %s', t.pid,
+                                      pg_catalog.date_trunc('seconds', t.age)) end, '; ') as problem,
              pg_catalog.min(case when t.prepared then 'COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts'
-               else pg_catalog.format('later messages of its keys wait for it: end it, or pg_terminate_backend(%s)', t.pid) end) as remedy
-      from (select x.pid, x.xid, x.prepared, x.age from @extschema@.outbox_open_transactions() x
+               else pg_catalog.format('later messages of its keys wait for it: end it, or pg_terminate_backend(%s)',
+                                      t.pid) end) as remedy
+      from (select x.pid, x.xid, x.prepared, x.age from outbox_internal.open_transactions() x
             where x.age > case when x.prepared then interval '1 minute' else interval '30 seconds' end
             order by x.age desc limit 3) t) p
 union all
 select 'locks', h.pid is null,
        case when h.pid is not null
-            then pg_catalog.format('process %s%s has had rows of outbox_partitions locked since %s: no other worker can take over %s partition(s)',
-                                   h.pid, ' (' || h.kind || ')', pg_catalog.date_trunc('seconds', h.since), h.partitions) end,
+            then pg_catalog.format('process %s%s has had rows of outbox_partitions locked since %s: no other worker can'
+                                   ' take over %s partition(s)',
+                                   h.pid, ' (' || h.kind || ')', pg_catalog.date_trunc('seconds', h.since),
+                                   h.partitions) end,
        case when h.pid is not null
-            then pg_catalog.format('if it is stopped, kill -CONT %s at the shell of the server; else pg_terminate_backend(%s)', h.pid, h.pid) end
+            then pg_catalog.format('if it is stopped, kill -CONT %s at the shell of the server; else'
+                                   ' pg_terminate_backend(%s)', h.pid, h.pid) end
 from (select) one left join (
-  -- The lease has run out, so its worker has not renewed it, and a transaction under way has the row: of that worker, if it
-  -- hangs while it settles. In this order, for pg_locks is dear, and there is seldom such a row.
-  select l.pid, pg_catalog.min(a.backend_type) as kind, coalesce(pg_catalog.min(a.xact_start), pg_catalog.min(p.lease_until)) as since,
+  -- The lease has run out, so its worker has not renewed it, and a transaction under way has the row: of that worker,
+  -- if it hangs while it settles. In this order, for pg_locks is dear, and there is seldom such a row.
+  select l.pid, pg_catalog.min(a.backend_type) as kind,
+         coalesce(pg_catalog.min(a.xact_start), pg_catalog.min(p.lease_until)) as since,
          pg_catalog.count(*) as partitions
   from (select q.xmax, q.lease_until from @extschema@.outbox_partitions q
         where q.lease_owner is not null and q.lease_until <= pg_catalog.clock_timestamp() offset 0) p
   cross join lateral (
-    select k.pid from pg_catalog.pg_locks k where k.locktype = 'transactionid' and k.transactionid = p.xmax and k.granted offset 0) l
+    select k.pid from pg_catalog.pg_locks k where k.locktype = 'transactionid' and k.transactionid = p.xmax
+      and k.granted offset 0) l
   left join pg_catalog.pg_stat_activity a on a.pid = l.pid
   group by l.pid order by partitions desc limit 1) h on true
 union all
 select 'lag', coalesce(s.oldest_pending_age < interval '1 minute', true),
        case when s.oldest_pending_age >= interval '1 minute'
-            then pg_catalog.format('the oldest message that could go has waited for %s', pg_catalog.date_trunc('seconds', s.oldest_pending_age)) end,
-       case when s.oldest_pending_age >= interval '1 minute' then 'see the other checks; if all are well, raise outbox.batch_size' end
-from (select pg_catalog.statement_timestamp() - pg_catalog.min(f.enqueued_at) as oldest_pending_age from waiting f where f.could_go) s;
+            then pg_catalog.format('the oldest message that could go has waited for %s',
+                                   pg_catalog.date_trunc('seconds', s.oldest_pending_age)) end,
+       case when s.oldest_pending_age >= interval '1 minute'
+         then 'see the other checks; if all are well, raise outbox.batch_size' end
+from (select pg_catalog.statement_timestamp() - pg_catalog.min(f.enqueued_at) as oldest_pending_age from waiting f
+      where f.could_go) s;
 comment on view @extschema@.outbox_health is
   'One row a check: ok or not, what is wrong, what to do.';
 
 -- ---- sql/src/51_monitoring.sql
 
--- What a dashboard shows of the time that has passed: deliveries by the minute, failures by their cause, the attempts of a
--- message, the passes of the workers. All but the attempts is in shared memory and bounded, so each view costs the same
--- whatever the backlog; a restart of the server begins anew. Without the preloaded library these are empty.
+-- What a dashboard shows of the time that has passed: deliveries by the minute, failures by their cause, the attempts
+-- of a message, the passes of the workers. All but the attempts is in shared memory and bounded, so each view costs the
+-- same whatever the backlog; a restart of the server begins anew. Without the preloaded library these are empty.
 
-create function @extschema@.outbox_minutes()
+create function outbox_internal.minutes()
 returns double precision[] language c volatile as 'MODULE_PATHNAME', 'outbox_minutes_wrapper';
-comment on function @extschema@.outbox_minutes() is
-  'Internal: the last minutes of this database from shared memory, 5 numbers each, read by outbox_throughput; NULL when not preloaded.';
+comment on function outbox_internal.minutes() is
+  'The last minutes of this database from shared memory, 5 numbers each, read by outbox_throughput; NULL when not'
+  ' preloaded.';
 
 create view @extschema@.outbox_throughput as
 select pg_catalog.to_timestamp(m.n[i]) as minute, m.n[i + 1]::bigint as published, m.n[i + 2]::bigint as retried,
        m.n[i + 3]::bigint as failed, pg_catalog.round(m.n[i + 4]::numeric, 2)::double precision as p95_ms
-from (select @extschema@.outbox_minutes() as n) m, pg_catalog.generate_series(1, pg_catalog.cardinality(m.n), 5) i
+from (select outbox_internal.minutes() as n) m, pg_catalog.generate_series(1, pg_catalog.cardinality(m.n), 5) i
 order by 1;
 comment on view @extschema@.outbox_throughput is
-  'One row a minute, the oldest first: the last 60 whole minutes and the running one. How many messages were published, failed and are tried again, became dead letters; in how many ms 95 of 100 went from enqueue to confirm.';
+  'One row a minute, the oldest first: the last 60 whole minutes and the running one. How many messages were'
+  ' published, failed and are tried again, became dead letters; in how many ms 95 of 100 went from enqueue to'
+  ' confirm.';
 
-create function @extschema@.outbox_faults()
+create function outbox_internal.faults()
 returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_faults_wrapper';
-comment on function @extschema@.outbox_faults() is
-  'Internal: failures of this database from shared memory, 7 texts a group, read by outbox_errors; NULL when not preloaded.';
+comment on function outbox_internal.faults() is
+  'Failures of this database from shared memory, 7 texts a group, read by outbox_errors; NULL when not preloaded.';
 
 create view @extschema@.outbox_errors as
 select f.t[i] as destination, f.t[i + 1] as kind, f.t[i + 2] as message, f.t[i + 3]::bigint as count,
        pg_catalog.to_timestamp(f.t[i + 4]::double precision / 1e6) as first_at,
        pg_catalog.to_timestamp(f.t[i + 5]::double precision / 1e6) as last_at, f.t[i + 6]::bigint as last_seq
-from (select @extschema@.outbox_faults() as t) f, pg_catalog.generate_series(1, pg_catalog.cardinality(f.t), 7) i
+from (select outbox_internal.faults() as t) f, pg_catalog.generate_series(1, pg_catalog.cardinality(f.t), 7) i
 order by last_at desc;
 comment on view @extschema@.outbox_errors is
-  'What failed lately, one row a cause, the most recent first: destination, kind, the error with # for numbers and ids, how often, first and last time, the last message. 100 causes at most; of a destination that went down last_seq is NULL.';
+  'What failed lately, one row a cause, the most recent first: destination, kind, the error with # for numbers and'
+  ' ids, how often, first and last time, the last message. 100 causes at most; of a destination that went down'
+  ' last_seq is NULL.';
 
 create view @extschema@.outbox_attempts as
 select l.seq, l.destination, l.attempt, l.at, l.outcome, l.error, l.worker_id
 from @extschema@.outbox_attempts_log l;
 comment on view @extschema@.outbox_attempts is
-  'Attempts that failed, the last 20 of each message: which one, when, what became of the message (retried, dead), the error, the worker (NULL = a relay). Give a seq.';
+  'Attempts that failed, the last 20 of each message: which one, when, what became of the message (retried, dead),'
+  ' the error, the worker (NULL = a relay). Give a seq.';
 
-create function @extschema@.outbox_recent_ticks()
+create function outbox_internal.recent_ticks()
 returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_recent_ticks_wrapper';
-comment on function @extschema@.outbox_recent_ticks() is
-  'Internal: passes of the workers of this database from shared memory, 14 numbers each, read by outbox_ticks; NULL when not preloaded.';
+comment on function outbox_internal.recent_ticks() is
+  'Passes of the workers of this database from shared memory, 14 numbers each, read by outbox_ticks; NULL when not'
+  ' preloaded.';
 
 create view @extschema@.outbox_ticks as
 select pg_catalog.format('server-%s', t.n[i] + 1) as worker_id, x.at, t.n[i + 2] as claimed, t.n[i + 3] as published,
        t.n[i + 4] as failed, pg_catalog.round(t.n[i + 5] / 1000.0, 2) as duration_ms, t.n[i + 6] as backoff_ms,
        t.n[i + 7] = 1 as renewed_heartbeat, t.n[i + 8] as purged_stale, t.n[i + 9] as active_workers,
-       t.n[i + 10] as desired_count, t.n[i + 11] as owned_count, t.n[i + 12] as leased_count, t.n[i + 13] as released_count,
+       t.n[i + 10] as desired_count, t.n[i + 11] as owned_count, t.n[i + 12] as leased_count,
+       t.n[i + 13] as released_count,
        pg_catalog.to_char(x.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') as ts
-from (select @extschema@.outbox_recent_ticks() as n) t, pg_catalog.generate_series(1, pg_catalog.cardinality(t.n), 14) i
+from (select outbox_internal.recent_ticks() as n) t, pg_catalog.generate_series(1, pg_catalog.cardinality(t.n), 14) i
 cross join lateral (select pg_catalog.to_timestamp(t.n[i + 1] / 1e6) as at) x
 order by x.at desc;
 comment on view @extschema@.outbox_ticks is
-  'The last passes of each worker that did something, 120 of each at most, the most recent first: what outbox_tick() says of a pass, of one worker.';
+  'The last passes of each worker that did something, 120 of each at most, the most recent first: what outbox_tick()'
+  ' says of a pass, of one worker.';
 
 -- ---- sql/src/52_check.sql
 
--- Whether a destination can be used, in words. A session opens no socket: it asks the workers to look, through shared memory,
--- and reads what they found in outbox_connections.
+-- Whether a destination can be used, in words. A session opens no socket: it asks the workers to look, through shared
+-- memory, and reads what they found in outbox_connections.
 
-create function @extschema@.outbox_ask_for_a_look(destination text)
+create function outbox_internal.ask_for_a_look(destination text)
 returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_ask_for_a_look_wrapper';
-comment on function @extschema@.outbox_ask_for_a_look(text) is
-  'Internal: asks the workers that serve a destination to look at it anew; false if none can hear it.';
+comment on function outbox_internal.ask_for_a_look(text) is
+  'Asks the workers that serve a destination to look at it anew; false if none can hear it.';
 
 create function @extschema@.outbox_check(
   destination text default 'default', out step text, out ok boolean, out detail text
@@ -4006,11 +4421,12 @@ declare
 begin
   destination := coalesce(destination, 'default');
   select d.*, d.destination = 'default' and d.server is null as by_settings into described
-  from @extschema@.outbox_destinations() d where d.destination = outbox_check.destination;
+  from outbox_internal.destinations() d where d.destination = outbox_check.destination;
   step := 'exists';
   ok := described.destination is not null;
   if not ok then
-    detail := format('there is no destination "%s": CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp or outbox_http', destination);
+    detail := format('there is no destination "%s": CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp or'
+                     ' outbox_http', destination);
     return next;
     return;
   end if;
@@ -4022,7 +4438,8 @@ begin
   ok := described.destination = 'default' or has_server_privilege(described.server, 'USAGE');
   detail := case when described.destination = 'default' then 'everybody who may enqueue may use it'
                  when ok then format('role %I may use it', current_user)
-                 else format('role %I may not use it: GRANT USAGE ON FOREIGN SERVER %I TO %1$I', current_user, destination) end;
+                 else format('role %I may not use it: GRANT USAGE ON FOREIGN SERVER %I TO %1$I', current_user,
+                             destination) end;
   return next;
 
   step := 'mapping';
@@ -4041,11 +4458,11 @@ begin
     select count(*), count(*) filter (where c.looked_at >= asked_at) into workers, answers
     from @extschema@.outbox_workers w
     left join @extschema@.outbox_connections c on c.worker_id = w.worker_id and c.destination = outbox_check.destination
-    where w.heartbeat_until > clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)
+    where w.heartbeat_until > clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
       and w.worker_id like 'server-%'; -- those outside are asked nothing
     exit when workers = answers or current_setting('transaction_isolation') <> 'read committed'
       or clock_timestamp() > asked_at + patience;
-    is_asked := is_asked or @extschema@.outbox_ask_for_a_look(destination);
+    is_asked := is_asked or outbox_internal.ask_for_a_look(destination);
     exit when not is_asked and clock_timestamp() > asked_at + interval '2 seconds'; -- a new one is known by then
     perform pg_sleep(0.01);
   end loop;
@@ -4059,7 +4476,8 @@ begin
   ok := pause.destination is null and current_setting('outbox.enabled')::boolean;
   detail := case
     when pause.destination is not null
-      then format('paused by %s%s: messages wait for outbox_resume(%L)', pause.paused_by, ', ' || pause.reason, destination)
+      then format('paused by %s%s: messages wait for outbox_resume(%L)', pause.paused_by, ', ' || pause.reason,
+                  destination)
     when not ok then 'outbox.enabled is off: messages wait'
     else 'neither paused nor switched off' end;
   return next;
@@ -4068,10 +4486,11 @@ begin
          (array_agg(c.state order by c.rank))[1] as state, (array_agg(c.reason order by c.rank))[1] as reason,
          (array_agg(c.detail order by c.rank))[1] as detail, (array_agg(c.since order by c.rank))[1] as since
   into seen
-  from (select x.*, array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[], x.state) as rank
+  from (select x.*, array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[],
+                                   x.state) as rank
         from @extschema@.outbox_connections x join @extschema@.outbox_workers w on w.worker_id = x.worker_id
         where x.destination = outbox_check.destination and w.heartbeat_until > clock_timestamp()
-          and not @extschema@.outbox_has_ended(w.worker_id)) c;
+          and not outbox_internal.has_ended(w.worker_id)) c;
   step := 'worker';
   ok := seen.workers > 0;
   detail := case when ok then format('%s of %s workers serve it', seen.workers, greatest(workers, seen.workers))
@@ -4080,7 +4499,8 @@ begin
   return next;
 
   step := 'options';
-  ok := case seen.state when 'unconfigured' then false when 'paused' then null when 'pausing' then null else seen.state <> 'starting' end;
+  ok := case seen.state when 'unconfigured' then false when 'paused' then null when 'pausing' then null
+    else seen.state <> 'starting' end;
   detail := case when seen.state = 'unconfigured' then seen.detail || stale
                  when ok then 'a worker can make use of them' || stale
                  else 'not known: no worker has looked' end;
@@ -4088,7 +4508,7 @@ begin
 
   if exists (select from unnest(described.options) o where o like 'body=%') then
     step := 'body';
-    body_problem := @extschema@.outbox_body_problem(destination);
+    body_problem := outbox_internal.body_problem(destination);
     ok := body_problem is null;
     detail := case when ok then 'its function can be called'
                    else format('%s: %s', body_problem[1], body_problem[2]) end;
@@ -4118,48 +4538,52 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_check(text) is
-  'Whether a destination can be used, step by step: ok is NULL where nobody knows. Workers try at once to connect where they are not; it waits for their answer, 5 s at most.';
+  'Whether a destination can be used, step by step: ok is NULL where nobody knows. Workers try at once to connect'
+  ' where they are not; it waits for their answer, 5 s at most.';
 
 -- ---- sql/src/54_tick.sql
 
 -- One pass of the workers at once, and delivery by hand. A session opens no socket: it asks the workers through shared
 -- memory and waits for their answers. It only reads; what it asks for ends with its transaction at the latest.
 
-create function @extschema@.outbox_ask(reach bigint)
+create function outbox_internal.ask(reach bigint)
 returns bigint language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_ask_wrapper';
-comment on function @extschema@.outbox_ask(bigint) is
-  'Internal: asks the workers for delivery up to a seq, 0 = for one pass; returns a ticket; 0 = there is nobody to ask, NULL = another session asks.';
+comment on function outbox_internal.ask(bigint) is
+  'Asks the workers for delivery up to a seq, 0 = for one pass; returns a ticket; 0 = there is nobody to ask, NULL ='
+  ' another session asks.';
 
-create function @extschema@.outbox_answers(ticket bigint, timeout_ms integer)
+create function outbox_internal.answers(ticket bigint, timeout_ms integer)
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_answers_wrapper';
-comment on function @extschema@.outbox_answers(bigint, integer) is
-  'Internal: waits until the workers are done with what was asked, at most so long; returns 14 numbers of each worker: number, state (0 has not heard, 1 is at it, 2 done), figures.';
+comment on function outbox_internal.answers(bigint, integer) is
+  'Waits until the workers are done with what was asked, at most so long; returns 14 numbers of each worker: number,'
+  ' state (0 has not heard, 1 is at it, 2 done), figures.';
 
-create function @extschema@.outbox_stop_asking()
+create function outbox_internal.stop_asking()
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_stop_asking_wrapper';
-comment on function @extschema@.outbox_stop_asking() is
-  'Internal: this session asks the workers for nothing any more.';
+comment on function outbox_internal.stop_asking() is
+  'This session asks the workers for nothing any more.';
 
-create function @extschema@.outbox_check_asking(caller text, timeout interval)
+create function outbox_internal.check_asking(caller text, timeout interval)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   if timeout is null or extract(epoch from timeout) not between 0 and 3600 then
     raise exception 'timeout is %', coalesce(timeout::text, 'NULL')
       using errcode = 'invalid_parameter_value', hint = 'Give a time up to 1 hour; when it is over, call again.';
   end if;
-  if @extschema@.outbox_has_enqueued() then
+  if outbox_internal.has_enqueued() then
     raise exception 'this transaction has enqueued messages, which no worker sees before it commits'
       using errcode = 'active_sql_transaction', hint = format('Commit first, then call %s().', caller);
   end if;
 end
 $$;
-comment on function @extschema@.outbox_check_asking(text, interval) is
-  'Internal: refuses what would wait for nothing.';
+comment on function outbox_internal.check_asking(text, interval) is
+  'Refuses what would wait for nothing.';
 
-create function @extschema@.outbox_ask_workers(
+create function outbox_internal.ask_workers(
   reach bigint, until timestamptz, out worker_id text, out done boolean, out claimed bigint, out published bigint,
-  out failed bigint, out duration_us bigint, out backoff_ms bigint, out renewed_heartbeat boolean, out purged_stale bigint,
-  out active_workers bigint, out desired_count bigint, out owned_count bigint, out leased_count bigint, out released_count bigint
+  out failed bigint, out duration_us bigint, out backoff_ms bigint, out renewed_heartbeat boolean,
+  out purged_stale bigint, out active_workers bigint, out desired_count bigint, out owned_count bigint,
+  out leased_count bigint, out released_count bigint
 ) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   began constant timestamptz := clock_timestamp();
@@ -4171,10 +4595,10 @@ declare
 begin
   loop
     if coalesce(ticket, 0) = 0 then
-      ticket := @extschema@.outbox_ask(reach);
+      ticket := outbox_internal.ask(reach);
     end if;
     if ticket > 0 then
-      answers := @extschema@.outbox_answers(
+      answers := outbox_internal.answers(
         ticket, ceil(greatest(1, least(1000, extract(epoch from until - clock_timestamp()) * 1000)))::integer);
       states := array(select answers[i + 2] from generate_series(0, cardinality(answers) - 1, 14) i);
       exit when 2 = all (states) and states <> '{}';
@@ -4185,7 +4609,7 @@ begin
     -- One that is new, or starts again, is there by then.
     exit when states = '{}' and ticket is not null and clock_timestamp() > began + interval '2 seconds';
   end loop;
-  perform @extschema@.outbox_stop_asking();
+  perform outbox_internal.stop_asking();
 
   if ticket is null then
     raise exception 'another session asks the workers of this database'
@@ -4194,7 +4618,8 @@ begin
     select h.problem, h.remedy into problem, remedy
     from @extschema@.outbox_health h where h."check" in ('preload', 'workers') and not h.ok order by h."check" limit 1;
     if problem is null and exists (
-      select from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp() and w.worker_id like 'work-%') then
+      select from @extschema@.outbox_workers w where w.heartbeat_until > clock_timestamp()
+        and w.worker_id like 'work-%') then
       problem := 'Those outside of the server are asked nothing.';
       remedy := 'Set outbox.workers, or run outboxctl work --once.';
     end if;
@@ -4203,29 +4628,32 @@ begin
             hint = coalesce(remedy, 'Call again.');
   end if;
   return query
-  select format('server-%s', a[1] + 1), a[2] = 2, a[3], a[4], a[5], a[6], a[7], a[8] = 1, a[9], a[10], a[11], a[12], a[13], a[14]
+  select format('server-%s', a[1] + 1), a[2] = 2, a[3], a[4], a[5], a[6], a[7], a[8] = 1, a[9], a[10], a[11], a[12],
+         a[13], a[14]
   from (select answers[i + 1 : i + 14] as a from generate_series(0, cardinality(answers) - 1, 14) i) w
   where a[2] > 0;
 end
 $$;
-comment on function @extschema@.outbox_ask_workers(bigint, timestamptz) is
-  'Internal: asks the workers for delivery up to a seq, 0 = for one pass, and waits until then for their answers; one row for each that has begun.';
+comment on function outbox_internal.ask_workers(bigint, timestamptz) is
+  'Asks the workers for delivery up to a seq, 0 = for one pass, and waits until then for their answers; one row for'
+  ' each that has begun.';
 
 create function @extschema@.outbox_tick(timeout interval default '30 s')
 returns jsonb language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
   tick jsonb;
 begin
-  perform @extschema@.outbox_check_asking('outbox_tick'::text, timeout);
+  perform outbox_internal.check_asking('outbox_tick'::text, timeout);
   select jsonb_build_object(
            'claimed', sum(a.claimed), 'published', sum(a.published), 'failed', sum(a.failed),
            'duration_ms', round(max(a.duration_us) / 1000.0, 2), 'backoff_ms', min(a.backoff_ms),
            'renewed_heartbeat', bool_and(a.renewed_heartbeat), 'purged_stale', sum(a.purged_stale),
            'active_workers', max(a.active_workers), 'desired_count', sum(a.desired_count),
-           'owned_count', sum(a.owned_count), 'leased_count', sum(a.leased_count), 'released_count', sum(a.released_count),
+           'owned_count', sum(a.owned_count), 'leased_count', sum(a.leased_count),
+           'released_count', sum(a.released_count),
            'ts', to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
     into tick
-  from @extschema@.outbox_ask_workers(0::bigint, clock_timestamp() + timeout) a having count(*) > 0;
+  from outbox_internal.ask_workers(0::bigint, clock_timestamp() + timeout) a having count(*) > 0;
   if tick is null then
     raise exception 'no worker has begun within %', timeout
       using errcode = 'object_not_in_prerequisite_state',
@@ -4236,11 +4664,12 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_tick(interval) is
-  'One pass of every worker of this database, at once: claim, publish, settle. Waits for its end and returns what it did, all workers together, in the 13 keys of a tick.';
+  'One pass of every worker of this database, at once: claim, publish, settle. Waits for its end and returns what it'
+  ' did, all workers together, in the 13 keys of a tick.';
 
 -- ---- delivery by hand -----------------------------------------------------------------------------------------------
 
-create function @extschema@.outbox_next(max_rows integer, out seq bigint, out destination text, out attempts integer)
+create function outbox_internal.next(max_rows integer, out seq bigint, out destination text, out attempts integer)
 returns setof record language sql volatile
 set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sort = off set jit = off as $$
   with closed as materialized (
@@ -4249,24 +4678,27 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
     union
     select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
   ), lanes as materialized (
-    select l.* from @extschema@.outbox_closed_lanes() l
+    select l.* from outbox_internal.closed_lanes() l
   ), open as materialized (
-    select d.destination from @extschema@.outbox_destinations() d where not d.paused
+    select d.destination from outbox_internal.destinations() d where not d.paused
   ), ready as (
     select x.seq, x.destination, x.attempts
-    from @extschema@.outbox_first_pending l join open d on d.destination = l.destination
+    from outbox_internal.first_pending l join open d on d.destination = l.destination
     cross join lateral (
       select o.seq, o.destination, o.attempts from @extschema@.outbox o
       where o.destination = l.destination and o.partition = l.partition
-        and not exists (select from closed c where c.destination = o.destination and c.partition = o.partition and c.key = o.key)
-        and not exists (select from lanes c where c.destination = o.destination and c.partition = o.partition and c.head < o.seq)
+        and not exists (select from closed c where c.destination = o.destination and c.partition = o.partition
+                        and c.key = o.key)
+        and not exists (select from lanes c where c.destination = o.destination and c.partition = o.partition
+                        and c.head < o.seq)
       order by o.destination, o.partition, o.seq limit $1) x
     union all
-    select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w join open d on d.destination = w.destination
+    select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w
+    join open d on d.destination = w.destination
     where w.due_at <= clock_timestamp()
     union all
     select x.seq, x.destination, x.attempts
-    from @extschema@.outbox_gates((select s.partitions from @extschema@.outbox_settings s)) g
+    from outbox_internal.gates((select s.partitions from @extschema@.outbox_settings s)) g
     join open d on d.destination = g.destination
     cross join lateral (
       select w.seq, w.destination, w.attempts from @extschema@.outbox_waiting w
@@ -4277,22 +4709,24 @@ set search_path = pg_catalog, pg_temp set enable_bitmapscan = off set enable_sor
   )
   select r.seq, r.destination, r.attempts from ready r order by r.seq, r.destination limit $1;
 $$;
-comment on function @extschema@.outbox_next(integer) is
-  'Internal: the first messages that could go now, in order of seq, with the attempts they have had: not scheduled, backing off, behind such a one or a dead letter, or of a destination that is paused.';
+comment on function outbox_internal.next(integer) is
+  'The first messages that could go now, in order of seq, with the attempts they have had: not scheduled, backing'
+  ' off, behind such a one or a dead letter, or of a destination that is paused.';
 
-create function @extschema@.outbox_fate(seq bigint, destination text, attempts integer, since timestamptz)
+create function outbox_internal.fate(seq bigint, destination text, attempts integer, since timestamptz)
 returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   select case
     when f.outcome <> 'waits' then f.outcome
     when exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2 and w.attempts > $3)
       or exists (select from @extschema@.outbox o
-                 where o.ctid = (select @extschema@.outbox_row($1, $2, s.partitions)) and o.attempts > $3) then 'failed'
+                 where o.ctid = (select outbox_internal.find_row($1, $2, s.partitions)) and o.attempts > $3)
+                   then 'failed'
     else 'waits' end
   from @extschema@.outbox_settings s
-  cross join lateral @extschema@.outbox_outcome($1, $2, $4, s.partitions) f (outcome);
+  cross join lateral outbox_internal.outcome($1, $2, $4, s.partitions) f (outcome);
 $$;
-comment on function @extschema@.outbox_fate(bigint, text, integer, timestamptz) is
-  'Internal: where a message is now, as outbox_outcome() says, and failed if it has had more attempts than that.';
+comment on function outbox_internal.fate(bigint, text, integer, timestamptz) is
+  'Where a message is now, as outcome() says, and failed if it has had more attempts than that.';
 
 create function @extschema@.outbox_relay(
   max_rows integer default 100, timeout interval default '30 s', out messages bigint, out published bigint,
@@ -4305,13 +4739,14 @@ declare
   left_before bigint;
   idle_rounds integer := 0;
 begin
-  perform @extschema@.outbox_check_asking('outbox_relay'::text, timeout);
+  perform outbox_internal.check_asking('outbox_relay'::text, timeout);
   if max_rows is null or max_rows not between 1 and 10000 then
     raise exception 'max_rows is %', coalesce(max_rows::text, 'NULL')
       using errcode = 'invalid_parameter_value', hint = 'Give a number from 1 to 10000.';
   end if;
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'outbox_relay() cannot see the end of a message in a % transaction', upper(current_setting('transaction_isolation'))
+    raise exception 'outbox_relay() cannot see the end of a message in a % transaction',
+      upper(current_setting('transaction_isolation'))
       using errcode = 'object_not_in_prerequisite_state', hint = 'Call it at READ COMMITTED.';
   end if;
   if not current_setting('outbox.enabled')::boolean and not (select s.leasing from @extschema@.outbox_settings s) then
@@ -4320,13 +4755,13 @@ begin
             hint = 'select outbox_configure(leasing => true), or switch outbox.enabled on.';
   end if;
 
-  select jsonb_agg(to_jsonb(n) order by n.seq), count(*) into chosen, messages from @extschema@.outbox_next(max_rows) n;
+  select jsonb_agg(to_jsonb(n) order by n.seq), count(*) into chosen, messages from outbox_internal.next(max_rows) n;
   waiting := messages;
   while waiting > 0 and idle_rounds < 2 loop
     left_before := waiting;
-    perform from @extschema@.outbox_ask_workers((chosen->-1->>'seq')::bigint, began + timeout);
+    perform from outbox_internal.ask_workers((chosen->-1->>'seq')::bigint, began + timeout);
     fates := array(
-      select @extschema@.outbox_fate(c.seq, c.destination, c.attempts, began - interval '1 minute')
+      select outbox_internal.fate(c.seq, c.destination, c.attempts, began - interval '1 minute')
       from jsonb_to_recordset(chosen) c (seq bigint, destination text, attempts integer));
     waiting := (select count(*) from unnest(fates) f where f in ('waits', 'unknown'));
     -- What waited behind another of its key, or came to another worker, goes in the next round.
@@ -4340,216 +4775,240 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_relay(integer, interval) is
-  'Lets the workers deliver the first max_rows messages that could go, in order of seq, also with outbox.enabled off, and waits until each has been tried. ok: all of them are published.';
+  'Lets the workers deliver the first max_rows messages that could go, in order of seq, also with outbox.enabled off,'
+  ' and waits until each has been tried. ok: all of them are published.';
 
 -- ---- sql/src/56_work.sql
 
--- For workers outside the server (outboxctl work): the worker protocol for a role that sees no table, outbox_relay. Such a
--- worker shares partitions, leases and claims with those in the server, so these functions stand on the same ones
--- (30_worker.sql), and hold it to its own: who it is belongs to the session, not to an argument, so it settles nothing
--- that another has claimed. What it is told of shared memory keeps the order of keys: before a claim from where its
--- lanes must be read again, after it which transactions are open, and what was committed meanwhile (crates/core, engine).
+-- For workers outside the server (outboxctl work): the worker protocol for a role that sees no table, outbox_relay.
+-- Such a worker shares partitions, leases and claims with those in the server, so these functions stand on the same
+-- ones (30_worker.sql), and hold it to its own: who it is belongs to the session, not to an argument, so it settles
+-- nothing that another has claimed. What it is told of shared memory keeps the order of keys: before a claim from where
+-- its lanes must be read again, after it which transactions are open, and what was committed meanwhile (crates/core,
+-- engine).
 -- Lock order: as in 30_worker.sql.
 
-create function @extschema@.outbox_work_join(label text)
+create function outbox_internal.work_join(label text)
 returns text language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_join_wrapper';
-comment on function @extschema@.outbox_work_join(text) is
-  'Internal: this session takes a place among the workers; returns its name.';
+comment on function outbox_internal.work_join(text) is
+  'This session takes a place among the workers; returns its name.';
 
-create function @extschema@.outbox_work_quit()
+create function outbox_internal.work_quit()
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_quit_wrapper';
-comment on function @extschema@.outbox_work_quit() is
-  'Internal: this session gives its place among the workers back.';
+comment on function outbox_internal.work_quit() is
+  'This session gives its place among the workers back.';
 
-create function @extschema@.outbox_work_me()
+create function outbox_internal.work_me()
 returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_me_wrapper';
-comment on function @extschema@.outbox_work_me() is
-  'Internal: the worker that this session is; an error if it is none.';
+comment on function outbox_internal.work_me() is
+  'The worker that this session is; an error if it is none.';
 
-create function @extschema@.outbox_work_token()
+create function outbox_internal.work_token()
 returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_token_wrapper';
-comment on function @extschema@.outbox_work_token() is
-  'Internal: with leasing off, the token of the claims of the worker that this session is.';
+comment on function outbox_internal.work_token() is
+  'With leasing off, the token of the claims of the worker that this session is.';
 
-create function @extschema@.outbox_work_own(partitions smallint[], ttl_s integer)
+create function outbox_internal.work_own(partitions smallint[], ttl_s integer)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_own_wrapper';
-comment on function @extschema@.outbox_work_own(smallint[], integer) is
-  'Internal: from now on the worker that this session is reads these partitions, and no other worker, for ttl_s seconds.';
+comment on function outbox_internal.work_own(smallint[], integer) is
+  'From now on the worker that this session is reads these partitions, and no other worker, for ttl_s seconds.';
 
-create function @extschema@.outbox_work_adopt(prepared bigint[])
+create function outbox_internal.work_adopt(prepared bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_adopt_wrapper';
-comment on function @extschema@.outbox_work_adopt(bigint[]) is
-  'Internal: takes prepared transactions that are older than the shared memory into the registry: (xid, since in microseconds) one after the other. Once for each database.';
+comment on function outbox_internal.work_adopt(bigint[]) is
+  'Takes prepared transactions that are older than the shared memory into the registry: (xid, since in microseconds)'
+  ' one after the other. Once for each database.';
 
-create function @extschema@.outbox_work_count(destination text, ended bigint[], took_us bigint[])
+create function outbox_internal.work_count(destination text, ended bigint[], took_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_count_wrapper';
-comment on function @extschema@.outbox_work_count(text, bigint[], bigint[]) is
-  'Internal: what a settle ended, for the figures of a destination: [published, retried, dead, expired, released], and how long the published ones took.';
+comment on function outbox_internal.work_count(text, bigint[], bigint[]) is
+  'What a settle ended, for the figures of a destination: [published, retried, dead, expired, released], and how long'
+  ' the published ones took.';
 
-create function @extschema@.outbox_work_in_flight(destination text, in_flight integer)
+create function outbox_internal.work_in_flight(destination text, in_flight integer)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_in_flight_wrapper';
-comment on function @extschema@.outbox_work_in_flight(text, integer) is
-  'Internal: how many messages of a destination the worker that this session is has in flight.';
+comment on function outbox_internal.work_in_flight(text, integer) is
+  'How many messages of a destination the worker that this session is has in flight.';
 
-create function @extschema@.outbox_is_on_disk(wal_position bigint)
+create function outbox_internal.is_on_disk(wal_position bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_on_disk_wrapper';
-comment on function @extschema@.outbox_is_on_disk(bigint) is
-  'Internal: waits until WAL is on disk up to there; true.';
+comment on function outbox_internal.is_on_disk(bigint) is
+  'Waits until WAL is on disk up to there; true.';
 
 -- ---- what a worker outside calls: shared memory ---------------------------------------------------------------------
 
-create function @extschema@.outbox_work_reopened(partitions smallint[])
+create function outbox_internal.work_reopened(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_reopened_wrapper';
-comment on function @extschema@.outbox_work_reopened(smallint[]) is
-  'Worker outside: from which seq on each partition must be read again since the last call, for the default destination and for all others; -1 = nothing new. Before a claim.';
+comment on function outbox_internal.work_reopened(smallint[]) is
+  'Worker outside: from which seq on each partition must be read again since the last call, for the default'
+  ' destination and for all others; -1 = nothing new. Before a claim.';
 
-create function @extschema@.outbox_work_glance(partitions smallint[])
+create function outbox_internal.work_glance(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_glance_wrapper';
-comment on function @extschema@.outbox_work_glance(smallint[]) is
-  'Worker outside: the number of open transactions that have enqueued; of each its lowest seq, a count, and so many words of its filter of keys with their numbers; then what outbox_work_reopened() would return. After a claim.';
+comment on function outbox_internal.work_glance(smallint[]) is
+  'Worker outside: the number of open transactions that have enqueued; of each its lowest seq, a count, and so many'
+  ' words of its filter of keys with their numbers; then what work_reopened() would return. After a claim.';
 
-create function @extschema@.outbox_work_wait(seen bigint[], timeout_ms integer, in_flight integer, tell boolean default false)
-returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_wait_wrapper';
-comment on function @extschema@.outbox_work_wait(bigint[], integer, integer, boolean) is
-  'Worker outside: waits until there may be something to do, at most so long; says how much it has in flight, and tell = that the other workers shall look at the leases. Returns three counters to pass next (commits, workers, what waits), and 1 if a statement needs the database without workers.';
+create function outbox_internal.work_wait(
+  seen bigint[], timeout_ms integer, in_flight integer, tell boolean default false
+) returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_wait_wrapper';
+comment on function outbox_internal.work_wait(bigint[], integer, integer, boolean) is
+  'Worker outside: waits until there may be something to do, at most so long; says how much it has in flight, and'
+  ' tell = that the other workers shall look at the leases. Returns three counters to pass next (commits, workers,'
+  ' what waits), and 1 if a statement needs the database without workers.';
 
 -- ---- what a worker outside calls: its life --------------------------------------------------------------------------
 
-create function @extschema@.outbox_work_begin(label text)
+create function outbox_internal.work_begin(label text)
 returns text language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  me constant text := @extschema@.outbox_work_join(coalesce(label, ''));
+  me constant text := outbox_internal.work_join(coalesce(label, ''));
 begin
-  if exists (select from @extschema@.outbox_workers w where w.worker_id = me and w.pid is distinct from pg_backend_pid()) then
+  if exists (select from @extschema@.outbox_workers w
+             where w.worker_id = me and w.pid is distinct from pg_backend_pid()) then
     raise exception 'a worker has the name "%"', me using errcode = 'object_in_use', hint = 'Choose another label.';
   end if;
-  perform @extschema@.outbox_work_adopt(coalesce((
+  perform outbox_internal.work_adopt(coalesce((
     select array_agg(n order by x.transaction::text::bigint, i) from pg_prepared_xacts x
-    cross join lateral (values (1, x.transaction::text::bigint), (2, (extract(epoch from x.prepared) * 1000000)::bigint)) v (i, n)
+    cross join lateral (
+      values (1, x.transaction::text::bigint), (2, (extract(epoch from x.prepared) * 1000000)::bigint)) v (i, n)
     where x.database = current_database()), '{}'));
   return me;
 end
 $$;
-comment on function @extschema@.outbox_work_begin(text) is
+comment on function outbox_internal.work_begin(text) is
   'Worker outside: this session is a worker from now on. Returns its name: work-, the label, and a number of its own.';
 
-create function @extschema@.outbox_work_look(
+create function outbox_internal.work_look(
   out leasing boolean, out not_adopted text, out source text, out defaults text, out now_us bigint
 )
 language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  perform @extschema@.outbox_work_me();
+  perform outbox_internal.work_me();
   select s.leasing into leasing from @extschema@.outbox_settings s;
-  not_adopted := @extschema@.outbox_legible(@extschema@.outbox_not_adopted());
-  source := (select @extschema@.outbox_legible(s.relation) from @extschema@.outbox_source s);
+  not_adopted := outbox_internal.legible(outbox_internal.not_adopted());
+  source := (select outbox_internal.legible(s.relation) from @extschema@.outbox_source s);
   defaults := (
-    select @extschema@.outbox_legible(
-             string_agg(format('%s %s %s', s.setdatabase, s.setrole, s.setconfig), ';' order by s.setdatabase, s.setrole))
+    select outbox_internal.legible(
+             string_agg(format('%s %s %s', s.setdatabase, s.setrole, s.setconfig), ';'
+                        order by s.setdatabase, s.setrole))
     from pg_db_role_setting s
     where s.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
       and s.setrole in (0, (select r.oid from pg_roles r where r.rolname = session_user)));
   now_us := (extract(epoch from clock_timestamp()) * 1000000)::bigint;
 end
 $$;
-comment on function @extschema@.outbox_work_look() is
-  'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from here, the source of events that it cannot read, a text that changes with the settings that a new session would have, and the time in microseconds since 1970.';
+comment on function outbox_internal.work_look() is
+  'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from here,'
+  ' the source of events that it cannot read, a text that changes with the settings that a new session would have,'
+  ' and the time in microseconds since 1970.';
 
-create function @extschema@.outbox_work_destinations(
+create function outbox_internal.work_destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
-) returns setof record language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select @extschema@.outbox_legible(d.destination), d.wrapper, d.server,
-         (select array_agg(@extschema@.outbox_legible(o) order by i) from unnest(d.options) with ordinality u (o, i)), d.paused
-  from @extschema@.outbox_destinations() d where @extschema@.outbox_work_me() is not null;
+) returns setof record language sql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
+  select outbox_internal.legible(d.destination), d.wrapper, d.server,
+         (select array_agg(outbox_internal.legible(o) order by i) from unnest(d.options) with ordinality u (o, i)),
+         d.paused
+  from outbox_internal.destinations() d where outbox_internal.work_me() is not null;
 $$;
-comment on function @extschema@.outbox_work_destinations() is
-  'Worker outside: the destinations that there are, as outbox_destinations() has them.';
+comment on function outbox_internal.work_destinations() is
+  'Worker outside: the destinations that there are, as destinations() has them.';
 
-create function @extschema@.outbox_work_ttl_s()
+create function outbox_internal.work_ttl_s()
 returns integer language sql stable set search_path = pg_catalog, pg_temp as $$
   select extract(epoch from current_setting('outbox.lease_ttl')::interval)::integer;
 $$;
-comment on function @extschema@.outbox_work_ttl_s() is
-  'Internal: outbox.lease_ttl in seconds.';
+comment on function outbox_internal.work_ttl_s() is
+  'Outbox.lease_ttl in seconds.';
 
-create function @extschema@.outbox_work_heartbeat()
-returns setof text language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.work_heartbeat()
+returns setof text language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
 begin
   perform set_config('synchronous_commit', 'off', true);
   -- No longer than its leases last: nobody knows sooner that such a worker has ended, and both are over at once then.
-  return query select @extschema@.outbox_legible(h) from @extschema@.outbox_heartbeat(
-    @extschema@.outbox_work_me(), pg_backend_pid(), @extschema@.outbox_work_ttl_s()) h;
+  return query select outbox_internal.legible(h) from outbox_internal.heartbeat(
+    outbox_internal.work_me(), pg_backend_pid(), outbox_internal.work_ttl_s()) h;
 end
 $$;
-comment on function @extschema@.outbox_work_heartbeat() is
+comment on function outbox_internal.work_heartbeat() is
   'Worker outside: I live for outbox.lease_ttl more. Returns the ids of all live workers.';
 
-create function @extschema@.outbox_work_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
-returns setof record language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select l.partition, @extschema@.outbox_legible(l.lease_owner), l.live, l.lease_epoch from @extschema@.outbox_leases() l where @extschema@.outbox_work_me() is not null;
+create function outbox_internal.work_leases(
+  out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint
+) returns setof record language sql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
+  select l.partition, outbox_internal.legible(l.lease_owner), l.live, l.lease_epoch from outbox_internal.leases() l
+  where outbox_internal.work_me() is not null;
 $$;
-comment on function @extschema@.outbox_work_leases() is
+comment on function outbox_internal.work_leases() is
   'Worker outside: every partition with its lease, to plan from.';
 
-create function @extschema@.outbox_work_lease(
+create function outbox_internal.work_lease(
   renew smallint[], renew_epochs bigint[], release smallint[], release_epochs bigint[], take smallint[],
   out partition smallint, out lease_epoch bigint, out ttl_s integer
-) returns setof record language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+) returns setof record language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
 declare
-  me constant text := @extschema@.outbox_work_me();
-  lasts_s constant integer := @extschema@.outbox_work_ttl_s();
+  me constant text := outbox_internal.work_me();
+  lasts_s constant integer := outbox_internal.work_ttl_s();
   held smallint[];
 begin
   perform set_config('synchronous_commit', 'off', true);
-  perform @extschema@.outbox_lease_release(me, release, release_epochs);
-  held := array(select r from @extschema@.outbox_lease_renew(me, renew, renew_epochs, lasts_s) r);
-  held := held || array(select t.partition from @extschema@.outbox_lease_take(me, take, lasts_s) t);
-  perform @extschema@.outbox_work_own(held, lasts_s);
+  perform outbox_internal.lease_release(me, release, release_epochs);
+  held := array(select r from outbox_internal.lease_renew(me, renew, renew_epochs, lasts_s) r);
+  held := held || array(select t.partition from outbox_internal.lease_take(me, take, lasts_s) t);
+  perform outbox_internal.work_own(held, lasts_s);
   return query select p.partition, p.lease_epoch, lasts_s from @extschema@.outbox_partitions p
                where p.lease_owner = me and p.partition = any (held) order by 1;
 end
 $$;
-comment on function @extschema@.outbox_work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]) is
-  'Worker outside: renews leases, gives others back and takes free ones. Returns those that it holds now, and for how long from the call on.';
+comment on function outbox_internal.work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]) is
+  'Worker outside: renews leases, gives others back and takes free ones. Returns those that it holds now, and for how'
+  ' long from the call on.';
 
-create function @extschema@.outbox_work_purge()
+create function outbox_internal.work_purge()
 returns bigint language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select @extschema@.outbox_purge_workers() where @extschema@.outbox_work_me() is not null;
+  select outbox_internal.purge_workers() where outbox_internal.work_me() is not null;
 $$;
-comment on function @extschema@.outbox_work_purge() is
+comment on function outbox_internal.work_purge() is
   'Worker outside: removes workers that have ended.';
 
-create function @extschema@.outbox_work_report(destination text, state text, reason text, detail text)
+create function outbox_internal.work_report(destination text, state text, reason text, detail text)
 returns void language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  if state is not null and not @extschema@.outbox_destination_exists(destination) then
+  if state is not null and not outbox_internal.destination_exists(destination) then
     return; -- dropped meanwhile
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  perform @extschema@.outbox_report(@extschema@.outbox_work_me(), destination, state, left(reason, 100), left(detail, 1000), null::timestamptz);
+  perform outbox_internal.report(
+    outbox_internal.work_me(), destination, state, left(reason, 100), left(detail, 1000), null::timestamptz);
 end
 $$;
-comment on function @extschema@.outbox_work_report(text, text, text, text) is
+comment on function outbox_internal.work_report(text, text, text, text) is
   'Worker outside: what it knows of a destination (state NULL = it serves it no more); outbox_health shows it.';
 
-create function @extschema@.outbox_work_holds(destination text, in_flight integer)
+create function outbox_internal.work_holds(destination text, in_flight integer)
 returns void language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
   -- There is room for the figures of so many destinations, and not for those that there are not.
-  select @extschema@.outbox_work_in_flight($1, $2) where @extschema@.outbox_destination_exists($1);
+  select outbox_internal.work_in_flight($1, $2) where outbox_internal.destination_exists($1);
 $$;
-comment on function @extschema@.outbox_work_holds(text, integer) is
+comment on function outbox_internal.work_holds(text, integer) is
   'Worker outside: how many messages of a destination it has in flight.';
 
-create function @extschema@.outbox_work_leave()
+create function outbox_internal.work_leave()
 returns void language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  perform @extschema@.outbox_leave(@extschema@.outbox_work_me());
+  perform outbox_internal.leave(outbox_internal.work_me());
 end
 $$;
-comment on function @extschema@.outbox_work_leave() is
-  'Worker outside: gives its leases back. outbox_work_quit() follows, when this is committed.';
+comment on function outbox_internal.work_leave() is
+  'Worker outside: gives its leases back. work_quit() follows, when this is committed.';
 
-create function @extschema@.outbox_work_pending(partitions smallint[], out partition smallint, out pending bigint, out is_all boolean)
-returns setof record language sql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.work_pending(
+  partitions smallint[], out partition smallint, out pending bigint, out is_all boolean
+) returns setof record language sql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
   -- The destinations that have messages: a look into the index for each, not a walk through it.
   with recursive waits (destination) as (
     (select o.destination from @extschema@.outbox o order by 1 limit 1)
@@ -4565,111 +5024,123 @@ returns setof record language sql stable parallel unsafe security definer set se
   left join (select w.destination from waits w where w.destination is not null) d on true
   left join lateral (
     select count(*) as n from (
-      select from @extschema@.outbox o where o.destination = d.destination and o.partition = p.partition limit b.lane) x) l on true
+      select from @extschema@.outbox o where o.destination = d.destination and o.partition = p.partition
+        limit b.lane) x) l on true
   group by 1 order by 1;
 $$;
-comment on function @extschema@.outbox_work_pending(smallint[]) is
-  'For the screen of a worker outside, in a session of its own: how many messages wait in each of these partitions; is_all false = at least so many, for it looks at 20,000 rows or so.';
+comment on function outbox_internal.work_pending(smallint[]) is
+  'For the screen of a worker outside, in a session of its own: how many messages wait in each of these partitions;'
+  ' is_all false = at least so many, for it looks at 20,000 rows or so.';
 
 -- ---- what a worker outside calls: messages --------------------------------------------------------------------------
 
-create function @extschema@.outbox_work_claim(
+create function outbox_internal.work_claim(
   destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[], reach bigint
-) returns setof @extschema@.outbox_claimed language plpgsql volatile parallel unsafe security definer
+) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
   -- A claim that a crash undoes is made again. But what a crash could undo must not be sent: it waits for the disk.
   perform set_config('synchronous_commit', 'off', true);
-  return query select r.* from @extschema@.outbox_claim(
-    @extschema@.outbox_work_me(), destination, partitions, epochs,
-    array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), marks, 33554432::bigint,
-    coalesce(reach, 9223372036854775807)) c cross join lateral @extschema@.outbox_readable(c) r
-  where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
+  return query select r.* from outbox_internal.claim(
+    outbox_internal.work_me(), destination, partitions, epochs,
+    array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), marks,
+    33554432::bigint, coalesce(reach, 9223372036854775807)) c cross join lateral outbox_internal.readable(c) r
+  where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
 end
 $$;
-comment on function @extschema@.outbox_work_claim(text, smallint[], bigint[], integer[], bigint[], bigint) is
-  'Worker outside: claims messages of partitions that it leases, as outbox_claim() does, and waits until all of them are on disk.';
+comment on function outbox_internal.work_claim(text, smallint[], bigint[], integer[], bigint[], bigint) is
+  'Worker outside: claims messages of partitions that it leases, as claim() does, and waits until all of them are on'
+  ' disk.';
 
-create function @extschema@.outbox_work_claim_waiting(
+create function outbox_internal.work_claim_waiting(
   destination text, partition smallint, key text, epoch bigint, reach bigint, max_rows integer
-) returns setof @extschema@.outbox_claimed language plpgsql volatile parallel unsafe security definer
+) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
+declare
+  others outbox_internal.claimed;
 begin
   perform set_config('synchronous_commit', 'off', true);
-  return query select r.* from @extschema@.outbox_claim_waiting(
-    @extschema@.outbox_work_me(), destination, partition, key, epoch, reach, least(greatest(max_rows, 0), 10000), 33554432::bigint) c
-    cross join lateral @extschema@.outbox_readable(c) r
-  where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
-  if @extschema@.outbox_waits(destination, partition, key) then
-    return query select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
-      null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text,
-      null::text, null::text, null::text, null::bigint, null::bigint, null::boolean, null::timestamptz, 'more', null::timestamptz;
+  return query select r.* from outbox_internal.claim_waiting(
+    outbox_internal.work_me(), destination, partition, key, epoch, reach, least(greatest(max_rows, 0), 10000),
+    33554432::bigint) c
+    cross join lateral outbox_internal.readable(c) r
+  where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
+  if outbox_internal.waits(destination, partition, key) then
+    others.remark := 'more';
+    return next others;
   end if;
 end
 $$;
-comment on function @extschema@.outbox_work_claim_waiting(text, smallint, text, bigint, bigint, integer) is
-  'Worker outside: claims the first messages of a key that wait behind another, up to the seq reach. The remark more: others are there.';
+comment on function outbox_internal.work_claim_waiting(text, smallint, text, bigint, bigint, integer) is
+  'Worker outside: claims the first messages of a key that wait behind another, up to the seq reach. The remark more:'
+  ' others are there.';
 
-create function @extschema@.outbox_work_claim_unleased(destination text, max_rows integer)
-returns setof @extschema@.outbox_claimed language plpgsql volatile parallel unsafe security definer
+create function outbox_internal.work_claim_unleased(destination text, max_rows integer)
+returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
   if (select s.leasing from @extschema@.outbox_settings s) then
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin anew.';
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  return query select r.* from @extschema@.outbox_claim_unleased(
-    destination, @extschema@.outbox_work_token(), extract(epoch from current_setting('outbox.claim_ttl')::interval)::integer,
-    least(greatest(max_rows, 0), 10000), 33554432::bigint) c cross join lateral @extschema@.outbox_readable(c) r
-  where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
+  return query select r.* from outbox_internal.claim_unleased(
+    destination, outbox_internal.work_token(),
+    extract(epoch from current_setting('outbox.claim_ttl')::interval)::integer,
+    least(greatest(max_rows, 0), 10000), 33554432::bigint) c cross join lateral outbox_internal.readable(c) r
+  where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
 end
 $$;
-comment on function @extschema@.outbox_work_claim_unleased(text, integer) is
+comment on function outbox_internal.work_claim_unleased(text, integer) is
   'Worker outside, with leasing off: claims messages of any partition for outbox.claim_ttl.';
 
-create function @extschema@.outbox_work_due(
+create function outbox_internal.work_due(
   partitions smallint[], epochs bigint[], out destination text, out partition smallint, out seq bigint
-) returns setof record language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+) returns setof record language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
 begin
   if partitions is null and (select s.leasing from @extschema@.outbox_settings s) then
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin anew.';
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  return query select @extschema@.outbox_legible(d.destination), d.partition, d.seq
-               from @extschema@.outbox_due(@extschema@.outbox_work_me(), partitions, epochs, 1000, null::text) d;
+  return query select outbox_internal.legible(d.destination), d.partition, d.seq
+               from outbox_internal.due(outbox_internal.work_me(), partitions, epochs, 1000, null::text) d;
 end
 $$;
-comment on function @extschema@.outbox_work_due(smallint[], bigint[]) is
-  'Worker outside: brings back messages whose time has come, of leases that it holds; with leasing off of all partitions. Returns where they are now.';
+comment on function outbox_internal.work_due(smallint[], bigint[]) is
+  'Worker outside: brings back messages whose time has come, of leases that it holds; with leasing off of all'
+  ' partitions. Returns where they are now.';
 
-create function @extschema@.outbox_work_next_due_ms()
+create function outbox_internal.work_next_due_ms()
 returns bigint language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select @extschema@.outbox_next_due_ms() where @extschema@.outbox_work_me() is not null;
+  select outbox_internal.next_due_ms() where outbox_internal.work_me() is not null;
 $$;
-comment on function @extschema@.outbox_work_next_due_ms() is
+comment on function outbox_internal.work_next_due_ms() is
   'Worker outside: in how many ms the next waiting message is due; NULL = none waits for a time.';
 
-create function @extschema@.outbox_work_gates(
-  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint, out followers boolean
-) returns setof record language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.work_gates(
+  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint,
+  out followers boolean
+) returns setof record language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
 begin
   return query
-  select @extschema@.outbox_legible(g.destination), g.partition, @extschema@.outbox_legible(g.key), g.head, g.followers
-  from @extschema@.outbox_gates(array(
+  select outbox_internal.legible(g.destination), g.partition, outbox_internal.legible(g.key), g.head, g.followers
+  from outbox_internal.gates(array(
     select p.partition from @extschema@.outbox_partitions p
-    where p.partition = any (partitions) and p.lease_owner = @extschema@.outbox_work_me())) g;
+    where p.partition = any (partitions) and p.lease_owner = outbox_internal.work_me())) g;
 end
 $$;
-comment on function @extschema@.outbox_work_gates(smallint[]) is
-  'Worker outside: keys of partitions that it leases whose messages wait behind one that failed (head) or come back from waiting behind one.';
+comment on function outbox_internal.work_gates(smallint[]) is
+  'Worker outside: keys of partitions that it leases whose messages wait behind one that failed (head) or come back'
+  ' from waiting behind one.';
 
-create function @extschema@.outbox_work_settle(
-  destination text, tids text[], seqs bigint[], partitions smallint[], tokens bigint[], actions text[], delays_ms bigint[],
-  reasons text[], took_us bigint[]
+create function outbox_internal.work_settle(
+  destination text, tids text[], seqs bigint[], partitions smallint[], tokens bigint[], actions text[],
+  delays_ms bigint[], reasons text[], took_us bigint[]
 ) returns integer language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off as $$
 declare
-  me constant text := @extschema@.outbox_work_me();
+  me constant text := outbox_internal.work_me();
   n constant integer := coalesce(cardinality(seqs), 0);
   destinations constant text[] := array_fill(destination, array[n]);
   short_reasons constant text[] := array(select left(r, 500) from unnest(reasons) with ordinality u (r, i) order by i);
@@ -4691,46 +5162,51 @@ begin
     raise exception 'an action is unknown, or lacks its delay or reason' using errcode = 'invalid_parameter_value',
       hint = 'Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a reason.';
   end if;
-  -- outbox_settle() tells by the first token whether it is held to leases. (outbox_settings says it too, but is locked while
+  -- settle() tells by the first token whether it is held to leases. (outbox_settings says it too, but is locked while
   -- outbox_configure() waits for just this.)
-  if (0 < all (tokens) or @extschema@.outbox_work_token() = all (tokens)) is not true then
+  if (0 < all (tokens) or outbox_internal.work_token() = all (tokens)) is not true then
     raise exception 'a token is not one of this worker' using errcode = 'insufficient_privilege',
       hint = 'A worker settles what it has claimed itself.';
   end if;
   -- What is lost would be sent again. It waits for no standby: one that is away would hold up the worker.
   perform set_config('synchronous_commit', 'local', true);
-  changed := @extschema@.outbox_settle(
+  changed := outbox_internal.settle(
     me, tids::tid[], seqs, destinations, partitions, tokens, actions::"char"[], delays_ms,
     short_reasons);
   if changed < n then
     -- Rows that moved (VACUUM FULL) are found again by key. Those that carry another token are no longer its own.
-    changed := changed + @extschema@.outbox_settle(
-      me, @extschema@.outbox_locate(seqs, destinations, partitions), seqs, destinations, partitions, tokens, actions::"char"[],
-      delays_ms, short_reasons);
+    changed := changed + outbox_internal.settle(
+      me, outbox_internal.locate(seqs, destinations, partitions), seqs, destinations, partitions, tokens,
+      actions::"char"[], delays_ms, short_reasons);
   end if;
   if changed > 0 then
-    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r'), count(*) filter (where a in ('d', 'D', 'B')),
+    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r'),
+                 count(*) filter (where a in ('d', 'D', 'B')),
                  count(*) filter (where a = 'x'), count(*) filter (where a = 'f')]
       into counts from (select a from unnest(actions) a limit changed) c;
     gone := counts[1] + counts[3] + counts[4];
-    perform @extschema@.outbox_note_ended(counts[1], counts[2] + counts[3], gone);
-    perform @extschema@.outbox_note_pending(destination, -gone);
+    perform outbox_internal.note_ended(counts[1], counts[2] + counts[3], gone);
+    perform outbox_internal.note_pending(destination, -gone);
     took := array(select t from unnest(took_us) t where t >= 0 limit changed);
-    perform @extschema@.outbox_note_took(took);
-    perform @extschema@.outbox_work_count(destination, counts, took);
+    perform outbox_internal.note_took(took);
+    perform outbox_internal.work_count(destination, counts, took);
   end if;
   return changed;
 end
 $$;
-comment on function @extschema@.outbox_work_settle(text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[]) is
-  'Worker outside: ends messages of a destination that it has claimed, with the actions of outbox_settle(), on disk when it is committed. took_us: how long the published ones took. Returns how many changed; the others are no longer its own.';
+comment on function outbox_internal.work_settle(
+  text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[]) is
+  'Worker outside: ends messages of a destination that it has claimed, with the actions of settle(), on disk when it'
+  ' is committed. took_us: how long the published ones took. Returns how many changed; the others are no longer its'
+  ' own.';
 
 -- ---- sql/src/90_privileges.sql
 
--- Who owns and who may. Tables and definer functions belong to the worker role, so that neither the workers nor the definer
--- functions need a superuser. Views and all other functions stay with the superuser who created the extension: they run with
--- the rights of who reads or calls them, superusers too, so whoever may replace them has those rights. The owner of a view needs
--- not even CREATE on the schema for that. Nothing is open to PUBLIC but what is harmless. Last, when every object stands.
+-- Who owns and who may. Tables and definer functions belong to the worker role, so that neither the workers nor the
+-- definer functions need a superuser. Views and all other functions stay with the superuser who created the extension:
+-- they run with the rights of who reads or calls them, superusers too, so whoever may replace them has those rights.
+-- The owner of a view needs not even CREATE on the schema for that. Nothing is open to PUBLIC but what is harmless.
+-- Last, when every object stands.
 
 do $owner$
 declare
@@ -4738,18 +5214,34 @@ declare
   thing record;
 begin
   for thing in
-    select i.type, i.identity, p.prosecdef as is_definer
+    select i.type, i.identity, p.prosecdef as is_definer, closed.to_whom
     from pg_catalog.pg_depend d
     cross join lateral pg_catalog.pg_identify_object(d.classid, d.objid, d.objsubid) i
     left join pg_catalog.pg_proc p on d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass and p.oid = d.objid
+    left join pg_catalog.pg_class c on d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass and c.oid = d.objid
+      and i.schema = 'outbox_internal'
+    left join pg_catalog.pg_namespace n on d.classid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
+      and n.oid = d.objid
+    cross join lateral (
+      -- PUBLIC may call a new function, and ALTER DEFAULT PRIVILEGES may have opened more, to others too. Who owns
+      -- tables has said so of tables; functions, and what users do not name, are closed.
+      select pg_catalog.string_agg(distinct case a.grantee when 0 then 'public'
+               else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)) end, ', ') as to_whom
+      from pg_catalog.aclexplode(coalesce(p.proacl, c.relacl, n.nspacl, pg_catalog.acldefault('f', p.proowner))) a
+      where a.grantee <> coalesce(p.proowner, c.relowner, n.nspowner)) closed
     where d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass and d.deptype = 'e'
       and d.refobjid = (select x.oid from pg_catalog.pg_extension x where x.extname = 'outbox')
-      and i.type in ('table', 'view', 'function')
+      and i.type in ('schema', 'table', 'view', 'function')
   loop
-    if thing.type = 'function' then
-      execute pg_catalog.format('revoke all on function %s from public', thing.identity);
+    if thing.to_whom is not null then
+      execute pg_catalog.format('revoke all on %s %s from %s', pg_catalog.replace(thing.type, 'view', 'table'),
+                                thing.identity, thing.to_whom);
     end if;
     case
+      when thing.type = 'schema' then
+        -- No CREATE, for nobody. USAGE is for the functions that run as the caller, and the statements of outboxctl.
+        execute pg_catalog.format('grant usage on schema %s to %I, outbox_writer, outbox_monitor, outbox_relay',
+                                  thing.identity, worker_role);
       when thing.type = 'table' or thing.is_definer then
         execute pg_catalog.format('alter %s %s owner to %I', thing.type, thing.identity, worker_role);
       when thing.type = 'view' then
@@ -4761,82 +5253,114 @@ begin
 end
 $owner$;
 
+-- ---- outbox_writer --------------------------------------------------------------------------------------------------
+
 grant execute on function
   @extschema@.outbox_enqueue(bigint, text, text, timestamptz, text, timestamptz),
   @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text, timestamptz),
-  @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz),
-  @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz), @extschema@.outbox_wait(bigint, interval, text)
+  @extschema@.outbox_publish(
+    text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz),
+  @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz),
+  outbox_internal.publish(
+    text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz),
+  @extschema@.outbox_wait(bigint, interval, text)
   to outbox_writer;
 -- For who owns a table. A trigger runs as the one who writes, but EXECUTE is asked of the one who makes it.
 grant execute on function
   @extschema@.outbox_attach(regclass, text, text, text, text), @extschema@.outbox_detach(regclass, text),
-  @extschema@.outbox_capture(regclass, text, text, text, text, text, text[], text), @extschema@.outbox_uncapture(regclass),
-  @extschema@.outbox_tables_for_triggers(regclass), @extschema@.outbox_check_destination(text),
-  @extschema@.outbox_check_expression(regclass, text, text, boolean), @extschema@.outbox_attach_name(text),
-  @extschema@.outbox_attached(), @extschema@.outbox_captured()
+  @extschema@.outbox_capture(regclass, text, text, text, text, text, text[], text),
+  @extschema@.outbox_uncapture(regclass), @extschema@.outbox_attached(), @extschema@.outbox_captured(),
+  outbox_internal.tables_for_triggers(regclass), outbox_internal.check_destination(text),
+  outbox_internal.check_expression(regclass, text, text, boolean), outbox_internal.attach_name(text)
   to outbox_writer;
 
+-- ---- PUBLIC ---------------------------------------------------------------------------------------------------------
+
+-- A function of SQL that is made part of a statement calls what it calls as the caller, without USAGE on the schema.
 grant execute on function
   @extschema@.outbox_partition_of(text, integer), @extschema@.outbox_partition_label(integer),
-  @extschema@.outbox_crc32(text), @extschema@.outbox_uuid_v7()
+  outbox_internal.partition_label(integer), @extschema@.outbox_crc32(text), @extschema@.outbox_uuid_v7()
   to public;
 
+-- ---- outbox_monitor -------------------------------------------------------------------------------------------------
+
 grant select on
-  @extschema@.outbox_status, @extschema@.outbox_worker_status, @extschema@.outbox_partition_status,
-  @extschema@.outbox_health, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_history,
-  @extschema@.outbox_dead, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings,
-  @extschema@.outbox_identity, @extschema@.outbox_destination_status, @extschema@.outbox_connections, @extschema@.outbox_paused,
-  @extschema@.outbox_first_pending, @extschema@.outbox_first_that_could_go, @extschema@.outbox_first_shown, @extschema@.outbox_dead_counts, @extschema@.outbox_source, @extschema@.outbox_attempts_log,
-  @extschema@.outbox_throughput, @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_ticks
+  @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_dead, @extschema@.outbox_history,
+  @extschema@.outbox_attempts_log, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions,
+  @extschema@.outbox_workers, @extschema@.outbox_connections, @extschema@.outbox_paused, @extschema@.outbox_settings,
+  @extschema@.outbox_identity, @extschema@.outbox_source,
+  @extschema@.outbox_status, @extschema@.outbox_health, @extschema@.outbox_worker_status,
+  @extschema@.outbox_partition_status, @extschema@.outbox_destination_status, @extschema@.outbox_throughput,
+  @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_ticks,
+  outbox_internal.first_pending, outbox_internal.first_that_could_go, outbox_internal.first_shown,
+  outbox_internal.dead_counts
   to outbox_monitor;
 grant execute on function
-  @extschema@.outbox_is_preloaded(), @extschema@.outbox_nothing_waits(), @extschema@.outbox_first_waiting(), @extschema@.outbox_first_dead(boolean), @extschema@.outbox_counters(), @extschema@.outbox_server_state(), @extschema@.outbox_registry(),
-  @extschema@.outbox_server_workers(), @extschema@.outbox_has_ended(text), @extschema@.outbox_leases_last(text),
-  @extschema@.outbox_open_transactions(), @extschema@.outbox_missing_slots(),
-  @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations(), @extschema@.outbox_is_taken(text, smallint, bigint),
-  @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted(),
-  @extschema@.outbox_destination_figures(text), @extschema@.outbox_ask_for_a_look(text), @extschema@.outbox_check(text),
-  @extschema@.outbox_tick(interval), @extschema@.outbox_source_problem(), @extschema@.outbox_closed_lanes(),
-  @extschema@.outbox_schema_problem(), @extschema@.outbox_minutes(), @extschema@.outbox_faults(), @extschema@.outbox_recent_ticks(), @extschema@.outbox_body_problem(text)
+  @extschema@.outbox_is_preloaded(), @extschema@.outbox_open_transactions(), @extschema@.outbox_not_adopted(),
+  @extschema@.outbox_source_problem(), @extschema@.outbox_body_problem(text), @extschema@.outbox_history_partitions(),
+  @extschema@.outbox_check(text), @extschema@.outbox_tick(interval)
   to outbox_monitor;
+-- What those call as the caller, the views, and the statements of outboxctl.
+grant execute on function
+  outbox_internal.is_preloaded(), outbox_internal.open_transactions(), outbox_internal.not_adopted(),
+  outbox_internal.source_problem(), outbox_internal.body_problem(text), outbox_internal.history_partitions(),
+  outbox_internal.system_identifier(), outbox_internal.here(), outbox_internal.schema_problem(),
+  outbox_internal.server_state(), outbox_internal.server_workers(), outbox_internal.missing_slots(),
+  outbox_internal.has_ended(text), outbox_internal.leases_last(text), outbox_internal.registry(),
+  outbox_internal.destinations(), outbox_internal.closed_lanes(), outbox_internal.destination_figures(text),
+  outbox_internal.ask_for_a_look(text), outbox_internal.claim_is_live(bigint, smallint, timestamptz),
+  outbox_internal.is_taken(text, smallint, bigint), outbox_internal.nothing_waits(), outbox_internal.first_waiting(),
+  outbox_internal.first_dead(boolean), outbox_internal.counters(), outbox_internal.minutes(), outbox_internal.faults(),
+  outbox_internal.recent_ticks()
+  to outbox_monitor;
+
+-- ---- outbox_admin, outbox_consumer ----------------------------------------------------------------------------------
 
 grant execute on function
   @extschema@.outbox_retry(bigint, text, text), @extschema@.outbox_discard(bigint, text, text),
-  @extschema@.outbox_retry_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer),
-  @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer),
-  @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean),
+  @extschema@.outbox_retry_where(
+    text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer),
+  @extschema@.outbox_discard_where(
+    text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer),
+  @extschema@.outbox_replay(
+    bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean),
   @extschema@.outbox_purge(text, text, text, boolean),
-  @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text, text),
-  @extschema@.outbox_adopt(text), @extschema@.outbox_drain(interval),
-  @extschema@.outbox_source_set(regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text),
-  @extschema@.outbox_source_reset()
+  @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text),
+  @extschema@.outbox_resume(text, text), @extschema@.outbox_adopt(text), @extschema@.outbox_drain(interval),
+  @extschema@.outbox_source_set(
+    regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text),
+  @extschema@.outbox_source_reset(), @extschema@.outbox_inbox_forget(text, text)
   to outbox_admin;
 grant usage on foreign data wrapper outbox_amqp to outbox_admin;
 grant usage on foreign data wrapper outbox_http to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads
 
 grant execute on function @extschema@.outbox_inbox_receive(text, text) to outbox_consumer;
-grant execute on function @extschema@.outbox_inbox_forget(text, text) to outbox_admin;
+
+-- ---- outbox_relay ---------------------------------------------------------------------------------------------------
 
 grant execute on function
-  @extschema@.outbox_fetch_unpublished(integer, text, interval), @extschema@.outbox_mark_published(bigint, bigint, text),
+  @extschema@.outbox_fetch_unpublished(integer, text, interval),
+  @extschema@.outbox_mark_published(bigint, bigint, text),
   @extschema@.outbox_mark_failed(bigint, bigint, text, text), @extschema@.outbox_relay(integer, interval)
   to outbox_relay;
 -- Workers outside the server.
 grant execute on function
-  @extschema@.outbox_legible(text), @extschema@.outbox_of_utf8(bytea),
-  @extschema@.outbox_work_begin(text), @extschema@.outbox_work_look(), @extschema@.outbox_work_destinations(),
-  @extschema@.outbox_work_heartbeat(), @extschema@.outbox_work_leases(),
-  @extschema@.outbox_work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]), @extschema@.outbox_work_purge(),
-  @extschema@.outbox_work_report(text, text, text, text), @extschema@.outbox_work_leave(), @extschema@.outbox_work_quit(),
-  @extschema@.outbox_work_reopened(smallint[]), @extschema@.outbox_work_glance(smallint[]),
-  @extschema@.outbox_work_wait(bigint[], integer, integer, boolean), @extschema@.outbox_work_holds(text, integer),
-  @extschema@.outbox_work_claim(text, smallint[], bigint[], integer[], bigint[], bigint),
-  @extschema@.outbox_work_claim_waiting(text, smallint, text, bigint, bigint, integer),
-  @extschema@.outbox_work_claim_unleased(text, integer), @extschema@.outbox_work_due(smallint[], bigint[]),
-  @extschema@.outbox_work_next_due_ms(), @extschema@.outbox_work_gates(smallint[]), @extschema@.outbox_work_pending(smallint[]),
-  @extschema@.outbox_work_settle(text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[])
+  outbox_internal.legible(text), outbox_internal.of_utf8(bytea),
+  outbox_internal.work_begin(text), outbox_internal.work_look(), outbox_internal.work_destinations(),
+  outbox_internal.work_heartbeat(), outbox_internal.work_leases(),
+  outbox_internal.work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]), outbox_internal.work_purge(),
+  outbox_internal.work_report(text, text, text, text), outbox_internal.work_leave(), outbox_internal.work_quit(),
+  outbox_internal.work_reopened(smallint[]), outbox_internal.work_glance(smallint[]),
+  outbox_internal.work_wait(bigint[], integer, integer, boolean), outbox_internal.work_holds(text, integer),
+  outbox_internal.work_claim(text, smallint[], bigint[], integer[], bigint[], bigint),
+  outbox_internal.work_claim_waiting(text, smallint, text, bigint, bigint, integer),
+  outbox_internal.work_claim_unleased(text, integer), outbox_internal.work_due(smallint[], bigint[]),
+  outbox_internal.work_next_due_ms(), outbox_internal.work_gates(smallint[]), outbox_internal.work_pending(smallint[]),
+  outbox_internal.work_settle(text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[])
   to outbox_relay;
+
+-- ---- the rest -------------------------------------------------------------------------------------------------------
 
 -- A session that replays old data may be silent; who may say so may lose events. A superuser may too.
 do $grant$
@@ -4850,30 +5374,27 @@ end
 $grant$;
 
 insert into @extschema@.outbox_settings (partition_count, leasing)
-values (pg_catalog.current_setting('outbox.partition_count')::smallint, pg_catalog.current_setting('outbox.leasing')::boolean);
+values (pg_catalog.current_setting('outbox.partition_count')::smallint,
+        pg_catalog.current_setting('outbox.leasing')::boolean);
 
 insert into @extschema@.outbox_identity (database, identity)
-select here.database, here.identity from @extschema@.outbox_here() here;
+select here.database, here.identity from outbox_internal.here() here;
 
 -- Again: somebody may have created a function meanwhile. What could be created later is not refused, but said.
 do $schema$
 declare
   risk record;
 begin
-  for risk in select p.problem, p.remedy from @extschema@.outbox_schema_problem() p loop
+  for risk in select p.problem, p.remedy from outbox_internal.schema_problem() p loop
     if risk.remedy like 'drop %' then
       raise exception '%', risk.problem using errcode = 'duplicate_object', hint = risk.remedy || ';';
     end if;
     raise warning '%', risk.problem
-      using hint = risk.remedy || '; or create the extension in a schema of its own: CREATE SCHEMA outbox; CREATE EXTENSION outbox SCHEMA outbox;';
+      using hint = risk.remedy || '; or create the extension in a schema of its own:'
+        ' CREATE SCHEMA outbox; CREATE EXTENSION outbox SCHEMA outbox;';
   end loop;
 end
 $schema$;
 
 -- The launcher looks for new databases when this commits.
-create function @extschema@.outbox_installed()
-returns void language c volatile as 'MODULE_PATHNAME', 'outbox_installed_wrapper';
-comment on function @extschema@.outbox_installed() is
-  'Internal: tells the launcher at COMMIT that this database has the extension; warns if the library is not preloaded.';
-revoke all on function @extschema@.outbox_installed() from public;
-select @extschema@.outbox_installed();
+select outbox_internal.installed();

@@ -148,7 +148,7 @@ fn a_worker_has_at_most_2000_messages_of_a_destination_in_flight_wherever_they_c
          insert into outbox_waiting (seq, enqueued_at, partition, state, destination, key)
          select n, now(), outbox_crc32('k' || n % 8) % 16, 'g', 'default', 'k' || n % 8 from generate_series(1, 4800) n;
          select outbox_enqueue_many(array(select g from generate_series(4801, 8000) g));
-         select outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+         select outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
          commit",
     );
     let claimed = "select count(*) from outbox where claim_token is not null";
@@ -184,7 +184,13 @@ fn the_views_cost_the_same_after_messages_that_a_held_snapshot_keeps() {
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = unconnected_cluster(&broker.url(), &exchange, &["outbox.workers = 1", "autovacuum = off"]);
     wait_connected(&cluster);
-    let wait_counted = || wait_true(&cluster, "the workers to have counted", "select outbox_nothing_waits()");
+    let wait_counted = || {
+        wait_true(
+            &cluster,
+            "the workers to have counted",
+            "select outbox_internal.nothing_waits()",
+        )
+    };
     wait_counted();
     let mut client = cluster.connect(DB);
     let mut costs = || {
@@ -208,7 +214,7 @@ fn the_views_cost_the_same_after_messages_that_a_held_snapshot_keeps() {
     wait_drained(&cluster);
     wait_counted();
     let after = costs();
-    let walk = blocks(&mut cluster.connect(DB), "select * from outbox_first_pending");
+    let walk = blocks(&mut cluster.connect(DB), "select * from outbox_internal.first_pending");
     assert!(walk > 1000, "the snapshot keeps what ended: {walk} blocks");
     held.rollback().expect("rollback");
     for ((sql, before), after) in POLLED.iter().zip(before).zip(after) {
@@ -270,7 +276,7 @@ fn the_views_cost_the_same_while_one_waits_behind_messages_that_a_held_snapshot_
     };
     let few = costs_after(300);
     let many = costs_after(3000);
-    let walk = blocks(&mut cluster.connect(DB), "select * from outbox_first_pending");
+    let walk = blocks(&mut cluster.connect(DB), "select * from outbox_internal.first_pending");
     assert!(walk > 1000, "the snapshot keeps what ended: {walk} blocks");
     assert_flat("delivered", &few, &many);
 }
@@ -293,14 +299,14 @@ fn the_views_cost_the_same_wherever_in_a_lane_the_rows_lie_that_a_held_snapshot_
             "select outbox_discard(seq) from outbox where seq > 20 and key <> 'o:1'",
         );
         publish(1); // behind them
-        let waits = "select seq from outbox_first_shown order by 1 limit 1";
+        let waits = "select seq from outbox_internal.first_shown order by 1 limit 1";
         assert_eq!(cluster.query_one::<i64>(DB, waits), 1);
         costs_of(&mut client, &POLLED)
     };
     let few = costs_after(300);
     let many = costs_after(3000);
     assert_flat("discarded", &few, &many);
-    let differs = "with seen as (select destination, partition, seq, enqueued_at from outbox_first_shown), there as (table outbox_first_pending)
+    let differs = "with seen as (select destination, partition, seq, enqueued_at from outbox_internal.first_shown), there as (table outbox_internal.first_pending)
                    select coalesce(string_agg(x::text, ' '), '') from ((table seen except table there) union all (table there except table seen)) x";
     assert_eq!(cluster.query_one::<String>(DB, differs), "", "it shows what is there");
 }
@@ -308,7 +314,7 @@ fn the_views_cost_the_same_wherever_in_a_lane_the_rows_lie_that_a_held_snapshot_
 #[test]
 fn the_views_cost_the_same_after_dead_letters_that_a_held_snapshot_keeps() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0", "autovacuum = off"]); // with its upkeep
-    let counted = "select coalesce((outbox_counters())[8] >= 0, false)";
+    let counted = "select coalesce((outbox_internal.counters())[8] >= 0, false)";
     wait_true(&cluster, "the upkeep to have counted", counted);
     let mut client = cluster.connect(DB);
     let mut holder = cluster.connect(DB);
@@ -399,7 +405,7 @@ fn the_health_looks_at_each_lane_once() {
         client.query(sql, &[]).expect(sql);
         count(&mut client) - before
     };
-    let one = scans("select * from outbox_first_pending");
+    let one = scans("select * from outbox_internal.first_pending");
     assert_eq!(one, 17, "16 lanes and the end");
     let first = scans("select * from outbox_health");
     assert!(first <= 2 * one, "{first} looks to find the lanes");
@@ -411,14 +417,14 @@ fn the_health_looks_at_each_lane_once() {
 
 /// What the worker runs each second, or with each heartbeat, and no other process does.
 const OF_IDLE_WORKER: [&str; 5] = [
-    "outbox_not_adopted()",
+    "outbox_internal.not_adopted()",
     "pg_catalog.parse_ident(s.relation)",
-    "outbox_heartbeat(",
-    "outbox_leases()",
-    "outbox_lease_renew(",
+    "outbox_internal.heartbeat(",
+    "outbox_internal.leases()",
+    "outbox_internal.lease_renew(",
 ];
 /// What it reads when a catalog has changed, and each 10 s.
-const OF_CATALOGS: [&str; 2] = ["from pg_db_role_setting", "outbox_destinations()"];
+const OF_CATALOGS: [&str; 2] = ["from pg_db_role_setting", "outbox_internal.destinations()"];
 
 const BEATS: i64 = 20;
 
@@ -473,7 +479,7 @@ fn a_worker_with_nothing_to_do_plans_no_statement_and_gives_back_no_lease_that_i
             "{what} was read {calls} times in {BEATS} heartbeats, and once a catalog had changed"
         );
     }
-    for what in ["outbox_lease_release(", "outbox_lease_take("] {
+    for what in ["outbox_internal.lease_release(", "outbox_internal.lease_take("] {
         assert!(calls_of(what).is_empty(), "{what} for no partition");
     }
 }

@@ -165,20 +165,20 @@ fn a_statement_that_fails_ends_no_worker_and_loses_doubles_and_reorders_nothing(
     let before: Vec<i32> = cluster.query_one(DB, pids);
     let load = Load::start(&cluster, &Plan::default());
     for (kind, name) in [
-        ("view", "outbox_event_text"), // a claim fails
-        ("function", "outbox_settle"),
-        ("function", "outbox_heartbeat"),
-        ("function", "outbox_next_due_ms"),
+        ("view", "event_text"), // a claim fails
+        ("function", "settle"),
+        ("function", "heartbeat"),
+        ("function", "next_due_ms"),
     ] {
         load.wait_for_more(40);
         let offset = cluster.log_offset();
-        cluster.exec(DB, &format!("alter {kind} {name} rename to outbox_hidden"));
-        if name == "outbox_heartbeat" {
+        cluster.exec(DB, &format!("alter {kind} outbox_internal.{name} rename to hidden"));
+        if name == "heartbeat" {
             cluster.reload(); // the next one would be seconds away
         }
         cluster.wait_for_log("; tries again", offset);
         load.wait_for_more(40);
-        cluster.exec(DB, &format!("alter {kind} outbox_hidden rename to {name}"));
+        cluster.exec(DB, &format!("alter {kind} outbox_internal.hidden rename to {name}"));
     }
     load.wait_for_more(40);
     let sent = load.stop();

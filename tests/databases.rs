@@ -522,7 +522,7 @@ fn a_database_beyond_the_last_place_keeps_its_messages_says_why_and_is_served_la
     cluster.exec(DB, &filled);
     let offset = cluster.log_offset();
     cluster.reload(); // the launcher looks for databases
-    wait_true(&cluster, "places", "select outbox_counters() is not null");
+    wait_true(&cluster, "places", "select outbox_internal.counters() is not null");
     cluster.exec(DB, "create database late");
     cluster.exec("late", "create extension outbox");
     let said = cluster.wait_for_log("find no place", offset);

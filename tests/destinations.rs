@@ -661,7 +661,7 @@ fn a_name_that_the_server_would_cut_is_refused() {
     for call in [
         format!("select outbox_publish('T', '{{}}', destination => '{long}')"),
         format!("select outbox_enqueue(1, destination => '{long}')"),
-        format!("select outbox_check_destination('{long_quoted}')"),
+        format!("select outbox_internal.check_destination('{long_quoted}')"),
     ] {
         let refused = common::refused(&cluster, &call);
         assert_eq!(refused.code(), &SqlState::NAME_TOO_LONG, "{call}: {refused:?}");

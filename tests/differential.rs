@@ -352,7 +352,7 @@ fn json_is_read_as_the_cast_gives_it() {
                 insert into t select to_jsonb(repeat('plain text', 20000)) union all select '1e400' union all select '[[], {}, [[1]]]'
                 union all select (select jsonb_object_agg(n, md5(n::text)) from generate_series(1, 5000) n)";
     client.batch_execute(more).expect("insert");
-    let wrong = "select j::text, outbox_json_text(j) from t where outbox_json_text(j) is distinct from j::text limit 1";
+    let wrong = "select j::text, outbox_internal.json_text(j) from t where outbox_internal.json_text(j) is distinct from j::text limit 1";
     let wrong: Vec<(String, String)> = (client.query(wrong, &[]).expect("compare").iter())
         .map(|row| (row.get(0), row.get(1)))
         .collect();

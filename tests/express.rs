@@ -245,7 +245,10 @@ fn what_is_in_hand_shows_as_in_flight_and_answers_as_what_is_claimed_does() {
             .expect("status")
             .get(0);
         let of_it: i64 = client
-            .query_one("select (outbox_destination_figures('default'))[1]::bigint", &[])
+            .query_one(
+                "select (outbox_internal.destination_figures('default'))[1]::bigint",
+                &[],
+            )
             .expect("the destination")
             .get(0);
         let retried: bool = client

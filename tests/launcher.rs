@@ -200,7 +200,7 @@ fn workers_beyond_the_places_do_not_start_and_health_and_log_say_so() {
         cluster.exec(DB, &format!("create database {database}"));
         cluster.exec(database, "create extension outbox");
     }
-    let begin = "select outbox_work_begin('x')";
+    let begin = "select outbox_internal.work_begin('x')";
     let mut outside: Vec<Client> = (0..OUTSIDE)
         .map(|number| {
             let mut client = cluster.connect(DB);

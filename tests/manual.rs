@@ -284,8 +284,8 @@ fn the_audit_names_who_did_what_from_where_and_forgets_what_was_rolled_back() {
         "insert into outbox_audit (actor, acted_as, action, filter) values ('x', 'x', 'retry', '{}')",
         "delete from outbox_audit",
         "update outbox_audit set actor = 'x'",
-        "select outbox_note('retry', '{}', 1, '')",
-        "select outbox_trim_audit(0, 10)",
+        "select outbox_internal.note_in_audit('retry', '{}', 1, '')",
+        "select outbox_internal.trim_audit(0, 10)",
     ] {
         assert_eq!(code(&mut kim, sql), SqlState::INSUFFICIENT_PRIVILEGE, "{sql}");
     }
@@ -306,7 +306,7 @@ fn the_audit_is_kept_as_long_as_its_setting_says() {
     let rows = "insert into outbox_audit (at, actor, acted_as, action, filter)
                 select now() - n * interval '100 days', 'kim', 'kim', 'retry', '{}' from generate_series(0, 6) n";
     both.batch_execute(rows).expect("seven rows");
-    let trimmed = both.query_one("select outbox_trim_audit(500 * 86400 + 3600, 1)", &[]);
+    let trimmed = both.query_one("select outbox_internal.trim_audit(500 * 86400 + 3600, 1)", &[]);
     assert_eq!(trimmed.expect("a batch").get::<_, i64>(0), 1, "a batch");
     both.commit().expect("commit");
     // With the default of a year the upkeep leaves those of 0 to 300 days. A new setting lets its upkeep begin anew.
@@ -429,7 +429,7 @@ fn what_is_on_its_way_or_locked_is_not_purged_and_nothing_is_half_gone() {
     }
     cluster.exec(
         DB,
-        "select count(*) from outbox_claim_unleased('default', -1, 3600, 100, 1000000)",
+        "select count(*) from outbox_internal.claim_unleased('default', -1, 3600, 100, 1000000)",
     );
     assert_eq!(
         code(&mut cluster.connect(DB), purge),
@@ -499,13 +499,13 @@ fn a_publication_for_all_tables_is_in_nobodys_way() {
         "select outbox_retry_where(seq_from => 1, dry_run => false)",
         "select outbox_replay(seq_from => 1, dry_run => false)",
         "select outbox_inbox_receive('c', 'm'), outbox_inbox_forget('c'), outbox_inbox_receive('c', 'm')",
-        "select outbox_make_partitions(86400)",
+        "select outbox_internal.make_partitions(86400)",
         "insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination, key)
          select 1, now(), now() + n * interval '1 hour', 1, 0, 'default', 'order:1' from generate_series(0, 3) n",
         "select place, rows from outbox_purge('order', '1', dry_run => false)",
-        "select outbox_expire_dead(0, 10, 'tomorrow')",
-        "select outbox_trim(0, 100, 'tomorrow'), outbox_trim_audit(0, 100, 'tomorrow'), outbox_trim_inbox(0, 100, 'tomorrow'), outbox_trim_events(0, 0, 100, 'tomorrow'), outbox_trim_attempts(0, 0, 100, 'tomorrow')",
-        "select outbox_drop_partitions(0, 100, now() + interval '10 days')",
+        "select outbox_internal.expire_dead(0, 10, 'tomorrow')",
+        "select outbox_internal.trim_history(0, 100, 'tomorrow'), outbox_internal.trim_audit(0, 100, 'tomorrow'), outbox_trim_inbox(0, 100, 'tomorrow'), outbox_internal.trim_events(0, 0, 100, 'tomorrow'), outbox_internal.trim_attempts(0, 0, 100, 'tomorrow')",
+        "select outbox_internal.drop_partitions(0, 100, now() + interval '10 days')",
         "select outbox_configure(partition_count => 4)",
     ] {
         cluster.exec(DB, sql);

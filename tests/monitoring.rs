@@ -49,7 +49,7 @@ fn relay_cluster(conf: &[&str]) -> Cluster {
     let builder = Cluster::builder().conf("outbox.workers = 0");
     let cluster = conf.iter().fold(builder, |builder, line| builder.conf(line)).start();
     cluster.exec(DB, "create extension outbox; select outbox_pause()");
-    wait_true(&cluster, "the counters", "select outbox_minutes() is not null");
+    wait_true(&cluster, "the counters", "select outbox_internal.minutes() is not null");
     cluster
 }
 
@@ -261,7 +261,7 @@ fn a_restart_forgets_the_figures_and_keeps_the_attempts() {
     drop(relay);
     cluster.stop(StopMode::Immediate);
     cluster.start_again();
-    wait_true(&cluster, "the counters", "select outbox_minutes() is not null");
+    wait_true(&cluster, "the counters", "select outbox_internal.minutes() is not null");
     assert_eq!(sums(&cluster, DB), [0; 3]);
     assert_eq!(errors(&cluster, DB), Vec::<String>::new());
     assert!(cluster.query_one::<bool>(DB, &format!("select stats_reset > '{before}' from outbox_status")));
@@ -358,7 +358,7 @@ fn other_databases_have_their_own_figures_and_a_new_extension_has_none() {
     cluster.exec(DB, "create database shop");
     cluster.exec("shop", "create extension outbox; select outbox_pause()");
     support::wait_until("the counters of the other database", common::LONG, || {
-        cluster.query_one::<bool>("shop", "select outbox_minutes() is not null")
+        cluster.query_one::<bool>("shop", "select outbox_internal.minutes() is not null")
     });
     cluster.exec("shop", "select outbox_publish('T', '{}')");
     let mut relay = cluster.connect("shop");
@@ -437,12 +437,12 @@ fn the_last_twenty_attempts_are_kept_as_long_as_the_message_and_go_with_it() {
     assert_eq!(texts(&cluster, DB, last), ["dead", "dead"]);
 
     // A dead letter keeps its attempts however old they are.
-    let trim = "select removed from outbox_trim_attempts(0, 60, 1000, clock_timestamp() + interval '1 hour')";
+    let trim = "select removed from outbox_internal.trim_attempts(0, 60, 1000, clock_timestamp() + interval '1 hour')";
     assert_eq!(cluster.query_one::<i64>(DB, trim), 0);
     cluster.exec(DB, "select outbox_discard(1)");
-    let early = "select removed from outbox_trim_attempts(0, 60, 1000)";
+    let early = "select removed from outbox_internal.trim_attempts(0, 60, 1000)";
     assert_eq!(cluster.query_one::<i64>(DB, early), 0);
-    let in_pieces = "select format('%s %s %s', reached, removed, more) from outbox_trim_attempts(0, 60, 10, clock_timestamp() + interval '1 hour')";
+    let in_pieces = "select format('%s %s %s', reached, removed, more) from outbox_internal.trim_attempts(0, 60, 10, clock_timestamp() + interval '1 hour')";
     assert_eq!(texts(&cluster, DB, in_pieces), ["1 20 t"]);
     assert_eq!(texts(&cluster, DB, kept), ["2 20 7 26"]);
 

@@ -665,7 +665,7 @@ fn blocks_of_a_claim(client: &mut Client, mark: i64, limit: i32) -> i64 {
     client.batch_execute("begin").expect("begin");
     let sql = format!(
         "explain (analyze, buffers, costs off, timing off, summary off, format json)
-         select * from outbox_claim('tester', 'default', '{{0}}', (select array[lease_epoch] from outbox_partitions where partition = 0),
+         select * from outbox_internal.claim('tester', 'default', '{{0}}', (select array[lease_epoch] from outbox_partitions where partition = 0),
                                     '{{{limit}}}', '{{{mark}}}', 1000000)"
     );
     let plan: serde_json::Value = client.query_one(&sql, &[]).expect("explain").get(0);
@@ -701,7 +701,7 @@ fn a_claim_and_a_settle_read_each_row_once_also_where_vacuum_found_the_outbox_em
         let before = entries_read(client);
         client
             .batch_execute(
-                "create temp table claimed as select * from outbox_claim('tester', 'default', '{0}',
+                "create temp table claimed as select * from outbox_internal.claim('tester', 'default', '{0}',
                    (select array[lease_epoch] from outbox_partitions where partition = 0), '{1000}', '{0}', 100000000)
                  where remark is null",
             )
@@ -709,14 +709,14 @@ fn a_claim_and_a_settle_read_each_row_once_also_where_vacuum_found_the_outbox_em
         let claimed = entries_read(client);
         client
             .batch_execute(
-                "select outbox_settle('tester', array_agg(tid), array_agg(seq), array_agg(destination), array_agg(partition),
+                "select outbox_internal.settle('tester', array_agg(tid), array_agg(seq), array_agg(destination), array_agg(partition),
                    array_agg(claim_token), array_agg('p'::\"char\"), array_agg(0::bigint), array_agg(''::text)) from claimed",
             )
             .expect("settle");
         (claimed - before, entries_read(client) - claimed)
     };
     client
-        .batch_execute("select outbox_lease_take('tester', '{0}', 3600)")
+        .batch_execute("select outbox_internal.lease_take('tester', '{0}', 3600)")
         .expect("a lease");
     round(&mut client, 1);
     client.batch_execute("delete from outbox").expect("empty");
@@ -778,11 +778,11 @@ fn a_claim_never_walks_what_was_settled_before_however_old_a_snapshot_is_held() 
     let mut client = cluster.connect(DB);
     client
         .batch_execute(
-            "select outbox_lease_take('tester', '{0}', 3600);
+            "select outbox_internal.lease_take('tester', '{0}', 3600);
              select outbox_enqueue(n, 'k') from generate_series(1, 5000) n;
-             create temp table claimed as select * from outbox_claim('tester', 'default', '{0}',
+             create temp table claimed as select * from outbox_internal.claim('tester', 'default', '{0}',
                (select array[lease_epoch] from outbox_partitions where partition = 0), '{10000}', '{0}', 1000000);
-             select outbox_settle('tester', array_agg(tid), array_agg(seq), array_agg(destination), array_agg(partition),
+             select outbox_internal.settle('tester', array_agg(tid), array_agg(seq), array_agg(destination), array_agg(partition),
                array_agg(claim_token), array_agg('p'::\"char\"), array_agg(0::bigint), array_agg(''::text)) from claimed;
              select outbox_enqueue(n, 'k') from generate_series(5001, 5010) n",
         )
@@ -802,7 +802,7 @@ fn a_claim_costs_the_same_before_ten_messages_and_before_forty_thousand() {
     let mut client = cluster.connect(DB);
     client
         .batch_execute(
-            "select outbox_lease_take('tester', '{0}', 3600);
+            "select outbox_internal.lease_take('tester', '{0}', 3600);
              select outbox_enqueue(n, 'k') from generate_series(1, 10) n",
         )
         .expect("ten");

@@ -91,8 +91,8 @@ begin
   execute format('create function public.%I(%s) %s language plpgsql as %L', f.proname, array_to_string(arguments, ', '), returns,
     format('begin raise log %L, current_user; raise exception %L; end', 'an overload ran as %: '
            || replace(format('%s(%s)', f.proname, array_to_string(arguments, ', ')), '%', '%%'), 'an overload ran'));
-exception when duplicate_function or invalid_function_definition or feature_not_supported then
-  null; -- that is the function itself, or there can be no such one
+exception when duplicate_function or invalid_function_definition or feature_not_supported or insufficient_privilege then
+  null; -- that is the function itself, or there can be no such one; or it would name a type of a schema closed to this role
 end
 $f$;
 grant execute on function pg_temp.overload(oid, integer, text, integer) to public;
@@ -109,14 +109,16 @@ fn make_overloads(cluster: &Cluster) {
 /// A call of a function of the extension with every argument, each of its exact type, as a careful user writes it: what is not
 /// given is its default.
 fn exact(cluster: &Cluster, name: &str, given: &[(&str, &str)]) -> String {
+    let (schema, plain) = name.split_once('.').unwrap_or(("public", name));
     let rows = cluster
         .connect(DB)
         .query(
             "select coalesce(p.proargnames[n], ''), format_type(p.proargtypes[n - 1], null),
                     pg_get_function_arg_default(p.oid, n)
              from pg_proc p join pg_depend d on d.classid = 'pg_proc'::regclass and d.objid = p.oid and d.deptype = 'e'
-             cross join generate_series(1, p.pronargs) n where p.proname = $1 order by n",
-            &[&name],
+             cross join generate_series(1, p.pronargs) n
+             where p.proname = $1 and p.pronamespace = $2::text::regnamespace order by n",
+            &[&plain, &schema],
         )
         .expect("the arguments");
     let mut unused: Vec<&str> = given.iter().map(|(argument, _)| *argument).collect();
@@ -136,7 +138,7 @@ fn exact(cluster: &Cluster, name: &str, given: &[(&str, &str)]) -> String {
         })
         .collect();
     assert!(unused.is_empty(), "{name} has no argument {unused:?}");
-    format!("select * from public.{name}({})", arguments.join(", "))
+    format!("select * from {schema}.{plain}({})", arguments.join(", "))
 }
 
 /// Runs such a call.

@@ -613,14 +613,14 @@ fn take(client: &mut Client, worker: &str) -> Result<Answer, postgres::Error> {
     client.batch_execute(
         "begin; select from outbox_partitions for update; update outbox_partitions set lease_until = now() - interval '1 s'",
     )?;
-    let sql = "select lease_epoch from outbox_lease_take($1, '{0}', 3600)";
+    let sql = "select lease_epoch from outbox_internal.lease_take($1, '{0}', 3600)";
     Ok(Answer::Took(client.query_one(sql, &[&worker])?.get(0)))
 }
 
 fn claim(client: &mut Client, worker: &str, epoch: i64) -> Result<Answer, postgres::Error> {
     client.batch_execute("begin")?;
     let sql = "select tid::text, seq, key, claim_token, remark
-               from outbox_claim($1, 'default', '{0}', array[$2::bigint], '{100}', '{0}', 1000000)";
+               from outbox_internal.claim($1, 'default', '{0}', array[$2::bigint], '{100}', '{0}', 1000000)";
     let (mut rows, mut missed) = (Vec::new(), false);
     for row in client.query(sql, &[&worker, &epoch])? {
         match row.get::<_, Option<&str>>(4) {
@@ -644,7 +644,7 @@ fn settle(client: &mut Client, worker: &str, rows: Vec<Row>) -> Result<Answer, p
     let mut changed = 0;
     for again in [true, false] {
         if changed < seqs.len() {
-            let sql = "select outbox_settle($1, $2::text[]::tid[], $3, array_fill('default'::text, array[n]),
+            let sql = "select outbox_internal.settle($1, $2::text[]::tid[], $3, array_fill('default'::text, array[n]),
                          array_fill(0::smallint, array[n]), $4, array_fill('p'::\"char\", array[n]),
                          array_fill(0::bigint, array[n]), array_fill(null::text, array[n]))
                        from cardinality($3::bigint[]) n";
@@ -652,7 +652,7 @@ fn settle(client: &mut Client, worker: &str, rows: Vec<Row>) -> Result<Answer, p
             changed += row.get::<_, i32>(0) as usize;
         }
         if again && changed < seqs.len() {
-            let sql = "select outbox_locate($1, array_fill('default'::text, array[n]),
+            let sql = "select outbox_internal.locate($1, array_fill('default'::text, array[n]),
                                             array_fill(0::smallint, array[n]))::text[]
                        from cardinality($1::bigint[]) n";
             tids = client.query_one(sql, &[&seqs])?.get(0);

@@ -119,20 +119,95 @@ fn the_groups_may_what_their_names_say() {
     ));
 }
 
-#[test]
-fn nobody_but_the_worker_role_may_call_the_protocol_of_workers() {
-    let cluster = cluster();
-    let open: String = cluster.query_one(
-        DB,
+/// Of the functions of the extension those that everybody may call: where USAGE on the schema is missing, only as part of
+/// another one.
+const OPEN: &str = "outbox_crc32 outbox_partition_label outbox_partition_of outbox_uuid_v7 partition_label";
+
+fn open_to(cluster: &Cluster, role: &str) -> String {
+    let sql = format!(
         "select coalesce(string_agg(p.proname, ' ' order by p.proname), '')
          from pg_proc p join pg_depend d on d.objid = p.oid and d.classid = 'pg_proc'::regclass and d.deptype = 'e'
          join pg_extension e on e.oid = d.refobjid and e.extname = 'outbox'
-         where has_function_privilege('public', p.oid, 'execute')",
+         where has_function_privilege('{role}', p.oid, 'execute')"
     );
+    cluster.query_one(DB, &sql)
+}
+
+#[test]
+fn nobody_but_the_worker_role_may_call_the_protocol_of_workers() {
+    let cluster = cluster();
+    assert_eq!(open_to(&cluster, "public"), OPEN);
+    cluster.exec(DB, "create role boss in role outbox_admin");
+    for call in [
+        "outbox_internal.claim_unleased('default', -1, 60, 1, 1000000)",
+        "outbox_internal.settle('', null, null, null, null, null, null, null, null)",
+        "outbox_internal.leave('server-1')",
+    ] {
+        for role in ["boss", "outbox_consumer"] {
+            assert!(denied(&cluster, role, &format!("select {call}")), "{role}: {call}");
+        }
+    }
+}
+
+/// A schema in which somebody else creates would bring back what it is there to prevent.
+#[test]
+fn nobody_may_create_in_the_internal_schema() {
+    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
+    cluster.exec(
+        DB,
+        "create role landlord; alter database postgres owner to landlord; alter schema public owner to postgres;
+         create extension outbox; create role boss in role outbox_admin",
+    );
+    for role in ["landlord", "outbox_worker", "boss", "outbox_monitor", "outbox_relay"] {
+        for sql in [
+            "create function outbox_internal.wake(integer) returns void language sql as 'select'",
+            "create table outbox_internal.claimed_too ()",
+            "create type outbox_internal.kind as enum ('a')",
+            "create operator outbox_internal.= (function = int4eq, leftarg = integer, rightarg = integer)",
+            "alter schema outbox_internal rename to mine",
+            "drop schema outbox_internal cascade",
+        ] {
+            assert!(denied(&cluster, role, sql), "{role}: {sql}");
+        }
+    }
+    // Told where somebody was given the right later.
+    cluster.exec(DB, "grant create on schema outbox_internal to outbox_worker");
     assert_eq!(
-        open,
-        "outbox_crc32 outbox_partition_label outbox_partition_of outbox_uuid_v7"
+        cluster.query_one::<String>(DB, r#"select remedy from outbox_health where "check" = 'schema'"#),
+        "revoke create on schema outbox_internal from outbox_worker"
     );
+}
+
+#[test]
+fn privileges_by_default_open_no_function_and_nothing_of_the_internal_schema() {
+    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
+    cluster.exec(
+        DB,
+        "create role mallory; grant create on schema public to mallory;
+         alter default privileges grant all on schemas to public, mallory;
+         alter default privileges grant all on functions to public; alter default privileges grant all on functions to mallory with grant option;
+         alter default privileges grant all on tables to public, mallory;
+         alter default privileges grant all on types to mallory;
+         create extension outbox",
+    );
+    assert_eq!(open_to(&cluster, "public"), OPEN);
+    assert_eq!(open_to(&cluster, "mallory"), OPEN);
+    let open: String = cluster.query_one(
+        DB,
+        "select coalesce(string_agg(format('%s %s', a.what, x.privilege_type), ', '), '')
+         from (select 'the schema' as what, n.nspacl as acl from pg_namespace n where n.nspname = 'outbox_internal'
+               union all
+               select c.relname, c.relacl from pg_class c where c.relnamespace = 'outbox_internal'::regnamespace) a
+         cross join aclexplode(a.acl) x where x.grantee in (0, 'mallory'::regrole)",
+    );
+    assert_eq!(open, "");
+    for sql in [
+        "select outbox_internal.wake(0, '{}', '{}')",
+        "create function outbox_internal.wake(integer) returns void language sql as 'select'",
+        "select * from outbox_internal.event_text",
+    ] {
+        assert!(denied(&cluster, "mallory", sql), "{sql}");
+    }
 }
 
 #[test]

@@ -54,7 +54,11 @@ fn cluster() -> Cluster {
     let cluster = Cluster::builder().conf("outbox.workers = 0").start();
     cluster.exec(DB, "create extension outbox");
     // The launcher makes a place for the counters soon after its start.
-    wait_true(&cluster, "the counters", "select outbox_counters() is not null");
+    wait_true(
+        &cluster,
+        "the counters",
+        "select outbox_internal.counters() is not null",
+    );
     cluster.exec(DB, "drop extension outbox");
     cluster
 }

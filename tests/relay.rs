@@ -391,10 +391,10 @@ fn a_worker_that_has_not_heard_of_a_pause_claims_nothing() {
     let cluster = relay_cluster(&[]);
     store(&cluster, "a", Some("k"));
     let claim = "select count(c.seq) from (select array_agg(partition) p, array_agg(lease_epoch) e from outbox_partitions) l
-         cross join lateral outbox_claim('w', 'default', l.p, l.e, array_fill(9, array[16]), array_fill(0::bigint, array[16]), 1000000) c";
+         cross join lateral outbox_internal.claim('w', 'default', l.p, l.e, array_fill(9, array[16]), array_fill(0::bigint, array[16]), 1000000) c";
     cluster.exec(
         DB,
-        "select outbox_lease_take('w', array(select partition from outbox_partitions), 60)",
+        "select outbox_internal.lease_take('w', array(select partition from outbox_partitions), 60)",
     );
     assert_eq!(cluster.query_one::<i64>(DB, claim), 0);
     cluster.exec(DB, "select outbox_resume()");
@@ -579,9 +579,9 @@ fn a_relay_needs_its_group_and_gets_nothing_else_by_it() {
     for sql in [
         "select from outbox",
         "delete from outbox_events",
-        "select outbox_end_claim(1, -1, 'default', null, true)",
-        "select outbox_settle('', null, null, null, null, null, null, null, null)",
-        "select outbox_await_end(null, 0)",
+        "select outbox_internal.end_claim(1, -1, 'default', null, true)",
+        "select outbox_internal.settle('', null, null, null, null, null, null, null, null)",
+        "select outbox_internal.await_end(null, 0)",
         "select outbox_resume()",
     ] {
         assert!(denied(&mut client, "mover", sql), "{sql}");

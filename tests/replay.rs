@@ -266,10 +266,13 @@ fn an_event_that_is_being_replayed_is_not_removed() {
     replayer
         .batch_execute("begin; select outbox_replay(seq_from => 1, max_rows => 1, dry_run => false)")
         .expect("replay");
-    cluster.exec(DB, "set lock_timeout = '2s'; select outbox_trim_events(0, 0, 100)");
+    cluster.exec(
+        DB,
+        "set lock_timeout = '2s'; select outbox_internal.trim_events(0, 0, 100)",
+    );
     assert_eq!(seqs(&cluster, "outbox_events"), [1]);
     replayer.batch_execute("commit").expect("commit");
-    cluster.exec(DB, "select outbox_trim_events(0, 0, 100)");
+    cluster.exec(DB, "select outbox_internal.trim_events(0, 0, 100)");
     assert_eq!(seqs(&cluster, "outbox_events"), [1], "its message waits");
 }
 

@@ -26,7 +26,10 @@ fn history(cluster: &Cluster, times: &[&str]) {
 /// Makes partitions at a time; returns how many.
 fn make(cluster: &Cluster, retention_s: Option<i32>, moment: &str) -> i32 {
     let retention_s = retention_s.map_or("null".into(), |seconds| seconds.to_string());
-    cluster.query_one(DB, &format!("select outbox_make_partitions({retention_s}, '{moment}')"))
+    cluster.query_one(
+        DB,
+        &format!("select outbox_internal.make_partitions({retention_s}, '{moment}')"),
+    )
 }
 
 /// Calls a function that removes what is older than `retention_s` at a time; returns how much it was.
@@ -93,11 +96,23 @@ fn partitions_are_made_ahead_and_dropped_when_all_of_their_rows_are_old() {
     );
     // The second of them is not old enough as a whole, and what was asked for is kept.
     assert_eq!(
-        clear(&cluster, "outbox_drop_partitions", MONTH_S, 10, "2030-01-31 23:59:59Z"),
+        clear(
+            &cluster,
+            "outbox_internal.drop_partitions",
+            MONTH_S,
+            10,
+            "2030-01-31 23:59:59Z"
+        ),
         0
     );
     assert_eq!(
-        clear(&cluster, "outbox_drop_partitions", MONTH_S, 10, "2030-02-01 12:00Z"),
+        clear(
+            &cluster,
+            "outbox_internal.drop_partitions",
+            MONTH_S,
+            10,
+            "2030-02-01 12:00Z"
+        ),
         1
     );
     assert_eq!(
@@ -105,11 +120,14 @@ fn partitions_are_made_ahead_and_dropped_when_all_of_their_rows_are_old() {
         ["p20300102 1", "p20300103 0", "p20300104 0", "p20300105 1", "default 1"]
     );
     assert_eq!(
-        clear(&cluster, "outbox_drop_partitions", MONTH_S, 3, "2031-01-01Z"),
+        clear(&cluster, "outbox_internal.drop_partitions", MONTH_S, 3, "2031-01-01Z"),
         3,
         "a batch"
     );
-    assert_eq!(clear(&cluster, "outbox_drop_partitions", MONTH_S, 3, "2031-01-01Z"), 1);
+    assert_eq!(
+        clear(&cluster, "outbox_internal.drop_partitions", MONTH_S, 3, "2031-01-01Z"),
+        1
+    );
     assert_eq!(partitions(&cluster), ["default 1"]);
 }
 
@@ -187,9 +205,18 @@ fn what_no_partition_was_made_for_is_kept_and_trimmed_row_by_row() {
         partitions(&cluster),
         ["p20300101 1", "p20300103 0", "p20300104 0", "default 7"]
     );
-    assert_eq!(clear(&cluster, "outbox_trim", MONTH_S, 2, "2030-01-02Z"), 2);
-    assert_eq!(clear(&cluster, "outbox_trim", MONTH_S, 2, "2030-01-02Z"), 1);
-    assert_eq!(clear(&cluster, "outbox_trim", MONTH_S, 2, "2030-01-02Z"), 0);
+    assert_eq!(
+        clear(&cluster, "outbox_internal.trim_history", MONTH_S, 2, "2030-01-02Z"),
+        2
+    );
+    assert_eq!(
+        clear(&cluster, "outbox_internal.trim_history", MONTH_S, 2, "2030-01-02Z"),
+        1
+    );
+    assert_eq!(
+        clear(&cluster, "outbox_internal.trim_history", MONTH_S, 2, "2030-01-02Z"),
+        0
+    );
     assert_eq!(cluster.query_one::<i64>(DB, "select count(*) from outbox_history"), 5);
 }
 
@@ -205,7 +232,7 @@ fn a_partition_that_cannot_be_dropped_is_named_and_keeps_no_other() {
     let offset = cluster.log_offset();
     cluster.exec(
         DB,
-        "set role outbox_worker; select outbox_drop_partitions(0, 10, '2031-01-01')",
+        "set role outbox_worker; select outbox_internal.drop_partitions(0, 10, '2031-01-01')",
     );
     assert_eq!(partitions(&cluster), ["p20300101 0", "p20300102 0", "default 1"]);
     for name in ["p20300101", "p20300102"] {
@@ -223,7 +250,7 @@ fn drop_extension_takes_the_partitions_with_it_and_create_extension_starts_anew(
         cluster.exec(DB, &format!("create schema if not exists {schema}; set search_path = {schema}; drop extension outbox;
             create extension outbox schema {schema};
             insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination) values (0, now(), now(), 1, 0, 'default');
-            select outbox_make_partitions({MONTH_S})"));
+            select outbox_internal.make_partitions({MONTH_S})"));
         let count = "select count(*) from pg_class where relkind = 'r' and relname like 'outbox_history_p%'";
         assert!(cluster.query_one::<i64>(DB, count) > 3, "{schema}");
         cluster.exec(DB, "drop extension outbox");
@@ -257,8 +284,10 @@ fn trim_events(cluster: &Cluster, batch: i32) -> Vec<i64> {
     client.batch_execute("set lock_timeout = '1s'").expect("set");
     let mut after: i64 = 0;
     for _ in 0..20 {
-        let sql = format!("select reached, more from outbox_trim_events({after}, {DAY_S}, {batch})");
-        let row = client.query_one(sql.as_str(), &[]).expect("outbox_trim_events");
+        let sql = format!("select reached, more from outbox_internal.trim_events({after}, {DAY_S}, {batch})");
+        let row = client
+            .query_one(sql.as_str(), &[])
+            .expect("outbox_internal.trim_events");
         after = row.get(0);
         if !row.get::<_, bool>(1) {
             let seqs = "select coalesce(array_agg(seq order by seq), '{}') from outbox_events";
@@ -306,7 +335,7 @@ fn an_old_event_that_is_enqueued_anew_stays() {
     }
 
     keeper
-        .batch_execute(&format!("begin; select outbox_trim_events(0, {DAY_S}, 100)"))
+        .batch_execute(&format!("begin; select outbox_internal.trim_events(0, {DAY_S}, 100)"))
         .expect("trim");
     let refused = std::thread::scope(|scope| {
         let enqueue = scope.spawn(|| writer.batch_execute("select outbox_enqueue(1)"));
@@ -332,9 +361,18 @@ fn dead_letters_expire_into_the_history_with_a_reason() {
          select n, '2001-01-01', '2001-01-01Z'::timestamptz + n * interval '1 day', 15, 3, 'default', 'k', 'unroutable ' || n
          from generate_series(1, 5) n",
     );
-    assert_eq!(clear(&cluster, "outbox_expire_dead", DAY_S, 2, "2001-01-05 12:00Z"), 2);
-    assert_eq!(clear(&cluster, "outbox_expire_dead", DAY_S, 2, "2001-01-05 12:00Z"), 1);
-    assert_eq!(clear(&cluster, "outbox_expire_dead", DAY_S, 2, "2001-01-05 12:00Z"), 0);
+    assert_eq!(
+        clear(&cluster, "outbox_internal.expire_dead", DAY_S, 2, "2001-01-05 12:00Z"),
+        2
+    );
+    assert_eq!(
+        clear(&cluster, "outbox_internal.expire_dead", DAY_S, 2, "2001-01-05 12:00Z"),
+        1
+    );
+    assert_eq!(
+        clear(&cluster, "outbox_internal.expire_dead", DAY_S, 2, "2001-01-05 12:00Z"),
+        0
+    );
     let left = "select array_agg(seq order by seq) from outbox_dead";
     assert_eq!(cluster.query_one::<Vec<i64>>(DB, left), [4, 5]);
     let told =
@@ -429,7 +467,7 @@ fn a_reader_of_the_history_delays_its_upkeep_and_no_delivery() {
     // Who waits for the reader stands before every settle: not for long.
     let refused = cluster
         .connect(DB)
-        .batch_execute("select outbox_drop_partitions(0, 10)");
+        .batch_execute("select outbox_internal.drop_partitions(0, 10)");
     assert_eq!(
         refused.expect_err("a reader").code(),
         Some(&SqlState::LOCK_NOT_AVAILABLE)
@@ -517,7 +555,7 @@ fn much_history_is_summarised_by_the_upkeep_and_asks_autovacuum_for_nothing() {
                 insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination)
                 select n, now(), now(), 1, 0, 'default' from generate_series(1, 50000) n";
     own.batch_execute(more).expect("more history");
-    let summarised = "select outbox_summarize_history(clock_timestamp(), 10)";
+    let summarised = "select outbox_internal.summarize_history(clock_timestamp(), 10)";
     let summarised: i32 = own.query_one(summarised, &[]).expect("summarise").get(0);
     assert!(summarised > 10, "{summarised}");
     own.commit().expect("commit");

@@ -1,9 +1,86 @@
-//! The calls of docs/sql-api.md as drivers make them. What they answer, and what is refused, is in pg_test/.
+//! The functions of docs/sql-api.md: whether those are all, who may call which, and the calls as drivers make them. What they
+//! answer, and what is refused, is in pg_test/.
 
 mod common;
 
+use std::collections::BTreeMap;
+
 use common::DB;
 use support::Cluster;
+
+const SQL_API: &str = include_str!("../docs/sql-api.md");
+
+/// Of each function that the docs list the row that it stands in.
+fn listed() -> BTreeMap<String, String> {
+    let begin = SQL_API.find("\n## All functions\n").expect("the list");
+    let rows = SQL_API[begin..]
+        .lines()
+        .skip_while(|line| !line.starts_with("|---"))
+        .skip(1)
+        .take_while(|line| line.starts_with('|'));
+    let mut all = BTreeMap::new();
+    for row in rows {
+        let mut cells = row.split('|').skip(1).map(str::trim);
+        let (role, functions) = (cells.next().unwrap_or_default(), cells.next().unwrap_or_default());
+        for name in functions
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .filter(|name| name.starts_with("outbox_"))
+        {
+            assert_eq!(all.insert(name.to_owned(), role.replace('`', "")), None, "{name} twice");
+        }
+    }
+    all
+}
+
+#[test]
+fn the_functions_in_the_schema_of_the_extension_are_those_that_the_docs_list_for_the_roles_that_may_call_them() {
+    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
+    cluster.exec(DB, "create schema relay; create extension outbox schema relay");
+    let rows = cluster
+        .connect(DB)
+        .query(
+            "select p.proname::text, coalesce(string_agg(a.role, ', ' order by a.role), 'a superuser, or the worker role')
+             from pg_proc p left join lateral (
+               select case x.grantee when 0 then 'everyone' else x.grantee::regrole::text end as role
+               from aclexplode(p.proacl) x
+               where x.grantee <> p.proowner and x.grantee <> 'outbox_worker'::regrole) a on true
+             where p.pronamespace = 'relay'::regnamespace group by p.oid, p.proname",
+            &[],
+        )
+        .expect("the functions");
+    let count = rows.len();
+    let there: BTreeMap<String, String> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    assert_eq!(count, there.len(), "a name twice");
+    assert_eq!(there, listed());
+}
+
+/// Where others may create, one that fits a call better could come in between, or make it ambiguous.
+#[test]
+fn nothing_of_the_extension_calls_a_function_in_the_schema_of_the_extension() {
+    let cluster = Cluster::builder().conf("outbox.workers = 0").start();
+    cluster.exec(DB, "create schema relay; create extension outbox schema relay");
+    let calls: String = cluster.query_one(
+        DB,
+        r"with ours as (
+            select p.* from pg_proc p where p.pronamespace in ('relay'::regnamespace, 'outbox_internal'::regnamespace)
+          )
+          select coalesce(string_agg(format('%s: %s', c.caller, c.callee), ', '), '') from (
+            -- In the text of a function. What makes triggers names the functions that they call.
+            select f.proname as caller, m.match[1] as callee
+            from ours f cross join lateral regexp_matches(f.prosrc, 'relay\.(outbox_[a-z0-9_]+)\s*\(', 'g') m (match)
+            where m.match[1] in (select g.proname from ours g) and m.match[1] not in ('outbox_attached', 'outbox_captured')
+            union all
+            -- Bound when it was created: a view, a function with BEGIN ATOMIC, a default, a trigger.
+            select pg_describe_object(d.classid, d.objid, d.objsubid), g.proname
+            from pg_depend d join ours g on d.refclassid = 'pg_proc'::regclass and d.refobjid = g.oid
+              and g.pronamespace = 'relay'::regnamespace
+            where d.deptype = 'n' and d.classid <> 'pg_foreign_data_wrapper'::regclass
+          ) c",
+    );
+    assert_eq!(calls, "");
+}
 
 #[test]
 fn the_documented_calls_work_with_untyped_parameters() {

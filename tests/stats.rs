@@ -253,7 +253,7 @@ fn a_server_that_was_dropped_leaves_no_figures_behind() {
     wait_true(
         &cluster,
         "its place to be free",
-        "select outbox_destination_figures('brief') is null",
+        "select outbox_internal.destination_figures('brief') is null",
     );
     picky_destination(&cluster, broker, "brief", "");
     assert_eq!(totals(&cluster, "brief"), [0; 5]);

@@ -338,7 +338,7 @@ fn sessions_that_ask_at_once_are_answered_one_after_the_other() {
     for session in sessions {
         session.join().expect("a session");
     }
-    let asks = cluster.query_one::<i64>(DB, "select outbox_ask(0)");
+    let asks = cluster.query_one::<i64>(DB, "select outbox_internal.ask(0)");
     assert_eq!(asks, 41);
 }
 
@@ -588,7 +588,7 @@ fn a_relay_is_refused_where_it_cannot_be_what_it_says() {
     assert!(refusal.hint().is_some_and(|hint| hint.contains("leasing => true")));
     cluster.set_conf("outbox.workers", "0");
     cluster.exec(DB, "select outbox_configure(leasing => true)");
-    wait_true(&cluster, "no worker", "select outbox_server_workers() = '{}'");
+    wait_true(&cluster, "no worker", "select outbox_internal.server_workers() = '{}'");
     let refusal = refused(&cluster, "select outbox_relay()");
     assert_eq!(refusal.message(), "no worker runs in this database");
 }

@@ -155,6 +155,11 @@ fn every_definer_and_plpgsql_function_pins_its_search_path() {
 }
 
 #[test]
+fn no_line_of_sql_is_wider_than_a_screen() {
+    assert_no_complaints(&files("sql/src", "sql"), |_, text| too_wide(text));
+}
+
+#[test]
 fn the_lock_file_is_committed() {
     assert!(read("Cargo.lock").contains("name = \"outbox\""), "Cargo.lock lacks us");
     assert!(!read(".gitignore").contains("Cargo.lock"), "Cargo.lock is ignored");
@@ -406,11 +411,13 @@ fn undocumented_settings(config: &str, docs: &str) -> Vec<String> {
 }
 
 fn uncommented_objects(sql: &str) -> Vec<String> {
-    const KINDS: [&str; 5] = ["table", "function", "view", "type", "trigger"];
+    const KINDS: [&str; 6] = ["schema", "table", "function", "view", "type", "trigger"];
     let named = |line: &str, verb: &str| {
         let (kind, rest) = line.strip_prefix(verb)?.split_once(' ')?;
         let rest = rest.trim_start_matches("@extschema@.");
-        let name = rest.split(|c: char| c != '_' && !c.is_ascii_alphanumeric()).next()?;
+        let name = rest
+            .split(|c: char| !"_.".contains(c) && !c.is_ascii_alphanumeric())
+            .next()?;
         KINDS.contains(&kind).then(|| format!("{kind} {name}"))
     };
     let commented: BTreeSet<String> = sql.lines().filter_map(|line| named(line, "comment on ")).collect();
@@ -444,6 +451,16 @@ fn too_long(text: &str) -> Vec<String> {
         0..=LINES_MAX => Vec::new(),
         lines => vec![format!("{lines} lines, more than {LINES_MAX}")],
     }
+}
+
+fn too_wide(text: &str) -> Vec<String> {
+    const COLUMNS_MAX: usize = 120;
+    let lines = text.lines().enumerate();
+    lines
+        .map(|(index, line)| (index + 1, line.chars().count()))
+        .filter(|(_, columns)| *columns > COLUMNS_MAX)
+        .map(|(number, columns)| format!("{number}: {columns} columns, more than {COLUMNS_MAX}"))
+        .collect()
 }
 
 fn first_difference(a: &str, b: &str) -> Option<usize> {
@@ -587,17 +604,19 @@ fn a_setting_without_docs_is_found() {
 
 #[test]
 fn an_object_without_a_comment_is_found() {
-    let created = "create table @extschema@.t (\ncreate function @extschema@.f(a int)\ncreate trigger g before";
+    let created = "create table @extschema@.t (\ncreate function @extschema@.f(a int)\ncreate trigger g before\n\
+                   create function outbox_internal.f(a int)";
     assert_eq!(
         uncommented_objects(created),
         [
             "table t has no comment",
             "function f has no comment",
-            "trigger g has no comment"
+            "trigger g has no comment",
+            "function outbox_internal.f has no comment"
         ]
     );
-    let commented =
-        "comment on table @extschema@.t is\ncomment on function @extschema@.f(int) is\ncomment on trigger g on";
+    let commented = "comment on table @extschema@.t is\ncomment on function @extschema@.f(int) is\n\
+                     comment on trigger g on\ncomment on function outbox_internal.f(int) is";
     assert!(uncommented_objects(&format!("{created}\n{commented}")).is_empty());
 }
 
@@ -618,6 +637,13 @@ fn a_function_without_a_search_path_is_found() {
     let found = unpinned_functions(&sql.concat());
     let expected = ["a", "b", "f"].map(|name| format!("{name} does not pin search_path"));
     assert_eq!(found, expected);
+}
+
+#[test]
+fn a_wide_line_is_found() {
+    assert!(too_wide(&"x".repeat(120)).is_empty());
+    let wide = format!("a\n-- {}", "x".repeat(118));
+    assert_eq!(too_wide(&wide), ["2: 121 columns, more than 120"]);
 }
 
 #[test]

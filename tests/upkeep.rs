@@ -17,13 +17,13 @@ const EXPLAINED: [&str; 6] = [
 
 /// What only the upkeep may run.
 const OF_UPKEEP: [&str; 8] = [
-    "outbox_expire(",
-    "outbox_make_partitions(",
-    "outbox_drop_partitions(",
-    "outbox_summarize_history(",
-    "outbox_trim(",
-    "outbox_trim_events(",
-    "outbox_purge_workers(",
+    "outbox_internal.expire(",
+    "outbox_internal.make_partitions(",
+    "outbox_internal.drop_partitions(",
+    "outbox_internal.summarize_history(",
+    "outbox_internal.trim_history(",
+    "outbox_internal.trim_events(",
+    "outbox_internal.purge_workers(",
     "pg_catalog.count(*), pg_catalog.min(o.expires_at)",
 ];
 
@@ -109,14 +109,14 @@ fn a_worker_runs_no_statement_of_the_upkeep_and_nothing_looks_for_what_expires_w
         ran_by(&cluster, "outbox upkeep", offset),
     );
     assert!(
-        runs(&worker, "outbox_settle("),
+        runs(&worker, "outbox_internal.settle("),
         "auto_explain shows nothing of the worker"
     );
     for what in OF_UPKEEP {
         assert!(!runs(&worker, what), "the worker runs {what}");
         assert_eq!(
             runs(&of_upkeep, what),
-            what != "outbox_expire(",
+            what != "outbox_internal.expire(",
             "whether the upkeep runs {what}"
         );
     }
@@ -134,8 +134,14 @@ fn a_worker_runs_no_statement_of_the_upkeep_and_nothing_looks_for_what_expires_w
         "the upkeep to end",
         "select not exists (select from pg_stat_activity where backend_type = 'outbox upkeep')",
     );
-    assert!(runs(&ran_by(&cluster, "outbox upkeep", offset), "outbox_expire("));
-    assert!(!runs(&ran_by(&cluster, "outbox worker", offset), "outbox_expire("));
+    assert!(runs(
+        &ran_by(&cluster, "outbox upkeep", offset),
+        "outbox_internal.expire("
+    ));
+    assert!(!runs(
+        &ran_by(&cluster, "outbox worker", offset),
+        "outbox_internal.expire("
+    ));
 }
 
 /// The statement by which a worker reads most, from a start with so many messages waiting until all are counted.
@@ -163,7 +169,7 @@ fn most_blocks_of_a_statement_at_start(waiting: i64) -> u64 {
     );
     let worker = ran_by(&cluster, "outbox worker", offset);
     assert!(
-        runs(&worker, "outbox_heartbeat("),
+        runs(&worker, "outbox_internal.heartbeat("),
         "auto_explain shows nothing of the worker"
     );
     worker.iter().map(|ran| ran.blocks).max().unwrap_or(0)

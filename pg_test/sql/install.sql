@@ -4,16 +4,18 @@ create schema relay;
 create extension outbox schema relay;
 create extension if not exists outbox;
 
--- everything lies in that schema, and nothing without a comment
+-- everything lies in that schema, or in outbox_internal, and nothing without a comment
 select i.schema, i.type, string_agg(i.identity, ', ' order by i.identity) filter (
          where obj_description(d.objid, d.classid::regclass::name) is null) as without_comment
 from pg_depend d cross join lateral pg_identify_object(d.classid, d.objid, 0) i
 where d.refclassid = 'pg_extension'::regclass and d.deptype = 'e'
   and d.refobjid = (select oid from pg_extension where extname = 'outbox')
-  and i.type in ('table', 'view', 'function', 'type')
+  and i.type in ('schema', 'table', 'view', 'function', 'type')
 group by i.schema, i.type order by i.schema, i.type;
 -- no name is used twice, so a comment or a grant needs no list of types
-select proname from pg_proc where proname like 'outbox%' group by proname having count(*) > 1;
+select pronamespace::regnamespace, proname from pg_proc
+where pronamespace in ('relay'::regnamespace, 'outbox_internal'::regnamespace)
+group by pronamespace, proname having count(*) > 1;
 
 -- what applications and operators call
 \df relay.outbox_publish
@@ -48,7 +50,12 @@ reset search_path;
 alter extension outbox set schema public;
 create extension outbox schema public;
 
--- a drop leaves the schema empty, and the roles
+-- a drop leaves the schema empty, the other one goes, and the roles stay
 drop extension outbox;
 drop schema relay;
+select count(*) from pg_namespace where nspname = 'outbox_internal';
+-- one that is there is not taken over
+create schema outbox_internal;
+create extension outbox;
+drop schema outbox_internal;
 select rolname, rolsuper, rolcanlogin, rolconnlimit from pg_roles where rolname like 'outbox%' order by rolname;

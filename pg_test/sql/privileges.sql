@@ -14,10 +14,16 @@ select f.name, has_function_privilege('regress_nobody', p.oid, 'execute') as nob
        has_function_privilege('regress_relay', p.oid, 'execute') as relay
 from unnest('{publish,enqueue,enqueue_many,store,wait,fetch_unpublished,mark_published,mark_failed,attach,detach,capture,uncapture,retry,discard,retry_where,discard_where,replay,purge,source_set,source_reset,inbox_receive,inbox_forget,partition_of,partition_label,crc32,uuid_v7}'::text[]) with ordinality f (name, n)
 join pg_proc p on p.proname = 'outbox_' || f.name order by f.n;
--- the protocol of the workers is for nobody
-select count(distinct p.oid), bool_or(has_function_privilege(r, p.oid, 'execute')) as open
-from pg_proc p, unnest('{regress_nobody,regress_writer,regress_monitor,regress_admin}'::name[]) r
-where p.proname in ('outbox_claim', 'outbox_settle', 'outbox_lease_take');
+-- what is internal: nobody may create there, and who may call which
+select r as role, has_schema_privilege(r, 'outbox_internal', 'usage') as usage,
+       has_schema_privilege(r, 'outbox_internal', 'create') as creates
+from unnest('{regress_nobody,regress_writer,regress_monitor,regress_admin,regress_relay,outbox_consumer,outbox_worker}'::name[])
+  with ordinality u (r, n) order by n;
+\pset format unaligned
+select r as role, string_agg(p.proname, ' ' order by p.proname) filter (where has_function_privilege(r, p.oid, 'execute')) as may_call
+from pg_proc p, unnest('{regress_nobody,regress_writer,regress_monitor,regress_relay}'::name[]) with ordinality u (r, n)
+where p.pronamespace = 'outbox_internal'::regnamespace group by r, n order by n;
+\pset format aligned
 
 -- views and tables
 select t.name, has_table_privilege('regress_nobody', t.name, 'select') as nobody,

@@ -2,7 +2,8 @@
 -- Roles belong to the whole server, so another database may have made them already, or be making them right now:
 -- both are fine, and DROP EXTENSION leaves them.
 
--- What a view, a default or the body of a function (BEGIN ATOMIC) names is looked up once, now, and stays: here and nowhere else.
+-- What a view, a default or the body of a function (BEGIN ATOMIC) names is looked up once, now, and stays: here and
+-- nowhere else.
 select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
 -- In the schema of the extension others may have created before. What is called by its name there must be ours.
@@ -14,7 +15,8 @@ begin
   from (select 'function' as kind, p.oid::pg_catalog.regprocedure::text as name, p.proname as plain, p.proowner as owner
         from pg_catalog.pg_proc p where p.pronamespace = pg_catalog.to_regnamespace('@extschema@')
         union all
-        select case c.relkind when 'v' then 'view' when 'S' then 'sequence' when 'i' then 'index' when 'c' then 'type' else 'table' end,
+        select case c.relkind when 'v' then 'view' when 'S' then 'sequence' when 'i' then 'index' when 'c' then 'type'
+          else 'table' end,
                c.oid::pg_catalog.regclass::text, c.relname, c.relowner
         from pg_catalog.pg_class c where c.relnamespace = pg_catalog.to_regnamespace('@extschema@')
         union all
@@ -23,23 +25,34 @@ begin
         ) o
   where o.plain ~ '^outbox(_|$)' order by o.kind, o.name limit 1;
   if found then
-    raise exception 'schema % holds % %, which is not of the extension', '@extschema@', foreign_object.kind, foreign_object.name
+    raise exception 'schema % holds % %, which is not of the extension',
+        '@extschema@', foreign_object.kind, foreign_object.name
       using errcode = 'duplicate_object',
-            detail = pg_catalog.format('It belongs to role %I. What begins with outbox_ there could be taken for an object of the extension.',
+            detail = pg_catalog.format('It belongs to role %I. What begins with outbox_ there could be taken for an'
+                                       ' object of the extension.',
                                        pg_catalog.pg_get_userbyid(foreign_object.owner)),
-            hint = pg_catalog.format('CREATE SCHEMA outbox; CREATE EXTENSION outbox SCHEMA outbox; or drop or rename the %s.', foreign_object.kind);
+            hint = pg_catalog.format('CREATE SCHEMA outbox; CREATE EXTENSION outbox SCHEMA outbox; or drop or rename'
+                                     ' the %s.', foreign_object.kind);
   end if;
 end
 $foreign$;
 
+-- What users do not call. Where nobody may create, no function can fit a call better than the one that is meant. A
+-- schema of this name that exists is an error: somebody else may create in it.
+create schema outbox_internal;
+comment on schema outbox_internal is
+  'What the functions, views and workers of the extension outbox call. Not for calling: it changes with any version.';
+
 do $roles$
 declare
-  worker_role constant name := coalesce(nullif(pg_catalog.current_setting('outbox.worker_role', true), ''), 'outbox_worker');
+  worker_role constant name := coalesce(nullif(pg_catalog.current_setting('outbox.worker_role', true), ''),
+                                        'outbox_worker');
   role_name name;
 begin
-  foreach role_name in array array[worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin', 'outbox_consumer', 'outbox_relay',
-                                     'outbox_policy' -- has no rights: conditions on outbox_events run as it
-                                    ]::name[] loop
+  foreach role_name in array array[
+    worker_role, 'outbox_writer', 'outbox_monitor', 'outbox_admin', 'outbox_consumer', 'outbox_relay',
+    'outbox_policy' -- has no rights: conditions on outbox_events run as it
+  ]::name[] loop
     begin
       if not exists (select from pg_catalog.pg_roles r where r.rolname = role_name) then
         execute pg_catalog.format('create role %I nologin', role_name);
@@ -59,8 +72,9 @@ begin
       using hint = pg_catalog.format('ALTER ROLE %I NOSUPERUSER;', worker_role);
   end if;
   execute pg_catalog.format('grant connect on database %I to %I', pg_catalog.current_database(), worker_role);
-  execute pg_catalog.format('grant usage on schema @extschema@ to %I, outbox_writer, outbox_monitor, outbox_admin, outbox_consumer, outbox_relay',
-                            worker_role);
+  execute pg_catalog.format(
+    'grant usage on schema @extschema@'
+    ' to %I, outbox_writer, outbox_monitor, outbox_admin, outbox_consumer, outbox_relay', worker_role);
   execute pg_catalog.format('grant create on schema @extschema@ to %I', worker_role); -- partitions of the history
   grant outbox_writer, outbox_monitor, outbox_consumer, outbox_relay to outbox_admin;
 end

@@ -1,5 +1,6 @@
--- Destinations: where messages go. One is there from the start, "default", described by the settings outbox.url and so on.
--- Others are foreign servers, so that CREATE SERVER, GRANT USAGE, user mappings, \des and pg_dump work as users know them.
+-- Destinations: where messages go. One is there from the start, "default", described by the settings outbox.url and so
+-- on. Others are foreign servers, so that CREATE SERVER, GRANT USAGE, user mappings, \des and pg_dump work as users
+-- know them.
 
 create function @extschema@.outbox_amqp_validator(options text[], catalog oid)
 returns void language c strict as 'MODULE_PATHNAME', 'outbox_amqp_validator_wrapper';
@@ -8,7 +9,8 @@ comment on function @extschema@.outbox_amqp_validator(text[], oid) is
 
 create foreign data wrapper outbox_amqp no handler validator @extschema@.outbox_amqp_validator;
 comment on foreign data wrapper outbox_amqp is
-  'Destinations of outbox that are exchanges of an AMQP 0-9-1 broker (RabbitMQ). The password belongs into a user mapping for the role of the workers.';
+  'Destinations of outbox that are exchanges of an AMQP 0-9-1 broker (RabbitMQ). The password belongs into a user'
+  ' mapping for the role of the workers.';
 
 create function @extschema@.outbox_http_validator(options text[], catalog oid)
 returns void language c strict as 'MODULE_PATHNAME', 'outbox_http_validator_wrapper';
@@ -17,12 +19,19 @@ comment on function @extschema@.outbox_http_validator(text[], oid) is
 
 create foreign data wrapper outbox_http no handler validator @extschema@.outbox_http_validator;
 comment on foreign data wrapper outbox_http is
-  'Destinations of outbox that are URLs to which messages are posted. Secrets belong into a user mapping for the role of the workers.';
+  'Destinations of outbox that are URLs to which messages are posted. Secrets belong into a user mapping for the role'
+  ' of the workers.';
 
+-- What a user calls and others of ours need has a second name in outbox_internal, without a call in between.
+create function outbox_internal.body_problem(destination text)
+returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
+comment on function outbox_internal.body_problem(text) is
+  'outbox_body_problem(), as outbox_health and outbox_check call it.';
 create function @extschema@.outbox_body_problem(destination text)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_body_problem_wrapper';
 comment on function @extschema@.outbox_body_problem(text) is
-  'Why the function that the option body of a destination names cannot be used, and what to do; NULL if it can, or none is named. outbox_health and outbox_check show it.';
+  'Why the function that the option body of a destination names cannot be used, and what to do; NULL if it can, or'
+  ' none is named. outbox_health and outbox_check show it.';
 
 create table @extschema@.outbox_paused (
   destination text collate "C" primary key,

@@ -1,5 +1,5 @@
--- Tables. State is where the row is: ready to go in outbox, not before a time or behind another in outbox_waiting, finished in
--- outbox_history, given up in outbox_dead.
+-- Tables. State is where the row is: ready to go in outbox, not before a time or behind another in outbox_waiting,
+-- finished in outbox_history, given up in outbox_dead.
 -- A message is (seq, destination); its event lives in outbox_events and is never copied.
 
 create table @extschema@.outbox_settings (
@@ -12,7 +12,8 @@ create table @extschema@.outbox_settings (
   check ((partitioner is null) = (partitioner_owner is null))
 );
 comment on table @extschema@.outbox_settings is
-  'One row: what must be the same for every session of this database. Written at CREATE EXTENSION from the settings of the same name, changed by outbox_configure().';
+  'One row: what must be the same for every session of this database. Written at CREATE EXTENSION from the settings'
+  ' of the same name, changed by outbox_configure().';
 
 create table @extschema@.outbox_partitions (
   partition   smallint    primary key check (partition between 0 and 1023),
@@ -23,7 +24,8 @@ create table @extschema@.outbox_partitions (
 ) with (fillfactor = 50, autovacuum_vacuum_threshold = 5000, autovacuum_analyze_threshold = 5000);
 -- Leases are renewed every few seconds: room for HOT updates, which need no autovacuum once a minute.
 comment on table @extschema@.outbox_partitions is
-  'Leases: which worker may deliver the messages of a partition, until when. The epoch grows each time the lease is taken.';
+  'Leases: which worker may deliver the messages of a partition, until when. The epoch grows each time the lease is'
+  ' taken.';
 
 create table @extschema@.outbox_workers (
   worker_id       text        primary key,
@@ -40,7 +42,8 @@ create table @extschema@.outbox_connections (
   destination text collate "C",
   since       timestamptz not null default pg_catalog.clock_timestamp(),
   state       text        not null
-    check (state in ('starting', 'paused', 'pausing', 'not adopted', 'unconfigured', 'connecting', 'connected', 'blocked', 'down')),
+    check (state in ('starting', 'paused', 'pausing', 'not adopted', 'unconfigured', 'connecting', 'connected',
+                     'blocked', 'down')),
   reason      text, -- why it is down: unreachable, auth_refused, exchange_missing ...; or connected and unconfirmed
   detail      text,
   looked_at   timestamptz, -- when it last looked because a session asked: see outbox_check()
@@ -95,7 +98,8 @@ create table @extschema@.outbox (
 comment on table @extschema@.outbox is
   'Messages that may go now, and no others: a pointer (seq) to an event each.';
 comment on column @extschema@.outbox.claim_token is
-  'Who holds the message for delivery: the epoch of the lease (positive) or, with leasing off, the token of a worker (negative).';
+  'Who holds the message for delivery: the epoch of the lease (positive) or, with leasing off, the token of a worker'
+  ' (negative).';
 comment on column @extschema@.outbox.claim_until is
   'With leasing off: until when the claim holds. NULL otherwise.';
 comment on column @extschema@.outbox.crashes is
@@ -159,37 +163,40 @@ create table @extschema@.outbox_dead (
 );
 create index on @extschema@.outbox_dead (partition) where blocks;
 comment on table @extschema@.outbox_dead is
-  'Dead letters: messages out of attempts. outbox_retry() brings one back, outbox_discard() gives it up. Kept for outbox.dead_retention.';
+  'Dead letters: messages out of attempts. outbox_retry() brings one back, outbox_discard() gives it up. Kept for'
+  ' outbox.dead_retention.';
 comment on column @extschema@.outbox_dead.blocks is
-  'Later messages of its key, or of its partition where that is one order, wait until this one is retried or discarded.';
+  'Later messages of its key, or of its partition where that is one order, wait until this one is retried or'
+  ' discarded.';
 
-create function @extschema@.outbox_note_dead(more bigint, more_block bigint, seq bigint)
+create function outbox_internal.note_dead(more bigint, more_block bigint, seq bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_dead_wrapper';
-comment on function @extschema@.outbox_note_dead(bigint, bigint, bigint) is
-  'Internal: this transaction makes so many more dead letters, or fewer, and so many of them that block others; the counters in shared memory hear of it at COMMIT.';
+comment on function outbox_internal.note_dead(bigint, bigint, bigint) is
+  'This transaction makes so many more dead letters, or fewer, and so many of them that block others; the counters in'
+  ' shared memory hear of it at COMMIT.';
 
 -- A trigger, so that rows that a person writes or removes are counted too.
-create function @extschema@.outbox_dead_changed() returns trigger
+create function outbox_internal.dead_changed() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   case tg_op
-    when 'INSERT' then perform @extschema@.outbox_note_dead(1::bigint, new.blocks::integer::bigint, new.seq);
-    when 'DELETE' then perform @extschema@.outbox_note_dead(-1::bigint, -old.blocks::integer::bigint, old.seq);
-    else perform @extschema@.outbox_note_dead(0::bigint, (new.blocks::integer - old.blocks::integer)::bigint, new.seq);
+    when 'INSERT' then perform outbox_internal.note_dead(1::bigint, new.blocks::integer::bigint, new.seq);
+    when 'DELETE' then perform outbox_internal.note_dead(-1::bigint, -old.blocks::integer::bigint, old.seq);
+    else perform outbox_internal.note_dead(0::bigint, (new.blocks::integer - old.blocks::integer)::bigint, new.seq);
   end case;
   return null;
 end
 $$;
-comment on function @extschema@.outbox_dead_changed() is
-  'Internal: counts dead letters as they come and go.';
+comment on function outbox_internal.dead_changed() is
+  'Counts dead letters as they come and go.';
 create trigger outbox_dead_changed after insert or delete or update of blocks on @extschema@.outbox_dead
-  for each row execute function @extschema@.outbox_dead_changed();
+  for each row execute function outbox_internal.dead_changed();
 comment on trigger outbox_dead_changed on @extschema@.outbox_dead is
   'Internal: counts dead letters as they come and go.';
 
 -- A restored dump brings its own row of settings; it replaces the one CREATE EXTENSION wrote, since the restored
 -- messages lie in the partitions of the old count.
-create function @extschema@.outbox_settings_replace() returns trigger
+create function outbox_internal.settings_replace() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   delete from @extschema@.outbox_settings;
@@ -200,10 +207,10 @@ begin
   return new;
 end
 $$;
-comment on function @extschema@.outbox_settings_replace() is
-  'Internal: keeps outbox_settings at one row and makes the partitions it asks for.';
+comment on function outbox_internal.settings_replace() is
+  'Keeps outbox_settings at one row and makes the partitions it asks for.';
 create trigger outbox_settings_replace before insert on @extschema@.outbox_settings
-  for each row execute function @extschema@.outbox_settings_replace();
+  for each row execute function outbox_internal.settings_replace();
 comment on trigger outbox_settings_replace on @extschema@.outbox_settings is
   'Internal: keeps outbox_settings at one row and makes the partitions it asks for.';
 

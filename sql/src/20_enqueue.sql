@@ -1,14 +1,15 @@
 -- What an application calls inside its own transaction.
--- The C functions ask what the caller may (USAGE on a destination) and then run as the owner of the tables, the worker role, so that
--- EXECUTE is all a caller needs. They carry no SET clause (it would cost each call); every name and operator of their
--- statements is qualified instead.
+-- The C functions ask what the caller may (USAGE on a destination) and then run as the owner of the tables, the worker
+-- role, so that EXECUTE is all a caller needs. They carry no SET clause (it would cost each call); every name and
+-- operator of their statements is qualified instead.
 
 create function @extschema@.outbox_enqueue(
   seq bigint, key text default null, destination text default null, available_at timestamptz default null,
   partition_key text default null, expires_at timestamptz default null
 ) returns boolean language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_enqueue_wrapper';
 comment on function @extschema@.outbox_enqueue(bigint, text, text, timestamptz, text, timestamptz) is
-  'Enqueues the event with this seq, in the caller''s transaction. True if newly enqueued, false if it already waits for that destination. Without a key the event is looked up and its aggregate is the key.';
+  'Enqueues the event with this seq, in the caller''s transaction. True if newly enqueued, false if it already waits'
+  ' for that destination. Without a key the event is looked up and its aggregate is the key.';
 
 create function @extschema@.outbox_enqueue_many(
   seqs bigint[], key text default null, destination text default null, available_at timestamptz default null,
@@ -17,32 +18,41 @@ create function @extschema@.outbox_enqueue_many(
 comment on function @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text, timestamptz) is
   'Enqueues many events at once; returns how many were newly enqueued.';
 
-create function @extschema@.outbox_row(seq bigint, destination text, partitions smallint[])
+create function outbox_internal.find_row(seq bigint, destination text, partitions smallint[])
 returns tid language sql stable set search_path = pg_catalog, pg_temp as $$
-  -- Each partition is asked by itself, which OFFSET 0 makes sure of: a planner without statistics takes outbox for empty, and
-  -- would read all that waits for the destination.
+  -- Each partition is asked by itself, which OFFSET 0 makes sure of: a planner without statistics takes outbox for
+  -- empty, and would read all that waits for the destination.
   select o.ctid from unnest($3) p (n)
   cross join lateral (select x.ctid from @extschema@.outbox x
                       where x.destination = $2 and x.partition = p.n and x.seq = $1 offset 0) o limit 1;
 $$;
-comment on function @extschema@.outbox_row(bigint, text, smallint[]) is
-  'Internal: where the row of a message is in outbox, in whichever of the partitions; NULL if it is in none.';
+comment on function outbox_internal.find_row(bigint, text, smallint[]) is
+  'Where the row of a message is in outbox, in whichever of the partitions; NULL if it is in none.';
 
+create function outbox_internal.crc32(key text)
+returns bigint language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_crc32_wrapper';
+comment on function outbox_internal.crc32(text) is
+  'outbox_crc32(), as outbox_purge() calls it.';
 create function @extschema@.outbox_crc32(key text)
 returns bigint language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_crc32_wrapper';
 comment on function @extschema@.outbox_crc32(text) is
   'The IEEE CRC-32 of the UTF-8 bytes of a key.';
 
-create function @extschema@.outbox_partition_label(partition integer)
+create function outbox_internal.partition_label(partition integer)
 returns text language sql immutable strict parallel safe
 return 'p' || pg_catalog.lpad(partition::text, greatest(2, pg_catalog.length(partition::text)), '0');
+comment on function outbox_internal.partition_label(integer) is
+  'What outbox_partition_label() says.';
+create function @extschema@.outbox_partition_label(partition integer)
+returns text language sql immutable strict parallel safe return outbox_internal.partition_label(partition);
 comment on function @extschema@.outbox_partition_label(integer) is
   'The label of a partition: p and at least two digits, as in p07.';
 
-create function @extschema@.outbox_partition_by(partitioner text, owner text, key text, partition_count integer)
+create function outbox_internal.partition_by(partitioner text, owner text, key text, partition_count integer)
 returns integer language c stable as 'MODULE_PATHNAME', 'outbox_partition_by_wrapper';
-comment on function @extschema@.outbox_partition_by(text, text, text, integer) is
-  'Internal: what a partitioner (NULL = CRC-32) says of a key. It runs as its owner, restricted, and as nobody else than this one.';
+comment on function outbox_internal.partition_by(text, text, text, integer) is
+  'What a partitioner (NULL = CRC-32) says of a key. It runs as its owner, restricted, and as nobody else than this'
+  ' one.';
 
 create function @extschema@.outbox_partition_of(key text, partition_count integer default null)
 returns text language plpgsql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -55,22 +65,30 @@ begin
     raise exception 'partition_count % is out of range', divisor
       using errcode = 'numeric_value_out_of_range', hint = 'Use a count from 1 to 1024.';
   end if;
-  return @extschema@.outbox_partition_label(@extschema@.outbox_partition_by(partitioner, owner, key, divisor));
+  return outbox_internal.partition_label(outbox_internal.partition_by(partitioner, owner, key, divisor));
 end
 $$;
 comment on function @extschema@.outbox_partition_of(text, integer) is
-  'The partition of a key, as a label: CRC-32 of its UTF-8 bytes modulo the count (NULL = the count of this database), or as the partitioner of this database says.';
+  'The partition of a key, as a label: CRC-32 of its UTF-8 bytes modulo the count (NULL = the count of this'
+  ' database), or as the partitioner of this database says.';
 
+create function outbox_internal.uuid_v7()
+returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uuid_v7_wrapper';
+comment on function outbox_internal.uuid_v7() is
+  'outbox_uuid_v7(), as the triggers of outbox_capture call it.';
 create function @extschema@.outbox_uuid_v7()
 returns uuid language c volatile parallel safe as 'MODULE_PATHNAME', 'outbox_uuid_v7_wrapper';
 comment on function @extschema@.outbox_uuid_v7() is
   'A new UUID of version 7, which sorts by time.';
 
-create function @extschema@.outbox_is_replaying()
-returns boolean language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_is_replaying_wrapper';
-comment on function @extschema@.outbox_is_replaying() is
-  'Internal: whether outbox.replaying is on in this session. Unlike current_setting() it never takes the word of a session that may not set it.';
-
+create function outbox_internal.publish(
+  type text, payload jsonb, aggregate_type text, aggregate_id text, operation text, previous_payload jsonb,
+  metadata jsonb, headers jsonb, actor text, correlation_id text, destination text, available_at timestamptz, id uuid,
+  expires_at timestamptz
+) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_publish_wrapper';
+comment on function outbox_internal.publish(
+  text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz) is
+  'outbox_publish(), as outbox_store() calls it.';
 create function @extschema@.outbox_publish(
   type text, payload jsonb, aggregate_type text default null, aggregate_id text default null,
   operation text default null, previous_payload jsonb default null, metadata jsonb default null,
@@ -78,30 +96,35 @@ create function @extschema@.outbox_publish(
   destination text default null, available_at timestamptz default null, id uuid default null,
   expires_at timestamptz default null
 ) returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_publish_wrapper';
-comment on function @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz) is
-  'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
+comment on function @extschema@.outbox_publish(
+  text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz) is
+  'Stores one event in outbox_events and enqueues it, in the caller''s transaction; returns its seq, or NULL while'
+  ' outbox.replaying is on. Its aggregate is the key: events of one aggregate are delivered in order.';
 
-create function @extschema@.outbox_note_shown(destination text, partition smallint, seq bigint)
+create function outbox_internal.note_shown(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_shown_wrapper';
-comment on function @extschema@.outbox_note_shown(text, smallint, bigint) is
-  'Internal: this transaction puts a message into outbox, where views look for the first that waits; they hear of it at COMMIT. True, so that it can stand in a WHERE.';
+comment on function outbox_internal.note_shown(text, smallint, bigint) is
+  'This transaction puts a message into outbox, where views look for the first that waits; they hear of it at COMMIT.'
+  ' True, so that it can stand in a WHERE.';
 
-create function @extschema@.outbox_wake(more_waiting bigint, partitions smallint[], seqs bigint[])
+create function outbox_internal.wake(more_waiting bigint, partitions smallint[], seqs bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_wake_wrapper';
-comment on function @extschema@.outbox_wake(bigint, smallint[], bigint[]) is
-  'Internal: at COMMIT, tells this database''s workers that something was changed by hand: so many more messages wait, and these are to be read again.';
+comment on function outbox_internal.wake(bigint, smallint[], bigint[]) is
+  'At COMMIT, tells this database''s workers that something was changed by hand: so many more messages wait, and'
+  ' these are to be read again.';
 
-create function @extschema@.outbox_note_pending(destination text, more bigint)
+create function outbox_internal.note_pending(destination text, more bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_pending_wrapper';
-comment on function @extschema@.outbox_note_pending(text, bigint) is
-  'Internal: at COMMIT, counts so many more (or fewer) messages of a destination that wait.';
+comment on function outbox_internal.note_pending(text, bigint) is
+  'At COMMIT, counts so many more (or fewer) messages of a destination that wait.';
 
-create function @extschema@.outbox_is_taken(destination text, partition smallint, seq bigint)
+create function outbox_internal.is_taken(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_taken_wrapper';
-comment on function @extschema@.outbox_is_taken(text, smallint, bigint) is
-  'Internal: whether a worker has this message in hand, which it has not claimed. Changes nothing.';
+comment on function outbox_internal.is_taken(text, smallint, bigint) is
+  'Whether a worker has this message in hand, which it has not claimed. Changes nothing.';
 
-create function @extschema@.outbox_is_in_hand(destination text, partition smallint, seq bigint)
+create function outbox_internal.is_in_hand(destination text, partition smallint, seq bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_in_hand_wrapper';
-comment on function @extschema@.outbox_is_in_hand(text, smallint, bigint) is
-  'Internal: whether a worker has this message in hand, which it has not claimed. If not, it will not take it in hand any more: it must be claimed.';
+comment on function outbox_internal.is_in_hand(text, smallint, bigint) is
+  'Whether a worker has this message in hand, which it has not claimed. If not, it will not take it in hand any more:'
+  ' it must be claimed.';

@@ -1,6 +1,6 @@
--- Publication policy: a trigger on an event table enqueues those of its rows that a condition chooses. All the trigger needs is
--- in its one argument, so it is dumped with its table; src/session/capture.rs reads it. Only the trigger on outbox_events needs a
--- table beside it, for a dump leaves out the triggers on tables of an extension.
+-- Publication policy: a trigger on an event table enqueues those of its rows that a condition chooses. All the trigger
+-- needs is in its one argument, so it is dumped with its table; src/session/capture.rs reads it. Only the trigger on
+-- outbox_events needs a table beside it, for a dump leaves out the triggers on tables of an extension.
 -- Lock order: the table of the user first; CREATE TRIGGER waits for its writers.
 
 create function @extschema@.outbox_attached() returns trigger language c volatile parallel unsafe
@@ -8,14 +8,15 @@ set search_path = pg_catalog, pg_temp set timezone = 'UTC' set datestyle = 'ISO,
 set bytea_output = 'hex' set extra_float_digits = 1
 as 'MODULE_PATHNAME', 'outbox_attached_wrapper';
 comment on function @extschema@.outbox_attached() is
-  'Internal: the trigger of outbox_attach. Runs as the one who writes; only the pointers are written with other rights.';
+  'Internal: the trigger of outbox_attach. Runs as the one who writes; only the pointers are written with other'
+  ' rights.';
 
-create function @extschema@.outbox_check_destination(destination text)
+create function outbox_internal.check_destination(destination text)
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_check_destination_wrapper';
-comment on function @extschema@.outbox_check_destination(text) is
-  'Internal: an error if there is no such destination.';
+comment on function outbox_internal.check_destination(text) is
+  'An error if there is no such destination.';
 
-create function @extschema@.outbox_tables_for_triggers(relation regclass) returns setof regclass
+create function outbox_internal.tables_for_triggers(relation regclass) returns setof regclass
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   class pg_class;
@@ -23,7 +24,8 @@ declare
 begin
   select * into class from pg_class c where c.oid = relation;
   if class.oid is null then
-    raise exception 'there is no such table' using errcode = 'undefined_table', hint = 'Pass its name, for example ''shop.orders''.';
+    raise exception 'there is no such table' using errcode = 'undefined_table',
+      hint = 'Pass its name, for example ''shop.orders''.';
   end if;
   if class.relkind not in ('r', 'p') then
     raise exception '% is not a table', relation using errcode = 'wrong_object_type',
@@ -52,36 +54,37 @@ begin
   return query select p.relid from pg_partition_tree(relation) p where p.relid <> relation order by p.level, p.relid;
 end
 $$;
-comment on function @extschema@.outbox_tables_for_triggers(regclass) is
-  'Internal: a table and its partitions, for a statement that names a partition fires the triggers of that partition only; an error if the caller may not, or nobody may, put triggers on it.';
+comment on function outbox_internal.tables_for_triggers(regclass) is
+  'A table and its partitions, for a statement that names a partition fires the triggers of that partition only; an'
+  ' error if the caller may not, or nobody may, put triggers on it.';
 
-create function @extschema@.outbox_check_expression(relation regclass, argument text, expression text, condition boolean)
+create function outbox_internal.check_expression(relation regclass, argument text, expression text, condition boolean)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   cause text;
 begin
   -- A row made up, as in the trigger: it has no ctid or tableoid. WHERE takes no aggregate and no set, which would
   -- make one row of many, or many of one.
-  execute format(case when condition then 'explain select from jsonb_populate_record(null::%s, ''{}'') r where (%s' || chr(10) || ')'
-                      else 'explain select from jsonb_populate_record(null::%s, ''{}'') r where (%s' || chr(10) || ')::text is not null'
-                 end, relation, expression);
+  execute format('explain select from jsonb_populate_record(null::%s, ''{}'') r where (%s' || chr(10) || ')'
+                 || case when condition then '' else '::text is not null' end, relation, expression);
 exception when others then
   get stacked diagnostics cause = message_text;
   raise exception '% is not %', argument,
       case when condition then 'a condition' else 'an expression' end || ' over a row of ' || relation
     using errcode = 'invalid_parameter_value', detail = format('%s: %s.', expression, cause),
-      hint = 'Write SQL over the columns of the table. Functions and operators of your own need their schema: shop.f(total), price operator(shop.<) 1.';
+      hint = 'Write SQL over the columns of the table. Functions and operators of your own need their schema:'
+             ' shop.f(total), price operator(shop.<) 1.';
 end
 $$;
-comment on function @extschema@.outbox_check_expression(regclass, text, text, boolean) is
-  'Internal: an error unless this is an SQL expression over a row of the table.';
+comment on function outbox_internal.check_expression(regclass, text, text, boolean) is
+  'An error unless this is an SQL expression over a row of the table.';
 
-create function @extschema@.outbox_attach_name(destination text) returns name
+create function outbox_internal.attach_name(destination text) returns name
 language sql immutable parallel safe
 return case when pg_catalog.octet_length('outbox_attach_' || destination) < 64 then 'outbox_attach_' || destination
             else 'outbox_attach_' || pg_catalog.md5(destination) end;
-comment on function @extschema@.outbox_attach_name(text) is
-  'Internal: the name of the trigger that outbox_attach makes for a destination.';
+comment on function outbox_internal.attach_name(text) is
+  'The name of the trigger that outbox_attach makes for a destination.';
 
 create table @extschema@.outbox_policies (
   destination text primary key,
@@ -89,28 +92,29 @@ create table @extschema@.outbox_policies (
 );
 comment on table @extschema@.outbox_policies is
   'What outbox_attach has put on outbox_events, for a dump to carry. A row makes its trigger.';
--- By name it comes after outbox_events, so psql restores the events first, and none of them is enqueued anew. pg_restore may do
--- both at once; see src/session/capture.rs.
+-- By name it comes after outbox_events, so psql restores the events first, and none of them is enqueued anew.
+-- pg_restore may do both at once; see src/session/capture.rs.
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_policies', '');
 
-create function @extschema@.outbox_policies_apply() returns trigger
+create function outbox_internal.policies_apply() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   if tg_op <> 'INSERT' then
-    execute format('drop trigger if exists %I on @extschema@.outbox_events', @extschema@.outbox_attach_name(old.destination));
+    execute format('drop trigger if exists %I on @extschema@.outbox_events',
+                   outbox_internal.attach_name(old.destination));
   end if;
   if tg_op <> 'DELETE' then
     execute format('create trigger %I after insert on @extschema@.outbox_events referencing new table as outbox_new
                     for each statement execute function @extschema@.outbox_attached(%L)',
-                   @extschema@.outbox_attach_name(new.destination), new.settings);
+                   outbox_internal.attach_name(new.destination), new.settings);
   end if;
   return null;
 end
 $$;
-comment on function @extschema@.outbox_policies_apply() is
-  'Internal: makes and drops the triggers on outbox_events, as its owner or a superuser.';
+comment on function outbox_internal.policies_apply() is
+  'Makes and drops the triggers on outbox_events, as its owner or a superuser.';
 create trigger outbox_policies_apply after insert or update or delete on @extschema@.outbox_policies
-  for each row execute function @extschema@.outbox_policies_apply();
+  for each row execute function outbox_internal.policies_apply();
 comment on trigger outbox_policies_apply on @extschema@.outbox_policies is
   'Internal: makes and drops the triggers on outbox_events.';
 
@@ -124,18 +128,20 @@ declare
   settings text;
   place regclass;
 begin
-  perform @extschema@.outbox_tables_for_triggers(relation);
-  perform @extschema@.outbox_check_destination(destination);
-  if not exists (select from pg_attribute a where a.attrelid = relation and a.attname = seq and a.attnum > 0 and not a.attisdropped
+  perform outbox_internal.tables_for_triggers(relation);
+  perform outbox_internal.check_destination(destination);
+  if not exists (select from pg_attribute a
+                 where a.attrelid = relation and a.attname = seq and a.attnum > 0 and not a.attisdropped
                    and a.atttypid in ('int2'::regtype, 'int4'::regtype, 'int8'::regtype)) then
-    raise exception 'table % has no integer column %', relation, coalesce(quote_ident(seq), 'NULL') using errcode = 'undefined_column',
+    raise exception 'table % has no integer column %', relation, coalesce(quote_ident(seq), 'NULL')
+      using errcode = 'undefined_column',
       hint = 'Name the column with the seq of the event: seq => ''global_sequence''.';
   end if;
   if when_sql is not null then
-    perform @extschema@.outbox_check_expression(relation, 'when_sql'::text, when_sql, true);
+    perform outbox_internal.check_expression(relation, 'when_sql'::text, when_sql, true);
   end if;
   if key is not null then
-    perform @extschema@.outbox_check_expression(relation, 'key'::text, key, false);
+    perform outbox_internal.check_expression(relation, 'key'::text, key, false);
   end if;
   settings := jsonb_strip_nulls(jsonb_build_object(
     'when', when_sql, 'key', key, 'seq', seq, 'destination', nullif(target, 'default')))::text;
@@ -145,33 +151,34 @@ begin
     on conflict on constraint outbox_policies_pkey do update set settings = excluded.settings;
     return;
   end if;
-  for place in select t from @extschema@.outbox_tables_for_triggers(relation) t loop
+  for place in select t from outbox_internal.tables_for_triggers(relation) t loop
     execute format('create or replace trigger %I after insert on %s referencing new table as outbox_new
                     for each statement execute function @extschema@.outbox_attached(%L)',
-                   @extschema@.outbox_attach_name(target), place, settings);
+                   outbox_internal.attach_name(target), place, settings);
   end loop;
 end
 $$;
 comment on function @extschema@.outbox_attach(regclass, text, text, text, text) is
-  'Enqueues from now on the rows inserted into an event table for which when_sql holds (NULL = all), with the key that an SQL expression over the row gives. Called again it changes both. For the owner of the table.';
+  'Enqueues from now on the rows inserted into an event table for which when_sql holds (NULL = all), with the key'
+  ' that an SQL expression over the row gives. Called again it changes both. For the owner of the table.';
 
 create function @extschema@.outbox_detach(relation regclass, destination text default null)
 returns boolean language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
   target constant text := coalesce(destination, 'default');
-  trigger_name constant name := @extschema@.outbox_attach_name(target);
+  trigger_name constant name := outbox_internal.attach_name(target);
   place regclass;
   was_attached boolean := false;
 begin
-  perform @extschema@.outbox_tables_for_triggers(relation);
+  perform outbox_internal.tables_for_triggers(relation);
   if relation = '@extschema@.outbox_events'::regclass then
     delete from @extschema@.outbox_policies p where p.destination = target;
     return found;
   end if;
   for place in
     select t.tgrelid from pg_trigger t
-    where t.tgname = trigger_name and t.tgrelid in (select p from @extschema@.outbox_tables_for_triggers(relation) p)
+    where t.tgname = trigger_name and t.tgrelid in (select p from outbox_internal.tables_for_triggers(relation) p)
   loop
     execute format('drop trigger %I on %s', trigger_name, place);
     was_attached := true;
@@ -180,4 +187,5 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_detach(regclass, text) is
-  'Ends what outbox_attach began for a destination (NULL = the default one). False if it was not attached. For the owner of the table.';
+  'Ends what outbox_attach began for a destination (NULL = the default one). False if it was not attached. For the'
+  ' owner of the table.';

@@ -1,5 +1,5 @@
--- Change capture: triggers that make an event of each row written to a table. What they need is in their one argument, so they
--- are dumped with the table; src/session/capture.rs reads it, crates/core/src/change.rs makes the events.
+-- Change capture: triggers that make an event of each row written to a table. What they need is in their one argument,
+-- so they are dumped with the table; src/session/capture.rs reads it, crates/core/src/change.rs makes the events.
 
 create function @extschema@.outbox_captured() returns trigger language c volatile parallel unsafe
 set search_path = pg_catalog, pg_temp set timezone = 'UTC' set datestyle = 'ISO, MDY' set intervalstyle = 'postgres'
@@ -20,12 +20,12 @@ declare
   settings text;
   place regclass;
 begin
-  perform @extschema@.outbox_tables_for_triggers(relation);
+  perform outbox_internal.tables_for_triggers(relation);
   if relation = '@extschema@.outbox_events'::regclass then
     raise exception '% is a table of outbox itself', relation using errcode = 'wrong_object_type',
       hint = 'Name a table of your own. outbox_attach enqueues what is inserted into outbox_events.';
   end if;
-  perform @extschema@.outbox_check_destination(destination);
+  perform outbox_internal.check_destination(destination);
   if operations is null or operations not in ('http', 'sql') then
     raise exception 'operations "%" is unknown', operations using errcode = 'invalid_parameter_value',
       hint = 'Use ''http'' for POST, PATCH and DELETE, or ''sql'' for INSERT, UPDATE and DELETE.';
@@ -36,13 +36,15 @@ begin
   end if;
   select c.name into unknown from unnest(columns || soft_delete_column) c (name)
   where c.name is not null or c.name is null and columns is not null and array_position(columns, null) is not null
-  except select a.attname from pg_attribute a where a.attrelid = relation and a.attnum > 0 and not a.attisdropped limit 1;
+  except select a.attname from pg_attribute a where a.attrelid = relation and a.attnum > 0 and not a.attisdropped
+  limit 1;
   if found then
-    raise exception 'table % has no column %', relation, coalesce(quote_ident(unknown), 'NULL') using errcode = 'undefined_column',
+    raise exception 'table % has no column %', relation, coalesce(quote_ident(unknown), 'NULL')
+      using errcode = 'undefined_column',
       hint = 'Names are as stored: in lower case, unless the table was created with quotes.';
   end if;
   if aggregate_id is not null then
-    perform @extschema@.outbox_check_expression(relation, 'aggregate_id'::text, aggregate_id, false);
+    perform outbox_internal.check_expression(relation, 'aggregate_id'::text, aggregate_id, false);
   elsif not exists (select from pg_index i where i.indrelid = relation and i.indisprimary) then
     raise exception 'table % has no primary key', relation using errcode = 'object_not_in_prerequisite_state',
       hint = 'Say what identifies a row: aggregate_id => ''code'', or any SQL expression over its columns.';
@@ -58,10 +60,11 @@ begin
       hint = 'AMQP carries 255 bytes; the longest type ends in ForceDeleted.';
   end if;
   settings := jsonb_strip_nulls(jsonb_build_object(
-    'aggregate_type', aggregate_type, 'type_prefix', type_prefix, 'operations', operations, 'aggregate_id', aggregate_id,
-    'soft_delete_column', soft_delete_column, 'columns', columns, 'destination', destination))::text;
+    'aggregate_type', aggregate_type, 'type_prefix', type_prefix, 'operations', operations,
+    'aggregate_id', aggregate_id, 'soft_delete_column', soft_delete_column, 'columns', columns,
+    'destination', destination))::text;
 
-  for place in select t from @extschema@.outbox_tables_for_triggers(relation) t loop
+  for place in select t from outbox_internal.tables_for_triggers(relation) t loop
     execute format($sql$
       create or replace trigger outbox_capture_insert after insert on %1$s referencing new table as outbox_new
         for each statement execute function @extschema@.outbox_captured(%2$L);
@@ -77,7 +80,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_capture(regclass, text, text, text, text, text, text[], text) is
-  'Makes from now on an event of each row written to a table, and enqueues it: Created, Updated, Deleted, ForceDeleted, Restored. Called again it changes how. For the owner of the table.';
+  'Makes from now on an event of each row written to a table, and enqueues it: Created, Updated, Deleted,'
+  ' ForceDeleted, Restored. Called again it changes how. For the owner of the table.';
 
 create function @extschema@.outbox_uncapture(relation regclass)
 returns boolean language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp as $$
@@ -90,7 +94,7 @@ begin
   for place, trigger_name in
     select t.tgrelid, t.tgname from pg_trigger t
     where t.tgfoid = '@extschema@.outbox_captured()'::regprocedure
-      and t.tgrelid in (select p from @extschema@.outbox_tables_for_triggers(relation) p)
+      and t.tgrelid in (select p from outbox_internal.tables_for_triggers(relation) p)
   loop
     execute format('drop trigger %I on %s', trigger_name, place);
     was_captured := true;

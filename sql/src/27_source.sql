@@ -1,6 +1,6 @@
--- Event sources: events are read from a table or view of the user's own instead of outbox_events. One source a database, for
--- the seq of a message says nothing else about where its event is. src/session/source.rs checks a mapping when it is set,
--- src/store/source.rs reads by it: as the owner of the relation, restricted, read-only.
+-- Event sources: events are read from a table or view of the user's own instead of outbox_events. One source a
+-- database, for the seq of a message says nothing else about where its event is. src/session/source.rs checks a mapping when it
+-- is set, src/store/source.rs reads by it: as the owner of the relation, restricted, read-only.
 -- Lock order: outbox_settings, as outbox_configure(); then outbox_source, outbox_events.
 
 create table @extschema@.outbox_source (
@@ -9,7 +9,8 @@ create table @extschema@.outbox_source (
   relation_oid     oid         not null, -- as it was when it was set: tells a renamed table from another one
   owner            text        not null, -- who owned it then: the expressions run as nobody else
   since            timestamptz not null default pg_catalog.clock_timestamp(),
-  -- SQL expressions over a row of it; NULL = the event has none of it, but for id (seq), payload (the row), key (the aggregate)
+  -- SQL expressions over a row of it; NULL = the event has none of it, but for id (seq), payload (the row), key
+  -- (the aggregate)
   seq              text        not null,
   type             text        not null,
   created_at       text        not null,
@@ -26,45 +27,48 @@ create table @extschema@.outbox_source (
   key              text
 );
 comment on table @extschema@.outbox_source is
-  'The event source, if it is not outbox_events: its relation, and what makes an event of a row. Written by outbox_source_set() and outbox_source_reset().';
+  'The event source, if it is not outbox_events: its relation, and what makes an event of a row. Written by'
+  ' outbox_source_set() and outbox_source_reset().';
 -- By name it comes after outbox_events, so psql restores old events before their table is closed.
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_source', '');
 
-create function @extschema@.outbox_events_closed() returns trigger
+create function outbox_internal.events_closed() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   -- With several jobs it may restore outbox_source, and so this trigger, before the events.
   if current_setting('application_name') = 'pg_restore' then
     return null;
   end if;
-  raise exception 'outbox_events takes no events: they are read from %', (select s.relation from @extschema@.outbox_source s)
+  raise exception 'outbox_events takes no events: they are read from %',
+      (select s.relation from @extschema@.outbox_source s)
     using errcode = 'object_not_in_prerequisite_state',
-          hint = 'Write the event there and call outbox_enqueue(seq), or attach the table by outbox_attach(). select @extschema@.outbox_source_reset() goes back to outbox_events.';
+          hint = 'Write the event there and call outbox_enqueue(seq), or attach the table by outbox_attach(). select'
+                 ' outbox_source_reset() goes back to outbox_events.';
 end
 $$;
-comment on function @extschema@.outbox_events_closed() is
-  'Internal: refuses events where they are read from a source of the user''s own.';
+comment on function outbox_internal.events_closed() is
+  'Refuses events where they are read from a source of the user''s own.';
 
-create function @extschema@.outbox_source_apply() returns trigger
+create function outbox_internal.source_apply() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   drop trigger if exists outbox_source on @extschema@.outbox_events;
   if tg_op = 'INSERT' then
     -- Its presence is what tells sessions that there is a source: they ask the cache, not a table.
     create trigger outbox_source before insert on @extschema@.outbox_events
-      for each statement execute function @extschema@.outbox_events_closed();
+      for each statement execute function outbox_internal.events_closed();
   end if;
   return null;
 end
 $$;
-comment on function @extschema@.outbox_source_apply() is
-  'Internal: closes outbox_events while there is a source, and opens it again; as its owner or a superuser.';
+comment on function outbox_internal.source_apply() is
+  'Closes outbox_events while there is a source, and opens it again; as its owner or a superuser.';
 create trigger outbox_source_apply after insert or delete on @extschema@.outbox_source
-  for each row execute function @extschema@.outbox_source_apply();
+  for each row execute function outbox_internal.source_apply();
 comment on trigger outbox_source_apply on @extschema@.outbox_source is
   'Internal: closes outbox_events while there is a source.';
 
-create function @extschema@.outbox_source_write(source @extschema@.outbox_source, seq_is_lost boolean)
+create function outbox_internal.source_write(source @extschema@.outbox_source, seq_is_lost boolean)
 returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   old @extschema@.outbox_source;
@@ -85,9 +89,10 @@ begin
     raise exception 'the source cannot be changed while messages wait for their events'
       using errcode = 'object_not_in_prerequisite_state',
             detail = 'Their seqs mean events of ' || coalesce(old.relation, 'outbox_events') || '.',
-            hint = 'Stop what enqueues, wait for outbox_drain(), and retry or discard the dead letters; see outbox_discard_where().';
+            hint = 'Stop what enqueues, wait for outbox_drain(), and retry or discard the dead letters; see'
+                   ' outbox_discard_where().';
   end if;
-  if not @extschema@.outbox_send_workers_away() then
+  if not outbox_internal.send_workers_away() then
     raise exception 'the workers of this database did not end in time'
       using errcode = 'object_in_use', hint = 'Try again; see outbox_worker_status.';
   end if;
@@ -97,13 +102,15 @@ begin
     source.since := case when reads_the_same then old.since else clock_timestamp() end;
     insert into @extschema@.outbox_source select source.*;
   end if;
-  perform @extschema@.outbox_note('source'::text, coalesce(to_jsonb(source) - 'singleton' - 'since' - 'relation_oid' - 'owner', '{}')
-    || jsonb_build_object('relation_before', old.relation), null::bigint, null::text);
+  perform outbox_internal.note_in_audit(
+    'source'::text, coalesce(to_jsonb(source) - 'singleton' - 'since' - 'relation_oid' - 'owner', '{}')
+      || jsonb_build_object('relation_before', old.relation), null::bigint, null::text);
   return true;
 end
 $$;
-comment on function @extschema@.outbox_source_write(@extschema@.outbox_source, boolean) is
-  'Internal: makes this the source (relation NULL = outbox_events), unless messages wait that mean another one. It was checked before. seq_is_lost: the seq of the source that is set cannot be read any more.';
+comment on function outbox_internal.source_write(@extschema@.outbox_source, boolean) is
+  'Makes this the source (relation NULL = outbox_events), unless messages wait that mean another one. It was checked'
+  ' before. seq_is_lost: the seq of the source that is set cannot be read any more.';
 
 create function @extschema@.outbox_source_set(
   relation regclass, seq text, type text, created_at text, id text default null, aggregate_type text default null,
@@ -111,45 +118,55 @@ create function @extschema@.outbox_source_set(
   previous_payload text default null, metadata text default null, headers text default null, actor text default null,
   correlation_id text default null, key text default null
 ) returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_set_wrapper';
-comment on function @extschema@.outbox_source_set(regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text) is
-  'Makes a table or view of your own the source of events: from now on messages get their events there, by seq. Each further argument is a column or an SQL expression over one row. For a member of the role that owns it; expressions run as that role. Refused while messages wait, unless they find their events as before.';
+comment on function @extschema@.outbox_source_set(
+  regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text) is
+  'Makes a table or view of your own the source of events: from now on messages get their events there, by seq. Each'
+  ' further argument is a column or an SQL expression over one row. For a member of the role that owns it;'
+  ' expressions run as that role. Refused while messages wait, unless they find their events as before.';
 
 create function @extschema@.outbox_source_reset()
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  return @extschema@.outbox_source_write(null::@extschema@.outbox_source, false);
+  return outbox_internal.source_write(null::@extschema@.outbox_source, false);
 end
 $$;
 comment on function @extschema@.outbox_source_reset() is
   'Makes outbox_events the source of events again. False if it is. Refused while messages wait.';
 
+create function outbox_internal.source_problem()
+returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_problem_wrapper';
+comment on function outbox_internal.source_problem() is
+  'outbox_source_problem(), as outbox_health calls it.';
 create function @extschema@.outbox_source_problem()
 returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_problem_wrapper';
 comment on function @extschema@.outbox_source_problem() is
-  'Internal: why the source cannot be read at all; NULL if it can, or none is set. outbox_health shows it.';
+  'Why the source cannot be read at all; NULL if it can, or none is set. outbox_health shows it.';
 
-create type @extschema@.outbox_source_row as (
+create type outbox_internal.source_row as (
   seq bigint, fault text, error text, id text, type text, aggregate_type text, aggregate_id text, operation text,
-  payload jsonb, previous_payload jsonb, metadata jsonb, headers jsonb, actor text, correlation_id text, created_at timestamptz
+  payload jsonb, previous_payload jsonb, metadata jsonb, headers jsonb, actor text, correlation_id text,
+  created_at timestamptz
 );
-comment on type @extschema@.outbox_source_row is
-  'Internal: an event of the source. fault and error: why it could not be read (failed), or that there is none (missing).';
+comment on type outbox_internal.source_row is
+  'An event of the source. fault and error: why it could not be read (failed), or that there is none (missing).';
 
-create function @extschema@.outbox_source_events(seqs bigint[], bytes_max bigint)
+create function outbox_internal.source_events(seqs bigint[], bytes_max bigint)
 returns text[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_events_wrapper';
-comment on function @extschema@.outbox_source_events(bigint[], bigint) is
-  'Internal: the events of these seqs as the source has them, read as its owner, restricted: 15 texts each, in the order of outbox_source_row. Stops after bytes_max of bodies.';
+comment on function outbox_internal.source_events(bigint[], bigint) is
+  'The events of these seqs as the source has them, read as its owner, restricted: 15 texts each, in the order of'
+  ' source_row. Stops after bytes_max of bodies.';
 
-create function @extschema@.outbox_source_rows(seqs bigint[], bytes_max bigint)
-returns setof @extschema@.outbox_source_row language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.source_rows(seqs bigint[], bytes_max bigint)
+returns setof outbox_internal.source_row language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
-  texts constant text[] := @extschema@.outbox_source_events(seqs, bytes_max);
-  event @extschema@.outbox_source_row;
+  texts constant text[] := outbox_internal.source_events(seqs, bytes_max);
+  event outbox_internal.source_row;
 begin
   for i in 1 .. cardinality(texts) by 15 loop
     begin
-      event := row(texts[i], texts[i + 1], texts[i + 2], texts[i + 3], texts[i + 4], texts[i + 5], texts[i + 6], texts[i + 7],
-                   texts[i + 8], texts[i + 9], texts[i + 10], texts[i + 11], texts[i + 12], texts[i + 13], texts[i + 14]);
+      event := row(texts[i], texts[i + 1], texts[i + 2], texts[i + 3], texts[i + 4], texts[i + 5], texts[i + 6],
+                   texts[i + 7], texts[i + 8], texts[i + 9], texts[i + 10], texts[i + 11], texts[i + 12], texts[i + 13],
+                   texts[i + 14]);
     exception when data_exception or program_limit_exceeded then
       -- What json takes and jsonb does not.
       event := null;
@@ -161,11 +178,12 @@ begin
   end loop;
 end
 $$;
-comment on function @extschema@.outbox_source_rows(bigint[], bigint) is
-  'Internal: the same as rows.';
+comment on function outbox_internal.source_rows(bigint[], bigint) is
+  'What source_events() returns, as rows.';
 
-create function @extschema@.outbox_source_matching(
+create function outbox_internal.source_matching(
   seqs bigint[], type text, aggregate_type text, aggregate_id text, created_from timestamptz, created_to timestamptz
 ) returns bigint[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_source_matching_wrapper';
-comment on function @extschema@.outbox_source_matching(bigint[], text, text, text, timestamptz, timestamptz) is
-  'Internal: those of the seqs whose event in the source meets all that is not NULL. One that cannot be read meets nothing; a warning tells of it.';
+comment on function outbox_internal.source_matching(bigint[], text, text, text, timestamptz, timestamptz) is
+  'Those of the seqs whose event in the source meets all that is not NULL. One that cannot be read meets nothing; a'
+  ' warning tells of it.';

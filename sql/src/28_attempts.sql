@@ -1,5 +1,5 @@
--- What failed at each attempt of a message, kept while the message is, and told to shared memory for outbox_errors. Written
--- by the settle of failures, so what is published at the first attempt costs nothing here.
+-- What failed at each attempt of a message, kept while the message is, and told to shared memory for outbox_errors.
+-- Written by the settle of failures, so what is published at the first attempt costs nothing here.
 
 create table @extschema@.outbox_attempts_log (
   seq         bigint      not null,
@@ -12,19 +12,20 @@ create table @extschema@.outbox_attempts_log (
   primary key (seq, destination, at)
 );
 comment on table @extschema@.outbox_attempts_log is
-  'Attempts that failed, the last 20 of each message. Kept as long as the message waits or is dead, else for outbox.retention.';
+  'Attempts that failed, the last 20 of each message. Kept as long as the message waits or is dead, else for'
+  ' outbox.retention.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_attempts_log', '');
 
-create function @extschema@.outbox_note_fault(destination text, error text, is_dead boolean, seq bigint, count bigint)
+create function outbox_internal.note_fault(destination text, error text, is_dead boolean, seq bigint, count bigint)
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_fault_wrapper';
-comment on function @extschema@.outbox_note_fault(text, text, boolean, bigint, bigint) is
-  'Internal: at COMMIT, tells outbox_errors of so many messages that failed, the last of them seq (NULL = unknown).';
+comment on function outbox_internal.note_fault(text, text, boolean, bigint, bigint) is
+  'At COMMIT, tells outbox_errors of so many messages that failed, the last of them seq (NULL = unknown).';
 
-create function @extschema@.outbox_note_failed(failed @extschema@.outbox_attempts_log[])
+create function outbox_internal.note_failed(failed @extschema@.outbox_attempts_log[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on set jit = off as $$
 begin
-  perform @extschema@.outbox_note_fault(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
+  perform outbox_internal.note_fault(f.destination, f.error, f.outcome <> 'retried', max(f.seq), count(*))
   from unnest(failed) f group by f.destination, f.error, f.outcome <> 'retried';
   -- One that has expired spent no attempt.
   insert into @extschema@.outbox_attempts_log select f.* from unnest(failed) f where f.outcome <> 'expired'
@@ -36,10 +37,10 @@ begin
   where l.seq = f.seq and l.destination = f.destination and l.at <= old.at;
 end
 $$;
-comment on function @extschema@.outbox_note_failed(@extschema@.outbox_attempts_log[]) is
-  'Internal: part of a settle in which messages failed or expired.';
+comment on function outbox_internal.note_failed(@extschema@.outbox_attempts_log[]) is
+  'Part of a settle in which messages failed or expired.';
 
-create function @extschema@.outbox_trim_attempts(
+create function outbox_internal.trim_attempts(
   after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
   out reached bigint, out removed bigint, out more boolean
 ) language plpgsql volatile
@@ -54,11 +55,12 @@ begin
   from (select l.seq from @extschema@.outbox_attempts_log l where l.seq > after order by l.seq limit batch) x;
   delete from @extschema@.outbox_attempts_log l
   where l.seq between first and last and l.at < moment - make_interval(secs => retention_s)
-    and (l.seq, l.destination) not in (select u.seq, u.destination from @extschema@.outbox_unended(first, last) u);
+    and (l.seq, l.destination) not in (select u.seq, u.destination from outbox_internal.unended(first, last) u);
   get diagnostics removed = row_count;
   reached := coalesce(last, after);
   more := seen = batch;
 end
 $$;
-comment on function @extschema@.outbox_trim_attempts(bigint, integer, integer, timestamptz) is
-  'Looks at up to batch failed attempts after a seq and removes those that are older than retention_s and of which the message neither waits nor is dead. Returns how far it got and whether more may be old beyond.';
+comment on function outbox_internal.trim_attempts(bigint, integer, integer, timestamptz) is
+  'Looks at up to batch failed attempts after a seq and removes those that are older than retention_s and of which'
+  ' the message neither waits nor is dead. Returns how far it got and whether more may be old beyond.';

@@ -1,67 +1,76 @@
--- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. What holds the
--- order of a key beyond them (open transactions, marks) is in shared memory. Time is the database's. Lock order: outbox_partitions, then outbox, then the rest.
--- A claim and a settle are planned once and reused for years of table sizes, so the plans that read a whole table are
--- switched off for them: the right one is always an index or a ctid. JIT is off with them, since a plan that still holds
--- a switched-off scan (of a table of one row) looks dear enough to be compiled each time.
+-- The protocol of a worker: heartbeat, lease, claim, settle. Every change of state is one of these functions. What
+-- holds the order of a key beyond them (open transactions, marks) is in shared memory. Time is the database's. How a
+-- claim and a settle are planned: 33_plans.sql.
+-- Lock order: outbox_partitions, then outbox, then the rest.
 
-create function @extschema@.outbox_server_workers()
+create function outbox_internal.server_workers()
 returns text[] language c volatile as 'MODULE_PATHNAME', 'outbox_server_workers_wrapper';
-comment on function @extschema@.outbox_server_workers() is
-  'Worker protocol: the ids of the workers that run in the server for this database, from shared memory; NULL when not preloaded.';
+comment on function outbox_internal.server_workers() is
+  'Worker protocol: the ids of the workers that run in the server for this database, from shared memory; NULL when'
+  ' not preloaded.';
 
--- These two have no SET clause, so that they are inlined: called for each lease they were most of what an idle worker did.
-create function @extschema@.outbox_has_ended(worker text)
+create function outbox_internal.installed()
+returns void language c volatile as 'MODULE_PATHNAME', 'outbox_installed_wrapper';
+comment on function outbox_internal.installed() is
+  'Tells the launcher at COMMIT that this database has the extension; warns if the library is not preloaded.';
+
+-- These two have no SET clause, so that they are inlined: called for each lease they were most of what an idle worker
+-- did.
+create function outbox_internal.has_ended(worker text)
 returns boolean language sql volatile
 begin atomic
-  select $1 like 'server-%' and not $1 = any (coalesce(@extschema@.outbox_server_workers(), '{}'));
+  select $1 like 'server-%' and not $1 = any (coalesce(outbox_internal.server_workers(), '{}'));
 end;
-comment on function @extschema@.outbox_has_ended(text) is
-  'Worker protocol: whether a worker in the server is known to have ended, however it ended: nobody waits for its heartbeat or leases to run out. Its name begins with server-; of others nobody knows.';
+comment on function outbox_internal.has_ended(text) is
+  'Worker protocol: whether a worker in the server is known to have ended, however it ended: nobody waits for its'
+  ' heartbeat or leases to run out. Its name begins with server-; of others nobody knows.';
 
-create function @extschema@.outbox_leases_last(worker text)
+create function outbox_internal.leases_last(worker text)
 returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_leases_last_wrapper';
-comment on function @extschema@.outbox_leases_last(text) is
-  'Worker protocol: whether what this worker leased last is not over by a clock that does not jump, from shared memory; false for a worker that has no place there.';
+comment on function outbox_internal.leases_last(text) is
+  'Worker protocol: whether what this worker leased last is not over by a clock that does not jump, from shared'
+  ' memory; false for a worker that has no place there.';
 
-create function @extschema@.outbox_lease_is_live(lease_owner text, lease_until timestamptz)
+create function outbox_internal.lease_is_live(lease_owner text, lease_until timestamptz)
 returns boolean language sql volatile
 begin atomic
-  -- Its publisher counts by the clock of outbox_leases_last(), and must not trust a lease that another worker takes.
-  select $1 is not null and ($2 > pg_catalog.clock_timestamp() or @extschema@.outbox_leases_last($1))
-     and not @extschema@.outbox_has_ended($1);
+  -- Its publisher counts by the clock of leases_last(), and must not trust a lease that another worker takes.
+  select $1 is not null and ($2 > pg_catalog.clock_timestamp() or outbox_internal.leases_last($1))
+     and not outbox_internal.has_ended($1);
 end;
-comment on function @extschema@.outbox_lease_is_live(text, timestamptz) is
-  'Worker protocol: whether a lease holds: it is over when both the wall clock and the clock of its worker say so, or the worker has ended. So a wall clock that is set forward takes no lease away.';
+comment on function outbox_internal.lease_is_live(text, timestamptz) is
+  'Worker protocol: whether a lease holds: it is over when both the wall clock and the clock of its worker say so, or'
+  ' the worker has ended. So a wall clock that is set forward takes no lease away.';
 
-create function @extschema@.outbox_heartbeat(worker text, pid integer, ttl_s integer)
+create function outbox_internal.heartbeat(worker text, pid integer, ttl_s integer)
 returns setof text language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   insert into @extschema@.outbox_workers as w (worker_id, pid, heartbeat_until)
-  values (worker, outbox_heartbeat.pid, clock_timestamp() + make_interval(secs => ttl_s))
+  values (worker, heartbeat.pid, clock_timestamp() + make_interval(secs => ttl_s))
   on conflict (worker_id) do update set
     heartbeat_at = clock_timestamp(), heartbeat_until = excluded.heartbeat_until, pid = excluded.pid,
     started_at = case when w.pid = excluded.pid then w.started_at else excluded.started_at end;
   return query select w.worker_id from @extschema@.outbox_workers w
     where w.worker_id = worker
-       or @extschema@.outbox_lease_is_live(w.worker_id, w.heartbeat_until) order by 1;
+       or outbox_internal.lease_is_live(w.worker_id, w.heartbeat_until) order by 1;
 end
 $$;
-comment on function @extschema@.outbox_heartbeat(text, integer, integer) is
+comment on function outbox_internal.heartbeat(text, integer, integer) is
   'Worker protocol: I live for ttl_s more seconds. Returns the ids of all live workers.';
 
-create function @extschema@.outbox_report(
+create function outbox_internal.report(
   worker text, destination text, state text, reason text, detail text, looked_at timestamptz
-)
-returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+) returns void language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
 begin
   if state is null then
     delete from @extschema@.outbox_connections c
-    where c.worker_id = worker and c.destination = outbox_report.destination;
+    where c.worker_id = worker and c.destination = report.destination;
     return;
   end if;
   insert into @extschema@.outbox_connections as c (worker_id, destination, state, reason, detail, looked_at)
-  select w.worker_id, outbox_report.destination, outbox_report.state, outbox_report.reason, outbox_report.detail,
-         outbox_report.looked_at
+  select w.worker_id, report.destination, report.state, report.reason, report.detail,
+         report.looked_at
   from @extschema@.outbox_workers w where w.worker_id = worker
   on conflict on constraint outbox_connections_pkey do update
   set since = case when c.state = excluded.state then c.since else excluded.since end,
@@ -69,10 +78,11 @@ begin
       looked_at = coalesce(excluded.looked_at, c.looked_at);
 end
 $$;
-comment on function @extschema@.outbox_report(text, text, text, text, text, timestamptz) is
-  'Worker protocol: what this worker knows of a destination (state NULL = it serves it no more), and when it looked if a session asked it to; outbox_health shows it.';
+comment on function outbox_internal.report(text, text, text, text, text, timestamptz) is
+  'Worker protocol: what this worker knows of a destination (state NULL = it serves it no more), and when it looked'
+  ' if a session asked it to; outbox_health shows it.';
 
-create function @extschema@.outbox_destinations(
+create function outbox_internal.destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
 ) returns setof record language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -90,10 +100,11 @@ begin
   from known k order by k.name collate "C", k.server nulls last;
 end
 $$;
-comment on function @extschema@.outbox_destinations() is
-  'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the settings.';
+comment on function outbox_internal.destinations() is
+  'Destinations that there are: the foreign servers of outbox, and "default" with no server if it is described by the'
+  ' settings.';
 
-create function @extschema@.outbox_closed_lanes(out destination text, out partition smallint, out head bigint)
+create function outbox_internal.closed_lanes(out destination text, out partition smallint, out head bigint)
 returns setof record language plpgsql stable rows 10 set search_path = pg_catalog, pg_temp as $$
 declare
   by_partition constant text[] := array(
@@ -113,37 +124,41 @@ begin
   group by 1, 2;
 end
 $$;
-comment on function @extschema@.outbox_closed_lanes() is
-  'Internal: where a partition is one order (ordering ''partition''), the partitions that stand still and the first message that holds them up: it backs off, or is a dead letter that blocks. What lies behind it stays in outbox.';
+comment on function outbox_internal.closed_lanes() is
+  'Where a partition is one order (ordering ''partition''), the partitions that stand still and the first message'
+  ' that holds them up: it backs off, or is a dead letter that blocks. What lies behind it stays in outbox.';
 
-create function @extschema@.outbox_destination_exists(destination text)
+create function outbox_internal.destination_exists(destination text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
-  select exists (select from @extschema@.outbox_destinations() d where d.destination = $1);
+  select exists (select from outbox_internal.destinations() d where d.destination = $1);
 $$;
-comment on function @extschema@.outbox_destination_exists(text) is
-  'Internal: whether there is such a destination.';
+comment on function outbox_internal.destination_exists(text) is
+  'Whether there is such a destination.';
 
-create function @extschema@.outbox_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
-returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.leases(
+  out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint
+) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   return query
-  select p.partition, p.lease_owner, @extschema@.outbox_lease_is_live(p.lease_owner, p.lease_until), p.lease_epoch
+  select p.partition, p.lease_owner, outbox_internal.lease_is_live(p.lease_owner, p.lease_until), p.lease_epoch
   from @extschema@.outbox_partitions p order by p.partition;
 end
 $$;
-comment on function @extschema@.outbox_leases() is
+comment on function outbox_internal.leases() is
   'Worker protocol: every partition with its lease, to plan from.';
 
-create function @extschema@.outbox_lease_take(worker text, partitions smallint[], ttl_s integer, out partition smallint, out lease_epoch bigint)
-returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.lease_take(
+  worker text, partitions smallint[], ttl_s integer, out partition smallint, out lease_epoch bigint
+) returns setof record language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
-  -- One's own lease is taken anew after a restart: the epoch grows, so what the earlier process still does is fenced off.
+  -- One's own lease is taken anew after a restart: the epoch grows, so what the earlier process still does is fenced
+  -- off.
   return query
   with free as (
     select p.partition as id from @extschema@.outbox_partitions p
     where p.partition = any (partitions)
       and (p.lease_owner is null or p.lease_owner = worker
-           or not @extschema@.outbox_lease_is_live(p.lease_owner, p.lease_until))
+           or not outbox_internal.lease_is_live(p.lease_owner, p.lease_until))
     order by p.partition for update skip locked
   )
   update @extschema@.outbox_partitions p
@@ -153,17 +168,17 @@ begin
   returning p.partition, p.lease_epoch;
 end
 $$;
-comment on function @extschema@.outbox_lease_take(text, smallint[], integer) is
+comment on function outbox_internal.lease_take(text, smallint[], integer) is
   'Worker protocol: takes those of the partitions that are free; returns them with their new epoch.';
 
-create function @extschema@.outbox_lease_renew(worker text, partitions smallint[], epochs bigint[], ttl_s integer)
+create function outbox_internal.lease_renew(worker text, partitions smallint[], epochs bigint[], ttl_s integer)
 returns setof smallint language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   return query
   with mine as (
     select p.partition as id from @extschema@.outbox_partitions p
     join unnest(partitions, epochs) as l (partition, epoch) on l.partition = p.partition
-    where p.lease_owner = worker and p.lease_epoch = l.epoch and @extschema@.outbox_lease_is_live(worker, p.lease_until)
+    where p.lease_owner = worker and p.lease_epoch = l.epoch and outbox_internal.lease_is_live(worker, p.lease_until)
     order by p.partition for update of p
   )
   update @extschema@.outbox_partitions p
@@ -171,10 +186,10 @@ begin
   from mine where p.partition = mine.id returning p.partition;
 end
 $$;
-comment on function @extschema@.outbox_lease_renew(text, smallint[], bigint[], integer) is
+comment on function outbox_internal.lease_renew(text, smallint[], bigint[], integer) is
   'Worker protocol: prolongs leases that are still held; a partition that is not returned is lost.';
 
-create function @extschema@.outbox_lease_release(worker text, partitions smallint[], epochs bigint[])
+create function outbox_internal.lease_release(worker text, partitions smallint[], epochs bigint[])
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   update @extschema@.outbox_partitions p
@@ -183,10 +198,10 @@ begin
   where p.partition = l.partition and p.lease_owner = worker and p.lease_epoch = l.epoch;
 end
 $$;
-comment on function @extschema@.outbox_lease_release(text, smallint[], bigint[]) is
+comment on function outbox_internal.lease_release(text, smallint[], bigint[]) is
   'Worker protocol: gives leases back.';
 
-create function @extschema@.outbox_leave(worker text)
+create function outbox_internal.leave(worker text)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
   update @extschema@.outbox_partitions p set lease_owner = null, lease_until = null, updated_at = clock_timestamp()
@@ -194,101 +209,109 @@ begin
   delete from @extschema@.outbox_workers w where w.worker_id = worker;
 end
 $$;
-comment on function @extschema@.outbox_leave(text) is
+comment on function outbox_internal.leave(text) is
   'Worker protocol: a worker that ends in order gives back its leases and its place.';
 
-create function @extschema@.outbox_purge_workers()
+create function outbox_internal.purge_workers()
 returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
   with gone as (delete from @extschema@.outbox_workers w
-                where w.heartbeat_until < clock_timestamp() - interval '1 minute' and not @extschema@.outbox_leases_last(w.worker_id)
-                   or @extschema@.outbox_has_ended(w.worker_id) returning 1)
+                where w.heartbeat_until < clock_timestamp() - interval '1 minute'
+                  and not outbox_internal.leases_last(w.worker_id)
+                   or outbox_internal.has_ended(w.worker_id) returning 1)
   select count(*) from gone;
 $$;
-comment on function @extschema@.outbox_purge_workers() is
+comment on function outbox_internal.purge_workers() is
   'Worker protocol: removes workers that have ended, and those whose heartbeat ended more than a minute ago.';
 
-create function @extschema@.outbox_json_text(jsonb)
+create function outbox_internal.json_text(jsonb)
 returns text language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_json_text_wrapper';
-comment on function @extschema@.outbox_json_text(jsonb) is
-  'Internal: what the cast to text gives, in less time where strings are long.';
+comment on function outbox_internal.json_text(jsonb) is
+  'What the cast to text gives, in less time where strings are long.';
 
-create view @extschema@.outbox_event_text as
+create view outbox_internal.event_text as
 select e.seq, e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.operation,
-       @extschema@.outbox_json_text(e.payload) as payload,
-       @extschema@.outbox_json_text(e.previous_payload) as previous_payload,
-       @extschema@.outbox_json_text(e.metadata) as metadata,
-       @extschema@.outbox_json_text(e.headers) as headers, e.actor, e.correlation_id,
+       outbox_internal.json_text(e.payload) as payload,
+       outbox_internal.json_text(e.previous_payload) as previous_payload,
+       outbox_internal.json_text(e.metadata) as metadata,
+       outbox_internal.json_text(e.headers) as headers, e.actor, e.correlation_id,
        pg_catalog.to_char(e.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as created_at,
        pg_catalog.floor(extract(epoch from e.created_at))::bigint as created_at_s, e.body_bytes::bigint as body_bytes,
        e.ctid as tid
 from @extschema@.outbox_events e;
-comment on view @extschema@.outbox_event_text is
-  'Internal: events as a worker reads them.';
+comment on view outbox_internal.event_text is
+  'Events as a worker reads them.';
 
-create function @extschema@.outbox_commit_position(xid)
+create function outbox_internal.commit_position(xid)
 returns bigint language c volatile strict as 'MODULE_PATHNAME', 'outbox_commit_position_wrapper';
-comment on function @extschema@.outbox_commit_position(xid) is
-  'Worker protocol: up to where WAL must be on disk for this committed transaction to be durable; 0 = it waited for that itself.';
+comment on function outbox_internal.commit_position(xid) is
+  'Worker protocol: up to where WAL must be on disk for this committed transaction to be durable; 0 = it waited for'
+  ' that itself.';
 
-create type @extschema@.outbox_claimed as (
-  tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, crashes integer, claim_token bigint,
-  id text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
+create type outbox_internal.claimed as (
+  tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, crashes integer,
+  claim_token bigint, id text, type text, aggregate_type text, aggregate_id text, operation text, payload text,
+  previous_payload text,
   metadata text, headers text, actor text, correlation_id text, created_at text, created_at_s bigint,
   wal_position bigint, replayed boolean, enqueued_at timestamptz, remark text, expires_at timestamptz
 );
-comment on type @extschema@.outbox_claimed is
-  'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark and no seq is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not among these. With a seq the remark says why the message can never be sent.';
+comment on type outbox_internal.claimed is
+  'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be'
+  ' on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark and no'
+  ' seq is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not'
+  ' among these. With a seq the remark says why the message can never be sent.';
 
 -- Text that leaves the server. A client is sent text in its own encoding; where that cannot be done the whole statement
 -- fails, with all its rows. So a text that cannot be UTF-8 is found here, before it is sent, and spoils one row alone.
 
-create function @extschema@.outbox_unreadable(
+create function outbox_internal.unreadable(
   key text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
   metadata text, headers text, actor text, correlation_id text
 ) returns text language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_unreadable_wrapper';
-comment on function @extschema@.outbox_unreadable(text, text, text, text, text, text, text, text, text, text, text) is
-  'Internal: why a message with this key and event can never be sent: a text that cannot be converted to UTF-8, or too many bytes. NULL if it can.';
+comment on function outbox_internal.unreadable(text, text, text, text, text, text, text, text, text, text, text) is
+  'Why a message with this key and event can never be sent: a text that cannot be converted to UTF-8, or too many'
+  ' bytes. NULL if it can.';
 
-create function @extschema@.outbox_legible(text)
+create function outbox_internal.legible(text)
 returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_legible_wrapper';
-comment on function @extschema@.outbox_legible(text) is
-  'Internal: the text with a replacement for each character that cannot be converted to UTF-8.';
+comment on function outbox_internal.legible(text) is
+  'The text with a replacement for each character that cannot be converted to UTF-8.';
 
-create function @extschema@.outbox_of_utf8(bytea)
+create function outbox_internal.of_utf8(bytea)
 returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_of_utf8_wrapper';
-comment on function @extschema@.outbox_of_utf8(bytea) is
-  'Internal: a text out of UTF-8, with a question mark for each character that the encoding of the database lacks.';
+comment on function outbox_internal.of_utf8(bytea) is
+  'A text out of UTF-8, with a question mark for each character that the encoding of the database lacks.';
 
 -- No SET clause: it is inlined into the claims of workers outside.
-create function @extschema@.outbox_readable(claimed @extschema@.outbox_claimed)
-returns setof @extschema@.outbox_claimed language sql stable as $$
+create function outbox_internal.readable(claimed outbox_internal.claimed)
+returns setof outbox_internal.claimed language sql stable as $$
   select ($1).tid, ($1).seq, ($1).destination, ($1).partition, case when u.why is null then ($1).key end, ($1).attempts,
-         ($1).crashes, ($1).claim_token, case when u.why is null then ($1).id end, case when u.why is null then ($1).type end,
+         ($1).crashes, ($1).claim_token, case when u.why is null then ($1).id end,
+         case when u.why is null then ($1).type end,
          case when u.why is null then ($1).aggregate_type end, case when u.why is null then ($1).aggregate_id end,
          case when u.why is null then ($1).operation end, case when u.why is null then ($1).payload end,
          case when u.why is null then ($1).previous_payload end, case when u.why is null then ($1).metadata end,
          case when u.why is null then ($1).headers end, case when u.why is null then ($1).actor end,
          case when u.why is null then ($1).correlation_id end, ($1).created_at, ($1).created_at_s, ($1).wal_position,
          ($1).replayed, ($1).enqueued_at, coalesce(($1).remark, u.why), ($1).expires_at
-  from (select @extschema@.outbox_unreadable(
-          ($1).key, ($1).type, ($1).aggregate_type, ($1).aggregate_id, ($1).operation, ($1).payload, ($1).previous_payload,
-          ($1).metadata, ($1).headers, ($1).actor, ($1).correlation_id) as why offset 0) u;
+  from (select outbox_internal.unreadable(
+          ($1).key, ($1).type, ($1).aggregate_type, ($1).aggregate_id, ($1).operation, ($1).payload,
+          ($1).previous_payload, ($1).metadata, ($1).headers, ($1).actor, ($1).correlation_id) as why offset 0) u;
 $$;
-comment on function @extschema@.outbox_readable(@extschema@.outbox_claimed) is
-  'Internal: a claimed message as a client gets it: without its texts if one of them cannot be read, and the remark says why.';
+comment on function outbox_internal.readable(outbox_internal.claimed) is
+  'A claimed message as a client gets it: without its texts if one of them cannot be read, and the remark says why.';
 
 -- No SET clause: it is inlined into the claims.
-create function @extschema@.outbox_remarks(seen bigint, wanted bigint, claimed bigint)
+create function outbox_internal.remarks(seen bigint, wanted bigint, claimed bigint)
 returns setof text language sql immutable parallel safe as $$
   select r.remark
   from (values ('cut', $1 operator(pg_catalog.>) $2), ('missed', $2 operator(pg_catalog.>) $3)) as r (remark, applies)
   where r.applies;
 $$;
-comment on function @extschema@.outbox_remarks(bigint, bigint, bigint) is
-  'Internal: what a claim says beside its messages, from how many it saw, wanted and got: cut, missed.';
+comment on function outbox_internal.remarks(bigint, bigint, bigint) is
+  'What a claim says beside its messages, from how many it saw, wanted and got: cut, missed.';
 
 -- No SET clause: it is inlined into the claims.
-create function @extschema@.outbox_suspicion(crashes integer, bytes_max bigint)
+create function outbox_internal.suspicion(crashes integer, bytes_max bigint)
 returns bigint language sql immutable parallel safe as $$
   select case
     when $1 operator(pg_catalog.=) 0 then 0
@@ -296,36 +319,31 @@ returns bigint language sql immutable parallel safe as $$
     when $1 operator(pg_catalog.=) 2 then $2 operator(pg_catalog./) 10
     else $2 end;
 $$;
-comment on function @extschema@.outbox_suspicion(integer, bigint) is
-  'Internal: how much of a claim a message takes with which workers crashed: after one crash a hundred go together, after two ten, then one. So the next crash charges few beside the one that is to blame.';
+comment on function outbox_internal.suspicion(integer, bigint) is
+  'How much of a claim a message takes with which workers crashed: after one crash a hundred go together, after two'
+  ' ten, then one. So the next crash charges few beside the one that is to blame.';
 
--- Nothing is known of the tables when a plan is made: vacuum may have seen outbox empty a moment before a million rows came.
--- One row expected, a bitmap or a sort of the whole lane looks as cheap as the index that brings the first rows in order,
--- and costs a second a claim. So those are off here, and wherever the first rows of many are wanted.
+-- A claim takes pointers, cut by body_bytes, and reads the events of those alone, at its very end: rows of a CTE, of a
+-- sort and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins what
+-- is sorted already, and its rows go to the worker as they are made. One snapshot serves all of it, so an event is
+-- found by its ctid the second time. OFFSET 0 keeps the planner from reading all events once instead, where its
+-- settings make a look dear. A worker in the server plans the bodies of claim, claim_waiting and claim_unleased itself,
+-- once: a call is a function in FROM, and with its SET clauses it costs as much again as the claim of one message. So
+-- their parameters have numbers. A worker outside calls them.
 
--- A claim takes pointers, cut by body_bytes, and reads the events of those alone, at its very end: rows of a CTE, of a sort
--- and of a function in FROM are copied, and beyond work_mem into a temporary file. So the last SELECT joins what is sorted
--- already, and its rows go to the worker as they are made. One snapshot serves all of it, so an event is found by its ctid
--- the second time. OFFSET 0 keeps the planner from reading all events once instead, where its settings make a look dear.
--- A worker in the server plans the bodies of outbox_claim, outbox_claim_waiting and outbox_claim_unleased itself, once: a call
--- is a function in FROM, and with its SET clauses it costs as much again as the claim of one message. So their parameters
--- have numbers. A worker outside calls them, and work_mem is what such a claim needs at most.
-
-create function @extschema@.outbox_claim(
+create function outbox_internal.claim(
   worker text, destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[],
   bytes_max bigint, reach bigint default 9223372036854775807
-) returns setof @extschema@.outbox_claimed language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off
-set work_mem = '128MB' as $$
+) returns setof outbox_internal.claimed language sql volatile
+set search_path = pg_catalog, pg_temp as $$
   with pick as materialized (
     select due.*, l.epoch, sum(due.share) over (order by due.seq) - due.share as bytes_before
     from unnest($3, $4, $5, $6) as l (partition, epoch, n, mark)
     -- Claimed by an earlier epoch counts as unclaimed: whoever takes a lease over takes all that is not settled.
     cross join lateral (
-      select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq,
+      select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq,
              o.crashes + case when o.claim_token is null then 0 else 1 end as crashes,
-             coalesce(e.body_bytes, 0) + @extschema@.outbox_suspicion(
+             coalesce(e.body_bytes, 0) + outbox_internal.suspicion(
                o.crashes + case when o.claim_token is null then 0 else 1 end, $7) as share, e.ctid as event_tid
       from @extschema@.outbox o left join @extschema@.outbox_events e on e.seq = o.seq
       where o.destination = $2 and o.partition = l.partition and o.seq > l.mark and o.seq <= $8
@@ -336,8 +354,8 @@ set work_mem = '128MB' as $$
                   where p.partition = l.partition and p.lease_owner = $1 and p.lease_epoch = l.epoch)
       -- A worker hears of a pause later than a relay of somebody else's, which may hold messages by then.
       and not exists (select from @extschema@.outbox_paused z where z.destination = $2)
-      -- Always true. For the planner one lane is left then: with more, one that takes outbox for empty (vacuum saw it so)
-      -- would join each row of it with all that is claimed.
+      -- Always true. For the planner one lane is left then: with more, one that takes outbox for empty (vacuum saw it
+      -- so) would join each row of it with all that is claimed.
       and l.n between 1 and 1000000000
   ), claimed as (
     update @extschema@.outbox o set claim_token = pick.epoch, crashes = pick.crashes
@@ -346,28 +364,28 @@ set work_mem = '128MB' as $$
               pick.wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, pick.event_tid
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
-         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
-         e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at, c.remark, c.expires_at
+         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+         e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at,
+         c.remark, c.expires_at
   from (
     select * from claimed
     union all
     select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
     from (select count(*) as seen, count(*) filter (where p.bytes_before < $7) as wanted,
                  (select count(*) from claimed) as got from pick p) n
-    cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r (remark)
+    cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got) r (remark)
     order by 2
-  ) c left join lateral (select t.* from @extschema@.outbox_event_text t where t.tid = c.event_tid offset 0) e on true
+  ) c left join lateral (select t.* from outbox_internal.event_text t where t.tid = c.event_tid offset 0) e on true
   order by c.seq;
 $$;
-comment on function @extschema@.outbox_claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
-  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a mark each, up to the seq reach, with their events; stops after bytes_max of bodies.';
+comment on function outbox_internal.claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
+  'Worker protocol: claims messages of leased partitions, in order of seq, up to a limit each and past a mark each,'
+  ' up to the seq reach, with their events; stops after bytes_max of bodies.';
 
-create function @extschema@.outbox_claim_waiting(
+create function outbox_internal.claim_waiting(
   worker text, destination text, partition smallint, key text, epoch bigint, reach bigint, n integer, bytes_max bigint
-) returns setof @extschema@.outbox_claimed language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off
-set work_mem = '128MB' as $$
+) returns setof outbox_internal.claimed language sql volatile
+set search_path = pg_catalog, pg_temp as $$
   with held as materialized (
     -- Locked until this is committed: else the next owner could have read the lane before the rows are in it.
     select p.partition from @extschema@.outbox_partitions p
@@ -377,7 +395,7 @@ set work_mem = '128MB' as $$
   ), pick as materialized (
     select due.*, sum(due.share) over (order by due.seq) - due.share as bytes_before
     from held cross join lateral (
-      select w.ctid as row_tid, @extschema@.outbox_commit_position(w.xmin) as wal_position, w.seq,
+      select w.ctid as row_tid, outbox_internal.commit_position(w.xmin) as wal_position, w.seq,
              coalesce(e.body_bytes, 0)::bigint as share, e.ctid as event_tid
       from @extschema@.outbox_waiting w left join @extschema@.outbox_events e on e.seq = w.seq
       where w.state = 'g' and w.destination = $2 and w.partition = held.partition and w.key = $4 and w.seq <= $6
@@ -386,50 +404,52 @@ set work_mem = '128MB' as $$
   ), gone as (
     delete from @extschema@.outbox_waiting w using pick
     where w.ctid = pick.row_tid and pick.bytes_before < $8
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
+              w.expires_at
   ), claimed as (
     insert into @extschema@.outbox as o
       (seq, enqueued_at, claim_token, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-    select g.seq, g.enqueued_at, $5, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at
-    from gone g where @extschema@.outbox_note_shown(g.destination, g.partition, g.seq)
+    select g.seq, g.enqueued_at, $5, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key,
+           g.last_error, g.expires_at
+    from gone g where outbox_internal.note_shown(g.destination, g.partition, g.seq)
     returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
               o.replayed, o.enqueued_at, o.expires_at
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
-         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
-         e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at, c.remark, c.expires_at
+         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+         e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at,
+         c.remark, c.expires_at
   from (
-    select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, p.wal_position, c.replayed,
-           c.enqueued_at, null::text as remark, c.expires_at, p.event_tid
+    select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, p.wal_position,
+           c.replayed, c.enqueued_at, null::text as remark, c.expires_at, p.event_tid
     from claimed c join pick p on p.seq = c.seq
     union all
     select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
     from (select count(*) as seen, count(*) filter (where p.bytes_before < $8) as wanted,
                  (select count(*) from claimed) as got from pick p) n
-    cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r (remark)
+    cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got) r (remark)
     order by 2
-  ) c left join lateral (select t.* from @extschema@.outbox_event_text t where t.tid = c.event_tid offset 0) e on true
+  ) c left join lateral (select t.* from outbox_internal.event_text t where t.tid = c.event_tid offset 0) e on true
   order by c.seq;
 $$;
-comment on function @extschema@.outbox_claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
-  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq reach; stops after bytes_max of bodies.';
+comment on function outbox_internal.claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
+  'Worker protocol: claims the first n messages of a key that wait behind another, up to the seq reach; stops after'
+  ' bytes_max of bodies.';
 
-create function @extschema@.outbox_waits(destination text, partition smallint, key text)
+create function outbox_internal.waits(destination text, partition smallint, key text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   select exists (select from @extschema@.outbox_waiting w
                  where w.state = 'g' and w.destination = $1 and w.partition = $2 and w.key = $3);
 $$;
-comment on function @extschema@.outbox_waits(text, smallint, text) is
+comment on function outbox_internal.waits(text, smallint, text) is
   'Worker protocol: whether messages of a key wait behind another.';
 
-create function @extschema@.outbox_claim_unleased(
+create function outbox_internal.claim_unleased(
   destination text, token bigint, claim_ttl_s integer, batch integer, bytes_max bigint
-) returns setof @extschema@.outbox_claimed language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off
-set work_mem = '128MB' as $$
+) returns setof outbox_internal.claimed language sql volatile
+set search_path = pg_catalog, pg_temp as $$
   with locked as materialized (
-    select o.ctid as row_tid, @extschema@.outbox_commit_position(o.xmin) as wal_position, o.seq, o.claim_token, o.crashes
+    select o.ctid as row_tid, outbox_internal.commit_position(o.xmin) as wal_position, o.seq, o.claim_token, o.crashes
     from @extschema@.outbox o
     where o.destination = $1 and (o.claim_until is null or o.claim_until <= now())
       and o.claim_token is distinct from $2
@@ -439,7 +459,7 @@ set work_mem = '128MB' as $$
     select l.row_tid, l.wal_position, l.seq, case when l.claim_token is null then 0 else 1 end as crashed,
            sum(x.share) over (order by l.seq) - x.share as bytes_before, e.ctid as event_tid
     from locked l left join @extschema@.outbox_events e on e.seq = l.seq
-    cross join lateral (select coalesce(e.body_bytes, 0) + @extschema@.outbox_suspicion(
+    cross join lateral (select coalesce(e.body_bytes, 0) + outbox_internal.suspicion(
       l.crashes + case when l.claim_token is null then 0 else 1 end, $5) as share) x
   ), claimed as (
     -- When claim_until passes, another worker may claim the row.
@@ -451,28 +471,29 @@ set work_mem = '128MB' as $$
               pick.wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, pick.event_tid
   )
   select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
-         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
-         e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at, c.remark, c.expires_at
+         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+         e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at,
+         c.remark, c.expires_at
   from (
     select * from claimed
     union all
     select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
     from (select count(*) as seen, count(*) filter (where p.bytes_before < $5) as wanted,
                  (select count(*) from claimed) as got from pick p) n
-    cross join lateral @extschema@.outbox_remarks(n.seen, n.wanted, n.got) r (remark)
+    cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got) r (remark)
     order by 2
-  ) c left join lateral (select t.* from @extschema@.outbox_event_text t where t.tid = c.event_tid offset 0) e on true
+  ) c left join lateral (select t.* from outbox_internal.event_text t where t.tid = c.event_tid offset 0) e on true
   order by c.seq;
 $$;
-comment on function @extschema@.outbox_claim_unleased(text, bigint, integer, integer, bigint) is
-  'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max of bodies. No order is promised.';
+comment on function outbox_internal.claim_unleased(text, bigint, integer, integer, bigint) is
+  'Worker protocol with leasing off: claims messages of any partition for claim_ttl_s seconds; stops after bytes_max'
+  ' of bodies. No order is promised.';
 
-create function @extschema@.outbox_due(
+create function outbox_internal.due(
   worker text, partitions smallint[], epochs bigint[], batch integer, of_destination text default null,
   out destination text, out partition smallint, out seq bigint
 ) returns setof record language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
   return query
@@ -482,40 +503,44 @@ begin
       and (partitions is null or exists (
         select from unnest(partitions, epochs) as l (partition, epoch)
         join @extschema@.outbox_partitions p on p.partition = l.partition and p.lease_epoch = l.epoch
-        where l.partition = w.partition and p.lease_owner = outbox_due.worker))
+        where l.partition = w.partition and p.lease_owner = due.worker))
     order by w.due_at limit batch for update of w skip locked
   ), gone as (
     delete from @extschema@.outbox_waiting w using due where w.ctid = due.row_tid
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
+              w.expires_at
   )
   insert into @extschema@.outbox as o
     (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at from gone g
-  where @extschema@.outbox_note_shown(g.destination, g.partition, g.seq)
+  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error,
+         g.expires_at
+  from gone g
+  where outbox_internal.note_shown(g.destination, g.partition, g.seq)
   on conflict do nothing
   returning o.destination, o.partition, o.seq;
 end
 $$;
-comment on function @extschema@.outbox_due(text, smallint[], bigint[], integer, text) is
-  'Worker protocol: brings back messages whose time has come, of these leases or (NULL) of all partitions, of a destination or (NULL) of all; returns where they are now.';
+comment on function outbox_internal.due(text, smallint[], bigint[], integer, text) is
+  'Worker protocol: brings back messages whose time has come, of these leases or (NULL) of all partitions, of a'
+  ' destination or (NULL) of all; returns where they are now.';
 
--- Asked each second: PL/pgSQL keeps the plan, where SQL makes it anew at each call. So with outbox_destinations.
-create function @extschema@.outbox_next_due_ms()
-returns bigint language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+-- Asked each second: PL/pgSQL keeps the plan, where SQL makes it anew at each call. So with destinations.
+create function outbox_internal.next_due_ms()
+returns bigint language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 declare
   next constant timestamptz := (select min(w.due_at) from @extschema@.outbox_waiting w where w.due_at is not null);
 begin
   return case when next is not null then greatest(0, ceil(extract(epoch from next - clock_timestamp()) * 1000)) end;
 end
 $$;
-comment on function @extschema@.outbox_next_due_ms() is
+comment on function outbox_internal.next_due_ms() is
   'Worker protocol: in how many ms the next waiting message is due; NULL = none waits for a time.';
 
-create function @extschema@.outbox_gates(
-  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint, out followers boolean
-) returns setof record language sql stable set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set enable_bitmapscan = off set enable_sort = off
-set jit = off as $$
+create function outbox_internal.gates(
+  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint,
+  out followers boolean
+) returns setof record language sql stable set search_path = pg_catalog, pg_temp as $$
   with recursive behind as ( -- one look into the index for each key, however much waits in it
     (select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'g'
      order by w.destination, w.partition, w.key limit 1)
@@ -535,26 +560,25 @@ set jit = off as $$
   select f.destination, f.partition, f.key, min(f.head), bool_or(f.followers)
   from found f where f.partition = any ($1) group by 1, 2, 3;
 $$;
-comment on function @extschema@.outbox_gates(smallint[]) is
-  'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one. Key NULL: messages without a key, which hold up others only where a partition is one order.';
+comment on function outbox_internal.gates(smallint[]) is
+  'Worker protocol: keys whose messages wait behind one that failed (head) or come back from waiting behind one. Key'
+  ' NULL: messages without a key, which hold up others only where a partition is one order.';
 
-create function @extschema@.outbox_settle(
+create function outbox_internal.settle(
   worker text, tids tid[], seqs bigint[], destinations text[], partitions smallint[], tokens bigint[],
   actions "char"[], delays_ms bigint[], reasons text[]
 ) returns integer language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_indexscan = off set enable_bitmapscan = off -- by ctid, also where vacuum saw an empty outbox and any plan looks cheap
-set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   leased constant boolean := tokens[1] > 0;
-  -- The fence: what this worker holds now, by lease and epoch. A row is changed only under it, and only if the row carries
-  -- the token, or nobody's (it was in hand before any claim), so a worker that lost its lease changes nothing. The leases are locked until this is committed:
-  -- who takes one over then sees what was settled under it.
+  -- The fence: what this worker holds now, by lease and epoch. A row is changed only under it, and only if the row
+  -- carries the token, or nobody's (it was in hand before any claim), so a worker that lost its lease changes nothing.
+  -- The leases are locked until this is committed: who takes one over then sees what was settled under it.
   held constant bigint[] := array(
     select p.partition::bigint << 48 | p.lease_epoch
     from @extschema@.outbox_partitions p
-    where p.lease_owner = outbox_settle.worker and leased and p.partition = any (partitions)
+    where p.lease_owner = settle.worker and leased and p.partition = any (partitions)
     order by p.partition for key share);
   failed @extschema@.outbox_attempts_log[];
   changed integer;
@@ -570,23 +594,27 @@ begin
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.crashes, o.replayed, o.destination, o.key, o.last_error,
       o.expires_at, u.action, u.delay_ms, u.reason
   ), published as (
-    insert into @extschema@.outbox_history (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error)
-    select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.replayed, g.destination, g.key, g.last_error
+    insert into @extschema@.outbox_history
+      (seq, enqueued_at, published_at, attempts, partition, replayed, destination, key, last_error)
+    select g.seq, g.enqueued_at, clock_timestamp(), g.attempts + 1, g.partition, g.replayed, g.destination, g.key,
+           g.last_error
     from gone g where g.action = 'p'
   ), dead as (
     -- x = expired, no attempt spent
     insert into @extschema@.outbox_dead
       (seq, enqueued_at, expires_at, attempts, partition, replayed, destination, key, reason, blocks)
-    select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition, g.replayed,
-           g.destination, g.key, g.reason, leased and (g.action = 'B' or g.action = 'D' and g.key is not null)
+    select g.seq, g.enqueued_at, g.expires_at, g.attempts + case when g.action = 'x' then 0 else 1 end, g.partition,
+           g.replayed, g.destination, g.key, g.reason,
+           leased and (g.action = 'B' or g.action = 'D' and g.key is not null)
     from gone g where g.action in ('d', 'D', 'B', 'x')
     on conflict (destination, seq) do update
-    set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts, replayed = excluded.replayed, reason = excluded.reason,
-        blocks = excluded.blocks
+    set died_at = excluded.died_at, expires_at = excluded.expires_at, attempts = excluded.attempts,
+        replayed = excluded.replayed, reason = excluded.reason, blocks = excluded.blocks
   ), waiting as (
     -- r = try again after the delay, one attempt spent; w = behind an earlier one of its key, none spent
     insert into @extschema@.outbox_waiting
-      (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error, expires_at)
+      (seq, enqueued_at, due_at, attempts, partition, crashes, replayed, state, destination, key, last_error,
+       expires_at)
     select g.seq, g.enqueued_at,
            case when g.action = 'r' then clock_timestamp() + g.delay_ms * interval '1 millisecond' end,
            g.attempts + case when g.action = 'r' then 1 else 0 end, g.partition,
@@ -607,24 +635,27 @@ begin
     select count(*) as gone,
            array_agg(row(g.seq, g.destination, clock_timestamp(), g.attempts + 1,
                          case g.action when 'r' then 'retried' when 'x' then 'expired' else 'dead' end, g.reason,
-                         nullif(outbox_settle.worker, ''))::@extschema@.outbox_attempts_log)
+                         nullif(settle.worker, ''))::@extschema@.outbox_attempts_log)
              filter (where g.action in ('r', 'd', 'D', 'B', 'x')) as failed
     from gone g) n;
   if failed is not null then
-    perform @extschema@.outbox_note_failed(failed);
+    perform outbox_internal.note_failed(failed);
   end if;
   return changed;
 end
 $$;
-comment on function @extschema@.outbox_settle(text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
-  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, B dead and its partition waits, x expired, r retry after delays_ms, w behind an earlier one of its key, f freed. Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
+comment on function outbox_internal.settle(
+  text, tid[], bigint[], text[], smallint[], bigint[], "char"[], bigint[], text[]) is
+  'Worker protocol: ends claimed messages in one statement. Actions: p published, d dead, D dead and its key waits, B'
+  ' dead and its partition waits, x expired, r retry after delays_ms, w behind an earlier one of its key, f freed.'
+  ' Returns how many rows changed; fewer than given means that rows moved or the claim is lost.';
 
-create function @extschema@.outbox_locate(seqs bigint[], destinations text[], partitions smallint[])
+create function outbox_internal.locate(seqs bigint[], destinations text[], partitions smallint[])
 returns tid[] language sql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   select array_agg(coalesce((select o.ctid from @extschema@.outbox o
                              where o.destination = u.destination and o.partition = u.partition and o.seq = u.seq),
                             '(0,0)'::tid) order by u.i)
   from unnest($1, $2, $3) with ordinality as u (seq, destination, partition, i);
 $$;
-comment on function @extschema@.outbox_locate(bigint[], text[], smallint[]) is
+comment on function outbox_internal.locate(bigint[], text[], smallint[]) is
   'Worker protocol: where messages lie now, after something (VACUUM FULL, an update by hand) moved them.';

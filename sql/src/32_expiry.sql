@@ -1,12 +1,12 @@
--- Messages that nobody wants any more: past expires_at they become dead letters, unsent, and hold up nothing. One that is
--- claimed ends in the worker that holds it, before it is handed over; all others end here.
--- The upkeep looks through outbox a piece at a time, when the first of them expires: an index would make each enqueue and
--- claim dearer. Lock order as ever:
+-- Messages that nobody wants any more: past expires_at they become dead letters, unsent, and hold up nothing. One that
+-- is claimed ends in the worker that holds it, before it is handed over; all others end here.
+-- The upkeep looks through outbox a piece at a time, when the first of them expires: an index would make each enqueue
+-- and claim dearer. Lock order as ever:
 -- outbox_partitions, outbox, the rest.
 
 create index on @extschema@.outbox_waiting (expires_at) where expires_at is not null;
 
-create function @extschema@.outbox_bury(
+create function outbox_internal.bury(
   tids tid[], waiting_tids tid[], leased bigint[], out destination text, out buried bigint, out heads boolean
 ) returns setof record language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -26,10 +26,12 @@ begin
     where w.ctid = any (waiting_tids) and w.expires_at <= clock_timestamp() for update skip locked
   ), gone as (
     delete from @extschema@.outbox o using ready r where o.ctid = r.row_tid
-    returning o.seq, o.enqueued_at, o.expires_at, o.attempts, o.partition, o.replayed, o.destination, o.key, o.attempts > 0 as has_failed
+    returning o.seq, o.enqueued_at, o.expires_at, o.attempts, o.partition, o.replayed, o.destination, o.key,
+              o.attempts > 0 as has_failed
   ), gone_late as (
     delete from @extschema@.outbox_waiting w using late l where w.ctid = l.row_tid
-    returning w.seq, w.enqueued_at, w.expires_at, w.attempts, w.partition, w.replayed, w.destination, w.key, w.state = 'b' as has_failed
+    returning w.seq, w.enqueued_at, w.expires_at, w.attempts, w.partition, w.replayed, w.destination, w.key,
+              w.state = 'b' as has_failed
   ), expired as (
     select * from gone union all select * from gone_late
   ), written as (
@@ -45,15 +47,17 @@ begin
   select e.destination, count(*), bool_or(e.has_failed) from expired e group by 1;
 end
 $$;
-comment on function @extschema@.outbox_bury(tid[], tid[], bigint[]) is
-  'Internal: makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds: a claim by a lease that is not among leased is nobody''s (NULL = each is somebody''s); returns how many of each destination, and whether others may have waited behind one of them.';
+comment on function outbox_internal.bury(tid[], tid[], bigint[]) is
+  'Makes dead letters of messages in outbox and outbox_waiting that have expired and that nobody holds: a claim by a'
+  ' lease that is not among leased is nobody''s (NULL = each is somebody''s); returns how many of each destination,'
+  ' and whether others may have waited behind one of them.';
 
-create function @extschema@.outbox_expire(
+create function outbox_internal.expire(
   first_block bigint, blocks integer, batch integer,
-  out destinations text[], out counts bigint[], out heads boolean, out next_block bigint, out more boolean, out next_expiry timestamptz
+  out destinations text[], out counts bigint[], out heads boolean, out next_block bigint, out more boolean,
+  out next_expiry timestamptz
 ) language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp as $$
 declare
   moment constant timestamptz := clock_timestamp(); -- once: an index cannot be asked for what changes
   from_tid constant tid := format('(%s,0)', first_block);
@@ -69,7 +73,8 @@ begin
       and (o.claim_token is null
            or case when o.claim_token < 0 then o.claim_until <= moment
                    else not exists (select from @extschema@.outbox_partitions p
-                                    where p.partition = o.partition and p.lease_epoch = o.claim_token and p.lease_owner is not null)
+                                    where p.partition = o.partition and p.lease_epoch = o.claim_token
+                                      and p.lease_owner is not null)
               end)
     limit batch);
   late := array(
@@ -82,25 +87,32 @@ begin
         where p.lease_owner is not null order by p.partition for key share);
     end if;
     select array_agg(b.destination), array_agg(b.buried), bool_or(b.heads) into destinations, counts, heads
-    from @extschema@.outbox_bury(seen, late, leased) b;
+    from outbox_internal.bury(seen, late, leased) b;
   end if;
   more := cardinality(seen) = batch or cardinality(late) = batch;
   next_block := case when cardinality(seen) = batch then first_block
                      when first_block + blocks < all_blocks then first_block + blocks else 0 end;
   next_expiry := least(
-    (select w.expires_at from @extschema@.outbox_waiting w where w.expires_at is not null order by w.expires_at limit 1),
+    (select w.expires_at from @extschema@.outbox_waiting w where w.expires_at is not null
+     order by w.expires_at limit 1),
     (select min(o.expires_at) from @extschema@.outbox o where o.ctid >= from_tid and o.ctid < to_tid));
 end
 $$;
-comment on function @extschema@.outbox_expire(bigint, integer, integer) is
-  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from first_block on and in outbox_waiting; returns how many of which destination, whether others may have waited behind one, where to go on (0 = all was looked through), whether more are there already, and when the first of those that are left here expires.';
+comment on function outbox_internal.expire(bigint, integer, integer) is
+  'Worker protocol: makes dead letters of up to batch messages that have expired, in so many blocks of outbox from'
+  ' first_block on and in outbox_waiting; returns how many of which destination, whether others may have waited'
+  ' behind one, where to go on (0 = all was looked through), whether more are there already, and when the first of'
+  ' those that are left here expires.';
 
-create function @extschema@.outbox_expire_firsts(destination text, partitions smallint[], lane_rows bigint)
+create function outbox_internal.expire_firsts(destination text, partitions smallint[], lane_rows bigint)
 returns void language sql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
-  select @extschema@.outbox_note_pending(b.destination, -b.buried), @extschema@.outbox_note_ended(0::bigint, 0::bigint, b.buried),
-         @extschema@.outbox_note_fault(b.destination, 'expired: it was not sent in time'::text, true, null::bigint, b.buried)
-  from @extschema@.outbox_bury(
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set jit = off as $$
+  select outbox_internal.note_pending(b.destination, -b.buried),
+         outbox_internal.note_ended(0::bigint, 0::bigint, b.buried),
+         outbox_internal.note_fault(
+           b.destination, 'expired: it was not sent in time'::text, true, null::bigint, b.buried)
+  from outbox_internal.bury(
     array(select x.tid from unnest($2) p (n) cross join lateral (
             select o.ctid as tid, o.expires_at from @extschema@.outbox o
             where o.destination = $1 and o.partition = p.n order by o.destination, o.partition, o.seq limit $3) x
@@ -109,5 +121,6 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
           where w.expires_at <= (select clock_timestamp()) and w.destination = $1 limit 1000),
     null::bigint[]) b;
 $$;
-comment on function @extschema@.outbox_expire_firsts(text, smallint[], bigint) is
-  'Internal: makes dead letters of what a relay would stumble over: messages that have expired among the first rows of each lane, and that wait.';
+comment on function outbox_internal.expire_firsts(text, smallint[], bigint) is
+  'Makes dead letters of what a relay would stumble over: messages that have expired among the first rows of each'
+  ' lane, and that wait.';

@@ -1,5 +1,6 @@
--- What ends is kept for a time and then goes: history by whole partitions, dead letters and events in batches. The upkeep
--- calls these functions once a minute. Each takes the time as an argument, so that a test can pretend another one.
+-- What ends is kept for a time and then goes: history by whole partitions, dead letters and events in batches. The
+-- upkeep calls these functions once a minute. Each takes the time as an argument, so that a test can pretend another
+-- one.
 --
 -- A partition of the history is made at run time and is no member of the extension: pg_dump dumps it like any table and
 -- attaches it again, and DROP EXTENSION drops it with its parent. So that a restore meets no obstacle,
@@ -13,33 +14,46 @@ create table @extschema@.outbox_history_default partition of @extschema@.outbox_
 -- FOR ALL TABLES; so it is with the other partitions, and with the audit.
 alter table @extschema@.outbox_history_default replica identity full;
 -- Rows come in nearly in order of both columns: BRIN costs next to nothing a row and finds a seq or a day. The upkeep
--- summarises it: autosummarize asks autovacuum, whose queue is full soon, and then writes a line into the log each 16 blocks.
+-- summarises it: autosummarize asks autovacuum, whose queue is full soon, and then writes a line into the log each 16
+-- blocks.
 create index on @extschema@.outbox_history_default using brin (published_at, seq) with (pages_per_range = 16);
 comment on table @extschema@.outbox_history_default is
-  'History that no partition was made for: of the first minutes, or written while the clock was wrong. A settle never fails for want of a partition.';
+  'History that no partition was made for: of the first minutes, or written while the clock was wrong. A settle never'
+  ' fails for want of a partition.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_history_default', '');
 
 create index on @extschema@.outbox_dead (died_at);
 
-create function @extschema@.outbox_history_partitions(out partition regclass, out starts_at timestamptz, out ends_at timestamptz)
-returns setof record language sql stable set search_path = pg_catalog, pg_temp set datestyle = 'ISO' as $$
+create function outbox_internal.history_partitions(
+  out partition regclass, out starts_at timestamptz, out ends_at timestamptz
+) returns setof record language sql stable set search_path = pg_catalog, pg_temp set datestyle = 'ISO' as $$
   select i.inhrelid::regclass, substring(b.bound from 'FROM \(''([^'']+)''\)')::timestamptz,
          substring(b.bound from 'TO \(''([^'']+)''\)')::timestamptz
   from pg_inherits i join pg_class c on c.oid = i.inhrelid
   cross join lateral pg_get_expr(c.relpartbound, c.oid) as b (bound)
   where i.inhparent = '@extschema@.outbox_history'::regclass and b.bound <> 'DEFAULT' order by 2;
 $$;
+comment on function outbox_internal.history_partitions() is
+  'What outbox_history_partitions() shows.';
+create function @extschema@.outbox_history_partitions(
+  out partition regclass, out starts_at timestamptz, out ends_at timestamptz
+) returns setof record language sql stable
+begin atomic
+  select p.partition, p.starts_at, p.ends_at from outbox_internal.history_partitions() p;
+end;
 comment on function @extschema@.outbox_history_partitions() is
   'The partitions of outbox_history, without the default one, and the time each is for.';
 
--- ATTACH locks the default partition against everyone and reads it; it waits for readers of the history, and settles that
--- need the default partition wait behind it. So it gives up soon and the worker tries again a minute later; three steps
--- ahead there is time for that.
-create function @extschema@.outbox_make_partitions(retention_s integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns integer language plpgsql volatile security definer
+-- ATTACH locks the default partition against everyone and reads it; it waits for readers of the history, and settles
+-- that need the default partition wait behind it. So it gives up soon and the worker tries again a minute later; three
+-- steps ahead there is time for that.
+create function outbox_internal.make_partitions(
+  retention_s integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns integer language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp set timezone = 'UTC' set lock_timeout = '200ms' as $$
 declare
-  step constant text := case when retention_s < 2 * 86400 then 'hour' when retention_s <= 60 * 86400 then 'day' else 'month' end;
+  step constant text := case
+    when retention_s < 2 * 86400 then 'hour' when retention_s <= 60 * 86400 then 'day' else 'month' end;
   width constant interval := '1 ' || step;
   at timestamptz := moment; -- all before it has its partition
   starts timestamptz;
@@ -53,11 +67,11 @@ begin
     return 0;
   end if;
   while at < moment + 3 * width loop
-    select p.ends_at into ends from @extschema@.outbox_history_partitions() p where at >= p.starts_at and at < p.ends_at;
+    select p.ends_at into ends from outbox_internal.history_partitions() p where at >= p.starts_at and at < p.ends_at;
     if not found then
       select greatest(date_trunc(step, at), max(p.ends_at) filter (where p.ends_at <= at)),
              least(date_trunc(step, at) + width, min(p.starts_at) filter (where p.starts_at > at))
-        into starts, ends from @extschema@.outbox_history_partitions() p;
+        into starts, ends from outbox_internal.history_partitions() p;
       -- What lies in the default partition stays there; the new one begins after it, and after what comes meanwhile.
       select max(h.published_at) into stray from @extschema@.outbox_history_default h
         where h.published_at >= starts and h.published_at < ends;
@@ -68,8 +82,8 @@ begin
       if starts < ends and to_regclass(format('@extschema@.%I', name)) is null then
         execute format('create table @extschema@.%I (like @extschema@.outbox_history_default including all)', name);
         execute format('alter table @extschema@.%I replica identity full', name);
-        execute format('alter table @extschema@.outbox_history attach partition @extschema@.%I for values from (%L) to (%L)',
-                       name, starts, ends);
+        execute format('alter table @extschema@.outbox_history attach partition @extschema@.%I'
+                       ' for values from (%L) to (%L)', name, starts, ends);
         made := made + 1;
       end if;
     end if;
@@ -78,11 +92,13 @@ begin
   return made;
 end
 $$;
-comment on function @extschema@.outbox_make_partitions(integer, timestamptz) is
-  'Makes partitions of the history ahead: one an hour, a day or a month, as retention_s (NULL = forever) asks for; returns how many. None while the history is empty.';
+comment on function outbox_internal.make_partitions(integer, timestamptz) is
+  'Makes partitions of the history ahead: one an hour, a day or a month, as retention_s (NULL = forever) asks for;'
+  ' returns how many. None while the history is empty.';
 
-create function @extschema@.outbox_summarize_history(moment timestamptz default pg_catalog.clock_timestamp(), most integer default 1000)
-returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
+create function outbox_internal.summarize_history(
+  moment timestamptz default pg_catalog.clock_timestamp(), most integer default 1000
+) returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 declare
   index record;
   before integer;
@@ -93,11 +109,11 @@ begin
            -- Rows come into these; those of the past were summarised when they were the present.
            p.partition is null or (p.starts_at <= moment and p.ends_at > moment - interval '1 day') as grows,
            pg_relation_size(i.indrelid) / current_setting('block_size')::bigint as blocks,
-           coalesce((select o.option_value from pg_options_to_table(c.reloptions) o where o.option_name = 'pages_per_range'), '128')::bigint
-             as pages
+           coalesce((select o.option_value from pg_options_to_table(c.reloptions) o
+                     where o.option_name = 'pages_per_range'), '128')::bigint as pages
     from pg_inherits h join pg_index i on i.indrelid = h.inhrelid join pg_class c on c.oid = i.indexrelid
     join pg_am a on a.oid = c.relam and a.amname = 'brin'
-    left join @extschema@.outbox_history_partitions() p on p.partition = h.inhrelid
+    left join outbox_internal.history_partitions() p on p.partition = h.inhrelid
     where h.inhparent = '@extschema@.outbox_history'::regclass
   loop
     begin
@@ -105,8 +121,8 @@ begin
         execute format('alter index %s reset (autosummarize)', index.name);
       end if;
       if index.grows or index.asks then
-        -- Rows come at the end: from there back to what is summarised. A minute of a drain takes half a second of processor time,
-        -- so there is a pause after each range, while nothing is locked.
+        -- Rows come at the end: from there back to what is summarised. A minute of a drain takes half a second of
+        -- processor time, so there is a pause after each range, while nothing is locked.
         before := summarised;
         for number in reverse (index.blocks - 1) / index.pages .. 0 loop
           exit when brin_summarize_range(index.name, number * index.pages) = 0;
@@ -125,17 +141,19 @@ begin
   return summarised;
 end
 $$;
-comment on function @extschema@.outbox_summarize_history(timestamptz, integer) is
-  'Summarises new ranges of the BRIN indexes of the history, and ends their requests to autovacuum; returns how many ranges. It pauses after each of the first `most` of an index.';
+comment on function outbox_internal.summarize_history(timestamptz, integer) is
+  'Summarises new ranges of the BRIN indexes of the history, and ends their requests to autovacuum; returns how many'
+  ' ranges. It pauses after each of the first `most` of an index.';
 
 -- DROP locks the whole history against everyone: it waits for its readers, and every settle waits behind it.
-create function @extschema@.outbox_drop_partitions(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
+create function outbox_internal.drop_partitions(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns integer language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 declare
   old regclass;
   dropped integer := 0;
 begin
-  for old in select p.partition from @extschema@.outbox_history_partitions() p
+  for old in select p.partition from outbox_internal.history_partitions() p
              where p.ends_at <= moment - make_interval(secs => retention_s) loop
     exit when dropped = batch;
     begin
@@ -149,11 +167,12 @@ begin
   return dropped;
 end
 $$;
-comment on function @extschema@.outbox_drop_partitions(integer, integer, timestamptz) is
+comment on function outbox_internal.drop_partitions(integer, integer, timestamptz) is
   'Drops partitions of the history, up to batch, of which every row is older than retention_s; returns how many.';
 
-create function @extschema@.outbox_trim(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.trim_history(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
   with old as (
     delete from @extschema@.outbox_history_default h
     where h.ctid = any (array(
@@ -162,11 +181,13 @@ returns bigint language sql volatile set search_path = pg_catalog, pg_temp as $$
     returning 1)
   select count(*) from old;
 $$;
-comment on function @extschema@.outbox_trim(integer, integer, timestamptz) is
-  'Removes up to batch rows that are older than retention_s from the default partition of the history; returns how many.';
+comment on function outbox_internal.trim_history(integer, integer, timestamptz) is
+  'Removes up to batch rows that are older than retention_s from the default partition of the history; returns how'
+  ' many.';
 
-create function @extschema@.outbox_expire_dead(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns bigint language sql volatile
+create function outbox_internal.expire_dead(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns bigint language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with expired as (
     delete from @extschema@.outbox_dead d
@@ -183,14 +204,17 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
     from expired e returning 1
   )
   select c.n from (select count(*) as n from written) c
-  left join lateral (select @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]) where c.n > 0) w on true; -- keys may go on
+  left join lateral ( -- keys may go on
+    select outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]) where c.n > 0) w on true;
 $$;
-comment on function @extschema@.outbox_expire_dead(integer, integer, timestamptz) is
-  'Discards up to batch dead letters that are older than retention_s: they go to the history with a reason; returns how many.';
+comment on function outbox_internal.expire_dead(integer, integer, timestamptz) is
+  'Discards up to batch dead letters that are older than retention_s: they go to the history with a reason; returns'
+  ' how many.';
 
-create function @extschema@.outbox_unended(low bigint, high bigint, out seq bigint, out destination text)
+create function outbox_internal.unended(low bigint, high bigint, out seq bigint, out destination text)
 returns setof record language sql stable
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set jit = off as $$
   -- outbox is indexed by lane (destination, partition), then seq. The destinations are found by leaps over the index; a
   -- lane by itself each, which OFFSET 0 makes sure of: in one join the whole index would be read.
   with recursive d as (
@@ -208,14 +232,15 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
   union all
   select x.seq, x.destination from @extschema@.outbox_dead x where x.seq between low and high;
 $$;
-comment on function @extschema@.outbox_unended(bigint, bigint) is
-  'Internal: the messages with a seq from low to high that wait or are dead. Their events must stay.';
+comment on function outbox_internal.unended(bigint, bigint) is
+  'The messages with a seq from low to high that wait or are dead. Their events must stay.';
 
-create function @extschema@.outbox_trim_events(
+create function outbox_internal.trim_events(
   after bigint, retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp(),
   out reached bigint, out removed bigint, out more boolean
 ) language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   cutoff constant timestamptz := moment - make_interval(secs => retention_s);
   seen bigint;
@@ -231,9 +256,10 @@ begin
   reached := coalesce(old[cardinality(old)], after);
   more := seen = batch and reached > after;
   delete from @extschema@.outbox_events e
-  where e.seq = any (old) and e.seq not in (select u.seq from @extschema@.outbox_unended(old[1], reached) u);
+  where e.seq = any (old) and e.seq not in (select u.seq from outbox_internal.unended(old[1], reached) u);
   get diagnostics removed = row_count;
 end
 $$;
-comment on function @extschema@.outbox_trim_events(bigint, integer, integer, timestamptz) is
-  'Looks at up to batch events after a seq and removes those that are older than retention_s and of which no message waits or is dead. Returns how far it got and whether more may be old beyond.';
+comment on function outbox_internal.trim_events(bigint, integer, integer, timestamptz) is
+  'Looks at up to batch events after a seq and removes those that are older than retention_s and of which no message'
+  ' waits or is dead. Returns how far it got and whether more may be old beyond.';

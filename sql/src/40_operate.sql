@@ -1,17 +1,17 @@
 -- What a person does by hand: bring a message back, or give it up.
 
-create function @extschema@.outbox_claim_is_live(claim_token bigint, partition smallint, claim_until timestamptz)
+create function outbox_internal.claim_is_live(claim_token bigint, partition smallint, claim_until timestamptz)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
   select case
     when claim_token is null then false
     when claim_token < 0 then claim_until > now()
     else exists (select from @extschema@.outbox_partitions p where p.partition = $2 and p.lease_epoch = $1
-                   and (p.lease_until > now() or @extschema@.outbox_leases_last(p.lease_owner)))
+                   and (p.lease_until > now() or outbox_internal.leases_last(p.lease_owner)))
   end;
 end;
-comment on function @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz) is
-  'Internal: whether a worker holds this message for delivery right now.';
+comment on function outbox_internal.claim_is_live(bigint, smallint, timestamptz) is
+  'Whether a worker holds this message for delivery right now.';
 
 create function @extschema@.outbox_retry(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -29,38 +29,40 @@ begin
   update @extschema@.outbox_waiting w set due_at = now(), attempts = 0, crashes = 0, expires_at = null
   where w.destination = to_destination and w.seq = outbox_retry.seq and w.state <> 'g';
   if found then
-    perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-    perform @extschema@.outbox_note('retry'::text, message, 1::bigint, outbox_retry.reason);
+    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+    perform outbox_internal.note_in_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
     return true;
   end if;
   select o.partition into ready from @extschema@.outbox o
-  where o.ctid = (select @extschema@.outbox_row(outbox_retry.seq, to_destination, partitions))
-    and not @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
-    and not @extschema@.outbox_is_taken(o.destination, o.partition, o.seq);
+  where o.ctid = (select outbox_internal.find_row(outbox_retry.seq, to_destination, partitions))
+    and not outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
+    and not outbox_internal.is_taken(o.destination, o.partition, o.seq);
   if found then
-    perform @extschema@.outbox_wake(0::bigint, array[ready], array[outbox_retry.seq]);
+    perform outbox_internal.wake(0::bigint, array[ready], array[outbox_retry.seq]);
     if risen.seq is not null then
-      perform @extschema@.outbox_note('retry'::text, message, 1::bigint, outbox_retry.reason);
+      perform outbox_internal.note_in_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
     end if;
     return true;
   end if;
   if risen.seq is null then
     return false;
   end if;
-  perform @extschema@.outbox_note('retry'::text, message, 1::bigint, outbox_retry.reason);
-  if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination and w.seq = outbox_retry.seq)
-     and @extschema@.outbox_row(outbox_retry.seq, to_destination, partitions) is null then
+  perform outbox_internal.note_in_audit('retry'::text, message, 1::bigint, outbox_retry.reason);
+  if not exists (select from @extschema@.outbox_waiting w where w.destination = to_destination
+                 and w.seq = outbox_retry.seq)
+     and outbox_internal.find_row(outbox_retry.seq, to_destination, partitions) is null then
     insert into @extschema@.outbox (destination, partition, seq, key, replayed, enqueued_at, last_error)
     values (risen.destination, risen.partition, risen.seq, risen.key, risen.replayed, risen.enqueued_at, risen.reason);
-    perform @extschema@.outbox_note_shown(risen.destination, risen.partition, risen.seq);
-    perform @extschema@.outbox_wake(1::bigint, array[risen.partition], array[risen.seq]);
-    perform @extschema@.outbox_note_pending(to_destination, 1::bigint);
+    perform outbox_internal.note_shown(risen.destination, risen.partition, risen.seq);
+    perform outbox_internal.wake(1::bigint, array[risen.partition], array[risen.seq]);
+    perform outbox_internal.note_pending(to_destination, 1::bigint);
   end if;
   return true;
 end
 $$;
 comment on function @extschema@.outbox_retry(bigint, text, text) is
-  'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew, and it expires no more. False if there is none, and for one that waits behind another of its key.';
+  'Brings a dead message back, or lets one that waits for a time go at once; its attempts start anew, and it expires'
+  ' no more. False if there is none, and for one that waits behind another of its key.';
 
 create function @extschema@.outbox_discard(seq bigint, destination text default null, reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -73,17 +75,18 @@ declare
 begin
   -- Locked first, judged by the next statement: a claim that is being made is then seen.
   perform from @extschema@.outbox o
-  where o.ctid = (select @extschema@.outbox_row(outbox_discard.seq, to_destination, partitions)) for update;
+  where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions)) for update;
   if exists (select from @extschema@.outbox o
-             where o.ctid = (select @extschema@.outbox_row(outbox_discard.seq, to_destination, partitions))
-               and (@extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
-                    or @extschema@.outbox_is_in_hand(o.destination, o.partition, o.seq))) then
+             where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions))
+               and (outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
+                    or outbox_internal.is_in_hand(o.destination, o.partition, o.seq))) then
     raise exception 'message % is on its way to the broker', outbox_discard.seq
-      using errcode = 'object_in_use', hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
+      using errcode = 'object_in_use',
+      hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
   with ready as (
     delete from @extschema@.outbox o
-    where o.ctid = (select @extschema@.outbox_row(outbox_discard.seq, to_destination, partitions))
+    where o.ctid = (select outbox_internal.find_row(outbox_discard.seq, to_destination, partitions))
     returning o.seq, o.enqueued_at, o.attempts, o.partition, o.replayed, o.destination, o.key
   ), waiting as (
     delete from @extschema@.outbox_waiting w where w.seq = outbox_discard.seq and w.destination = to_destination
@@ -100,22 +103,24 @@ begin
     returning 1
   )
   select count(*), (select count(*) from ready) + (select count(*) from waiting) from written into ended, waited;
-  perform @extschema@.outbox_wake(-waited, '{}'::smallint[], '{}'::bigint[]);
-  perform @extschema@.outbox_note_pending(to_destination, -waited);
+  perform outbox_internal.wake(-waited, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.note_pending(to_destination, -waited);
   if ended > 0 then
-    perform @extschema@.outbox_note('discard'::text, jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1::bigint,
-                                    outbox_discard.reason);
+    perform outbox_internal.note_in_audit(
+      'discard'::text, jsonb_build_object('seq', outbox_discard.seq, 'destination', to_destination), 1::bigint,
+      outbox_discard.reason);
   end if;
   return ended > 0;
 end
 $$;
 comment on function @extschema@.outbox_discard(bigint, text, text) is
-  'Gives up a dead or waiting message: it is never delivered and goes to the history with the reason. Later messages of its key go on. False if there is none.';
+  'Gives up a dead or waiting message: it is never delivered and goes to the history with the reason. Later messages'
+  ' of its key go on. False if there is none.';
 
 create function @extschema@.outbox_pause(destination text default 'default', reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  if not @extschema@.outbox_destination_exists(outbox_pause.destination) then
+  if not outbox_internal.destination_exists(outbox_pause.destination) then
     raise exception 'destination "%" does not exist', destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;
@@ -123,13 +128,15 @@ begin
   if not found then
     return false;
   end if;
-  perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-  perform @extschema@.outbox_note('pause'::text, jsonb_build_object('destination', destination), null::bigint, reason);
+  perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.note_in_audit(
+    'pause'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
 end
 $$;
 comment on function @extschema@.outbox_pause(text, text) is
-  'Stops delivery to a destination, within about a second, until outbox_resume(); what is with the broker then is settled. Enqueue goes on. False if it is paused already.';
+  'Stops delivery to a destination, within about a second, until outbox_resume(); what is with the broker then is'
+  ' settled. Enqueue goes on. False if it is paused already.';
 
 create function @extschema@.outbox_resume(destination text default 'default', reason text default null)
 returns boolean language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -137,7 +144,8 @@ declare
   relay_until timestamptz;
 begin
   -- Locked first, judged by the next statement: a claim that a relay is making is then seen.
-  select p.relay_until into relay_until from @extschema@.outbox_paused p where p.destination = outbox_resume.destination for update;
+  select p.relay_until into relay_until from @extschema@.outbox_paused p
+  where p.destination = outbox_resume.destination for update;
   if not found then
     return false;
   end if;
@@ -151,48 +159,57 @@ begin
     end if;
   end if;
   delete from @extschema@.outbox_paused p where p.destination = outbox_resume.destination;
-  perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
-  perform @extschema@.outbox_note('resume'::text, jsonb_build_object('destination', destination), null::bigint, reason);
+  perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]);
+  perform outbox_internal.note_in_audit(
+    'resume'::text, jsonb_build_object('destination', destination), null::bigint, reason);
   return true;
 end
 $$;
 comment on function @extschema@.outbox_resume(text, text) is
-  'Lets a paused destination go on. False if it is not paused. Refused while a relay of one''s own holds messages of it.';
+  'Lets a paused destination go on. False if it is not paused. Refused while a relay of one''s own holds messages of'
+  ' it.';
 
-create function @extschema@.outbox_send_workers_away()
+create function outbox_internal.send_workers_away()
 returns boolean language c volatile as 'MODULE_PATHNAME', 'outbox_send_workers_away_wrapper';
-comment on function @extschema@.outbox_send_workers_away() is
-  'Internal: lets the workers of this database settle what is in flight and end; they come back when the transaction ends. False if some are still there.';
+comment on function outbox_internal.send_workers_away() is
+  'Lets the workers of this database settle what is in flight and end; they come back when the transaction ends.'
+  ' False if some are still there.';
 
-create function @extschema@.outbox_repartition(
+create function outbox_internal.repartition(
   seq bigint, key text, partition smallint, old @extschema@.outbox_settings, new @extschema@.outbox_settings
 ) returns smallint language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
-  if old.partitioner is distinct from '' and partition <> coalesce(@extschema@.outbox_partition_by(old.partitioner, old.partitioner_owner, key, old.partition_count::integer), seq % old.partition_count) then
+  if old.partitioner is distinct from '' and partition <> coalesce(
+       outbox_internal.partition_by(old.partitioner, old.partitioner_owner, key, old.partition_count::integer),
+       seq % old.partition_count) then
     return partition % new.partition_count; -- it was given by name
   end if;
-  return coalesce(@extschema@.outbox_partition_by(new.partitioner, new.partitioner_owner, key, new.partition_count::integer), seq % new.partition_count);
+  return coalesce(
+    outbox_internal.partition_by(new.partitioner, new.partitioner_owner, key, new.partition_count::integer),
+    seq % new.partition_count);
 end
 $$;
-comment on function @extschema@.outbox_repartition(bigint, text, smallint, @extschema@.outbox_settings, @extschema@.outbox_settings) is
-  'Internal: the partition of a waiting message under other settings.';
+comment on function outbox_internal.repartition(
+  bigint, text, smallint, @extschema@.outbox_settings, @extschema@.outbox_settings) is
+  'The partition of a waiting message under other settings.';
 
-create function @extschema@.outbox_partitioner(partitioner text)
+create function outbox_internal.partitioner(partitioner text)
 returns setof pg_catalog.pg_proc language sql stable set search_path = pg_catalog, pg_temp as $$
   -- From the catalogs: the worker role need not have USAGE on the schema.
   select p.* from pg_proc p join pg_namespace n on n.oid = p.pronamespace
   where array[n.nspname, p.proname]::text[] = parse_ident(partitioner)
     and p.pronargs = 2 and p.proargtypes[0] = 'text'::regtype and p.proargtypes[1] = 'integer'::regtype;
 $$;
-comment on function @extschema@.outbox_partitioner(text) is
-  'Internal: the function (text, integer) of this name with its schema.';
+comment on function outbox_internal.partitioner(text) is
+  'The function (text, integer) of this name with its schema.';
 
-create function @extschema@.outbox_check_partitioner(partitioner text, partition_count integer, named_by oid, out name text, out owner text)
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.check_partitioner(
+  partitioner text, partition_count integer, named_by oid, out name text, out owner text
+) language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   found pg_proc;
 begin
-  select * into found from @extschema@.outbox_partitioner(partitioner);
+  select * into found from outbox_internal.partitioner(partitioner);
   if found.oid is null or found.prokind <> 'f' or found.prorettype <> 'integer'::regtype or found.proretset then
     raise exception 'there is no function %(key text, partition_count integer) returns integer', partitioner
       using errcode = 'undefined_function', hint = 'Name it with its schema, for example ''shop.by_tenant''.';
@@ -208,27 +225,34 @@ begin
   if exists (select from pg_roles r where r.oid = found.proowner and r.rolsuper) then
     raise exception 'function % belongs to a superuser', name
       using errcode = 'insufficient_privilege',
-            hint = format('It runs as its owner: ALTER FUNCTION %s(text, integer) OWNER TO a role that may do no more than it needs.', name);
+            hint = format('It runs as its owner: ALTER FUNCTION %s(text, integer) OWNER TO a role that may do no more'
+                          ' than it needs.', name);
   end if;
   if not pg_has_role(named_by, found.proowner, 'usage') then
-    raise exception '% may not act as %, who owns function %', quote_ident(pg_get_userbyid(named_by)), quote_ident(owner), name
+    raise exception '% may not act as %, who owns function %', quote_ident(pg_get_userbyid(named_by)),
+      quote_ident(owner), name
       using errcode = 'insufficient_privilege',
-            hint = format('It runs as its owner: GRANT %I TO %I, or name a function of your own.', owner, pg_get_userbyid(named_by));
+            hint = format('It runs as its owner: GRANT %I TO %I, or name a function of your own.', owner,
+                          pg_get_userbyid(named_by));
   end if;
-  perform @extschema@.outbox_partition_by(name, owner, k, partition_count) from unnest('{a,order:42,"",~}'::text[]) k;
+  perform outbox_internal.partition_by(name, owner, k, partition_count) from unnest('{a,order:42,"",~}'::text[]) k;
 end
 $$;
-comment on function @extschema@.outbox_check_partitioner(text, integer, oid) is
-  'Internal: refuses what cannot give the partition of a key, or may not be named by this role; returns the name of the function with its schema, and its owner.';
+comment on function outbox_internal.check_partitioner(text, integer, oid) is
+  'Refuses what cannot give the partition of a key, or may not be named by this role; returns the name of the'
+  ' function with its schema, and its owner.';
 
 create function @extschema@.outbox_configure(
   partition_count integer default null, leasing boolean default null, partitioner text default null
 )
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_configure_wrapper';
 comment on function @extschema@.outbox_configure(integer, boolean, text) is
-  'Changes how messages are shared among workers: the number of partitions, whether workers lease them (order per key) or claim rows (no order), and the function that gives the partition of a key (empty = CRC-32), which belongs to the caller or a role whose rights the caller has. NULL = as it is. Waits for open transactions that have enqueued; moves what waits. Nothing is lost, sent twice or reordered.';
+  'Changes how messages are shared among workers: the number of partitions, whether workers lease them (order per'
+  ' key) or claim rows (no order), and the function that gives the partition of a key (empty = CRC-32), which belongs'
+  ' to the caller or a role whose rights the caller has. NULL = as it is. Waits for open transactions that have'
+  ' enqueued; moves what waits. Nothing is lost, sent twice or reordered.';
 
-create function @extschema@.outbox_configure_for(named_by oid, partition_count integer, leasing boolean, partitioner text)
+create function outbox_internal.configure_for(named_by oid, partition_count integer, leasing boolean, partitioner text)
 returns void language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
@@ -252,7 +276,7 @@ begin
     new.partitioner_owner := null;
   elsif partitioner is not null then
     select c.name, c.owner into new.partitioner, new.partitioner_owner
-    from @extschema@.outbox_check_partitioner(partitioner, new.partition_count::integer, named_by) c;
+    from outbox_internal.check_partitioner(partitioner, new.partition_count::integer, named_by) c;
   end if;
   if (new.partition_count, new.leasing) = (old.partition_count, old.leasing)
      and (new.partitioner, new.partitioner_owner) is not distinct from (old.partitioner, old.partitioner_owner) then
@@ -260,17 +284,18 @@ begin
   end if;
   -- One that cannot be asked any more does not say what was given a partition by name: all keys are placed again.
   if old.partitioner is not null and not exists (
-       select from @extschema@.outbox_partitioner(old.partitioner) p join pg_roles r on r.oid = p.proowner
+       select from outbox_internal.partitioner(old.partitioner) p join pg_roles r on r.oid = p.proowner
        where r.rolname = old.partitioner_owner and not r.rolsuper) then
     old.partitioner := '';
   end if;
-  if not @extschema@.outbox_send_workers_away() then
+  if not outbox_internal.send_workers_away() then
     raise exception 'the workers of this database did not end in time'
       using errcode = 'object_in_use', hint = 'Try again; see outbox_worker_status.';
   end if;
   lock table @extschema@.outbox_partitions, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_dead
     in access exclusive mode;
-  -- Emptied, not updated: a transaction with an older snapshot then finds no row, and fails instead of using the old count.
+  -- Emptied, not updated: a transaction with an older snapshot then finds no row, and fails instead of using the old
+  -- count.
   truncate @extschema@.outbox_settings;
   insert into @extschema@.outbox_settings (partition_count, leasing, partitioner, partitioner_owner)
   values (new.partition_count, new.leasing, new.partitioner, new.partitioner_owner);
@@ -279,18 +304,18 @@ begin
   set lease_owner = null, lease_until = null, lease_epoch = p.lease_epoch + 1, updated_at = clock_timestamp();
   delete from @extschema@.outbox_partitions p where p.partition >= new.partition_count;
   update @extschema@.outbox o
-  set partition = @extschema@.outbox_repartition(o.seq, o.key, o.partition, old, new),
+  set partition = outbox_internal.repartition(o.seq, o.key, o.partition, old, new),
       claim_token = null, claim_until = null;
-  perform from @extschema@.outbox o where @extschema@.outbox_note_shown(o.destination, o.partition, o.seq);
+  perform from @extschema@.outbox o where outbox_internal.note_shown(o.destination, o.partition, o.seq);
   update @extschema@.outbox_waiting w
-  set partition = @extschema@.outbox_repartition(w.seq, w.key, w.partition, old, new);
+  set partition = outbox_internal.repartition(w.seq, w.key, w.partition, old, new);
   update @extschema@.outbox_dead d
-  set partition = @extschema@.outbox_repartition(d.seq, d.key, d.partition, old, new);
-  perform @extschema@.outbox_note('configure'::text, jsonb_build_object(
+  set partition = outbox_internal.repartition(d.seq, d.key, d.partition, old, new);
+  perform outbox_internal.note_in_audit('configure'::text, jsonb_build_object(
     'partition_count', new.partition_count, 'leasing', new.leasing, 'partitioner', new.partitioner,
     'partition_count_before', old.partition_count, 'leasing_before', old.leasing, 'partitioner_before', before),
     null::bigint, null::text);
 end
 $$;
-comment on function @extschema@.outbox_configure_for(oid, integer, boolean, text) is
-  'Internal: what outbox_configure() does, as the owner of the tables, for the role that called it.';
+comment on function outbox_internal.configure_for(oid, integer, boolean, text) is
+  'What outbox_configure() does, as the owner of the tables, for the role that called it.';

@@ -1,11 +1,12 @@
--- Work by hand on many messages at once, and the audit: who brought back, gave up, replayed, erased, paused or configured what.
--- The row of the audit belongs to the transaction that did the work: a rollback undoes both.
+-- Work by hand on many messages at once, and the audit: who brought back, gave up, replayed, erased, paused or
+-- configured what. The row of the audit belongs to the transaction that did the work: a rollback undoes both.
 
 create table @extschema@.outbox_audit (
   at               timestamptz not null default pg_catalog.clock_timestamp(),
   actor            text        not null, -- session_user: who logged in
   acted_as         text        not null, -- the role of SET ROLE, else the same
-  action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget', 'adopt', 'source', 'pause', 'resume')),
+  action           text        not null check (action in ('retry', 'discard', 'replay', 'purge', 'configure', 'forget',
+                                                          'adopt', 'source', 'pause', 'resume')),
   filter           jsonb       not null,
   count            bigint,
   reason           text,
@@ -15,30 +16,32 @@ create table @extschema@.outbox_audit (
 create index on @extschema@.outbox_audit (at);
 alter table @extschema@.outbox_audit replica identity full; -- see outbox_history_default
 comment on table @extschema@.outbox_audit is
-  'What was done by hand: who, when, what, to how many messages, and why. Written by the functions alone; kept for outbox.audit_retention.';
+  'What was done by hand: who, when, what, to how many messages, and why. Written by the functions alone; kept for'
+  ' outbox.audit_retention.';
 comment on column @extschema@.outbox_audit.filter is
   'What the call asked for. Of a purge the CRC-32 of the key, not the key.';
 comment on column @extschema@.outbox_audit.count is
   'How many messages were changed; NULL for what changes no message: configure, adopt, source, pause and resume.';
 select pg_catalog.pg_extension_config_dump('@extschema@.outbox_audit', '');
 
-create function @extschema@.outbox_note(action text, filter jsonb, count bigint, reason text)
+create function outbox_internal.note_in_audit(action text, filter jsonb, count bigint, reason text)
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
   -- current_user is the owner of the function here; the setting role still says what the caller had set.
   insert into @extschema@.outbox_audit (actor, acted_as, action, filter, count, reason, application_name, client_addr)
-  values (session_user, coalesce(nullif(current_setting('role'), 'none'), session_user), $1, jsonb_strip_nulls($2), $3, $4,
-          current_setting('application_name'), inet_client_addr());
+  values (session_user, coalesce(nullif(current_setting('role'), 'none'), session_user), $1, jsonb_strip_nulls($2), $3,
+          $4, current_setting('application_name'), inet_client_addr());
 $$;
-comment on function @extschema@.outbox_note(text, jsonb, bigint, text) is
-  'Internal: writes a row of the audit.';
+comment on function outbox_internal.note_in_audit(text, jsonb, bigint, text) is
+  'Writes a row of the audit.';
 
-create function @extschema@.outbox_criteria(filter jsonb, max_rows integer)
+create function outbox_internal.criteria(filter jsonb, max_rows integer)
 returns jsonb language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
 begin
   filter := jsonb_strip_nulls(filter);
   if filter = '{}' then
     raise exception 'no criterion is given: this would be every message'
-      using errcode = 'invalid_parameter_value', hint = 'Name what you mean; if it is all of them, say so by seq_from => 1.';
+      using errcode = 'invalid_parameter_value',
+      hint = 'Name what you mean; if it is all of them, say so by seq_from => 1.';
   end if;
   if max_rows < 1 then
     raise exception 'max_rows is %', max_rows
@@ -47,10 +50,10 @@ begin
   return filter;
 end
 $$;
-comment on function @extschema@.outbox_criteria(jsonb, integer) is
-  'Internal: the criteria that were given; refuses none at all.';
+comment on function outbox_internal.criteria(jsonb, integer) is
+  'The criteria that were given; refuses none at all.';
 
-create function @extschema@.outbox_dead_matching(filter jsonb, max_rows integer, out row_tid tid)
+create function outbox_internal.dead_matching(filter jsonb, max_rows integer, out row_tid tid)
 returns setof tid language plpgsql stable rows 100
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set enable_bitmapscan = off set enable_sort = off set jit = off as $$
@@ -69,15 +72,15 @@ declare
   chosen bigint[];
 begin
   if num_nonnulls(f_type, f_aggregate_type, f_aggregate_id) > 0 and exists (select from @extschema@.outbox_source) then
-    chosen := @extschema@.outbox_source_matching(array(
+    chosen := outbox_internal.source_matching(array(
       select distinct d.seq from @extschema@.outbox_dead d
       where d.seq between f_from and f_to
         and (f_destination is null or d.destination = f_destination)
         and (f_key is null or d.key = f_key)
         and (f_error_like is null or d.reason like f_error_like)
         and (f_after is null or d.died_at >= f_after)
-        and (f_before is null or d.died_at < f_before) and d.attempts < f_attempts), f_type, f_aggregate_type, f_aggregate_id,
-      null::timestamptz, null::timestamptz);
+        and (f_before is null or d.died_at < f_before) and d.attempts < f_attempts),
+      f_type, f_aggregate_type, f_aggregate_id, null::timestamptz, null::timestamptz);
     return query
     select d.ctid from @extschema@.outbox_dead d
     where d.seq = any (chosen)
@@ -103,23 +106,25 @@ begin
   order by d.seq limit max_rows;
 end
 $$;
-comment on function @extschema@.outbox_dead_matching(jsonb, integer) is
-  'Internal: where the dead letters lie that meet all criteria, the first max_rows by seq.';
+comment on function outbox_internal.dead_matching(jsonb, integer) is
+  'Where the dead letters lie that meet all criteria, the first max_rows by seq.';
 
 create function @extschema@.outbox_retry_where(
-  destination text default null, type text default null, aggregate_type text default null, aggregate_id text default null,
-  key text default null, error_like text default null, died_after timestamptz default null,
-  died_before timestamptz default null, seq_from bigint default null, seq_to bigint default null,
-  max_rows integer default 10000, reason text default null, dry_run boolean default true, attempts_below integer default null
+  destination text default null, type text default null, aggregate_type text default null,
+  aggregate_id text default null, key text default null, error_like text default null,
+  died_after timestamptz default null, died_before timestamptz default null, seq_from bigint default null,
+  seq_to bigint default null, max_rows integer default 10000, reason text default null, dry_run boolean default true,
+  attempts_below integer default null
 ) returns bigint language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set jit = off as $$
 #variable_conflict use_column
 declare
   partitions constant smallint[] := (select s.partitions from @extschema@.outbox_settings s);
-  filter constant jsonb := @extschema@.outbox_criteria(
-    jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id,
-      'key', key, 'error_like', error_like, 'died_after', died_after, 'died_before', died_before, 'seq_from', seq_from,
-      'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
+  filter constant jsonb := outbox_internal.criteria(
+    jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type,
+      'aggregate_id', aggregate_id, 'key', key, 'error_like', error_like, 'died_after', died_after,
+      'died_before', died_before, 'seq_from', seq_from, 'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
   retried bigint;
   ready smallint[];
   lows bigint[];
@@ -127,10 +132,10 @@ declare
   told bigint;
 begin
   if coalesce(dry_run, true) then
-    return (select count(*) from @extschema@.outbox_dead_matching(filter, max_rows));
+    return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
   end if;
   with risen as ( -- an older snapshot than outbox_configure() fails here: that has moved each dead letter
-    delete from @extschema@.outbox_dead d using @extschema@.outbox_dead_matching(filter, max_rows) m
+    delete from @extschema@.outbox_dead d using outbox_internal.dead_matching(filter, max_rows) m
     where d.ctid = m.row_tid returning d.*
   ), hurried as (
     -- It may wait again already: it was enqueued anew while it was dead.
@@ -140,7 +145,8 @@ begin
     insert into @extschema@.outbox as o (destination, partition, seq, key, replayed, enqueued_at, last_error)
     select r.destination, r.partition, r.seq, r.key, r.replayed, r.enqueued_at, r.reason from risen r
     where (select true from @extschema@.outbox_waiting w where w.seq = r.seq and w.destination = r.destination) is null
-      -- A lane by itself each, which OFFSET 0 makes sure of: else a planner without statistics reads the whole destination.
+      -- A lane by itself each, which OFFSET 0 makes sure of: else a planner without statistics reads the whole
+      -- destination.
       and (select true from unnest(partitions) p (n)
            cross join lateral (select from @extschema@.outbox x
                                where x.destination = r.destination and x.partition = p.n and x.seq = r.seq offset 0) x
@@ -149,43 +155,48 @@ begin
     returning o.destination, o.partition, o.seq
   ), lanes as (
     select b.partition, min(b.seq) as low, count(*) as n from back b
-    where @extschema@.outbox_note_shown(b.destination, b.partition, b.seq) group by 1
+    where outbox_internal.note_shown(b.destination, b.partition, b.seq) group by 1
   ), noted as (
-    select @extschema@.outbox_note_pending(b.destination, count(*)) as done from back b group by b.destination
+    select outbox_internal.note_pending(b.destination, count(*)) as done from back b group by b.destination
   )
   select (select count(*) from risen), array_agg(l.partition), array_agg(l.low), coalesce(sum(l.n), 0),
          (select count(n.done) from noted n)
     into retried, ready, lows, came, told from lanes l;
   if retried > 0 then
-    perform @extschema@.outbox_wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
-    perform @extschema@.outbox_note('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried, outbox_retry_where.reason);
+    perform outbox_internal.wake(came, coalesce(ready, '{}'), coalesce(lows, '{}'));
+    perform outbox_internal.note_in_audit('retry'::text, filter || jsonb_build_object('max_rows', max_rows), retried,
+                                          outbox_retry_where.reason);
   end if;
   return retried;
 end
 $$;
-comment on function @extschema@.outbox_retry_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
-  'Brings back the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only, unless dry_run is false.';
+comment on function @extschema@.outbox_retry_where(
+  text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
+  'Brings back the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them'
+  ' only, unless dry_run is false.';
 
 create function @extschema@.outbox_discard_where(
-  destination text default null, type text default null, aggregate_type text default null, aggregate_id text default null,
-  key text default null, error_like text default null, died_after timestamptz default null,
-  died_before timestamptz default null, seq_from bigint default null, seq_to bigint default null,
-  max_rows integer default 10000, reason text default null, dry_run boolean default true, attempts_below integer default null
+  destination text default null, type text default null, aggregate_type text default null,
+  aggregate_id text default null, key text default null, error_like text default null,
+  died_after timestamptz default null, died_before timestamptz default null, seq_from bigint default null,
+  seq_to bigint default null, max_rows integer default 10000, reason text default null, dry_run boolean default true,
+  attempts_below integer default null
 ) returns bigint language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set jit = off as $$
 #variable_conflict use_column
 declare
-  filter constant jsonb := @extschema@.outbox_criteria(
-    jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id,
-      'key', key, 'error_like', error_like, 'died_after', died_after, 'died_before', died_before, 'seq_from', seq_from,
-      'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
+  filter constant jsonb := outbox_internal.criteria(
+    jsonb_build_object('destination', destination, 'type', type, 'aggregate_type', aggregate_type,
+      'aggregate_id', aggregate_id, 'key', key, 'error_like', error_like, 'died_after', died_after,
+      'died_before', died_before, 'seq_from', seq_from, 'seq_to', seq_to, 'attempts_below', attempts_below), max_rows);
   discarded bigint;
 begin
   if coalesce(dry_run, true) then
-    return (select count(*) from @extschema@.outbox_dead_matching(filter, max_rows));
+    return (select count(*) from outbox_internal.dead_matching(filter, max_rows));
   end if;
   with ended as (
-    delete from @extschema@.outbox_dead d using @extschema@.outbox_dead_matching(filter, max_rows) m
+    delete from @extschema@.outbox_dead d using outbox_internal.dead_matching(filter, max_rows) m
     where d.ctid = m.row_tid returning d.*
   ), written as (
     insert into @extschema@.outbox_history
@@ -196,17 +207,21 @@ begin
   )
   select count(*) into discarded from written;
   if discarded > 0 then
-    perform @extschema@.outbox_wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may go on
-    perform @extschema@.outbox_note('discard'::text, filter || jsonb_build_object('max_rows', max_rows), discarded, outbox_discard_where.reason);
+    perform outbox_internal.wake(0::bigint, '{}'::smallint[], '{}'::bigint[]); -- keys may go on
+    perform outbox_internal.note_in_audit('discard'::text, filter || jsonb_build_object('max_rows', max_rows),
+                                          discarded, outbox_discard_where.reason);
   end if;
   return discarded;
 end
 $$;
-comment on function @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
-  'Gives up the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only, unless dry_run is false.';
+comment on function @extschema@.outbox_discard_where(
+  text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer) is
+  'Gives up the dead letters that meet all criteria, the first max_rows by seq; returns how many. Counts them only,'
+  ' unless dry_run is false.';
 
-create function @extschema@.outbox_trim_audit(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns bigint language sql volatile
+create function outbox_internal.trim_audit(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns bigint language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with old as (
     delete from @extschema@.outbox_audit a
@@ -216,5 +231,5 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
     returning 1)
   select count(*) from old;
 $$;
-comment on function @extschema@.outbox_trim_audit(integer, integer, timestamptz) is
+comment on function outbox_internal.trim_audit(integer, integer, timestamptz) is
   'Removes up to batch rows of the audit that are older than retention_s; returns how many.';

@@ -1,36 +1,38 @@
--- Replay: what has ended is sent again, from outbox_events or the source that is set, with the same seq and id, and says so in
--- a header.
--- A replayed message is a row of outbox like any other, so all rules of the delivery hold for it. It is enqueued by one call
--- in pieces of a bounded size, in order of seq, and locks nothing that a producer waits for.
+-- Replay: what has ended is sent again, from outbox_events or the source that is set, with the same seq and id, and
+-- says so in a header.
+-- A replayed message is a row of outbox like any other, so all rules of the delivery hold for it. It is enqueued by one
+-- call in pieces of a bounded size, in order of seq, and locks nothing that a producer waits for.
 
-create function @extschema@.outbox_replayable(
+create function outbox_internal.replayable(
   seqs bigint[], key text, source_destination text, to_destination text,
   out seq bigint, out destination text, out key_of text
 ) returns setof record language plpgsql stable rows 1000
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off
+as $$
 #variable_conflict use_column
 begin
   -- By the range, which the BRIN of each partition finds; then by the seqs themselves.
   return query
   select ended.* from (
-    select distinct on (h.seq, 2) h.seq, coalesce(outbox_replayable.to_destination, h.destination), h.key
+    select distinct on (h.seq, 2) h.seq, coalesce(replayable.to_destination, h.destination), h.key
     from @extschema@.outbox_history h join unnest(seqs) s (seq) on s.seq = h.seq
     where h.seq between seqs[1] and seqs[cardinality(seqs)]
       -- What ended before there was this source had another event.
       and h.published_at >= coalesce((select s.since from @extschema@.outbox_source s), '-infinity')
-      and (outbox_replayable.source_destination is null or (h.destination = outbox_replayable.source_destination and not h.discarded))
-      and (outbox_replayable.key is null or h.key = outbox_replayable.key)
+      and (replayable.source_destination is null or (h.destination = replayable.source_destination and not h.discarded))
+      and (replayable.key is null or h.key = replayable.key)
     order by h.seq, 2, h.published_at desc
   ) as ended (seq, destination, key)
   -- As a set: a function of the row would be asked of each row in the range.
-  where ended.destination in (select d.destination from @extschema@.outbox_destinations() d)
-    and not exists (select from @extschema@.outbox_unended(seqs[1], seqs[cardinality(seqs)]) u
+  where ended.destination in (select d.destination from outbox_internal.destinations() d)
+    and not exists (select from outbox_internal.unended(seqs[1], seqs[cardinality(seqs)]) u
                     where u.seq = ended.seq and u.destination = ended.destination)
   order by 1, 2;
 end
 $$;
-comment on function @extschema@.outbox_replayable(bigint[], text, text, text) is
-  'Internal: which of these events (in order) can be sent again, where to, and under what key: those that ended and do not wait there.';
+comment on function outbox_internal.replayable(bigint[], text, text, text) is
+  'Which of these events (in order) can be sent again, where to, and under what key: those that ended and do not wait'
+  ' there.';
 
 create function @extschema@.outbox_replay(
   seq_from bigint default null, seq_to bigint default null, created_from timestamptz default null,
@@ -38,7 +40,8 @@ create function @extschema@.outbox_replay(
   aggregate_id text default null, key text default null, source_destination text default null,
   destination text default null, max_rows integer default 10000, reason text default null, dry_run boolean default true
 ) returns bigint language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan set jit = off
+as $$
 #variable_conflict use_column
 declare
   piece constant integer := 10000;
@@ -48,7 +51,7 @@ declare
   source constant text := (select s.relation from @extschema@.outbox_source s);
   asks_events constant boolean := num_nonnulls(
     created_from, created_to, outbox_replay.type, outbox_replay.aggregate_type, outbox_replay.aggregate_id) > 0;
-  filter constant jsonb := @extschema@.outbox_criteria(
+  filter constant jsonb := outbox_internal.criteria(
     jsonb_build_object('seq_from', seq_from, 'seq_to', seq_to, 'created_from', created_from, 'created_to', created_to,
       'type', type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id, 'key', key,
       'source_destination', source_destination), max_rows);
@@ -64,7 +67,7 @@ declare
   seqs bigint[];
   is_last boolean;
 begin
-  if outbox_replay.destination is not null and not @extschema@.outbox_destination_exists(outbox_replay.destination) then
+  if outbox_replay.destination is not null and not outbox_internal.destination_exists(outbox_replay.destination) then
     raise exception 'destination "%" does not exist', outbox_replay.destination
       using errcode = 'undefined_object', hint = 'Leave the destination out: then each message goes where it went.';
   end if;
@@ -92,54 +95,60 @@ begin
     reached := seqs[cardinality(seqs)];
     is_last := cardinality(seqs) < piece;
     if source is not null and asks_events then
-      seqs := array(select m.seq from unnest(@extschema@.outbox_source_matching(seqs, outbox_replay.type, outbox_replay.aggregate_type,
+      seqs := array(select m.seq
+                    from unnest(outbox_internal.source_matching(seqs, outbox_replay.type, outbox_replay.aggregate_type,
                       outbox_replay.aggregate_id, created_from, created_to)) m (seq) order by 1);
     end if;
     if coalesce(dry_run, true) then
       select replayed + count(*) into replayed
-      from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination);
+      from outbox_internal.replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination);
     else
       with picked as materialized (
         select * from (
-          -- Locked against outbox_trim_events(), which does not see the messages of this transaction.
+          -- Locked against trim_events(), which does not see the messages of this transaction.
           select r.seq, r.destination, r.key_of
-          from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
+          from outbox_internal.replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
           join @extschema@.outbox_events e on e.seq = r.seq
           where source is null
           order by r.seq, r.destination limit wanted - replayed for key share of e) built_in
         union all
         select * from (
           select r.seq, r.destination, r.key_of
-          from @extschema@.outbox_replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
+          from outbox_internal.replayable(seqs, outbox_replay.key, source_destination, outbox_replay.destination) r
           where source is not null
           order by r.seq, r.destination limit wanted - replayed) own
       ), back as (
         insert into @extschema@.outbox as o (destination, partition, seq, key, replayed)
-        select p.destination, coalesce(@extschema@.outbox_partition_by(partitioner, owner, p.key_of, partition_count::integer), p.seq % partition_count)::smallint, p.seq, p.key_of, true
+        select p.destination,
+               coalesce(outbox_internal.partition_by(partitioner, owner, p.key_of, partition_count::integer),
+                        p.seq % partition_count)::smallint, p.seq, p.key_of, true
         from picked p
         on conflict do nothing
         returning o.destination, o.partition, o.seq
       ), lanes as (
         select b.partition, min(b.seq) as low, count(*) as n from back b
-        where @extschema@.outbox_note_shown(b.destination, b.partition, b.seq) group by 1
+        where outbox_internal.note_shown(b.destination, b.partition, b.seq) group by 1
       ), noted as (
-        select @extschema@.outbox_note_pending(b.destination, count(*)) as done from back b group by b.destination
+        select outbox_internal.note_pending(b.destination, count(*)) as done from back b group by b.destination
       )
       select coalesce(sum(l.n), 0), coalesce(array_agg(l.partition), '{}'), coalesce(array_agg(l.low), '{}'),
              (select count(n.done) from noted n)
         into came, ready, lows, told from lanes l;
-      perform @extschema@.outbox_wake(came, ready, lows);
+      perform outbox_internal.wake(came, ready, lows);
       replayed := replayed + came;
     end if;
     exit when is_last or replayed >= wanted;
   end loop;
   replayed := least(replayed, wanted);
   if replayed > 0 and not coalesce(dry_run, true) then
-    perform @extschema@.outbox_note('replay'::text,
-      filter || jsonb_build_object('destination', outbox_replay.destination, 'max_rows', max_rows), replayed, outbox_replay.reason);
+    perform outbox_internal.note_in_audit('replay'::text,
+      filter || jsonb_build_object('destination', outbox_replay.destination, 'max_rows', max_rows), replayed,
+      outbox_replay.reason);
   end if;
   return replayed;
 end
 $$;
-comment on function @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean) is
-  'Sends events again that were published or discarded and meet all criteria, the first max_rows messages by seq; returns how many. They keep seq and id, and carry the header replayed. Counts them only, unless dry_run is false.';
+comment on function @extschema@.outbox_replay(
+  bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean) is
+  'Sends events again that were published or discarded and meet all criteria, the first max_rows messages by seq;'
+  ' returns how many. They keep seq and id, and carry the header replayed. Counts them only, unless dry_run is false.';

@@ -1,5 +1,5 @@
--- For consumers: which messages have been received already. Needs no worker and no preloaded library, so it serves a database
--- that only consumes as well. The one index answers alone; that of the time is for the upkeep.
+-- For consumers: which messages have been received already. Needs no worker and no preloaded library, so it serves a
+-- database that only consumes as well. The one index answers alone; that of the time is for the upkeep.
 
 create table @extschema@.outbox_inbox (
   consumer    text collate "C" not null,
@@ -22,7 +22,8 @@ begin
   end if;
   if greatest(octet_length(outbox_inbox_receive.consumer), octet_length(outbox_inbox_receive.message_id)) > 255 then
     raise exception 'consumer or message_id is longer than 255 bytes'
-      using errcode = 'program_limit_exceeded', hint = 'A message_id of AMQP never is; shorten the name of the consumer.';
+      using errcode = 'program_limit_exceeded',
+      hint = 'A message_id of AMQP never is; shorten the name of the consumer.';
   end if;
   -- Where another transaction is receiving the same, this waits for its end: false if it commits, true if it does not.
   insert into @extschema@.outbox_inbox (consumer, message_id)
@@ -31,7 +32,8 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_inbox_receive(text, text) is
-  'True if this consumer receives this message for the first time, false if it has received it before. Part of the caller''s transaction: a rollback forgets it.';
+  'True if this consumer receives this message for the first time, false if it has received it before. Part of the'
+  ' caller''s transaction: a rollback forgets it.';
 
 create function @extschema@.outbox_inbox_forget(consumer text, message_id text default null)
 returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -44,17 +46,20 @@ begin
     and (outbox_inbox_forget.message_id is null or i.message_id = outbox_inbox_forget.message_id);
   get diagnostics forgotten = row_count;
   if forgotten > 0 then
-    perform @extschema@.outbox_note('forget'::text,
-      jsonb_build_object('consumer', outbox_inbox_forget.consumer, 'message_id', outbox_inbox_forget.message_id), forgotten, null::text);
+    perform outbox_internal.note_in_audit('forget'::text,
+      jsonb_build_object('consumer', outbox_inbox_forget.consumer, 'message_id', outbox_inbox_forget.message_id),
+      forgotten, null::text);
   end if;
   return forgotten;
 end
 $$;
 comment on function @extschema@.outbox_inbox_forget(text, text) is
-  'Lets a consumer receive a message (NULL = all) as for the first time, for example before a replay; returns how many were forgotten.';
+  'Lets a consumer receive a message (NULL = all) as for the first time, for example before a replay; returns how'
+  ' many were forgotten.';
 
-create function @extschema@.outbox_trim_inbox(retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp())
-returns bigint language sql volatile
+create function outbox_internal.trim_inbox(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns bigint language sql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
   with old as (
     delete from @extschema@.outbox_inbox i
@@ -64,5 +69,11 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
     returning 1)
   select count(*) from old;
 $$;
+comment on function outbox_internal.trim_inbox(integer, integer, timestamptz) is
+  'What outbox_trim_inbox() does.';
+-- Where no worker runs its owner calls it, or a superuser.
+create function @extschema@.outbox_trim_inbox(
+  retention_s integer, batch integer, moment timestamptz default pg_catalog.clock_timestamp()
+) returns bigint language sql volatile return outbox_internal.trim_inbox(retention_s, batch, moment);
 comment on function @extschema@.outbox_trim_inbox(integer, integer, timestamptz) is
   'Forgets up to batch received messages that are older than retention_s; returns how many.';

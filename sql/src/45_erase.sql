@@ -2,7 +2,7 @@
 -- Lock order: events first, while nothing else is held, for it may wait for those who enqueue them anew. Then the
 -- messages, never waiting: a worker that waits for us while we wait for it would stand still.
 
-create function @extschema@.outbox_seqs_of(aggregate_type text, aggregate_id text)
+create function outbox_internal.seqs_of(aggregate_type text, aggregate_id text)
 returns setof bigint language sql stable set search_path = pg_catalog, pg_temp as $$
   select e.seq from @extschema@.outbox_events e
   where e.aggregate_id = $2 and e.aggregate_type is not distinct from $1
@@ -19,8 +19,8 @@ returns setof bigint language sql stable set search_path = pg_catalog, pg_temp a
     and ((select true from @extschema@.outbox_events e where e.seq = m.seq) is null
          or exists (select from @extschema@.outbox_source));
 $$;
-comment on function @extschema@.outbox_seqs_of(text, text) is
-  'Internal: the seqs of an aggregate, by its events, and by the key of messages whose event is gone.';
+comment on function outbox_internal.seqs_of(text, text) is
+  'The seqs of an aggregate, by its events, and by the key of messages whose event is gone.';
 
 create function @extschema@.outbox_purge(
   aggregate_type text, aggregate_id text, reason text default null, dry_run boolean default true
@@ -31,7 +31,7 @@ declare
   kind constant text := outbox_purge.aggregate_type;
   who constant text := outbox_purge.aggregate_id;
   whole constant text := coalesce(kind || ':', '') || who;
-  crc constant bigint := @extschema@.outbox_crc32(whole);
+  crc constant bigint := outbox_internal.crc32(whole);
   n bigint[];
   in_flight bigint;
 begin
@@ -46,14 +46,15 @@ begin
   end if;
   if coalesce(dry_run, true) then
     return query
-    with seqs as materialized (select s.seq from @extschema@.outbox_seqs_of(kind, who) s (seq))
+    with seqs as materialized (select s.seq from outbox_internal.seqs_of(kind, who) s (seq))
     select 'outbox_events', count(*) from @extschema@.outbox_events e
       where e.aggregate_id = who and e.aggregate_type is not distinct from kind
     union all select 'outbox', count(*) from @extschema@.outbox o join seqs on seqs.seq = o.seq
     union all select 'outbox_waiting', count(*) from @extschema@.outbox_waiting w join seqs on seqs.seq = w.seq
     union all select 'outbox_dead', count(*) from @extschema@.outbox_dead d join seqs on seqs.seq = d.seq
     union all select 'outbox_history', count(*) from @extschema@.outbox_history h join seqs on seqs.seq = h.seq
-    union all select 'outbox_attempts_log', count(*) from @extschema@.outbox_attempts_log l join seqs on seqs.seq = l.seq
+    union all select 'outbox_attempts_log', count(*) from @extschema@.outbox_attempts_log l
+      join seqs on seqs.seq = l.seq
     union all select 'outbox_audit', count(*) from @extschema@.outbox_audit a
       where (a.filter->>'aggregate_id' = who and coalesce(a.filter->>'aggregate_type', kind) is not distinct from kind)
        or a.filter->>'key' = whole;
@@ -64,28 +65,31 @@ begin
     order by e.seq for update) locked;
   begin
     -- In the order in which a message may move from one to the next.
-    perform count(*) from (select from @extschema@.outbox_dead d join @extschema@.outbox_seqs_of(kind, who) s (seq) on s.seq = d.seq
+    perform count(*) from (select from @extschema@.outbox_dead d
+                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = d.seq
                            for update of d nowait) locked;
-    perform count(*) from (select from @extschema@.outbox_waiting w join @extschema@.outbox_seqs_of(kind, who) s (seq) on s.seq = w.seq
+    perform count(*) from (select from @extschema@.outbox_waiting w
+                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = w.seq
                            for update of w nowait) locked;
-    perform count(*) from (select from @extschema@.outbox o join @extschema@.outbox_seqs_of(kind, who) s (seq) on s.seq = o.seq
+    perform count(*) from (select from @extschema@.outbox o
+                           join outbox_internal.seqs_of(kind, who) s (seq) on s.seq = o.seq
                            for update of o nowait) locked;
   exception when lock_not_available then
     raise exception 'a message of this aggregate is being changed by somebody else'
       using errcode = 'object_in_use', hint = 'Try again in a moment.';
   end;
-  with seqs as materialized (select s.seq from @extschema@.outbox_seqs_of(kind, who) s (seq)),
+  with seqs as materialized (select s.seq from outbox_internal.seqs_of(kind, who) s (seq)),
   events as (
     delete from @extschema@.outbox_events e
     where e.aggregate_id = who and e.aggregate_type is not distinct from kind returning 1
   ), ready as (
     delete from @extschema@.outbox o using seqs where o.seq = seqs.seq
-    returning o.seq, o.destination, @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
-      or @extschema@.outbox_is_in_hand(o.destination, o.partition, o.seq) as is_live
+    returning o.seq, o.destination, outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
+      or outbox_internal.is_in_hand(o.destination, o.partition, o.seq) as is_live
   ), waiting as (
     delete from @extschema@.outbox_waiting w using seqs where w.seq = seqs.seq returning w.destination
   ), noted as (
-    select @extschema@.outbox_note_pending(g.destination, -count(*)) as done
+    select outbox_internal.note_pending(g.destination, -count(*)) as done
     from (select r.destination from ready r union all select w.destination from waiting w) g group by g.destination
   ), dead as (
     delete from @extschema@.outbox_dead d using seqs where d.seq = seqs.seq returning 1
@@ -108,16 +112,20 @@ begin
     into n, in_flight;
   if in_flight is not null then
     raise exception 'message % is on its way to the broker', in_flight
-      using errcode = 'object_in_use', hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
+      using errcode = 'object_in_use',
+      hint = 'Try again in a moment, or when the transaction that it waits for has ended (outbox_open_transactions).';
   end if;
   if 0 < any (n) then
-    perform @extschema@.outbox_wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may go on
-    perform @extschema@.outbox_note('purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
+    perform outbox_internal.wake(-n[2] - n[3], '{}'::smallint[], '{}'::bigint[]); -- keys may go on
+    perform outbox_internal.note_in_audit(
+      'purge'::text, jsonb_build_object('key_crc32', crc), n[1], outbox_purge.reason);
   end if;
   return query
-  select t.place, n[t.i] from unnest('{outbox_events,outbox,outbox_waiting,outbox_dead,outbox_history,outbox_attempts_log,outbox_audit}'::text[])
-    with ordinality t (place, i);
+  select t.place, n[t.i]
+  from unnest(array['outbox_events', 'outbox', 'outbox_waiting', 'outbox_dead', 'outbox_history', 'outbox_attempts_log',
+                    'outbox_audit']) with ordinality t (place, i);
 end
 $$;
 comment on function @extschema@.outbox_purge(text, text, text, boolean) is
-  'Erases the events of one aggregate and all of their messages, waiting, dead or ended; returns how many rows of each table. Counts them only, unless dry_run is false. What was sent was sent.';
+  'Erases the events of one aggregate and all of their messages, waiting, dead or ended; returns how many rows of'
+  ' each table. Counts them only, unless dry_run is false. What was sent was sent.';

@@ -1,21 +1,23 @@
 -- Before maintenance: waits until all is delivered that can be. It only reads; the workers do the work.
 
-create function @extschema@.outbox_could_go()
+create function outbox_internal.could_go()
 returns bigint language sql stable set search_path = pg_catalog, pg_temp as $$
   with closed as materialized (
-    select w.destination, w.partition, w.key from @extschema@.outbox_waiting w where w.state = 'b' and w.due_at > clock_timestamp()
+    select w.destination, w.partition, w.key from @extschema@.outbox_waiting w
+    where w.state = 'b' and w.due_at > clock_timestamp()
     union
     select d.destination, d.partition, d.key from @extschema@.outbox_dead d where d.blocks
   )
   select (select count(*) from @extschema@.outbox o where not exists (
-            select from @extschema@.outbox_closed_lanes() l
+            select from outbox_internal.closed_lanes() l
             where l.destination = o.destination and l.partition = o.partition and l.head < o.seq))
        + (select count(*) from @extschema@.outbox_waiting w where w.due_at <= clock_timestamp())
        + (select count(*) from @extschema@.outbox_waiting w where w.state = 'g' and not exists (
             select from closed c where c.destination = w.destination and c.partition = w.partition and c.key = w.key));
 $$;
-comment on function @extschema@.outbox_could_go() is
-  'Internal: how many messages wait or are in flight that nothing holds up: not scheduled, backing off, or behind such a one or a dead letter.';
+comment on function outbox_internal.could_go() is
+  'How many messages wait or are in flight that nothing holds up: not scheduled, backing off, or behind such a one or'
+  ' a dead letter.';
 
 create function @extschema@.outbox_drain(timeout interval default '1 minute')
 returns bigint language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
@@ -26,7 +28,8 @@ begin
   if pg_current_xact_id_if_assigned() is not null then
     raise exception 'outbox_drain() in a transaction that has written'
       using errcode = 'active_sql_transaction',
-            detail = 'No worker sees what it has enqueued before it commits.', hint = 'Call it by itself, after COMMIT.';
+            detail = 'No worker sees what it has enqueued before it commits.',
+            hint = 'Call it by itself, after COMMIT.';
   end if;
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
     raise exception 'outbox_drain() in a transaction that is %', current_setting('transaction_isolation')
@@ -35,15 +38,16 @@ begin
   end if;
   loop
     began := clock_timestamp(); -- each statement below takes a new snapshot
-    if not exists (select from @extschema@.outbox_first_that_could_go) and @extschema@.outbox_could_go() = 0 then
+    if not exists (select from outbox_internal.first_that_could_go) and outbox_internal.could_go() = 0 then
       return 0;
     end if;
     exit when clock_timestamp() >= deadline;
     -- A look that takes long, at what stands behind dead letters, is not to take all of the time.
     perform pg_sleep(greatest(0.1, extract(epoch from clock_timestamp() - began)));
   end loop;
-  return @extschema@.outbox_could_go();
+  return outbox_internal.could_go();
 end
 $$;
 comment on function @extschema@.outbox_drain(interval) is
-  'Waits until no message waits or is in flight that could go now: not scheduled, backing off, or behind such a one or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';
+  'Waits until no message waits or is in flight that could go now: not scheduled, backing off, or behind such a one'
+  ' or a dead letter. Returns how many are left when the timeout is over; 0 = drained.';

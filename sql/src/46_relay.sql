@@ -1,6 +1,6 @@
--- For relays of one's own, in any language: claim, mark published, mark failed; what is stored in their way; and to wait for
--- the end of a message. A relay never shares a destination with workers that hold leases: it is paused for them. Lock order
--- of a claim: outbox_settings, outbox_paused, outbox.
+-- For relays of one's own, in any language: claim, mark published, mark failed; what is stored in their way; and to
+-- wait for the end of a message. A relay never shares a destination with workers that hold leases: it is paused for
+-- them. Lock order of a claim: outbox_settings, outbox_paused, outbox.
 
 create function @extschema@.outbox_store(
   body text, headers jsonb default null, destination text default null, id uuid default null, key text default null,
@@ -14,51 +14,58 @@ begin
   exception when data_exception or program_limit_exceeded then
     payload := to_jsonb(body); -- no JSON, or more of it than jsonb takes
   end;
-  return @extschema@.outbox_publish(
-    coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb, headers,
-    null::text, null::text, destination, available_at, id, expires_at);
+  return outbox_internal.publish(
+    coalesce(nullif(headers->>'type', ''), 'Message'), payload, null::text, key, null::text, null::jsonb, null::jsonb,
+    headers, null::text, null::text, destination, available_at, id, expires_at);
 end
 $$;
 comment on function @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz) is
-  'Stores a message as messaging libraries know it (body, headers, name of the transport) and enqueues it; returns its seq. Its type is the header type, else Message. A body that is not JSON becomes a JSON string. Without a key it is not ordered.';
+  'Stores a message as messaging libraries know it (body, headers, name of the transport) and enqueues it; returns'
+  ' its seq. Its type is the header type, else Message. A body that is not JSON becomes a JSON string. Without a key'
+  ' it is not ordered.';
 
 -- ---- claims of relays -----------------------------------------------------------------------------------------------
 
-create function @extschema@.outbox_held(by_partition boolean, seqs bigint[], keys text[], partitions smallint[])
+create function outbox_internal.held(by_partition boolean, seqs bigint[], keys text[], partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_held_wrapper';
-comment on function @extschema@.outbox_held(boolean, bigint[], text[], smallint[]) is
-  'Internal: those of the seqs that must wait for an open transaction, which has enqueued for their key, or with by_partition for their partition, and may commit a lower one.';
+comment on function outbox_internal.held(boolean, bigint[], text[], smallint[]) is
+  'Those of the seqs that must wait for an open transaction, which has enqueued for their key, or with by_partition'
+  ' for their partition, and may commit a lower one.';
 
-create function @extschema@.outbox_judge(wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean)
-returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
-comment on function @extschema@.outbox_judge(text, text[], bigint, integer, text, boolean) is
-  'Internal: what the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure, or of what can never be sent: action (r, d, D, B), delay in ms, reason.';
+create function outbox_internal.judge(
+  wrapper text, options text[], seq bigint, attempts integer, error text, unsendable boolean
+) returns text[] language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_judge_wrapper';
+comment on function outbox_internal.judge(text, text[], bigint, integer, text, boolean) is
+  'What the rules of a destination, described by wrapper and options (NULL = by the settings), make of a failure, or'
+  ' of what can never be sent: action (r, d, D, B), delay in ms, reason.';
 
-create function @extschema@.outbox_note_ended(published bigint, failed bigint, gone bigint)
+create function outbox_internal.note_ended(published bigint, failed bigint, gone bigint)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_ended_wrapper';
-comment on function @extschema@.outbox_note_ended(bigint, bigint, bigint) is
-  'Internal: at COMMIT, counts what a relay has ended and wakes who waits for it.';
+comment on function outbox_internal.note_ended(bigint, bigint, bigint) is
+  'At COMMIT, counts what a relay has ended and wakes who waits for it.';
 
-create function @extschema@.outbox_note_took(took_us bigint[])
+create function outbox_internal.note_took(took_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_note_took_wrapper';
-comment on function @extschema@.outbox_note_took(bigint[]) is
-  'Internal: at COMMIT, tells outbox_throughput in how many microseconds messages went from enqueue to confirm that a relay has published.';
+comment on function outbox_internal.note_took(bigint[]) is
+  'At COMMIT, tells outbox_throughput in how many microseconds messages went from enqueue to confirm that a relay has'
+  ' published.';
 
-create function @extschema@.outbox_by_partition(destination text)
+create function outbox_internal.by_partition(destination text)
 returns boolean language sql stable set search_path = pg_catalog, pg_temp as $$
-  select exists (select from @extschema@.outbox_destinations() d
+  select exists (select from outbox_internal.destinations() d
                  where d.destination = $1 and 'ordering=partition' = any (d.options));
 $$;
-comment on function @extschema@.outbox_by_partition(text) is
-  'Internal: whether a partition of this destination is one order, whatever the keys.';
+comment on function outbox_internal.by_partition(text) is
+  'Whether a partition of this destination is one order, whatever the keys.';
 
-create function @extschema@.outbox_firsts(
+create function outbox_internal.firsts(
   destination text, partitions smallint[], lane_rows integer, by_partition boolean,
   out tid tid, out seq bigint, out key text, out partition smallint
 ) returns setof record language sql stable
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set jit = off as $$
   with closed as materialized (
-    select g.partition, g.key, g.head from @extschema@.outbox_gates($2) g where g.destination = $1 and g.head is not null
+    select g.partition, g.key, g.head from outbox_internal.gates($2) g where g.destination = $1 and g.head is not null
   ), lane as (
     select x.*, row_number() over (partition by x.partition, case when not $4 then x.key end order by x.seq) as place
     from unnest($2) p (n) cross join lateral (
@@ -67,29 +74,32 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmap
       order by o.destination, o.partition, o.seq limit $3) x
   )
   select l.tid, l.seq, l.key, l.partition from lane l
-  where (l.claim_token is null or not @extschema@.outbox_claim_is_live(l.claim_token, l.partition, l.claim_until))
+  where (l.claim_token is null or not outbox_internal.claim_is_live(l.claim_token, l.partition, l.claim_until))
     -- A worker hears of a pause later.
-    and not @extschema@.outbox_is_in_hand($1, l.partition, l.seq)
+    and not outbox_internal.is_in_hand($1, l.partition, l.seq)
     and (l.key is null and not $4
          or l.place = 1
-            and not exists (select from closed c where c.partition = l.partition and ($4 or c.key = l.key) and c.head < l.seq)
+            and not exists (select from closed c where c.partition = l.partition and ($4 or c.key = l.key)
+                            and c.head < l.seq)
             and not exists (select from @extschema@.outbox_waiting w
                             where w.state = 'g' and w.destination = $1 and w.partition = l.partition and w.key = l.key
                               and w.seq < l.seq))
   order by l.seq;
 $$;
-comment on function @extschema@.outbox_firsts(text, smallint[], integer, boolean) is
-  'Internal: messages that a relay may claim, as one snapshot shows them among the first rows of each lane: those without a key, and of each key the first, unless it is claimed or behind one that failed. With by_partition the first of each partition.';
+comment on function outbox_internal.firsts(text, smallint[], integer, boolean) is
+  'Messages that a relay may claim, as one snapshot shows them among the first rows of each lane: those without a'
+  ' key, and of each key the first, unless it is claimed or behind one that failed. With by_partition the first of'
+  ' each partition.';
 
-create function @extschema@.outbox_commit_durably()
+create function outbox_internal.commit_durably()
 returns void language sql volatile set search_path = pg_catalog, pg_temp as $$
   -- With the commit of a claim all that it saw is on disk; one of a mark that is lost would be sent again.
   select set_config('synchronous_commit', 'local', true) where current_setting('synchronous_commit') = 'off';
 $$;
-comment on function @extschema@.outbox_commit_durably() is
-  'Internal: this transaction waits for the disk when it commits.';
+comment on function outbox_internal.commit_durably() is
+  'This transaction waits for the disk when it commits.';
 
-create function @extschema@.outbox_settings_now()
+create function outbox_internal.settings_now()
 returns @extschema@.outbox_settings language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   settings @extschema@.outbox_settings;
@@ -102,60 +112,65 @@ begin
   return settings;
 end
 $$;
-comment on function @extschema@.outbox_settings_now() is
-  'Internal: the settings of this database, which stay so until the end of this transaction.';
+comment on function outbox_internal.settings_now() is
+  'The settings of this database, which stay so until the end of this transaction.';
 
-create type @extschema@.outbox_relayed as (
+create type outbox_internal.relayed as (
   seq bigint, key text, attempts integer, claim_token bigint, claim_until timestamptz, replayed boolean
 );
-comment on type @extschema@.outbox_relayed is
-  'Internal: a message that a relay holds.';
+comment on type outbox_internal.relayed is
+  'A message that a relay holds.';
 
-create function @extschema@.outbox_relay_claim(
+create function outbox_internal.relay_claim(
   max_rows integer, to_destination text, ttl_s double precision, bytes_max bigint
-) returns setof @extschema@.outbox_relayed language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+) returns setof outbox_internal.relayed language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set jit = off as $$
 #variable_conflict use_column
 declare
-  settings constant @extschema@.outbox_settings := @extschema@.outbox_settings_now();
+  settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
   -- Negative, as those of workers that lease nothing; another one for each call.
   token constant bigint := hashtextextended(gen_random_uuid()::text, 0) | (-9223372036854775808);
-  by_partition constant boolean := @extschema@.outbox_by_partition(to_destination);
+  by_partition constant boolean := outbox_internal.by_partition(to_destination);
   lane_rows bigint := max_rows;
   seqs bigint[];
   keys text[];
   places smallint[];
 begin
-  perform @extschema@.outbox_commit_durably();
+  perform outbox_internal.commit_durably();
 
   if not settings.leasing then
-    perform @extschema@.outbox_due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
-    perform @extschema@.outbox_expire_firsts(to_destination, settings.partitions, lane_rows);
+    perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
+    perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows);
     return query
     select c.seq, c.key, c.attempts, c.claim_token, now() + ttl_s * interval '1 s', c.replayed
-    from @extschema@.outbox_claim_unleased(to_destination, token, ttl_s::integer, max_rows, bytes_max) c
+    from outbox_internal.claim_unleased(to_destination, token, ttl_s::integer, max_rows, bytes_max) c
     where c.remark is null;
     return;
   end if;
 
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'outbox_fetch_unpublished() cannot keep the order of keys in a % transaction', upper(current_setting('transaction_isolation'))
+    raise exception 'outbox_fetch_unpublished() cannot keep the order of keys in a % transaction',
+      upper(current_setting('transaction_isolation'))
       using errcode = 'object_not_in_prerequisite_state', hint = 'Call it at READ COMMITTED.';
   end if;
   -- Locks out outbox_resume(), and lets claims of a destination come one after the other.
   update @extschema@.outbox_paused p
-  set relay_until = greatest(p.relay_until, clock_timestamp() + ttl_s * interval '1 s') where p.destination = to_destination;
+  set relay_until = greatest(p.relay_until, clock_timestamp() + ttl_s * interval '1 s')
+  where p.destination = to_destination;
   if not found then
     raise exception 'the workers deliver to destination "%"', to_destination
       using errcode = 'object_not_in_prerequisite_state',
-            hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.', to_destination);
+            hint = format('select outbox_pause(%L); or outbox_configure(leasing => false) to share it without order.',
+                          to_destination);
   end if;
-  perform @extschema@.outbox_due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
-  perform @extschema@.outbox_expire_firsts(to_destination, settings.partitions, lane_rows); -- there may be no worker to do it
-  -- What waits behind one that has ended meanwhile: the first of each key. Where a partition is one order, all that waits
-  -- by its key, from when that was the order.
+  perform outbox_internal.due(null::text, null::smallint[], null::bigint[], 1000, to_destination);
+  -- There may be no worker to do it.
+  perform outbox_internal.expire_firsts(to_destination, settings.partitions, lane_rows);
+  -- What waits behind one that has ended meanwhile: the first of each key. Where a partition is one order, all that
+  -- waits by its key, from when that was the order.
   with behind as (
-    select w.ctid as row_tid from @extschema@.outbox_gates(settings.partitions) g
+    select w.ctid as row_tid from outbox_internal.gates(settings.partitions) g
     cross join lateral (
       select x.ctid from @extschema@.outbox_waiting x
       where x.state = 'g' and x.destination = g.destination and x.partition = g.partition and x.key = g.key
@@ -163,18 +178,22 @@ begin
     where g.destination = to_destination and (g.head is null or by_partition) and g.followers
   ), gone as (
     delete from @extschema@.outbox_waiting w using behind b where w.ctid = b.row_tid
-    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error, w.expires_at
+    returning w.seq, w.enqueued_at, w.attempts, w.partition, w.crashes, w.replayed, w.destination, w.key, w.last_error,
+              w.expires_at
   )
-  insert into @extschema@.outbox (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
-  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error, g.expires_at from gone g
-  where @extschema@.outbox_note_shown(g.destination, g.partition, g.seq)
+  insert into @extschema@.outbox
+    (seq, enqueued_at, attempts, partition, crashes, replayed, destination, key, last_error, expires_at)
+  select g.seq, g.enqueued_at, g.attempts, g.partition, g.crashes, g.replayed, g.destination, g.key, g.last_error,
+         g.expires_at
+  from gone g
+  where outbox_internal.note_shown(g.destination, g.partition, g.seq)
   on conflict do nothing;
 
-  -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either still
-  -- open when asked for, or visible to the second look.
+  -- Look, then ask for open transactions, then look again and claim: who has drawn a lower seq of the key is either
+  -- still open when asked for, or visible to the second look.
   loop
     select array_agg(f.seq), array_agg(f.key), array_agg(f.partition) into seqs, keys, places
-    from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
+    from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f;
     -- Many messages of few keys: look further.
     exit when cardinality(seqs) >= max_rows or by_partition or lane_rows > 100000000 or not exists (
       select from unnest(settings.partitions) p (n) cross join lateral (
@@ -183,10 +202,11 @@ begin
     lane_rows := lane_rows * 8;
   end loop;
   seqs := array(select unnest(seqs) except
-                select unnest(@extschema@.outbox_held(by_partition, seqs, keys, places)));
+                select unnest(outbox_internal.held(by_partition, seqs, keys, places)));
   return query
   with chosen as materialized (
-    select f.tid, f.seq from @extschema@.outbox_firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
+    select f.tid, f.seq
+    from outbox_internal.firsts(to_destination, settings.partitions, lane_rows::integer, by_partition) f
     where f.seq = any (seqs) order by f.seq limit max_rows
   ), sized as materialized (
     -- Cut by a column: no body is read for it.
@@ -202,29 +222,31 @@ begin
   select c.* from claimed c;
 end
 $$;
-comment on function @extschema@.outbox_relay_claim(integer, text, double precision, bigint) is
-  'Internal: claims messages for outbox_fetch_unpublished(); stops after bytes_max of bodies, as far as outbox_events tells their size.';
+comment on function outbox_internal.relay_claim(integer, text, double precision, bigint) is
+  'Claims messages for outbox_fetch_unpublished(); stops after bytes_max of bodies, as far as outbox_events tells'
+  ' their size.';
 
-create function @extschema@.outbox_relay_return(claims @extschema@.outbox_relayed[], of_destination text)
+create function outbox_internal.relay_return(claims outbox_internal.relayed[], of_destination text)
 returns void language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   update @extschema@.outbox o set claim_token = null, claim_until = null
   from unnest($1) c
-  where o.ctid = (select @extschema@.outbox_row(c.seq, $2, s.partitions) from @extschema@.outbox_settings s)
+  where o.ctid = (select outbox_internal.find_row(c.seq, $2, s.partitions) from @extschema@.outbox_settings s)
     and o.claim_token = c.claim_token;
 $$;
-comment on function @extschema@.outbox_relay_return(@extschema@.outbox_relayed[], text) is
-  'Internal: gives messages back that a relay has claimed and does not get.';
+comment on function outbox_internal.relay_return(outbox_internal.relayed[], text) is
+  'Gives messages back that a relay has claimed and does not get.';
 
 create function @extschema@.outbox_fetch_unpublished(
   max_rows integer default 100, destination text default 'default', claim_ttl interval default '15 s',
   out seq bigint, out id uuid, out type text, out payload jsonb, out headers jsonb, out key text, out attempts integer,
-  out claim_token bigint, out claim_until timestamptz, out aggregate_type text, out aggregate_id text, out operation text,
-  out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text, out created_at timestamptz,
-  out replayed boolean, out message_id text
+  out claim_token bigint, out claim_until timestamptz, out aggregate_type text, out aggregate_id text,
+  out operation text, out previous_payload jsonb, out metadata jsonb, out actor text, out correlation_id text,
+  out created_at timestamptz, out replayed boolean, out message_id text
 ) returns setof record language plpgsql volatile parallel unsafe security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
--- Bodies in outbox_events stay out of line until they are sent. Those of a source are copied: 32 MiB of text and the last of
--- them may take six times as much as jsonb.
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set jit = off
+-- Bodies in outbox_events stay out of line until they are sent. Those of a source are copied: 32 MiB of text and the
+-- last of them may take six times as much as jsonb.
 set work_mem = '512MB' as $$
 #variable_conflict use_column
 declare
@@ -233,8 +255,8 @@ declare
   bytes_max constant bigint := 33554432; -- as a claim of a worker
   event_bytes_max constant integer := 16777216;
   is_converted constant boolean := getdatabaseencoding() <> 'UTF8';
-  claims @extschema@.outbox_relayed[];
-  events @extschema@.outbox_source_row[];
+  claims outbox_internal.relayed[];
+  events outbox_internal.source_row[];
   given integer := 0;
   bytes bigint := 0;
   wanted integer;
@@ -249,25 +271,26 @@ begin
     raise exception 'claim_ttl is %', coalesce(claim_ttl::text, 'NULL')
       using errcode = 'invalid_parameter_value', hint = 'Give a time from 1 second to 1 day.';
   end if;
-  if not @extschema@.outbox_destination_exists(to_destination) then
+  if not outbox_internal.destination_exists(to_destination) then
     raise exception 'destination "%" does not exist', to_destination
       using errcode = 'undefined_object', hint = 'See outbox_destination_status.';
   end if;
-  -- A message that can never be given to a relay fails, as with a worker. That others come behind it all the same: a few more
-  -- turns.
+  -- A message that can never be given to a relay fails, as with a worker. That others come behind it all the same: a
+  -- few more turns.
   if not exists (select from @extschema@.outbox_source) then
     for turn in 1 .. 10 loop
-      claims := array(select c from @extschema@.outbox_relay_claim(max_rows, to_destination, ttl_s, bytes_max) c);
+      claims := array(select c from outbox_internal.relay_claim(max_rows, to_destination, ttl_s, bytes_max) c);
       exit when claims = '{}';
       bad := array(
         select c.seq
         from unnest(claims) c join @extschema@.outbox_events e on e.seq = c.seq
         cross join lateral (select case
           when e.body_bytes > event_bytes_max then format('the event has %s bytes, more than can be sent', e.body_bytes)
-          when is_converted then @extschema@.outbox_unreadable(
+          when is_converted then outbox_internal.unreadable(
             c.key, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload::text, e.previous_payload::text,
             e.metadata::text, e.headers::text, e.actor, e.correlation_id) end as why offset 0) u
-        where u.why is not null and @extschema@.outbox_end_claim(c.seq, c.claim_token, to_destination, u.why, false, true));
+        where u.why is not null
+          and outbox_internal.end_claim(c.seq, c.claim_token, to_destination, u.why, false, true));
       return query
       select c.seq, e.id, e.type, e.payload, e.headers, c.key, c.attempts, c.claim_token, c.claim_until,
              e.aggregate_type, e.aggregate_id, e.operation, e.previous_payload, e.metadata, e.actor, e.correlation_id,
@@ -281,23 +304,29 @@ begin
   -- How large the events of a source are is known when they are read: the first ones tell how many more are claimed.
   wanted := least(max_rows, 25);
   for turn in 1 .. 10 loop
-    claims := array(select c from @extschema@.outbox_relay_claim(wanted, to_destination, ttl_s, bytes_max) c order by c.seq);
+    claims := array(select c from outbox_internal.relay_claim(wanted, to_destination, ttl_s, bytes_max) c
+                    order by c.seq);
     exit when claims = '{}';
-    events := array(select e from @extschema@.outbox_source_rows(array(select c.seq from unnest(claims) c order by 1), bytes_max - bytes) e);
-    perform @extschema@.outbox_end_claim(c.seq, c.claim_token, to_destination, e.error, false, e.fault = 'missing')
+    events := array(select e from outbox_internal.source_rows(
+                      array(select c.seq from unnest(claims) c order by 1), bytes_max - bytes) e);
+    perform outbox_internal.end_claim(c.seq, c.claim_token, to_destination, e.error, false, e.fault = 'missing')
     from unnest(claims) c join unnest(events) e on e.seq = c.seq where e.fault is not null;
     return query
-    select c.seq, case when e.id ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then e.id::uuid end, e.type, e.payload,
+    select c.seq, case when e.id ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then e.id::uuid end, e.type,
+           e.payload,
            e.headers, c.key, c.attempts, c.claim_token, c.claim_until, e.aggregate_type, e.aggregate_id, e.operation,
            e.previous_payload, e.metadata, e.actor, e.correlation_id, e.created_at, c.replayed, e.id
     from unnest(claims) c join unnest(events) e on e.seq = c.seq where e.fault is null order by c.seq;
     get diagnostics got = row_count;
     given := given + got;
-    bytes := bytes + (select coalesce(sum(coalesce(pg_column_size(e.payload), 0) + coalesce(pg_column_size(e.previous_payload), 0)
-      + coalesce(pg_column_size(e.metadata), 0) + coalesce(pg_column_size(e.headers), 0)), 0) from unnest(events) e);
+    bytes := bytes + (
+      select coalesce(sum(coalesce(pg_column_size(e.payload), 0) + coalesce(pg_column_size(e.previous_payload), 0)
+                          + coalesce(pg_column_size(e.metadata), 0) + coalesce(pg_column_size(e.headers), 0)), 0)
+      from unnest(events) e);
     if cardinality(events) < cardinality(claims) then
-      perform @extschema@.outbox_relay_return(
-        array(select c from unnest(claims) c where not exists (select from unnest(events) e where e.seq = c.seq)), to_destination);
+      perform outbox_internal.relay_return(
+        array(select c from unnest(claims) c where not exists (select from unnest(events) e where e.seq = c.seq)),
+        to_destination);
       exit;
     end if;
     exit when given >= max_rows or bytes >= bytes_max or (given > 0 and cardinality(claims) < wanted);
@@ -306,81 +335,92 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_fetch_unpublished(integer, text, interval) is
-  'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them with their events, in order of seq; of each key (of each partition, where that is the order) the first that has not ended. Stops after 32 MiB of bodies. Commit before you send.';
+  'For a relay of one''s own: claims messages of a destination that no worker delivers for claim_ttl and returns them'
+  ' with their events, in order of seq; of each key (of each partition, where that is the order) the first that has'
+  ' not ended. Stops after 32 MiB of bodies. Commit before you send.';
 
-create function @extschema@.outbox_end_claim(
+create function outbox_internal.end_claim(
   seq bigint, claim_token bigint, destination text, error text, published boolean, unsendable boolean default false
-) returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+) returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set jit = off as $$
 #variable_conflict use_column
 declare
-  to_destination constant text := coalesce(outbox_end_claim.destination, 'default');
-  settings constant @extschema@.outbox_settings := @extschema@.outbox_settings_now();
+  to_destination constant text := coalesce(end_claim.destination, 'default');
+  settings constant @extschema@.outbox_settings := outbox_internal.settings_now();
   verdict text[] := '{p,0,""}';
   message record;
 begin
-  perform @extschema@.outbox_commit_durably();
+  perform outbox_internal.commit_durably();
   select o.ctid as tid, o.partition, o.key, o.attempts, o.enqueued_at into message from @extschema@.outbox o
-  where o.ctid = (select @extschema@.outbox_row(outbox_end_claim.seq, to_destination, settings.partitions))
-    and o.claim_token = outbox_end_claim.claim_token and o.claim_token < 0 and o.claim_until > clock_timestamp()
+  where o.ctid = (select outbox_internal.find_row(end_claim.seq, to_destination, settings.partitions))
+    and o.claim_token = end_claim.claim_token and o.claim_token < 0 and o.claim_until > clock_timestamp()
   for update;
   if not found then
     return false;
   end if;
   if not published then
-    select @extschema@.outbox_judge(d.wrapper, d.options, outbox_end_claim.seq, message.attempts, coalesce(error, 'failed'), unsendable)
+    select outbox_internal.judge(d.wrapper, d.options, end_claim.seq, message.attempts, coalesce(error, 'failed'),
+                                 unsendable)
       into verdict
-    from (select) one left join @extschema@.outbox_destinations() d on d.destination = to_destination;
+    from (select) one left join outbox_internal.destinations() d on d.destination = to_destination;
   end if;
-  if @extschema@.outbox_settle(
-       ''::text, array[message.tid], array[outbox_end_claim.seq], array[to_destination], array[message.partition],
-       array[outbox_end_claim.claim_token], array[verdict[1]]::"char"[], array[verdict[2]]::bigint[], array[verdict[3]]) <> 1 then
+  if outbox_internal.settle(
+       ''::text, array[message.tid], array[end_claim.seq], array[to_destination], array[message.partition],
+       array[end_claim.claim_token], array[verdict[1]]::"char"[], array[verdict[2]]::bigint[],
+       array[verdict[3]]) <> 1 then
     return false;
   end if;
   if verdict[1] in ('B', 'D') and settings.leasing then
     update @extschema@.outbox_dead d set blocks = true
-    where d.destination = to_destination and d.seq = outbox_end_claim.seq and (verdict[1] = 'B' or d.key is not null);
+    where d.destination = to_destination and d.seq = end_claim.seq and (verdict[1] = 'B' or d.key is not null);
   end if;
-  perform @extschema@.outbox_note_ended(published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
-  perform @extschema@.outbox_note_pending(to_destination, -(verdict[1] <> 'r')::integer::bigint);
+  perform outbox_internal.note_ended(
+    published::integer::bigint, (not published)::integer::bigint, (verdict[1] <> 'r')::integer::bigint);
+  perform outbox_internal.note_pending(to_destination, -(verdict[1] <> 'r')::integer::bigint);
   if published then
-    perform @extschema@.outbox_note_took(array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
+    perform outbox_internal.note_took(
+      array[(extract(epoch from clock_timestamp() - message.enqueued_at) * 1000000)::bigint]);
   end if;
   return true;
 end
 $$;
-comment on function @extschema@.outbox_end_claim(bigint, bigint, text, text, boolean, boolean) is
-  'Internal: ends a message that a relay holds, if it still does.';
+comment on function outbox_internal.end_claim(bigint, bigint, text, text, boolean, boolean) is
+  'Ends a message that a relay holds, if it still does.';
 
 create function @extschema@.outbox_mark_published(seq bigint, claim_token bigint, destination text default 'default')
 returns boolean language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select @extschema@.outbox_end_claim($1, $2, $3, null::text, true, false);
+  select outbox_internal.end_claim($1, $2, $3, null::text, true, false);
 $$;
 comment on function @extschema@.outbox_mark_published(bigint, bigint, text) is
-  'For a relay of one''s own: the message was taken; it goes to the history. False if the claim is lost: it ran out, or the message ended by another hand.';
+  'For a relay of one''s own: the message was taken; it goes to the history. False if the claim is lost: it ran out,'
+  ' or the message ended by another hand.';
 
-create function @extschema@.outbox_mark_failed(seq bigint, claim_token bigint, error text, destination text default 'default')
-returns boolean language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select @extschema@.outbox_end_claim($1, $2, $4, $3, false, false);
+create function @extschema@.outbox_mark_failed(
+  seq bigint, claim_token bigint, error text, destination text default 'default'
+) returns boolean language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+  select outbox_internal.end_claim($1, $2, $4, $3, false, false);
 $$;
 comment on function @extschema@.outbox_mark_failed(bigint, bigint, text, text) is
-  'For a relay of one''s own: the message was not taken; it is tried again after a growing delay, and out of attempts it is a dead letter, by the rules of the destination. False if the claim is lost.';
+  'For a relay of one''s own: the message was not taken; it is tried again after a growing delay, and out of attempts'
+  ' it is a dead letter, by the rules of the destination. False if the claim is lost.';
 
 -- ---- waiting --------------------------------------------------------------------------------------------------------
 
-create function @extschema@.outbox_await_end(seen bigint, timeout_ms integer)
+create function outbox_internal.await_end(seen bigint, timeout_ms integer)
 returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_await_end_wrapper';
-comment on function @extschema@.outbox_await_end(bigint, integer) is
-  'Internal: waits until a message of this database ended since seen was returned, at most so long (seen NULL: not at all); returns what to pass next.';
+comment on function outbox_internal.await_end(bigint, integer) is
+  'Waits until a message of this database ended since seen was returned, at most so long (seen NULL: not at all);'
+  ' returns what to pass next.';
 
-create function @extschema@.outbox_has_enqueued()
+create function outbox_internal.has_enqueued()
 returns boolean language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_has_enqueued_wrapper';
-comment on function @extschema@.outbox_has_enqueued() is
-  'Internal: whether this transaction has enqueued, or changed by hand what waits.';
+comment on function outbox_internal.has_enqueued() is
+  'Whether this transaction has enqueued, or changed by hand what waits.';
 
-create function @extschema@.outbox_outcome(seq bigint, destination text, since timestamptz, partitions smallint[])
+create function outbox_internal.outcome(seq bigint, destination text, since timestamptz, partitions smallint[])
 returns text language sql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   select case
-    when @extschema@.outbox_row($1, $2, $4) is not null
+    when outbox_internal.find_row($1, $2, $4) is not null
       or exists (select from @extschema@.outbox_waiting w where w.seq = $1 and w.destination = $2) then 'waits'
     when exists (select from @extschema@.outbox_dead d where d.seq = $1 and d.destination = $2) then 'dead'
     else coalesce((select case when h.discarded then 'discarded' else 'published' end from @extschema@.outbox_history h
@@ -388,8 +428,9 @@ returns text language sql volatile set search_path = pg_catalog, pg_temp set ena
                    order by h.published_at desc limit 1), 'unknown')
   end;
 $$;
-comment on function @extschema@.outbox_outcome(bigint, text, timestamptz, smallint[]) is
-  'Internal: waits, dead, discarded, published or unknown: where a message is now. Of its history only what ended since a time is read.';
+comment on function outbox_internal.outcome(bigint, text, timestamptz, smallint[]) is
+  'Waits, dead, discarded, published or unknown: where a message is now. Of its history only what ended since a time'
+  ' is read.';
 
 create function @extschema@.outbox_wait(seq bigint, timeout interval default '30 s', destination text default null)
 returns text language plpgsql volatile parallel unsafe security definer
@@ -412,10 +453,11 @@ begin
       using errcode = 'invalid_parameter_value', hint = 'Give a time up to 1 hour; when it is over, call again.';
   end if;
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'outbox_wait() cannot see the end of a message in a % transaction', upper(current_setting('transaction_isolation'))
+    raise exception 'outbox_wait() cannot see the end of a message in a % transaction',
+      upper(current_setting('transaction_isolation'))
       using errcode = 'object_not_in_prerequisite_state', hint = 'Call it after COMMIT, at READ COMMITTED.';
   end if;
-  if @extschema@.outbox_has_enqueued() then
+  if outbox_internal.has_enqueued() then
     raise exception 'this transaction has enqueued messages: it would wait for its own end'
       using errcode = 'active_sql_transaction', hint = 'Commit first, then call outbox_wait().';
   end if;
@@ -423,10 +465,10 @@ begin
   -- It cannot have ended before there was its event.
   select e.created_at - interval '1 minute' into since from @extschema@.outbox_events e
   where e.seq = outbox_wait.seq and not exists (select from @extschema@.outbox_source);
-  seen := @extschema@.outbox_await_end(null::bigint, 0);
+  seen := outbox_internal.await_end(null::bigint, 0);
   loop
     select s.partitions into partitions from @extschema@.outbox_settings s;
-    outcome := (select @extschema@.outbox_outcome(seq, to_destination, coalesce(since, '-infinity'), partitions));
+    outcome := (select outbox_internal.outcome(seq, to_destination, coalesce(since, '-infinity'), partitions));
     if outcome <> 'waits' then
       return outcome;
     end if;
@@ -434,10 +476,11 @@ begin
       return 'timeout';
     end if;
     -- Woken by each end; a second is for one that nobody told of.
-    seen := @extschema@.outbox_await_end(
+    seen := outbox_internal.await_end(
       seen, ceil(greatest(1, least(1000, extract(epoch from until - clock_timestamp()) * 1000)))::integer);
   end loop;
 end
 $$;
 comment on function @extschema@.outbox_wait(bigint, interval, text) is
-  'Waits until a message has ended: published, dead or discarded; else timeout, or unknown if there is none. Outside of the transaction that enqueues it, at READ COMMITTED.';
+  'Waits until a message has ended: published, dead or discarded; else timeout, or unknown if there is none. Outside'
+  ' of the transaction that enqueues it, at READ COMMITTED.';

@@ -1,44 +1,58 @@
 -- What a person reads. None of it is used by the delivery.
--- A superuser reads these views, so they belong to no role that calls by name what somebody else may have overloaded (see
--- 90_privileges.sql), and an SQL function that they call has a body of its own (BEGIN ATOMIC), bound when it is created.
+-- A superuser reads these views, so they belong to no role that calls by name what somebody else may have overloaded
+-- (see 90_privileges.sql), and an SQL function that they call has a body of its own (BEGIN ATOMIC), bound when it is
+-- created.
 
+create function outbox_internal.is_preloaded()
+returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_is_preloaded_wrapper';
+comment on function outbox_internal.is_preloaded() is
+  'outbox_is_preloaded(), as outbox_health calls it.';
 create function @extschema@.outbox_is_preloaded()
 returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_is_preloaded_wrapper';
 comment on function @extschema@.outbox_is_preloaded() is
   'Whether the server was started with outbox in shared_preload_libraries.';
 
-create function @extschema@.outbox_counters()
+create function outbox_internal.counters()
 returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_counters_wrapper';
-comment on function @extschema@.outbox_counters() is
-  'Internal: counters of this database from shared memory, read by outbox_status; NULL when not preloaded.';
+comment on function outbox_internal.counters() is
+  'Counters of this database from shared memory, read by outbox_status; NULL when not preloaded.';
 
-create function @extschema@.outbox_destination_figures(destination text)
+create function outbox_internal.destination_figures(destination text)
 returns double precision[] language c volatile strict as 'MODULE_PATHNAME', 'outbox_destination_figures_wrapper';
-comment on function @extschema@.outbox_destination_figures(text) is
-  'Internal: figures of a destination from shared memory, read by outbox_destination_status; NULL where no worker counts.';
+comment on function outbox_internal.destination_figures(text) is
+  'Figures of a destination from shared memory, read by outbox_destination_status; NULL where no worker counts.';
 
-create function @extschema@.outbox_missing_slots()
+create function outbox_internal.missing_slots()
 returns integer language c stable as 'MODULE_PATHNAME', 'outbox_missing_slots_wrapper';
-comment on function @extschema@.outbox_missing_slots() is
-  'Internal: how many workers of all databases together find no slot of max_worker_processes.';
+comment on function outbox_internal.missing_slots() is
+  'How many workers of all databases together find no slot of max_worker_processes.';
 
-create function @extschema@.outbox_server_state()
+create function outbox_internal.server_state()
 returns text language c stable as 'MODULE_PATHNAME', 'outbox_server_state_wrapper';
-comment on function @extschema@.outbox_server_state() is
-  'Internal: why the launcher runs no worker for this database, in a word; NULL if it does, or does not know yet.';
+comment on function outbox_internal.server_state() is
+  'Why the launcher runs no worker for this database, in a word; NULL if it does, or does not know yet.';
 
-create function @extschema@.outbox_registry()
+create function outbox_internal.registry()
 returns bigint[] language c volatile as 'MODULE_PATHNAME', 'outbox_registry_wrapper';
-comment on function @extschema@.outbox_registry() is
-  'Internal: open transactions that have enqueued in this database, from shared memory: [pid or 0, xid or 0, since in microseconds, low seq] one after the other.';
+comment on function outbox_internal.registry() is
+  'Open transactions that have enqueued in this database, from shared memory: [pid or 0, xid or 0, since in'
+  ' microseconds, low seq] one after the other.';
 
-create function @extschema@.outbox_open_transactions(
+create function outbox_internal.open_transactions(
   out pid integer, out xid xid, out prepared boolean, out age interval, out low bigint
 ) returns setof record language sql volatile set search_path = pg_catalog, pg_temp
 begin atomic
   select nullif(r.entries[i], 0)::integer, nullif(r.entries[i + 1], 0)::text::xid, r.entries[i] = 0,
          greatest(clock_timestamp() - to_timestamp(r.entries[i + 2] / 1e6), interval '0'), r.entries[i + 3]
-  from (select @extschema@.outbox_registry() as entries) r, generate_series(1, cardinality(r.entries), 4) i;
+  from (select outbox_internal.registry() as entries) r, generate_series(1, cardinality(r.entries), 4) i;
+end;
+comment on function outbox_internal.open_transactions() is
+  'What outbox_open_transactions() shows.';
+create function @extschema@.outbox_open_transactions(
+  out pid integer, out xid xid, out prepared boolean, out age interval, out low bigint
+) returns setof record language sql volatile
+begin atomic
+  select t.pid, t.xid, t.prepared, t.age, t.low from outbox_internal.open_transactions() t;
 end;
 comment on function @extschema@.outbox_open_transactions() is
   'Transactions of this database that have enqueued and are not over. Later messages of their keys wait for them.';
@@ -46,12 +60,12 @@ comment on function @extschema@.outbox_open_transactions() is
 create view @extschema@.outbox_messages as
 with m as (
   select o.seq, o.destination, o.partition, o.key,
-         case when @extschema@.outbox_claim_is_live(o.claim_token, o.partition, o.claim_until)
-                or @extschema@.outbox_is_taken(o.destination, o.partition, o.seq) then 'in flight'
+         case when outbox_internal.claim_is_live(o.claim_token, o.partition, o.claim_until)
+                or outbox_internal.is_taken(o.destination, o.partition, o.seq) then 'in flight'
               when o.attempts > 0 then 'retrying'
               else 'pending' end as status,
-         o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token, o.last_error,
-         o.replayed, o.expires_at
+         o.attempts, o.enqueued_at as available_at, o.enqueued_at, null::timestamptz as published_at, o.claim_token,
+         o.last_error, o.replayed, o.expires_at
   from @extschema@.outbox o
   union all
   select w.seq, w.destination, w.partition, w.key,
@@ -61,7 +75,8 @@ with m as (
          w.attempts, w.due_at, w.enqueued_at, null, null, w.last_error, w.replayed, w.expires_at
   from @extschema@.outbox_waiting w
   union all
-  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason, d.replayed, d.expires_at
+  select d.seq, d.destination, d.partition, d.key, 'dead', d.attempts, null, d.enqueued_at, null, null, d.reason,
+         d.replayed, d.expires_at
   from @extschema@.outbox_dead d
   union all
   select h.seq, h.destination, h.partition, h.key, case when h.discarded then 'discarded' else 'published' end,
@@ -72,10 +87,10 @@ with m as (
 select m.seq, m.seq as global_sequence, m.status,
        case m.status when 'published' then 'PUBLISHED' when 'dead' then 'FAILED' when 'discarded' then 'FAILED'
                      else 'PENDING' end as reference_status,
-       m.destination, @extschema@.outbox_partition_label(m.partition::integer) as partition_key, m.key,
+       m.destination, outbox_internal.partition_label(m.partition::integer) as partition_key, m.key,
        m.attempts, m.available_at, m.enqueued_at, m.published_at, m.claim_token, m.last_error, m.replayed,
-       e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata, e.headers,
-       e.actor, e.correlation_id, e.created_at,
+       e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
+       e.headers, e.actor, e.correlation_id, e.created_at,
        -- the names other systems give the same columns
        e.id as outbox_id, e.type as event_type, e.payload as body, e.actor as "user", m.destination as transport_name,
        m.attempts as retry_count, m.last_error as error_message,
@@ -83,9 +98,10 @@ select m.seq, m.seq as global_sequence, m.status,
 -- With a source of the user's own the events are there, under his rights.
 from m left join @extschema@.outbox_events e on e.seq = m.seq and not exists (select from @extschema@.outbox_source);
 comment on view @extschema@.outbox_messages is
-  'Every message with its event and one status: pending, in flight, retrying, scheduled, published, dead, discarded. For people and audits; give a seq or a limit.';
+  'Every message with its event and one status: pending, in flight, retrying, scheduled, published, dead, discarded.'
+  ' For people and audits; give a seq or a limit.';
 
-create view @extschema@.outbox_first_pending as
+create view outbox_internal.first_pending as
 with recursive lane as ( -- one look into the index for each lane, however much waits in it
   (select o.destination, o.partition, o.seq, o.enqueued_at from @extschema@.outbox o
    order by o.destination, o.partition, o.seq limit 1)
@@ -96,72 +112,82 @@ with recursive lane as ( -- one look into the index for each lane, however much 
     order by o.destination, o.partition, o.seq limit 1) n
 )
 select lane.* from lane;
-comment on view @extschema@.outbox_first_pending is
-  'Internal: the first message of outbox in each lane (destination, partition) that has one.';
+comment on view outbox_internal.first_pending is
+  'The first message of outbox in each lane (destination, partition) that has one.';
 
-create view @extschema@.outbox_first_that_could_go as
-select f.* from @extschema@.outbox_first_pending f
-where not exists (select from @extschema@.outbox_closed_lanes() l
+create view outbox_internal.first_that_could_go as
+select f.* from outbox_internal.first_pending f
+where not exists (select from outbox_internal.closed_lanes() l
                   where l.destination = f.destination and l.partition = f.partition and l.head < f.seq);
-comment on view @extschema@.outbox_first_that_could_go is
-  'Internal: the same without lanes that stand still behind a message that failed.';
+comment on view outbox_internal.first_that_could_go is
+  'first_pending without the lanes that wait behind a message that failed.';
 
-create function @extschema@.outbox_nothing_waits()
+create function outbox_internal.nothing_waits()
 returns boolean language c stable as 'MODULE_PATHNAME', 'outbox_nothing_waits_wrapper';
-comment on function @extschema@.outbox_nothing_waits() is
-  'Internal: whether the counters of this database say that no message waits, and were counted.';
+comment on function outbox_internal.nothing_waits() is
+  'Whether the counters of this database say that no message waits, and were counted.';
 
-create function @extschema@.outbox_first_waiting()
+create function outbox_internal.first_waiting()
 returns text[] language c stable as 'MODULE_PATHNAME', 'outbox_first_waiting_wrapper';
-comment on function @extschema@.outbox_first_waiting() is
-  'Internal: of each lane that has a message in outbox four texts: destination, partition, seq of the first and when it was enqueued, in microseconds since 1970; read by outbox_first_shown.';
+comment on function outbox_internal.first_waiting() is
+  'Of each lane that has a message in outbox four texts: destination, partition, seq of the first and when it was'
+  ' enqueued, in microseconds since 1970; read by first_shown.';
 
--- For views that are asked again and again: a look at a lane from its start walks all that a held snapshot keeps of ended
--- messages. The function remembers in shared memory up to where there is nothing. Where nothing waits it is not called.
-create view @extschema@.outbox_first_shown as
-select f.*, not exists (select from @extschema@.outbox_closed_lanes() l
-                        where l.destination = f.destination and l.partition = f.partition and l.head < f.seq) as could_go
+-- For views that are asked again and again: a look at a lane from its start walks all that a held snapshot keeps of
+-- ended messages. The function remembers in shared memory up to where there is nothing. Where nothing waits it is not
+-- called.
+create view outbox_internal.first_shown as
+select f.*, not exists (select from outbox_internal.closed_lanes() l
+                        where l.destination = f.destination and l.partition = f.partition
+                          and l.head < f.seq) as could_go
 from (select w.t[i] collate "C" as destination, w.t[i + 1]::smallint as partition, w.t[i + 2]::bigint as seq,
              pg_catalog.to_timestamp(w.t[i + 3]::double precision / 1e6) as enqueued_at
-      from (select @extschema@.outbox_first_waiting() as t) w, pg_catalog.generate_series(1, pg_catalog.cardinality(w.t), 4) i) f
-where not (select @extschema@.outbox_nothing_waits());
-comment on view @extschema@.outbox_first_shown is
-  'Internal: outbox_first_pending for views that are asked again and again, from shared memory and a look at the rest: the first message of outbox in each lane (destination, partition) that has one. could_go = the lane does not wait behind a message that failed.';
+      from (select outbox_internal.first_waiting() as t) w,
+           pg_catalog.generate_series(1, pg_catalog.cardinality(w.t), 4) i) f
+where not (select outbox_internal.nothing_waits());
+comment on view outbox_internal.first_shown is
+  'What first_pending shows, for views that are asked again and again, from shared memory and a look at the rest: the'
+  ' first message of outbox in each lane (destination, partition) that has one. could_go = the lane does not wait'
+  ' behind a message that failed.';
 
-create function @extschema@.outbox_first_dead(blocks boolean)
+create function outbox_internal.first_dead(blocks boolean)
 returns bigint language c stable strict as 'MODULE_PATHNAME', 'outbox_first_dead_wrapper';
-comment on function @extschema@.outbox_first_dead(boolean) is
-  'Internal: the seq of the first dead letter, or of the first that blocks others; read by outbox_health.';
+comment on function outbox_internal.first_dead(boolean) is
+  'The seq of the first dead letter, or of the first that blocks others; read by outbox_health.';
 
--- Counted from the table only where nobody counts: a held snapshot keeps the rows of those that were retried or discarded.
-create view @extschema@.outbox_dead_counts as
+-- Counted from the table only where nobody counts: a held snapshot keeps the rows of those that were retried or
+-- discarded.
+create view outbox_internal.dead_counts as
 select coalesce(case when c.counters[8] > 10000 then 10000 else c.counters[8] end,
                 (select pg_catalog.count(*) from (select from @extschema@.outbox_dead limit 10000) d)) as dead,
        coalesce(case when c.counters[9] > 10000 then 10000 else c.counters[9] end,
-                (select pg_catalog.count(*) from (select from @extschema@.outbox_dead d where d.blocks limit 10000) d)) as blocking
-from (select pg_catalog.array_replace(@extschema@.outbox_counters(), -1::bigint, null::bigint) as counters) c;
-comment on view @extschema@.outbox_dead_counts is
-  'Internal: how many dead letters there are, and how many of them block others, both up to 10000.';
+                (select pg_catalog.count(*)
+                 from (select from @extschema@.outbox_dead d where d.blocks limit 10000) d)) as blocking
+from (select pg_catalog.array_replace(outbox_internal.counters(), -1::bigint, null::bigint) as counters) c;
+comment on view outbox_internal.dead_counts is
+  'How many dead letters there are, and how many of them block others, both up to 10000.';
 
 create view @extschema@.outbox_status as
 select case when c.counters[1] < 0 then 0 else c.counters[1] end as pending, -- NULL = not preloaded: nobody counts
        c.counters[2] as in_flight,
-       (select d.dead from @extschema@.outbox_dead_counts d) as dead,
-       -- A volatile function here would be asked for even by who selects other columns, and the look walks what a held snapshot
-       -- keeps of ended messages.
-       (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from @extschema@.outbox_first_shown o where o.could_go) as oldest_pending_age,
+       (select d.dead from outbox_internal.dead_counts d) as dead,
+       -- A volatile function here would be asked for even by who selects other columns, and the look walks what a held
+       -- snapshot keeps of ended messages.
+       (select pg_catalog.statement_timestamp() - pg_catalog.min(o.enqueued_at) from outbox_internal.first_shown o
+        where o.could_go) as oldest_pending_age,
        c.counters[3] as published_total,
        c.counters[4] as failed_total,
        pg_catalog.round(c.counters[5] / 60.0, 1) as published_per_s,
        pg_catalog.round(c.counters[6] / 60.0, 1) as failed_per_s,
        pg_catalog.to_timestamp(c.counters[7] / 1e6) as stats_reset
-from (select @extschema@.outbox_counters() as counters) c;
+from (select outbox_internal.counters() as counters) c;
 comment on view @extschema@.outbox_status is
-  'One row, at a cost that does not grow with the queue: what waits (scheduled included), what is in flight, dead letters (counted to 10000), totals since stats_reset and rates of the last minute.';
+  'One row, at a cost that does not grow with the queue: what waits (scheduled included), what is in flight, dead'
+  ' letters (counted to 10000), totals since stats_reset and rates of the last minute.';
 
 create view @extschema@.outbox_worker_status as
 select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason, c.detail,
-       w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id) as alive,
+       w.heartbeat_until > pg_catalog.clock_timestamp() and not outbox_internal.has_ended(w.worker_id) as alive,
        pg_catalog.date_trunc('milliseconds', w.heartbeat_until - pg_catalog.clock_timestamp()) as heartbeat_ttl,
        (select pg_catalog.count(*) from @extschema@.outbox_partitions p
         where p.lease_owner = w.worker_id and p.lease_until > pg_catalog.clock_timestamp()) as partitions,
@@ -169,7 +195,8 @@ select w.worker_id, w.pid, coalesce(c.state, 'starting') as state, c.reason, c.d
 from @extschema@.outbox_workers w
 left join lateral (
   select x.state, x.reason, x.detail from @extschema@.outbox_connections x where x.worker_id = w.worker_id
-  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], x.state),
+  order by pg_catalog.array_position(
+             '{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], x.state),
            x.reason is null, x.destination = 'default' desc, x.destination limit 1) c on true;
 comment on view @extschema@.outbox_worker_status is
   'One row a worker: whether it lives, the worst of its connections, how many partitions it owns.';
@@ -177,17 +204,23 @@ comment on view @extschema@.outbox_worker_status is
 create view @extschema@.outbox_destination_status as
 with live as (
   select c.* from @extschema@.outbox_connections c join @extschema@.outbox_workers w on w.worker_id = c.worker_id
-  where w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)
+  where w.heartbeat_until > pg_catalog.clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
 ), pending as (
-  select p.destination, pg_catalog.min(p.enqueued_at) as oldest from @extschema@.outbox_first_shown p where p.could_go group by 1
+  select p.destination, pg_catalog.min(p.enqueued_at) as oldest
+  from outbox_internal.first_shown p where p.could_go group by 1
 )
 select coalesce(d.destination, p.destination) as destination,
-       case when d.destination is null then null when d.wrapper is null then 'settings' else d.wrapper end as described_by,
-       case when d.destination is null then 'missing' when d.paused then case when b.busy then 'pausing' else 'paused' end else coalesce(c.state, 'not served') end as state,
+       case when d.destination is null then null when d.wrapper is null then 'settings' else d.wrapper end
+         as described_by,
+       case when d.destination is null then 'missing'
+            when d.paused then case when b.busy then 'pausing' else 'paused' end
+            else coalesce(c.state, 'not served') end as state,
        coalesce(z.since, c.since) as since,
        case when d.paused then null else c.reason end as reason,
-       case when d.paused then pg_catalog.concat_ws(': ', case when b.busy then coalesce(f.n[1], 0)::text || ' in flight, ' else '' end
-                                                 || 'paused by ' || z.paused_by, z.reason) else c.detail end as detail,
+       case when d.paused then pg_catalog.concat_ws(
+              ': ', case when b.busy then coalesce(f.n[1], 0)::text || ' in flight, ' else '' end
+                    || 'paused by ' || z.paused_by, z.reason)
+            else c.detail end as detail,
        pg_catalog.date_trunc('milliseconds', pg_catalog.clock_timestamp() - p.oldest) as oldest_pending_age,
        f.n[1]::bigint as in_flight, f.n[2]::bigint as published_total, f.n[3]::bigint as failed_total,
        f.n[4]::bigint as dead_total, f.n[5]::bigint as released_total,
@@ -196,24 +229,28 @@ select coalesce(d.destination, p.destination) as destination,
        pg_catalog.round(f.n[10]::numeric, 2) as p99_ms,
        pg_catalog.to_timestamp(f.n[7] / 1e6) as stats_reset,
        f.n[11]::bigint as pending, f.n[12]::bigint as max_pending
-from @extschema@.outbox_destinations() d
+from outbox_internal.destinations() d
 full join pending p on p.destination = d.destination
 left join @extschema@.outbox_paused z on z.destination = d.destination
 left join lateral (
   select l.state, l.since, l.reason, l.detail from live l where l.destination = d.destination
-  order by pg_catalog.array_position('{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], l.state),
+  order by pg_catalog.array_position(
+             '{down,blocked,unconfigured,connecting,starting,connected,not adopted,pausing,paused}'::text[], l.state),
            l.reason is null, l.since
   limit 1) c on true
-left join lateral (select @extschema@.outbox_destination_figures(d.destination) as n) f on true
+left join lateral (select outbox_internal.destination_figures(d.destination) as n) f on true
 -- Until each worker has heard of the pause and settled what it had.
 cross join lateral (select exists (select from live l where l.destination = d.destination
                                    and l.state not in ('paused', 'not adopted')) as busy) b
 order by 1;
 comment on view @extschema@.outbox_destination_status is
-  'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message has waited that could go there; totals and times from enqueue to confirm since stats_reset, how many messages wait (scheduled and in flight included) and may wait, NULL where no worker counts. missing = messages wait for a server that there is no more.';
+  'One row a destination: the worst that a worker knows of it, since when and why, and how long the oldest message'
+  ' has waited that could go there; totals and times from enqueue to confirm since stats_reset, how many messages'
+  ' wait (scheduled and in flight included) and may wait, NULL where no worker counts. missing = messages wait for a'
+  ' server that there is no more.';
 
 create view @extschema@.outbox_partition_status as
-select @extschema@.outbox_partition_label(p.partition::integer) as partition_key,
+select outbox_internal.partition_label(p.partition::integer) as partition_key,
        case when p.lease_until > pg_catalog.clock_timestamp() then p.lease_owner end as lease_owner,
        case when p.lease_until > pg_catalog.clock_timestamp()
             then pg_catalog.date_trunc('milliseconds', p.lease_until - pg_catalog.clock_timestamp()) end as lease_ttl,
@@ -221,121 +258,145 @@ select @extschema@.outbox_partition_label(p.partition::integer) as partition_key
        f.seq as first_waiting_seq,
        case when p.lease_until > pg_catalog.clock_timestamp() then p.lease_until end as lease_until
 from @extschema@.outbox_partitions p
-left join (select x.partition, pg_catalog.min(x.seq) as seq from @extschema@.outbox_first_shown x group by 1) f
+left join (select x.partition, pg_catalog.min(x.seq) as seq from outbox_internal.first_shown x group by 1) f
   on f.partition = p.partition;
 comment on view @extschema@.outbox_partition_status is
   'One row a partition: who owns it, how long still, and the first message that waits in it.';
 
-create function @extschema@.outbox_schema_problem(out problem text, out remedy text)
+create function outbox_internal.schema_problem(out problem text, out remedy text)
 returns setof record language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
   with place as (
-    select n.oid, n.nspname, n.nspowner, n.nspacl, x.extowner from pg_extension x join pg_namespace n on n.oid = x.extnamespace
+    select n.oid, n.nspname, n.nspowner, n.nspacl, x.extowner, n.oid = x.extnamespace as is_shared
+    from pg_extension x join pg_namespace n on n.oid = x.extnamespace or n.nspname = 'outbox_internal'
     where x.extname = 'outbox'
-  ), harmless as ( -- a superuser needs no overload, and the workers may create partitions of the history
-    select r.oid, r.rolname, coalesce((select d.datdba from pg_database d
-             where r.rolname = 'pg_database_owner' and d.datname = current_database()), r.oid) as really
+  ), harmless as ( -- a superuser needs no overload
+    select r.oid, r.rolname
     from pg_roles r
     where exists (select from pg_roles s where s.rolsuper and s.oid = coalesce((
                     select d.datdba from pg_database d
                     where r.rolname = 'pg_database_owner' and d.datname = current_database()), r.oid))
-       or r.oid = (select c.relowner from pg_class c where c.oid = '@extschema@.outbox'::regclass)
+  ), worker_role as ( -- and the workers may create partitions of the history
+    select c.relowner as oid from pg_class c where c.oid = '@extschema@.outbox'::regclass
   )
   select f.problem, f.remedy
   from (
-    select 1 as rank, format('function %s of role %I is not of the extension, and could be called in place of one that is',
-                             p.oid::regprocedure, pg_get_userbyid(p.proowner)) as problem,
+    select 1 as rank,
+           format('function %s of role %I is not of the extension, and could be called in place of one that is',
+                  p.oid::regprocedure, pg_get_userbyid(p.proowner)) as problem,
            format('drop %s %s', case p.prokind when 'p' then 'procedure' when 'a' then 'aggregate' else 'function' end,
                   p.oid::regprocedure) as remedy
-    from pg_proc p join place on p.pronamespace = place.oid
+    from pg_proc p join place on p.pronamespace = place.oid and place.is_shared
     where p.proname >= 'outbox' and p.proname < 'outboy' and (p.proname = 'outbox' or p.proname like 'outbox\_%')
       and not exists (select from pg_depend d join pg_extension x on x.oid = d.refobjid and x.extname = 'outbox'
-                      where d.classid = 'pg_proc'::regclass and d.objid = p.oid and d.refclassid = 'pg_extension'::regclass
-                        and d.deptype = 'e')
+                      where d.classid = 'pg_proc'::regclass and d.objid = p.oid
+                        and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e')
     union all
-    select 2, format('schema %I belongs to a role that is no superuser and may create functions in it, which could be called in place of those of the extension',
-                     place.nspname),
+    select 2,
+           format('schema %I belongs to a role that is no superuser and may create functions in it,'
+                  ' which could be called in place of those of the extension', place.nspname),
            format('alter schema %I owner to %I', place.nspname, pg_get_userbyid(place.extowner))
-    from place where place.nspowner not in (select h.oid from harmless h)
+    from place
+    where place.nspowner not in (select h.oid from harmless h
+                                 union all select w.oid from worker_role w where place.is_shared)
     union all
-    select 3, format('%s may create functions in schema %I, which could be called in place of those of the extension',
-                     case g.grantee when 0 then 'everybody' else format('role %I', pg_get_userbyid(g.grantee)) end, place.nspname),
+    select 3,
+           format('%s may create functions in schema %I, which could be called in place of those of the extension',
+                  case g.grantee when 0 then 'everybody' else format('role %I', pg_get_userbyid(g.grantee)) end,
+                  place.nspname),
            format('revoke create on schema %I from %s', place.nspname,
                   case g.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(g.grantee)) end)
     from place cross join lateral aclexplode(place.nspacl) g
-    where g.privilege_type = 'CREATE' and g.grantee <> place.nspowner and g.grantee not in (select h.oid from harmless h)
+    where g.privilege_type = 'CREATE' and g.grantee <> place.nspowner
+      and g.grantee not in (select h.oid from harmless h
+                            union all select w.oid from worker_role w where place.is_shared)
   ) f
   order by f.rank, f.problem;
 end;
-comment on function @extschema@.outbox_schema_problem() is
-  'Internal: functions in the schema of the extension that are not of it and are named like those that are, and who may create such; outbox_health shows the first.';
+comment on function outbox_internal.schema_problem() is
+  'Functions in the schema of the extension that are not of it and are named like those that are, and who may create'
+  ' such there or in outbox_internal; outbox_health shows the first.';
 
 create view @extschema@.outbox_health as
 with worker as (
   select w.worker_id from @extschema@.outbox_workers w
-  where w.heartbeat_until > pg_catalog.clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)
+  where w.heartbeat_until > pg_catalog.clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
 ), connection as (
   select c.destination, c.state, c.reason, c.detail,
-         case when c.destination = 'default' then '' else pg_catalog.format('destination %I: ', c.destination) end as named
+         case when c.destination = 'default' then ''
+           else pg_catalog.format('destination %I: ', c.destination) end as named
   from @extschema@.outbox_connections c join worker w on w.worker_id = c.worker_id
 ), server as (
-  select @extschema@.outbox_is_preloaded() as preloaded, @extschema@.outbox_server_state() as obstacle,
+  select outbox_internal.is_preloaded() as preloaded, outbox_internal.server_state() as obstacle,
          pg_catalog.current_setting('outbox.worker_role') as worker_role,
          pg_catalog.current_setting('outbox.workers')::integer as workers
 ), waiting as materialized ( -- looked at once for all checks
-  select f.destination, f.enqueued_at, f.could_go from @extschema@.outbox_first_shown f
+  select f.destination, f.enqueued_at, f.could_go from outbox_internal.first_shown f
 ), sick as (
   select c.named, c.destination, c.reason, c.detail,
          case when d.wrapper = 'outbox_http' then 'the receiver' else 'the broker' end as peer
-  from connection c left join @extschema@.outbox_destinations() d on d.destination = c.destination
+  from connection c left join outbox_internal.destinations() d on d.destination = c.destination
   where c.state in ('down', 'connecting', 'connected') and c.reason is not null
   order by c.state = 'connected', c.destination = 'default' desc, 2 limit 1
 )
 select 'preload' as "check", s.preloaded as ok,
-       case when not s.preloaded then 'outbox is not in shared_preload_libraries: no worker runs, messages wait' end as problem,
+       case when not s.preloaded
+         then 'outbox is not in shared_preload_libraries: no worker runs, messages wait' end as problem,
        case when not s.preloaded then 'add outbox to shared_preload_libraries and restart the server' end as remedy
 from server s
 union all
 select 'enabled', pg_catalog.current_setting('outbox.enabled')::boolean,
-       case when not pg_catalog.current_setting('outbox.enabled')::boolean then 'outbox.enabled is off: messages wait' end,
+       case when not pg_catalog.current_setting('outbox.enabled')::boolean
+         then 'outbox.enabled is off: messages wait' end,
        case when not pg_catalog.current_setting('outbox.enabled')::boolean
             then 'set outbox.enabled = on (ALTER SYSTEM or ALTER DATABASE)' end
 union all
 select 'identity', a.why is null, 'nothing is delivered from this database until it is adopted: ' || a.why,
-       case when a.why is not null then 'select outbox_adopt(), if it and not the original is to deliver what waits here' end
-from @extschema@.outbox_not_adopted() a (why)
+       case when a.why is not null
+         then 'select outbox_adopt(), if it and not the original is to deliver what waits here' end
+from outbox_internal.not_adopted() a (why)
 union all
 select 'role', p.problem is null, p.problem, p.remedy
 from server s left join pg_catalog.pg_roles r on r.rolname = s.worker_role
 cross join lateral (select
   case when r.rolname is null then pg_catalog.format('role %I, as which the workers run, does not exist', s.worker_role)
-       when r.rolsuper then pg_catalog.format('role %I is a superuser: the workers do not start as it', s.worker_role) end as problem,
-  case when r.rolname is null then pg_catalog.format('DROP EXTENSION and CREATE EXTENSION outbox, or CREATE ROLE %I and make it owner of the outbox tables', s.worker_role)
+       when r.rolsuper then pg_catalog.format('role %I is a superuser: the workers do not start as it',
+                                              s.worker_role) end as problem,
+  case when r.rolname is null
+    then pg_catalog.format('DROP EXTENSION and CREATE EXTENSION outbox, or CREATE ROLE %I and make it owner of the'
+                           ' outbox tables', s.worker_role)
        when r.rolsuper then pg_catalog.format('ALTER ROLE %I NOSUPERUSER', s.worker_role) end as remedy) p
 union all
 select 'schema', p.problem is null, p.problem, p.remedy
-from (select) one left join (select x.problem, x.remedy from @extschema@.outbox_schema_problem() x limit 1) p on true
+from (select) one left join (select x.problem, x.remedy from outbox_internal.schema_problem() x limit 1) p on true
 union all
 select 'workers', p.problem is null, p.problem, p.remedy
 from server s cross join lateral (select
   case when s.workers = 0 and not exists (select from worker) then 'outbox.workers is 0: nothing is delivered'
        when not exists (select from worker) then 'no worker is alive in this database'
          || case s.obstacle when 'slots' then ': max_worker_processes is used up'
-                            when 'turns' then ' now: there are more databases than worker slots, so they are served in turn'
+                            when 'turns' then ' now: there are more databases than worker slots,'
+                                              ' so they are served in turn'
                             when 'places' then ': all 128 places for workers of this server are taken'
                             when 'databases' then ': all 128 places for databases of this server are taken'
                             when 'excluded' then ': outbox.databases does not name it'
                             when 'role' then ': its role is missing or a superuser'
                             else '' end
        when s.obstacle = 'slots' then 'not every worker of this database runs: max_worker_processes is used up'
-       when s.obstacle = 'places' then 'not every worker of this database runs: all 128 places for workers of this server are taken'
-       when s.obstacle = 'turns' then 'there are more databases than worker slots: this one is served in turn with others' end as problem,
+       when s.obstacle = 'places'
+         then 'not every worker of this database runs: all 128 places for workers of this server are taken'
+       when s.obstacle = 'turns'
+         then 'there are more databases than worker slots: this one is served in turn with others' end as problem,
   case when s.workers = 0 and not exists (select from worker) then 'set outbox.workers to 1 or more and reload'
-       when s.obstacle in ('slots', 'turns') then pg_catalog.format('raise max_worker_processes by %s or more and restart the server',
-                                                        @extschema@.outbox_missing_slots())
-       when s.obstacle = 'places' then 'lower outbox.workers, narrow outbox.databases, or end workers outside the server, and reload'
+       when s.obstacle in ('slots', 'turns')
+         then pg_catalog.format('raise max_worker_processes by %s or more and restart the server',
+                                outbox_internal.missing_slots())
+       when s.obstacle = 'places'
+         then 'lower outbox.workers, narrow outbox.databases, or end workers outside the server, and reload'
        when exists (select from worker) then null
-       when s.obstacle = 'databases' then 'drop a database, or close one with ALTER DATABASE ... ALLOW_CONNECTIONS false; one without the extension has a place as well'
+       when s.obstacle = 'databases'
+         then 'drop a database, or close one with ALTER DATABASE ... ALLOW_CONNECTIONS false; one without the extension'
+              ' has a place as well'
        when not s.preloaded then 'see the check "preload"'
        when s.obstacle = 'excluded' then 'add it to outbox.databases, or make that empty, and reload'
        when s.obstacle = 'role' then 'see the check "role"'
@@ -346,40 +407,46 @@ from (select u.named || u.detail as problem,
              case when u.detail like '%password_file%'
                   then 'make the file readable for the server''s user alone, with the password as its first line'
                   when u.detail like '%outbox.tls\_%'
-                  then 'mend the file or the setting; the files are in PEM, and the key''s is readable for the server''s user alone'
+                  then 'mend the file or the setting; the files are in PEM,'
+                       ' and the key''s is readable for the server''s user alone'
                   when u.destination = 'default' then 'set outbox.url, for example amqp://localhost'
-                  else pg_catalog.format('ALTER SERVER %I OPTIONS (...); see docs/destinations.md', u.destination) end as remedy
+                  else pg_catalog.format('ALTER SERVER %I OPTIONS (...); see docs/destinations.md',
+                                         u.destination) end as remedy
       from connection u where u.state = 'unconfigured'
         and (u.destination <> 'default' or pg_catalog.current_setting('outbox.url') <> ''
-             or (select pg_catalog.count(*) from @extschema@.outbox_destinations()) = 1
+             or (select pg_catalog.count(*) from outbox_internal.destinations()) = 1
              or exists (select from waiting f where f.destination = 'default'))
       union all
       select 'outbox.url is empty: there is no broker to deliver to', 'set outbox.url, for example amqp://localhost'
       where not exists (select from worker) and pg_catalog.current_setting('outbox.url') = ''
-        and (select d.server from @extschema@.outbox_destinations() d where d.destination = 'default') is null
+        and (select d.server from outbox_internal.destinations() d where d.destination = 'default') is null
       union all
       select pg_catalog.format('messages wait for destination %I, which does not exist', m.destination),
-             pg_catalog.format('CREATE SERVER %I FOREIGN DATA WRAPPER ..., or give the messages up with outbox_discard()', m.destination)
+             pg_catalog.format('CREATE SERVER %I FOREIGN DATA WRAPPER ..., or give the messages up with'
+                               ' outbox_discard()', m.destination)
       from (select distinct f.destination from waiting f where f.could_go
-            except select d.destination from @extschema@.outbox_destinations() d) m
+            except select d.destination from outbox_internal.destinations() d) m
       union all
       select null, null order by 1 nulls last limit 1) p
 union all
 select 'source', p.problem is null, p.problem,
-       case when p.problem is not null then 'messages wait until it can be read: mend it, or call outbox_source_set() again for the same relation' end
-from (select @extschema@.outbox_source_problem() as problem) p
+       case when p.problem is not null
+         then 'messages wait until it can be read: mend it, or call outbox_source_set() again for the same relation' end
+from (select outbox_internal.source_problem() as problem) p
 union all
-select 'bodies', p.why is null, 'destination ' || pg_catalog.quote_ident(p.destination) || ': ' || p.why[1] || ': its messages wait', p.why[2]
+select 'bodies', p.why is null,
+       'destination ' || pg_catalog.quote_ident(p.destination) || ': ' || p.why[1] || ': its messages wait', p.why[2]
 from (select) one left join (
-  select d.destination, b.why from @extschema@.outbox_destinations() d
-  cross join lateral (select @extschema@.outbox_body_problem(d.destination) as why) b
+  select d.destination, b.why from outbox_internal.destinations() d
+  cross join lateral (select outbox_internal.body_problem(d.destination) as why) b
   where b.why is not null order by 1 limit 1) p on true
 union all
 select 'paused', z.destination is null,
        case when z.destination is not null
             then pg_catalog.format('destination %I is %s by %s since %s%s', z.destination,
                                    case when z.busy then pg_catalog.format('pausing, %s in flight, paused',
-                                          coalesce((@extschema@.outbox_destination_figures(z.destination))[1], 0)) else 'paused' end, z.paused_by,
+                                          coalesce((outbox_internal.destination_figures(z.destination))[1], 0))
+                                        else 'paused' end, z.paused_by,
                                    pg_catalog.date_trunc('seconds', z.since), coalesce(': ' || z.reason, '')) end,
        case when z.destination is not null then pg_catalog.format('select outbox_resume(%L)', z.destination) end
 from (select) one left join (
@@ -391,7 +458,8 @@ select 'broker', p.problem is null, p.problem, p.remedy
 from (select) one left join sick on true
 cross join lateral (select
   sick.named || case sick.reason
-    when 'auth_refused' then sick.peer || ' refuses the ' || case sick.peer when 'the broker' then 'user or password: ' else 'credentials: ' end
+    when 'auth_refused' then sick.peer || ' refuses the '
+                             || case sick.peer when 'the broker' then 'user or password: ' else 'credentials: ' end
     when 'vhost_refused' then 'the broker refuses the virtual host: '
     when 'exchange_missing' then 'the exchange does not exist: '
     when 'exchange_mismatch' then 'the exchange exists with other properties: '
@@ -405,12 +473,15 @@ cross join lateral (select
     when 'unconfirmed' then 'the broker is connected and does not confirm: '
     else case when sick.reason is not null then 'the connection to ' || sick.peer || ' failed: ' end
   end || coalesce(sick.detail, '') as problem,
-  case when sick.reason = 'unconfirmed' then 'look at the queues that the messages go to: one may have been deleted, or have no quorum; what is not confirmed is sent again by itself'
+  case when sick.reason = 'unconfirmed'
+    then 'look at the queues that the messages go to: one may have been deleted, or have no quorum; what is not'
+         ' confirmed is sent again by itself'
        when sick.destination <> 'default' or sick.peer = 'the receiver' then
     case sick.reason
       when 'auth_refused' then pg_catalog.format('check the credentials: ALTER USER MAPPING FOR %I SERVER %I',
                                                  pg_catalog.current_setting('outbox.worker_role'), sick.destination)
-      when 'exchange_missing' then 'declare the exchange, or give the server the option exchange_type so that the worker declares it'
+      when 'exchange_missing'
+        then 'declare the exchange, or give the server the option exchange_type so that the worker declares it'
       when 'exchange_mismatch' then 'make the option exchange_type fit the exchange, or empty it to only check'
       when 'address_refused' then 'name the host or its network in outbox.http_allow, if it is meant'
       when 'throttled' then 'nothing: it goes on when the receiver allows it'
@@ -423,76 +494,98 @@ cross join lateral (select
     when 'exchange_mismatch' then 'make outbox.exchange_type fit the exchange, or empty it to only check'
     when 'unreachable' then 'start the broker, or check host and port in outbox.url'
     when 'timeout' then 'check the network and the broker''s load'
-    when 'tls_failed' then 'check the broker''s certificate, the host in outbox.url and outbox.tls_ca_file; if it is about a client certificate, outbox.tls_cert_file'
+    when 'tls_failed' then 'check the broker''s certificate, the host in outbox.url and outbox.tls_ca_file;'
+                           ' if it is about a client certificate, outbox.tls_cert_file'
     else case when sick.reason is not null then 'see the broker''s log' end
   end end as remedy) p
 union all
-select 'blocked', p.problem is null, p.problem, case when p.problem is not null then 'free memory or disk on the broker; delivery resumes by itself' end
-from (select (select b.named || 'the broker blocks publishers: ' || coalesce(b.detail, '') from connection b where b.state = 'blocked' limit 1) as problem) p
+select 'blocked', p.problem is null, p.problem,
+       case when p.problem is not null then 'free memory or disk on the broker; delivery resumes by itself' end
+from (select (select b.named || 'the broker blocks publishers: ' || coalesce(b.detail, '') from connection b
+              where b.state = 'blocked' limit 1) as problem) p
 union all
 select 'dead letters', d.n = 0,
-       case when d.n > 0 then pg_catalog.format('%s dead letter(s), one of them: %s', case when d.n = 10000 then '10000 or more' else d.n::text end, d.reason) end,
+       case when d.n > 0
+            then pg_catalog.format('%s dead letter(s), one of them: %s',
+                                   case when d.n = 10000 then '10000 or more' else d.n::text end, d.reason) end,
        case when d.n > 0 then 'select * from outbox_dead; then outbox_retry(seq) or outbox_discard(seq)' end
-from (select c.dead as n, x.reason from @extschema@.outbox_dead_counts c
+from (select c.dead as n, x.reason from outbox_internal.dead_counts c
       left join lateral (select y.reason from @extschema@.outbox_dead y
-                         where y.seq = (select @extschema@.outbox_first_dead(false)) and c.dead > 0 limit 1) x on true) d
+                         where y.seq = (select outbox_internal.first_dead(false)) and c.dead > 0 limit 1) x on true) d
 union all
 select 'keys', b.keys = 0,
-       case when b.keys > 0 then pg_catalog.format('%s key(s) stand still behind a dead letter, one of them: %s (seq %s)',
+       case when b.keys > 0
+         then pg_catalog.format('%s key(s) stand still behind a dead letter, one of them: %s (seq %s)',
          case when b.keys = 10000 then '10000 or more' else b.keys::text end, b.key, b.seq) end,
-       case when b.keys > 0 then 'outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one' end
-from (select (select c.blocking from @extschema@.outbox_dead_counts c) as keys, case when y.whole then 'partition ' || @extschema@.outbox_partition_label(y.partition::integer) else y.key end as key, y.seq
+       case when b.keys > 0
+         then 'outbox_retry(seq) or outbox_discard(seq) lets the key go on; outbox.on_dead = skip never stops one' end
+from (select (select c.blocking from outbox_internal.dead_counts c) as keys,
+             case when y.whole then 'partition ' || outbox_internal.partition_label(y.partition::integer)
+                  else y.key end as key, y.seq
       from (select) one left join (
         select d.key, d.partition, d.seq, exists (
-          select from @extschema@.outbox_destinations() x
+          select from outbox_internal.destinations() x
           where x.destination = d.destination and 'ordering=partition' = any (x.options)) as whole
         from @extschema@.outbox_dead d
-        where d.blocks and d.seq = (select @extschema@.outbox_first_dead(true))
-          and (select c.blocking > 0 from @extschema@.outbox_dead_counts c) limit 1) y on true) b
+        where d.blocks and d.seq = (select outbox_internal.first_dead(true))
+          and (select c.blocking > 0 from outbox_internal.dead_counts c) limit 1) y on true) b
 union all
 select 'room', f.destination is null,
        case when f.destination is not null
             then pg_catalog.format('destination %I has %s messages that wait, of %s that may: enqueue %s',
                                    f.destination, f.pending, f.max_pending,
-                                   case when f.pending >= f.max_pending then 'is refused' else 'will soon be refused' end) end,
+                                   case when f.pending >= f.max_pending then 'is refused'
+                                     else 'will soon be refused' end) end,
        case when f.destination is not null then 'see the other checks for why they wait; or raise max_pending' end
 from (select) one left join (
   select x.destination, x.n[11]::bigint as pending, x.n[12]::bigint as max_pending
-  from (select d.destination, @extschema@.outbox_destination_figures(d.destination) as n from @extschema@.outbox_destinations() d) x
+  from (select d.destination, outbox_internal.destination_figures(d.destination) as n
+        from outbox_internal.destinations() d) x
   where x.n[11] >= 0.9 * x.n[12] order by x.n[11] / x.n[12] desc limit 1) f on true
 union all
 select 'transactions', p.problem is null, p.problem, p.remedy
 from (select pg_catalog.string_agg(case when t.prepared
-               then pg_catalog.format('transaction %s is prepared and has been for %s', t.xid, pg_catalog.date_trunc('seconds', t.age))
-               else pg_catalog.format('the session with pid %s has enqueued and not ended for %s', t.pid, pg_catalog.date_trunc('seconds', t.age)) end, '; ') as problem,
+               then pg_catalog.format('transaction %s is prepared and has been for %s', t.xid,
+                                      pg_catalog.date_trunc('seconds', t.age))
+               else pg_catalog.format('the session with pid %s has enqueued and not ended for %s', t.pid,
+                                      pg_catalog.date_trunc('seconds', t.age)) end, '; ') as problem,
              pg_catalog.min(case when t.prepared then 'COMMIT PREPARED or ROLLBACK PREPARED; see pg_prepared_xacts'
-               else pg_catalog.format('later messages of its keys wait for it: end it, or pg_terminate_backend(%s)', t.pid) end) as remedy
-      from (select x.pid, x.xid, x.prepared, x.age from @extschema@.outbox_open_transactions() x
+               else pg_catalog.format('later messages of its keys wait for it: end it, or pg_terminate_backend(%s)',
+                                      t.pid) end) as remedy
+      from (select x.pid, x.xid, x.prepared, x.age from outbox_internal.open_transactions() x
             where x.age > case when x.prepared then interval '1 minute' else interval '30 seconds' end
             order by x.age desc limit 3) t) p
 union all
 select 'locks', h.pid is null,
        case when h.pid is not null
-            then pg_catalog.format('process %s%s has had rows of outbox_partitions locked since %s: no other worker can take over %s partition(s)',
-                                   h.pid, ' (' || h.kind || ')', pg_catalog.date_trunc('seconds', h.since), h.partitions) end,
+            then pg_catalog.format('process %s%s has had rows of outbox_partitions locked since %s: no other worker can'
+                                   ' take over %s partition(s)',
+                                   h.pid, ' (' || h.kind || ')', pg_catalog.date_trunc('seconds', h.since),
+                                   h.partitions) end,
        case when h.pid is not null
-            then pg_catalog.format('if it is stopped, kill -CONT %s at the shell of the server; else pg_terminate_backend(%s)', h.pid, h.pid) end
+            then pg_catalog.format('if it is stopped, kill -CONT %s at the shell of the server; else'
+                                   ' pg_terminate_backend(%s)', h.pid, h.pid) end
 from (select) one left join (
-  -- The lease has run out, so its worker has not renewed it, and a transaction under way has the row: of that worker, if it
-  -- hangs while it settles. In this order, for pg_locks is dear, and there is seldom such a row.
-  select l.pid, pg_catalog.min(a.backend_type) as kind, coalesce(pg_catalog.min(a.xact_start), pg_catalog.min(p.lease_until)) as since,
+  -- The lease has run out, so its worker has not renewed it, and a transaction under way has the row: of that worker,
+  -- if it hangs while it settles. In this order, for pg_locks is dear, and there is seldom such a row.
+  select l.pid, pg_catalog.min(a.backend_type) as kind,
+         coalesce(pg_catalog.min(a.xact_start), pg_catalog.min(p.lease_until)) as since,
          pg_catalog.count(*) as partitions
   from (select q.xmax, q.lease_until from @extschema@.outbox_partitions q
         where q.lease_owner is not null and q.lease_until <= pg_catalog.clock_timestamp() offset 0) p
   cross join lateral (
-    select k.pid from pg_catalog.pg_locks k where k.locktype = 'transactionid' and k.transactionid = p.xmax and k.granted offset 0) l
+    select k.pid from pg_catalog.pg_locks k where k.locktype = 'transactionid' and k.transactionid = p.xmax
+      and k.granted offset 0) l
   left join pg_catalog.pg_stat_activity a on a.pid = l.pid
   group by l.pid order by partitions desc limit 1) h on true
 union all
 select 'lag', coalesce(s.oldest_pending_age < interval '1 minute', true),
        case when s.oldest_pending_age >= interval '1 minute'
-            then pg_catalog.format('the oldest message that could go has waited for %s', pg_catalog.date_trunc('seconds', s.oldest_pending_age)) end,
-       case when s.oldest_pending_age >= interval '1 minute' then 'see the other checks; if all are well, raise outbox.batch_size' end
-from (select pg_catalog.statement_timestamp() - pg_catalog.min(f.enqueued_at) as oldest_pending_age from waiting f where f.could_go) s;
+            then pg_catalog.format('the oldest message that could go has waited for %s',
+                                   pg_catalog.date_trunc('seconds', s.oldest_pending_age)) end,
+       case when s.oldest_pending_age >= interval '1 minute'
+         then 'see the other checks; if all are well, raise outbox.batch_size' end
+from (select pg_catalog.statement_timestamp() - pg_catalog.min(f.enqueued_at) as oldest_pending_age from waiting f
+      where f.could_go) s;
 comment on view @extschema@.outbox_health is
   'One row a check: ok or not, what is wrong, what to do.';

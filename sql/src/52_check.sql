@@ -1,10 +1,10 @@
--- Whether a destination can be used, in words. A session opens no socket: it asks the workers to look, through shared memory,
--- and reads what they found in outbox_connections.
+-- Whether a destination can be used, in words. A session opens no socket: it asks the workers to look, through shared
+-- memory, and reads what they found in outbox_connections.
 
-create function @extschema@.outbox_ask_for_a_look(destination text)
+create function outbox_internal.ask_for_a_look(destination text)
 returns boolean language c volatile strict as 'MODULE_PATHNAME', 'outbox_ask_for_a_look_wrapper';
-comment on function @extschema@.outbox_ask_for_a_look(text) is
-  'Internal: asks the workers that serve a destination to look at it anew; false if none can hear it.';
+comment on function outbox_internal.ask_for_a_look(text) is
+  'Asks the workers that serve a destination to look at it anew; false if none can hear it.';
 
 create function @extschema@.outbox_check(
   destination text default 'default', out step text, out ok boolean, out detail text
@@ -24,11 +24,12 @@ declare
 begin
   destination := coalesce(destination, 'default');
   select d.*, d.destination = 'default' and d.server is null as by_settings into described
-  from @extschema@.outbox_destinations() d where d.destination = outbox_check.destination;
+  from outbox_internal.destinations() d where d.destination = outbox_check.destination;
   step := 'exists';
   ok := described.destination is not null;
   if not ok then
-    detail := format('there is no destination "%s": CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp or outbox_http', destination);
+    detail := format('there is no destination "%s": CREATE SERVER %1$I FOREIGN DATA WRAPPER outbox_amqp or'
+                     ' outbox_http', destination);
     return next;
     return;
   end if;
@@ -40,7 +41,8 @@ begin
   ok := described.destination = 'default' or has_server_privilege(described.server, 'USAGE');
   detail := case when described.destination = 'default' then 'everybody who may enqueue may use it'
                  when ok then format('role %I may use it', current_user)
-                 else format('role %I may not use it: GRANT USAGE ON FOREIGN SERVER %I TO %1$I', current_user, destination) end;
+                 else format('role %I may not use it: GRANT USAGE ON FOREIGN SERVER %I TO %1$I', current_user,
+                             destination) end;
   return next;
 
   step := 'mapping';
@@ -59,11 +61,11 @@ begin
     select count(*), count(*) filter (where c.looked_at >= asked_at) into workers, answers
     from @extschema@.outbox_workers w
     left join @extschema@.outbox_connections c on c.worker_id = w.worker_id and c.destination = outbox_check.destination
-    where w.heartbeat_until > clock_timestamp() and not @extschema@.outbox_has_ended(w.worker_id)
+    where w.heartbeat_until > clock_timestamp() and not outbox_internal.has_ended(w.worker_id)
       and w.worker_id like 'server-%'; -- those outside are asked nothing
     exit when workers = answers or current_setting('transaction_isolation') <> 'read committed'
       or clock_timestamp() > asked_at + patience;
-    is_asked := is_asked or @extschema@.outbox_ask_for_a_look(destination);
+    is_asked := is_asked or outbox_internal.ask_for_a_look(destination);
     exit when not is_asked and clock_timestamp() > asked_at + interval '2 seconds'; -- a new one is known by then
     perform pg_sleep(0.01);
   end loop;
@@ -77,7 +79,8 @@ begin
   ok := pause.destination is null and current_setting('outbox.enabled')::boolean;
   detail := case
     when pause.destination is not null
-      then format('paused by %s%s: messages wait for outbox_resume(%L)', pause.paused_by, ', ' || pause.reason, destination)
+      then format('paused by %s%s: messages wait for outbox_resume(%L)', pause.paused_by, ', ' || pause.reason,
+                  destination)
     when not ok then 'outbox.enabled is off: messages wait'
     else 'neither paused nor switched off' end;
   return next;
@@ -86,10 +89,11 @@ begin
          (array_agg(c.state order by c.rank))[1] as state, (array_agg(c.reason order by c.rank))[1] as reason,
          (array_agg(c.detail order by c.rank))[1] as detail, (array_agg(c.since order by c.rank))[1] as since
   into seen
-  from (select x.*, array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[], x.state) as rank
+  from (select x.*, array_position('{down,blocked,unconfigured,connecting,starting,connected,paused}'::text[],
+                                   x.state) as rank
         from @extschema@.outbox_connections x join @extschema@.outbox_workers w on w.worker_id = x.worker_id
         where x.destination = outbox_check.destination and w.heartbeat_until > clock_timestamp()
-          and not @extschema@.outbox_has_ended(w.worker_id)) c;
+          and not outbox_internal.has_ended(w.worker_id)) c;
   step := 'worker';
   ok := seen.workers > 0;
   detail := case when ok then format('%s of %s workers serve it', seen.workers, greatest(workers, seen.workers))
@@ -98,7 +102,8 @@ begin
   return next;
 
   step := 'options';
-  ok := case seen.state when 'unconfigured' then false when 'paused' then null when 'pausing' then null else seen.state <> 'starting' end;
+  ok := case seen.state when 'unconfigured' then false when 'paused' then null when 'pausing' then null
+    else seen.state <> 'starting' end;
   detail := case when seen.state = 'unconfigured' then seen.detail || stale
                  when ok then 'a worker can make use of them' || stale
                  else 'not known: no worker has looked' end;
@@ -106,7 +111,7 @@ begin
 
   if exists (select from unnest(described.options) o where o like 'body=%') then
     step := 'body';
-    body_problem := @extschema@.outbox_body_problem(destination);
+    body_problem := outbox_internal.body_problem(destination);
     ok := body_problem is null;
     detail := case when ok then 'its function can be called'
                    else format('%s: %s', body_problem[1], body_problem[2]) end;
@@ -136,4 +141,5 @@ begin
 end
 $$;
 comment on function @extschema@.outbox_check(text) is
-  'Whether a destination can be used, step by step: ok is NULL where nobody knows. Workers try at once to connect where they are not; it waits for their answer, 5 s at most.';
+  'Whether a destination can be used, step by step: ok is NULL where nobody knows. Workers try at once to connect'
+  ' where they are not; it waits for their answer, 5 s at most.';

@@ -1,209 +1,232 @@
--- For workers outside the server (outboxctl work): the worker protocol for a role that sees no table, outbox_relay. Such a
--- worker shares partitions, leases and claims with those in the server, so these functions stand on the same ones
--- (30_worker.sql), and hold it to its own: who it is belongs to the session, not to an argument, so it settles nothing
--- that another has claimed. What it is told of shared memory keeps the order of keys: before a claim from where its
--- lanes must be read again, after it which transactions are open, and what was committed meanwhile (crates/core, engine).
+-- For workers outside the server (outboxctl work): the worker protocol for a role that sees no table, outbox_relay.
+-- Such a worker shares partitions, leases and claims with those in the server, so these functions stand on the same
+-- ones (30_worker.sql), and hold it to its own: who it is belongs to the session, not to an argument, so it settles
+-- nothing that another has claimed. What it is told of shared memory keeps the order of keys: before a claim from where
+-- its lanes must be read again, after it which transactions are open, and what was committed meanwhile (crates/core,
+-- engine).
 -- Lock order: as in 30_worker.sql.
 
-create function @extschema@.outbox_work_join(label text)
+create function outbox_internal.work_join(label text)
 returns text language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_join_wrapper';
-comment on function @extschema@.outbox_work_join(text) is
-  'Internal: this session takes a place among the workers; returns its name.';
+comment on function outbox_internal.work_join(text) is
+  'This session takes a place among the workers; returns its name.';
 
-create function @extschema@.outbox_work_quit()
+create function outbox_internal.work_quit()
 returns void language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_quit_wrapper';
-comment on function @extschema@.outbox_work_quit() is
-  'Internal: this session gives its place among the workers back.';
+comment on function outbox_internal.work_quit() is
+  'This session gives its place among the workers back.';
 
-create function @extschema@.outbox_work_me()
+create function outbox_internal.work_me()
 returns text language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_me_wrapper';
-comment on function @extschema@.outbox_work_me() is
-  'Internal: the worker that this session is; an error if it is none.';
+comment on function outbox_internal.work_me() is
+  'The worker that this session is; an error if it is none.';
 
-create function @extschema@.outbox_work_token()
+create function outbox_internal.work_token()
 returns bigint language c volatile parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_token_wrapper';
-comment on function @extschema@.outbox_work_token() is
-  'Internal: with leasing off, the token of the claims of the worker that this session is.';
+comment on function outbox_internal.work_token() is
+  'With leasing off, the token of the claims of the worker that this session is.';
 
-create function @extschema@.outbox_work_own(partitions smallint[], ttl_s integer)
+create function outbox_internal.work_own(partitions smallint[], ttl_s integer)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_own_wrapper';
-comment on function @extschema@.outbox_work_own(smallint[], integer) is
-  'Internal: from now on the worker that this session is reads these partitions, and no other worker, for ttl_s seconds.';
+comment on function outbox_internal.work_own(smallint[], integer) is
+  'From now on the worker that this session is reads these partitions, and no other worker, for ttl_s seconds.';
 
-create function @extschema@.outbox_work_adopt(prepared bigint[])
+create function outbox_internal.work_adopt(prepared bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_adopt_wrapper';
-comment on function @extschema@.outbox_work_adopt(bigint[]) is
-  'Internal: takes prepared transactions that are older than the shared memory into the registry: (xid, since in microseconds) one after the other. Once for each database.';
+comment on function outbox_internal.work_adopt(bigint[]) is
+  'Takes prepared transactions that are older than the shared memory into the registry: (xid, since in microseconds)'
+  ' one after the other. Once for each database.';
 
-create function @extschema@.outbox_work_count(destination text, ended bigint[], took_us bigint[])
+create function outbox_internal.work_count(destination text, ended bigint[], took_us bigint[])
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_count_wrapper';
-comment on function @extschema@.outbox_work_count(text, bigint[], bigint[]) is
-  'Internal: what a settle ended, for the figures of a destination: [published, retried, dead, expired, released], and how long the published ones took.';
+comment on function outbox_internal.work_count(text, bigint[], bigint[]) is
+  'What a settle ended, for the figures of a destination: [published, retried, dead, expired, released], and how long'
+  ' the published ones took.';
 
-create function @extschema@.outbox_work_in_flight(destination text, in_flight integer)
+create function outbox_internal.work_in_flight(destination text, in_flight integer)
 returns void language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_in_flight_wrapper';
-comment on function @extschema@.outbox_work_in_flight(text, integer) is
-  'Internal: how many messages of a destination the worker that this session is has in flight.';
+comment on function outbox_internal.work_in_flight(text, integer) is
+  'How many messages of a destination the worker that this session is has in flight.';
 
-create function @extschema@.outbox_is_on_disk(wal_position bigint)
+create function outbox_internal.is_on_disk(wal_position bigint)
 returns boolean language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_is_on_disk_wrapper';
-comment on function @extschema@.outbox_is_on_disk(bigint) is
-  'Internal: waits until WAL is on disk up to there; true.';
+comment on function outbox_internal.is_on_disk(bigint) is
+  'Waits until WAL is on disk up to there; true.';
 
 -- ---- what a worker outside calls: shared memory ---------------------------------------------------------------------
 
-create function @extschema@.outbox_work_reopened(partitions smallint[])
+create function outbox_internal.work_reopened(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_reopened_wrapper';
-comment on function @extschema@.outbox_work_reopened(smallint[]) is
-  'Worker outside: from which seq on each partition must be read again since the last call, for the default destination and for all others; -1 = nothing new. Before a claim.';
+comment on function outbox_internal.work_reopened(smallint[]) is
+  'Worker outside: from which seq on each partition must be read again since the last call, for the default'
+  ' destination and for all others; -1 = nothing new. Before a claim.';
 
-create function @extschema@.outbox_work_glance(partitions smallint[])
+create function outbox_internal.work_glance(partitions smallint[])
 returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_glance_wrapper';
-comment on function @extschema@.outbox_work_glance(smallint[]) is
-  'Worker outside: the number of open transactions that have enqueued; of each its lowest seq, a count, and so many words of its filter of keys with their numbers; then what outbox_work_reopened() would return. After a claim.';
+comment on function outbox_internal.work_glance(smallint[]) is
+  'Worker outside: the number of open transactions that have enqueued; of each its lowest seq, a count, and so many'
+  ' words of its filter of keys with their numbers; then what work_reopened() would return. After a claim.';
 
-create function @extschema@.outbox_work_wait(seen bigint[], timeout_ms integer, in_flight integer, tell boolean default false)
-returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_wait_wrapper';
-comment on function @extschema@.outbox_work_wait(bigint[], integer, integer, boolean) is
-  'Worker outside: waits until there may be something to do, at most so long; says how much it has in flight, and tell = that the other workers shall look at the leases. Returns three counters to pass next (commits, workers, what waits), and 1 if a statement needs the database without workers.';
+create function outbox_internal.work_wait(
+  seen bigint[], timeout_ms integer, in_flight integer, tell boolean default false
+) returns bigint[] language c volatile strict parallel unsafe as 'MODULE_PATHNAME', 'outbox_work_wait_wrapper';
+comment on function outbox_internal.work_wait(bigint[], integer, integer, boolean) is
+  'Worker outside: waits until there may be something to do, at most so long; says how much it has in flight, and'
+  ' tell = that the other workers shall look at the leases. Returns three counters to pass next (commits, workers,'
+  ' what waits), and 1 if a statement needs the database without workers.';
 
 -- ---- what a worker outside calls: its life --------------------------------------------------------------------------
 
-create function @extschema@.outbox_work_begin(label text)
+create function outbox_internal.work_begin(label text)
 returns text language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  me constant text := @extschema@.outbox_work_join(coalesce(label, ''));
+  me constant text := outbox_internal.work_join(coalesce(label, ''));
 begin
-  if exists (select from @extschema@.outbox_workers w where w.worker_id = me and w.pid is distinct from pg_backend_pid()) then
+  if exists (select from @extschema@.outbox_workers w
+             where w.worker_id = me and w.pid is distinct from pg_backend_pid()) then
     raise exception 'a worker has the name "%"', me using errcode = 'object_in_use', hint = 'Choose another label.';
   end if;
-  perform @extschema@.outbox_work_adopt(coalesce((
+  perform outbox_internal.work_adopt(coalesce((
     select array_agg(n order by x.transaction::text::bigint, i) from pg_prepared_xacts x
-    cross join lateral (values (1, x.transaction::text::bigint), (2, (extract(epoch from x.prepared) * 1000000)::bigint)) v (i, n)
+    cross join lateral (
+      values (1, x.transaction::text::bigint), (2, (extract(epoch from x.prepared) * 1000000)::bigint)) v (i, n)
     where x.database = current_database()), '{}'));
   return me;
 end
 $$;
-comment on function @extschema@.outbox_work_begin(text) is
+comment on function outbox_internal.work_begin(text) is
   'Worker outside: this session is a worker from now on. Returns its name: work-, the label, and a number of its own.';
 
-create function @extschema@.outbox_work_look(
+create function outbox_internal.work_look(
   out leasing boolean, out not_adopted text, out source text, out defaults text, out now_us bigint
 )
 language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  perform @extschema@.outbox_work_me();
+  perform outbox_internal.work_me();
   select s.leasing into leasing from @extschema@.outbox_settings s;
-  not_adopted := @extschema@.outbox_legible(@extschema@.outbox_not_adopted());
-  source := (select @extschema@.outbox_legible(s.relation) from @extschema@.outbox_source s);
+  not_adopted := outbox_internal.legible(outbox_internal.not_adopted());
+  source := (select outbox_internal.legible(s.relation) from @extschema@.outbox_source s);
   defaults := (
-    select @extschema@.outbox_legible(
-             string_agg(format('%s %s %s', s.setdatabase, s.setrole, s.setconfig), ';' order by s.setdatabase, s.setrole))
+    select outbox_internal.legible(
+             string_agg(format('%s %s %s', s.setdatabase, s.setrole, s.setconfig), ';'
+                        order by s.setdatabase, s.setrole))
     from pg_db_role_setting s
     where s.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
       and s.setrole in (0, (select r.oid from pg_roles r where r.rolname = session_user)));
   now_us := (extract(epoch from clock_timestamp()) * 1000000)::bigint;
 end
 $$;
-comment on function @extschema@.outbox_work_look() is
-  'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from here, the source of events that it cannot read, a text that changes with the settings that a new session would have, and the time in microseconds since 1970.';
+comment on function outbox_internal.work_look() is
+  'Worker outside: whether partitions are leased (NULL while that changes), why nothing is to be delivered from here,'
+  ' the source of events that it cannot read, a text that changes with the settings that a new session would have,'
+  ' and the time in microseconds since 1970.';
 
-create function @extschema@.outbox_work_destinations(
+create function outbox_internal.work_destinations(
   out destination text, out wrapper text, out server oid, out options text[], out paused boolean
-) returns setof record language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select @extschema@.outbox_legible(d.destination), d.wrapper, d.server,
-         (select array_agg(@extschema@.outbox_legible(o) order by i) from unnest(d.options) with ordinality u (o, i)), d.paused
-  from @extschema@.outbox_destinations() d where @extschema@.outbox_work_me() is not null;
+) returns setof record language sql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
+  select outbox_internal.legible(d.destination), d.wrapper, d.server,
+         (select array_agg(outbox_internal.legible(o) order by i) from unnest(d.options) with ordinality u (o, i)),
+         d.paused
+  from outbox_internal.destinations() d where outbox_internal.work_me() is not null;
 $$;
-comment on function @extschema@.outbox_work_destinations() is
-  'Worker outside: the destinations that there are, as outbox_destinations() has them.';
+comment on function outbox_internal.work_destinations() is
+  'Worker outside: the destinations that there are, as destinations() has them.';
 
-create function @extschema@.outbox_work_ttl_s()
+create function outbox_internal.work_ttl_s()
 returns integer language sql stable set search_path = pg_catalog, pg_temp as $$
   select extract(epoch from current_setting('outbox.lease_ttl')::interval)::integer;
 $$;
-comment on function @extschema@.outbox_work_ttl_s() is
-  'Internal: outbox.lease_ttl in seconds.';
+comment on function outbox_internal.work_ttl_s() is
+  'Outbox.lease_ttl in seconds.';
 
-create function @extschema@.outbox_work_heartbeat()
-returns setof text language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.work_heartbeat()
+returns setof text language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
 begin
   perform set_config('synchronous_commit', 'off', true);
   -- No longer than its leases last: nobody knows sooner that such a worker has ended, and both are over at once then.
-  return query select @extschema@.outbox_legible(h) from @extschema@.outbox_heartbeat(
-    @extschema@.outbox_work_me(), pg_backend_pid(), @extschema@.outbox_work_ttl_s()) h;
+  return query select outbox_internal.legible(h) from outbox_internal.heartbeat(
+    outbox_internal.work_me(), pg_backend_pid(), outbox_internal.work_ttl_s()) h;
 end
 $$;
-comment on function @extschema@.outbox_work_heartbeat() is
+comment on function outbox_internal.work_heartbeat() is
   'Worker outside: I live for outbox.lease_ttl more. Returns the ids of all live workers.';
 
-create function @extschema@.outbox_work_leases(out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint)
-returns setof record language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select l.partition, @extschema@.outbox_legible(l.lease_owner), l.live, l.lease_epoch from @extschema@.outbox_leases() l where @extschema@.outbox_work_me() is not null;
+create function outbox_internal.work_leases(
+  out partition smallint, out lease_owner text, out live boolean, out lease_epoch bigint
+) returns setof record language sql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
+  select l.partition, outbox_internal.legible(l.lease_owner), l.live, l.lease_epoch from outbox_internal.leases() l
+  where outbox_internal.work_me() is not null;
 $$;
-comment on function @extschema@.outbox_work_leases() is
+comment on function outbox_internal.work_leases() is
   'Worker outside: every partition with its lease, to plan from.';
 
-create function @extschema@.outbox_work_lease(
+create function outbox_internal.work_lease(
   renew smallint[], renew_epochs bigint[], release smallint[], release_epochs bigint[], take smallint[],
   out partition smallint, out lease_epoch bigint, out ttl_s integer
-) returns setof record language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+) returns setof record language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
 declare
-  me constant text := @extschema@.outbox_work_me();
-  lasts_s constant integer := @extschema@.outbox_work_ttl_s();
+  me constant text := outbox_internal.work_me();
+  lasts_s constant integer := outbox_internal.work_ttl_s();
   held smallint[];
 begin
   perform set_config('synchronous_commit', 'off', true);
-  perform @extschema@.outbox_lease_release(me, release, release_epochs);
-  held := array(select r from @extschema@.outbox_lease_renew(me, renew, renew_epochs, lasts_s) r);
-  held := held || array(select t.partition from @extschema@.outbox_lease_take(me, take, lasts_s) t);
-  perform @extschema@.outbox_work_own(held, lasts_s);
+  perform outbox_internal.lease_release(me, release, release_epochs);
+  held := array(select r from outbox_internal.lease_renew(me, renew, renew_epochs, lasts_s) r);
+  held := held || array(select t.partition from outbox_internal.lease_take(me, take, lasts_s) t);
+  perform outbox_internal.work_own(held, lasts_s);
   return query select p.partition, p.lease_epoch, lasts_s from @extschema@.outbox_partitions p
                where p.lease_owner = me and p.partition = any (held) order by 1;
 end
 $$;
-comment on function @extschema@.outbox_work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]) is
-  'Worker outside: renews leases, gives others back and takes free ones. Returns those that it holds now, and for how long from the call on.';
+comment on function outbox_internal.work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]) is
+  'Worker outside: renews leases, gives others back and takes free ones. Returns those that it holds now, and for how'
+  ' long from the call on.';
 
-create function @extschema@.outbox_work_purge()
+create function outbox_internal.work_purge()
 returns bigint language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select @extschema@.outbox_purge_workers() where @extschema@.outbox_work_me() is not null;
+  select outbox_internal.purge_workers() where outbox_internal.work_me() is not null;
 $$;
-comment on function @extschema@.outbox_work_purge() is
+comment on function outbox_internal.work_purge() is
   'Worker outside: removes workers that have ended.';
 
-create function @extschema@.outbox_work_report(destination text, state text, reason text, detail text)
+create function outbox_internal.work_report(destination text, state text, reason text, detail text)
 returns void language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  if state is not null and not @extschema@.outbox_destination_exists(destination) then
+  if state is not null and not outbox_internal.destination_exists(destination) then
     return; -- dropped meanwhile
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  perform @extschema@.outbox_report(@extschema@.outbox_work_me(), destination, state, left(reason, 100), left(detail, 1000), null::timestamptz);
+  perform outbox_internal.report(
+    outbox_internal.work_me(), destination, state, left(reason, 100), left(detail, 1000), null::timestamptz);
 end
 $$;
-comment on function @extschema@.outbox_work_report(text, text, text, text) is
+comment on function outbox_internal.work_report(text, text, text, text) is
   'Worker outside: what it knows of a destination (state NULL = it serves it no more); outbox_health shows it.';
 
-create function @extschema@.outbox_work_holds(destination text, in_flight integer)
+create function outbox_internal.work_holds(destination text, in_flight integer)
 returns void language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
   -- There is room for the figures of so many destinations, and not for those that there are not.
-  select @extschema@.outbox_work_in_flight($1, $2) where @extschema@.outbox_destination_exists($1);
+  select outbox_internal.work_in_flight($1, $2) where outbox_internal.destination_exists($1);
 $$;
-comment on function @extschema@.outbox_work_holds(text, integer) is
+comment on function outbox_internal.work_holds(text, integer) is
   'Worker outside: how many messages of a destination it has in flight.';
 
-create function @extschema@.outbox_work_leave()
+create function outbox_internal.work_leave()
 returns void language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  perform @extschema@.outbox_leave(@extschema@.outbox_work_me());
+  perform outbox_internal.leave(outbox_internal.work_me());
 end
 $$;
-comment on function @extschema@.outbox_work_leave() is
-  'Worker outside: gives its leases back. outbox_work_quit() follows, when this is committed.';
+comment on function outbox_internal.work_leave() is
+  'Worker outside: gives its leases back. work_quit() follows, when this is committed.';
 
-create function @extschema@.outbox_work_pending(partitions smallint[], out partition smallint, out pending bigint, out is_all boolean)
-returns setof record language sql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.work_pending(
+  partitions smallint[], out partition smallint, out pending bigint, out is_all boolean
+) returns setof record language sql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
   -- The destinations that have messages: a look into the index for each, not a walk through it.
   with recursive waits (destination) as (
     (select o.destination from @extschema@.outbox o order by 1 limit 1)
@@ -219,111 +242,123 @@ returns setof record language sql stable parallel unsafe security definer set se
   left join (select w.destination from waits w where w.destination is not null) d on true
   left join lateral (
     select count(*) as n from (
-      select from @extschema@.outbox o where o.destination = d.destination and o.partition = p.partition limit b.lane) x) l on true
+      select from @extschema@.outbox o where o.destination = d.destination and o.partition = p.partition
+        limit b.lane) x) l on true
   group by 1 order by 1;
 $$;
-comment on function @extschema@.outbox_work_pending(smallint[]) is
-  'For the screen of a worker outside, in a session of its own: how many messages wait in each of these partitions; is_all false = at least so many, for it looks at 20,000 rows or so.';
+comment on function outbox_internal.work_pending(smallint[]) is
+  'For the screen of a worker outside, in a session of its own: how many messages wait in each of these partitions;'
+  ' is_all false = at least so many, for it looks at 20,000 rows or so.';
 
 -- ---- what a worker outside calls: messages --------------------------------------------------------------------------
 
-create function @extschema@.outbox_work_claim(
+create function outbox_internal.work_claim(
   destination text, partitions smallint[], epochs bigint[], limits integer[], marks bigint[], reach bigint
-) returns setof @extschema@.outbox_claimed language plpgsql volatile parallel unsafe security definer
+) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
   -- A claim that a crash undoes is made again. But what a crash could undo must not be sent: it waits for the disk.
   perform set_config('synchronous_commit', 'off', true);
-  return query select r.* from @extschema@.outbox_claim(
-    @extschema@.outbox_work_me(), destination, partitions, epochs,
-    array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), marks, 33554432::bigint,
-    coalesce(reach, 9223372036854775807)) c cross join lateral @extschema@.outbox_readable(c) r
-  where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
+  return query select r.* from outbox_internal.claim(
+    outbox_internal.work_me(), destination, partitions, epochs,
+    array(select least(greatest(n, 0), 10000) from unnest(limits) with ordinality l (n, i) order by i), marks,
+    33554432::bigint, coalesce(reach, 9223372036854775807)) c cross join lateral outbox_internal.readable(c) r
+  where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
 end
 $$;
-comment on function @extschema@.outbox_work_claim(text, smallint[], bigint[], integer[], bigint[], bigint) is
-  'Worker outside: claims messages of partitions that it leases, as outbox_claim() does, and waits until all of them are on disk.';
+comment on function outbox_internal.work_claim(text, smallint[], bigint[], integer[], bigint[], bigint) is
+  'Worker outside: claims messages of partitions that it leases, as claim() does, and waits until all of them are on'
+  ' disk.';
 
-create function @extschema@.outbox_work_claim_waiting(
+create function outbox_internal.work_claim_waiting(
   destination text, partition smallint, key text, epoch bigint, reach bigint, max_rows integer
-) returns setof @extschema@.outbox_claimed language plpgsql volatile parallel unsafe security definer
+) returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
+declare
+  others outbox_internal.claimed;
 begin
   perform set_config('synchronous_commit', 'off', true);
-  return query select r.* from @extschema@.outbox_claim_waiting(
-    @extschema@.outbox_work_me(), destination, partition, key, epoch, reach, least(greatest(max_rows, 0), 10000), 33554432::bigint) c
-    cross join lateral @extschema@.outbox_readable(c) r
-  where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
-  if @extschema@.outbox_waits(destination, partition, key) then
-    return query select null::tid, null::bigint, null::text, null::smallint, null::text, null::integer, null::integer, null::bigint,
-      null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text, null::text,
-      null::text, null::text, null::text, null::bigint, null::bigint, null::boolean, null::timestamptz, 'more', null::timestamptz;
+  return query select r.* from outbox_internal.claim_waiting(
+    outbox_internal.work_me(), destination, partition, key, epoch, reach, least(greatest(max_rows, 0), 10000),
+    33554432::bigint) c
+    cross join lateral outbox_internal.readable(c) r
+  where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
+  if outbox_internal.waits(destination, partition, key) then
+    others.remark := 'more';
+    return next others;
   end if;
 end
 $$;
-comment on function @extschema@.outbox_work_claim_waiting(text, smallint, text, bigint, bigint, integer) is
-  'Worker outside: claims the first messages of a key that wait behind another, up to the seq reach. The remark more: others are there.';
+comment on function outbox_internal.work_claim_waiting(text, smallint, text, bigint, bigint, integer) is
+  'Worker outside: claims the first messages of a key that wait behind another, up to the seq reach. The remark more:'
+  ' others are there.';
 
-create function @extschema@.outbox_work_claim_unleased(destination text, max_rows integer)
-returns setof @extschema@.outbox_claimed language plpgsql volatile parallel unsafe security definer
+create function outbox_internal.work_claim_unleased(destination text, max_rows integer)
+returns setof outbox_internal.claimed language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off set work_mem = '128MB' as $$
 begin
   if (select s.leasing from @extschema@.outbox_settings s) then
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin anew.';
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  return query select r.* from @extschema@.outbox_claim_unleased(
-    destination, @extschema@.outbox_work_token(), extract(epoch from current_setting('outbox.claim_ttl')::interval)::integer,
-    least(greatest(max_rows, 0), 10000), 33554432::bigint) c cross join lateral @extschema@.outbox_readable(c) r
-  where @extschema@.outbox_is_on_disk(coalesce(c.wal_position, 0));
+  return query select r.* from outbox_internal.claim_unleased(
+    destination, outbox_internal.work_token(),
+    extract(epoch from current_setting('outbox.claim_ttl')::interval)::integer,
+    least(greatest(max_rows, 0), 10000), 33554432::bigint) c cross join lateral outbox_internal.readable(c) r
+  where outbox_internal.is_on_disk(coalesce(c.wal_position, 0));
 end
 $$;
-comment on function @extschema@.outbox_work_claim_unleased(text, integer) is
+comment on function outbox_internal.work_claim_unleased(text, integer) is
   'Worker outside, with leasing off: claims messages of any partition for outbox.claim_ttl.';
 
-create function @extschema@.outbox_work_due(
+create function outbox_internal.work_due(
   partitions smallint[], epochs bigint[], out destination text, out partition smallint, out seq bigint
-) returns setof record language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+) returns setof record language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
 begin
   if partitions is null and (select s.leasing from @extschema@.outbox_settings s) then
     raise exception 'partitions are leased' using errcode = 'object_not_in_prerequisite_state', hint = 'Begin anew.';
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  return query select @extschema@.outbox_legible(d.destination), d.partition, d.seq
-               from @extschema@.outbox_due(@extschema@.outbox_work_me(), partitions, epochs, 1000, null::text) d;
+  return query select outbox_internal.legible(d.destination), d.partition, d.seq
+               from outbox_internal.due(outbox_internal.work_me(), partitions, epochs, 1000, null::text) d;
 end
 $$;
-comment on function @extschema@.outbox_work_due(smallint[], bigint[]) is
-  'Worker outside: brings back messages whose time has come, of leases that it holds; with leasing off of all partitions. Returns where they are now.';
+comment on function outbox_internal.work_due(smallint[], bigint[]) is
+  'Worker outside: brings back messages whose time has come, of leases that it holds; with leasing off of all'
+  ' partitions. Returns where they are now.';
 
-create function @extschema@.outbox_work_next_due_ms()
+create function outbox_internal.work_next_due_ms()
 returns bigint language sql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
-  select @extschema@.outbox_next_due_ms() where @extschema@.outbox_work_me() is not null;
+  select outbox_internal.next_due_ms() where outbox_internal.work_me() is not null;
 $$;
-comment on function @extschema@.outbox_work_next_due_ms() is
+comment on function outbox_internal.work_next_due_ms() is
   'Worker outside: in how many ms the next waiting message is due; NULL = none waits for a time.';
 
-create function @extschema@.outbox_work_gates(
-  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint, out followers boolean
-) returns setof record language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $$
+create function outbox_internal.work_gates(
+  partitions smallint[], out destination text, out partition smallint, out key text, out head bigint,
+  out followers boolean
+) returns setof record language plpgsql volatile parallel unsafe security definer
+set search_path = pg_catalog, pg_temp as $$
 begin
   return query
-  select @extschema@.outbox_legible(g.destination), g.partition, @extschema@.outbox_legible(g.key), g.head, g.followers
-  from @extschema@.outbox_gates(array(
+  select outbox_internal.legible(g.destination), g.partition, outbox_internal.legible(g.key), g.head, g.followers
+  from outbox_internal.gates(array(
     select p.partition from @extschema@.outbox_partitions p
-    where p.partition = any (partitions) and p.lease_owner = @extschema@.outbox_work_me())) g;
+    where p.partition = any (partitions) and p.lease_owner = outbox_internal.work_me())) g;
 end
 $$;
-comment on function @extschema@.outbox_work_gates(smallint[]) is
-  'Worker outside: keys of partitions that it leases whose messages wait behind one that failed (head) or come back from waiting behind one.';
+comment on function outbox_internal.work_gates(smallint[]) is
+  'Worker outside: keys of partitions that it leases whose messages wait behind one that failed (head) or come back'
+  ' from waiting behind one.';
 
-create function @extschema@.outbox_work_settle(
-  destination text, tids text[], seqs bigint[], partitions smallint[], tokens bigint[], actions text[], delays_ms bigint[],
-  reasons text[], took_us bigint[]
+create function outbox_internal.work_settle(
+  destination text, tids text[], seqs bigint[], partitions smallint[], tokens bigint[], actions text[],
+  delays_ms bigint[], reasons text[], took_us bigint[]
 ) returns integer language plpgsql volatile parallel unsafe security definer
 set search_path = pg_catalog, pg_temp set jit = off as $$
 declare
-  me constant text := @extschema@.outbox_work_me();
+  me constant text := outbox_internal.work_me();
   n constant integer := coalesce(cardinality(seqs), 0);
   destinations constant text[] := array_fill(destination, array[n]);
   short_reasons constant text[] := array(select left(r, 500) from unnest(reasons) with ordinality u (r, i) order by i);
@@ -345,36 +380,40 @@ begin
     raise exception 'an action is unknown, or lacks its delay or reason' using errcode = 'invalid_parameter_value',
       hint = 'Actions: p, f, w; d, D, B, x with a reason; r with a delay in ms and a reason.';
   end if;
-  -- outbox_settle() tells by the first token whether it is held to leases. (outbox_settings says it too, but is locked while
+  -- settle() tells by the first token whether it is held to leases. (outbox_settings says it too, but is locked while
   -- outbox_configure() waits for just this.)
-  if (0 < all (tokens) or @extschema@.outbox_work_token() = all (tokens)) is not true then
+  if (0 < all (tokens) or outbox_internal.work_token() = all (tokens)) is not true then
     raise exception 'a token is not one of this worker' using errcode = 'insufficient_privilege',
       hint = 'A worker settles what it has claimed itself.';
   end if;
   -- What is lost would be sent again. It waits for no standby: one that is away would hold up the worker.
   perform set_config('synchronous_commit', 'local', true);
-  changed := @extschema@.outbox_settle(
+  changed := outbox_internal.settle(
     me, tids::tid[], seqs, destinations, partitions, tokens, actions::"char"[], delays_ms,
     short_reasons);
   if changed < n then
     -- Rows that moved (VACUUM FULL) are found again by key. Those that carry another token are no longer its own.
-    changed := changed + @extschema@.outbox_settle(
-      me, @extschema@.outbox_locate(seqs, destinations, partitions), seqs, destinations, partitions, tokens, actions::"char"[],
-      delays_ms, short_reasons);
+    changed := changed + outbox_internal.settle(
+      me, outbox_internal.locate(seqs, destinations, partitions), seqs, destinations, partitions, tokens,
+      actions::"char"[], delays_ms, short_reasons);
   end if;
   if changed > 0 then
-    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r'), count(*) filter (where a in ('d', 'D', 'B')),
+    select array[count(*) filter (where a = 'p'), count(*) filter (where a = 'r'),
+                 count(*) filter (where a in ('d', 'D', 'B')),
                  count(*) filter (where a = 'x'), count(*) filter (where a = 'f')]
       into counts from (select a from unnest(actions) a limit changed) c;
     gone := counts[1] + counts[3] + counts[4];
-    perform @extschema@.outbox_note_ended(counts[1], counts[2] + counts[3], gone);
-    perform @extschema@.outbox_note_pending(destination, -gone);
+    perform outbox_internal.note_ended(counts[1], counts[2] + counts[3], gone);
+    perform outbox_internal.note_pending(destination, -gone);
     took := array(select t from unnest(took_us) t where t >= 0 limit changed);
-    perform @extschema@.outbox_note_took(took);
-    perform @extschema@.outbox_work_count(destination, counts, took);
+    perform outbox_internal.note_took(took);
+    perform outbox_internal.work_count(destination, counts, took);
   end if;
   return changed;
 end
 $$;
-comment on function @extschema@.outbox_work_settle(text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[]) is
-  'Worker outside: ends messages of a destination that it has claimed, with the actions of outbox_settle(), on disk when it is committed. took_us: how long the published ones took. Returns how many changed; the others are no longer its own.';
+comment on function outbox_internal.work_settle(
+  text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[]) is
+  'Worker outside: ends messages of a destination that it has claimed, with the actions of settle(), on disk when it'
+  ' is committed. took_us: how long the published ones took. Returns how many changed; the others are no longer its'
+  ' own.';

@@ -1,7 +1,8 @@
--- Who owns and who may. Tables and definer functions belong to the worker role, so that neither the workers nor the definer
--- functions need a superuser. Views and all other functions stay with the superuser who created the extension: they run with
--- the rights of who reads or calls them, superusers too, so whoever may replace them has those rights. The owner of a view needs
--- not even CREATE on the schema for that. Nothing is open to PUBLIC but what is harmless. Last, when every object stands.
+-- Who owns and who may. Tables and definer functions belong to the worker role, so that neither the workers nor the
+-- definer functions need a superuser. Views and all other functions stay with the superuser who created the extension:
+-- they run with the rights of who reads or calls them, superusers too, so whoever may replace them has those rights.
+-- The owner of a view needs not even CREATE on the schema for that. Nothing is open to PUBLIC but what is harmless.
+-- Last, when every object stands.
 
 do $owner$
 declare
@@ -9,18 +10,34 @@ declare
   thing record;
 begin
   for thing in
-    select i.type, i.identity, p.prosecdef as is_definer
+    select i.type, i.identity, p.prosecdef as is_definer, closed.to_whom
     from pg_catalog.pg_depend d
     cross join lateral pg_catalog.pg_identify_object(d.classid, d.objid, d.objsubid) i
     left join pg_catalog.pg_proc p on d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass and p.oid = d.objid
+    left join pg_catalog.pg_class c on d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass and c.oid = d.objid
+      and i.schema = 'outbox_internal'
+    left join pg_catalog.pg_namespace n on d.classid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
+      and n.oid = d.objid
+    cross join lateral (
+      -- PUBLIC may call a new function, and ALTER DEFAULT PRIVILEGES may have opened more, to others too. Who owns
+      -- tables has said so of tables; functions, and what users do not name, are closed.
+      select pg_catalog.string_agg(distinct case a.grantee when 0 then 'public'
+               else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)) end, ', ') as to_whom
+      from pg_catalog.aclexplode(coalesce(p.proacl, c.relacl, n.nspacl, pg_catalog.acldefault('f', p.proowner))) a
+      where a.grantee <> coalesce(p.proowner, c.relowner, n.nspowner)) closed
     where d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass and d.deptype = 'e'
       and d.refobjid = (select x.oid from pg_catalog.pg_extension x where x.extname = 'outbox')
-      and i.type in ('table', 'view', 'function')
+      and i.type in ('schema', 'table', 'view', 'function')
   loop
-    if thing.type = 'function' then
-      execute pg_catalog.format('revoke all on function %s from public', thing.identity);
+    if thing.to_whom is not null then
+      execute pg_catalog.format('revoke all on %s %s from %s', pg_catalog.replace(thing.type, 'view', 'table'),
+                                thing.identity, thing.to_whom);
     end if;
     case
+      when thing.type = 'schema' then
+        -- No CREATE, for nobody. USAGE is for the functions that run as the caller, and the statements of outboxctl.
+        execute pg_catalog.format('grant usage on schema %s to %I, outbox_writer, outbox_monitor, outbox_relay',
+                                  thing.identity, worker_role);
       when thing.type = 'table' or thing.is_definer then
         execute pg_catalog.format('alter %s %s owner to %I', thing.type, thing.identity, worker_role);
       when thing.type = 'view' then
@@ -32,82 +49,114 @@ begin
 end
 $owner$;
 
+-- ---- outbox_writer --------------------------------------------------------------------------------------------------
+
 grant execute on function
   @extschema@.outbox_enqueue(bigint, text, text, timestamptz, text, timestamptz),
   @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text, timestamptz),
-  @extschema@.outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz),
-  @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz), @extschema@.outbox_wait(bigint, interval, text)
+  @extschema@.outbox_publish(
+    text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz),
+  @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz),
+  outbox_internal.publish(
+    text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz),
+  @extschema@.outbox_wait(bigint, interval, text)
   to outbox_writer;
 -- For who owns a table. A trigger runs as the one who writes, but EXECUTE is asked of the one who makes it.
 grant execute on function
   @extschema@.outbox_attach(regclass, text, text, text, text), @extschema@.outbox_detach(regclass, text),
-  @extschema@.outbox_capture(regclass, text, text, text, text, text, text[], text), @extschema@.outbox_uncapture(regclass),
-  @extschema@.outbox_tables_for_triggers(regclass), @extschema@.outbox_check_destination(text),
-  @extschema@.outbox_check_expression(regclass, text, text, boolean), @extschema@.outbox_attach_name(text),
-  @extschema@.outbox_attached(), @extschema@.outbox_captured()
+  @extschema@.outbox_capture(regclass, text, text, text, text, text, text[], text),
+  @extschema@.outbox_uncapture(regclass), @extschema@.outbox_attached(), @extschema@.outbox_captured(),
+  outbox_internal.tables_for_triggers(regclass), outbox_internal.check_destination(text),
+  outbox_internal.check_expression(regclass, text, text, boolean), outbox_internal.attach_name(text)
   to outbox_writer;
 
+-- ---- PUBLIC ---------------------------------------------------------------------------------------------------------
+
+-- A function of SQL that is made part of a statement calls what it calls as the caller, without USAGE on the schema.
 grant execute on function
   @extschema@.outbox_partition_of(text, integer), @extschema@.outbox_partition_label(integer),
-  @extschema@.outbox_crc32(text), @extschema@.outbox_uuid_v7()
+  outbox_internal.partition_label(integer), @extschema@.outbox_crc32(text), @extschema@.outbox_uuid_v7()
   to public;
 
+-- ---- outbox_monitor -------------------------------------------------------------------------------------------------
+
 grant select on
-  @extschema@.outbox_status, @extschema@.outbox_worker_status, @extschema@.outbox_partition_status,
-  @extschema@.outbox_health, @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_history,
-  @extschema@.outbox_dead, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions, @extschema@.outbox_workers, @extschema@.outbox_settings,
-  @extschema@.outbox_identity, @extschema@.outbox_destination_status, @extschema@.outbox_connections, @extschema@.outbox_paused,
-  @extschema@.outbox_first_pending, @extschema@.outbox_first_that_could_go, @extschema@.outbox_first_shown, @extschema@.outbox_dead_counts, @extschema@.outbox_source, @extschema@.outbox_attempts_log,
-  @extschema@.outbox_throughput, @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_ticks
+  @extschema@.outbox, @extschema@.outbox_waiting, @extschema@.outbox_dead, @extschema@.outbox_history,
+  @extschema@.outbox_attempts_log, @extschema@.outbox_audit, @extschema@.outbox_inbox, @extschema@.outbox_partitions,
+  @extschema@.outbox_workers, @extschema@.outbox_connections, @extschema@.outbox_paused, @extschema@.outbox_settings,
+  @extschema@.outbox_identity, @extschema@.outbox_source,
+  @extschema@.outbox_status, @extschema@.outbox_health, @extschema@.outbox_worker_status,
+  @extschema@.outbox_partition_status, @extschema@.outbox_destination_status, @extschema@.outbox_throughput,
+  @extschema@.outbox_errors, @extschema@.outbox_attempts, @extschema@.outbox_ticks,
+  outbox_internal.first_pending, outbox_internal.first_that_could_go, outbox_internal.first_shown,
+  outbox_internal.dead_counts
   to outbox_monitor;
 grant execute on function
-  @extschema@.outbox_is_preloaded(), @extschema@.outbox_nothing_waits(), @extschema@.outbox_first_waiting(), @extschema@.outbox_first_dead(boolean), @extschema@.outbox_counters(), @extschema@.outbox_server_state(), @extschema@.outbox_registry(),
-  @extschema@.outbox_server_workers(), @extschema@.outbox_has_ended(text), @extschema@.outbox_leases_last(text),
-  @extschema@.outbox_open_transactions(), @extschema@.outbox_missing_slots(),
-  @extschema@.outbox_claim_is_live(bigint, smallint, timestamptz), @extschema@.outbox_destinations(), @extschema@.outbox_is_taken(text, smallint, bigint),
-  @extschema@.outbox_system_identifier(), @extschema@.outbox_here(), @extschema@.outbox_not_adopted(),
-  @extschema@.outbox_destination_figures(text), @extschema@.outbox_ask_for_a_look(text), @extschema@.outbox_check(text),
-  @extschema@.outbox_tick(interval), @extschema@.outbox_source_problem(), @extschema@.outbox_closed_lanes(),
-  @extschema@.outbox_schema_problem(), @extschema@.outbox_minutes(), @extschema@.outbox_faults(), @extschema@.outbox_recent_ticks(), @extschema@.outbox_body_problem(text)
+  @extschema@.outbox_is_preloaded(), @extschema@.outbox_open_transactions(), @extschema@.outbox_not_adopted(),
+  @extschema@.outbox_source_problem(), @extschema@.outbox_body_problem(text), @extschema@.outbox_history_partitions(),
+  @extschema@.outbox_check(text), @extschema@.outbox_tick(interval)
   to outbox_monitor;
+-- What those call as the caller, the views, and the statements of outboxctl.
+grant execute on function
+  outbox_internal.is_preloaded(), outbox_internal.open_transactions(), outbox_internal.not_adopted(),
+  outbox_internal.source_problem(), outbox_internal.body_problem(text), outbox_internal.history_partitions(),
+  outbox_internal.system_identifier(), outbox_internal.here(), outbox_internal.schema_problem(),
+  outbox_internal.server_state(), outbox_internal.server_workers(), outbox_internal.missing_slots(),
+  outbox_internal.has_ended(text), outbox_internal.leases_last(text), outbox_internal.registry(),
+  outbox_internal.destinations(), outbox_internal.closed_lanes(), outbox_internal.destination_figures(text),
+  outbox_internal.ask_for_a_look(text), outbox_internal.claim_is_live(bigint, smallint, timestamptz),
+  outbox_internal.is_taken(text, smallint, bigint), outbox_internal.nothing_waits(), outbox_internal.first_waiting(),
+  outbox_internal.first_dead(boolean), outbox_internal.counters(), outbox_internal.minutes(), outbox_internal.faults(),
+  outbox_internal.recent_ticks()
+  to outbox_monitor;
+
+-- ---- outbox_admin, outbox_consumer ----------------------------------------------------------------------------------
 
 grant execute on function
   @extschema@.outbox_retry(bigint, text, text), @extschema@.outbox_discard(bigint, text, text),
-  @extschema@.outbox_retry_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer),
-  @extschema@.outbox_discard_where(text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer),
-  @extschema@.outbox_replay(bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean),
+  @extschema@.outbox_retry_where(
+    text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer),
+  @extschema@.outbox_discard_where(
+    text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer),
+  @extschema@.outbox_replay(
+    bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean),
   @extschema@.outbox_purge(text, text, text, boolean),
-  @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text), @extschema@.outbox_resume(text, text),
-  @extschema@.outbox_adopt(text), @extschema@.outbox_drain(interval),
-  @extschema@.outbox_source_set(regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text),
-  @extschema@.outbox_source_reset()
+  @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text),
+  @extschema@.outbox_resume(text, text), @extschema@.outbox_adopt(text), @extschema@.outbox_drain(interval),
+  @extschema@.outbox_source_set(
+    regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text),
+  @extschema@.outbox_source_reset(), @extschema@.outbox_inbox_forget(text, text)
   to outbox_admin;
 grant usage on foreign data wrapper outbox_amqp to outbox_admin;
 grant usage on foreign data wrapper outbox_http to outbox_admin;
 grant select on @extschema@.outbox_events, @extschema@.outbox_messages to outbox_admin; -- payloads
 
 grant execute on function @extschema@.outbox_inbox_receive(text, text) to outbox_consumer;
-grant execute on function @extschema@.outbox_inbox_forget(text, text) to outbox_admin;
+
+-- ---- outbox_relay ---------------------------------------------------------------------------------------------------
 
 grant execute on function
-  @extschema@.outbox_fetch_unpublished(integer, text, interval), @extschema@.outbox_mark_published(bigint, bigint, text),
+  @extschema@.outbox_fetch_unpublished(integer, text, interval),
+  @extschema@.outbox_mark_published(bigint, bigint, text),
   @extschema@.outbox_mark_failed(bigint, bigint, text, text), @extschema@.outbox_relay(integer, interval)
   to outbox_relay;
 -- Workers outside the server.
 grant execute on function
-  @extschema@.outbox_legible(text), @extschema@.outbox_of_utf8(bytea),
-  @extschema@.outbox_work_begin(text), @extschema@.outbox_work_look(), @extschema@.outbox_work_destinations(),
-  @extschema@.outbox_work_heartbeat(), @extschema@.outbox_work_leases(),
-  @extschema@.outbox_work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]), @extschema@.outbox_work_purge(),
-  @extschema@.outbox_work_report(text, text, text, text), @extschema@.outbox_work_leave(), @extschema@.outbox_work_quit(),
-  @extschema@.outbox_work_reopened(smallint[]), @extschema@.outbox_work_glance(smallint[]),
-  @extschema@.outbox_work_wait(bigint[], integer, integer, boolean), @extschema@.outbox_work_holds(text, integer),
-  @extschema@.outbox_work_claim(text, smallint[], bigint[], integer[], bigint[], bigint),
-  @extschema@.outbox_work_claim_waiting(text, smallint, text, bigint, bigint, integer),
-  @extschema@.outbox_work_claim_unleased(text, integer), @extschema@.outbox_work_due(smallint[], bigint[]),
-  @extschema@.outbox_work_next_due_ms(), @extschema@.outbox_work_gates(smallint[]), @extschema@.outbox_work_pending(smallint[]),
-  @extschema@.outbox_work_settle(text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[])
+  outbox_internal.legible(text), outbox_internal.of_utf8(bytea),
+  outbox_internal.work_begin(text), outbox_internal.work_look(), outbox_internal.work_destinations(),
+  outbox_internal.work_heartbeat(), outbox_internal.work_leases(),
+  outbox_internal.work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]), outbox_internal.work_purge(),
+  outbox_internal.work_report(text, text, text, text), outbox_internal.work_leave(), outbox_internal.work_quit(),
+  outbox_internal.work_reopened(smallint[]), outbox_internal.work_glance(smallint[]),
+  outbox_internal.work_wait(bigint[], integer, integer, boolean), outbox_internal.work_holds(text, integer),
+  outbox_internal.work_claim(text, smallint[], bigint[], integer[], bigint[], bigint),
+  outbox_internal.work_claim_waiting(text, smallint, text, bigint, bigint, integer),
+  outbox_internal.work_claim_unleased(text, integer), outbox_internal.work_due(smallint[], bigint[]),
+  outbox_internal.work_next_due_ms(), outbox_internal.work_gates(smallint[]), outbox_internal.work_pending(smallint[]),
+  outbox_internal.work_settle(text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[])
   to outbox_relay;
+
+-- ---- the rest -------------------------------------------------------------------------------------------------------
 
 -- A session that replays old data may be silent; who may say so may lose events. A superuser may too.
 do $grant$
@@ -121,30 +170,27 @@ end
 $grant$;
 
 insert into @extschema@.outbox_settings (partition_count, leasing)
-values (pg_catalog.current_setting('outbox.partition_count')::smallint, pg_catalog.current_setting('outbox.leasing')::boolean);
+values (pg_catalog.current_setting('outbox.partition_count')::smallint,
+        pg_catalog.current_setting('outbox.leasing')::boolean);
 
 insert into @extschema@.outbox_identity (database, identity)
-select here.database, here.identity from @extschema@.outbox_here() here;
+select here.database, here.identity from outbox_internal.here() here;
 
 -- Again: somebody may have created a function meanwhile. What could be created later is not refused, but said.
 do $schema$
 declare
   risk record;
 begin
-  for risk in select p.problem, p.remedy from @extschema@.outbox_schema_problem() p loop
+  for risk in select p.problem, p.remedy from outbox_internal.schema_problem() p loop
     if risk.remedy like 'drop %' then
       raise exception '%', risk.problem using errcode = 'duplicate_object', hint = risk.remedy || ';';
     end if;
     raise warning '%', risk.problem
-      using hint = risk.remedy || '; or create the extension in a schema of its own: CREATE SCHEMA outbox; CREATE EXTENSION outbox SCHEMA outbox;';
+      using hint = risk.remedy || '; or create the extension in a schema of its own:'
+        ' CREATE SCHEMA outbox; CREATE EXTENSION outbox SCHEMA outbox;';
   end loop;
 end
 $schema$;
 
 -- The launcher looks for new databases when this commits.
-create function @extschema@.outbox_installed()
-returns void language c volatile as 'MODULE_PATHNAME', 'outbox_installed_wrapper';
-comment on function @extschema@.outbox_installed() is
-  'Internal: tells the launcher at COMMIT that this database has the extension; warns if the library is not preloaded.';
-revoke all on function @extschema@.outbox_installed() from public;
-select @extschema@.outbox_installed();
+select outbox_internal.installed();

@@ -176,10 +176,42 @@ pub fn hold_extension_with(oid: u32) {
     }
 }
 
-/// The OID of an extension, 0 if there is none.
-pub fn extension(name: &CStr) -> u32 {
-    // SAFETY: inside a transaction.
-    unsafe { pg_sys::get_extension_oid(name.as_ptr(), true).to_u32() }
+/// An extension, and the schema that it was created in; 0 both if there is none.
+#[derive(Default)]
+pub struct Extension {
+    pub oid: u32,
+    pub schema: u32,
+}
+
+pub fn extension(name: &CStr) -> Extension {
+    // SAFETY: the look-up of get_extension_oid in extension.c, inside a transaction; what is wanted is copied before the scan ends.
+    unsafe {
+        let relation = pg_sys::table_open(pg_sys::ExtensionRelationId, pg_sys::AccessShareLock as i32);
+        let mut key = pg_sys::ScanKeyData::default();
+        pg_sys::ScanKeyInit(
+            &mut key,
+            pg_sys::Anum_pg_extension_extname as i16,
+            pg_sys::BTEqualStrategyNumber as u16,
+            pg_sys::F_NAMEEQ.into(),
+            name.as_ptr().into(),
+        );
+        let index = pg_sys::ExtensionNameIndexId.into();
+        let scan = pg_sys::systable_beginscan(relation, index, true, std::ptr::null_mut(), 1, &mut key);
+        let tuple = pg_sys::systable_getnext(scan);
+        let found = match tuple.is_null() {
+            true => Extension::default(),
+            false => {
+                let form = pg_sys::GETSTRUCT(tuple) as *mut pg_sys::FormData_pg_extension;
+                Extension {
+                    oid: (*form).oid.to_u32(),
+                    schema: (*form).extnamespace.to_u32(),
+                }
+            }
+        };
+        pg_sys::systable_endscan(scan);
+        pg_sys::table_close(relation, pg_sys::AccessShareLock as i32);
+        found
+    }
 }
 
 /// Locks a table against being locked for change, for the rest of this transaction.
@@ -188,10 +220,16 @@ pub fn hold_table(oid: u32) {
     unsafe { pg_sys::LockRelationOid(oid.into(), pg_sys::AccessShareLock as i32) }
 }
 
+/// The OID of a table in a schema, 0 if there is none.
+pub fn table_in(schema: u32, table: &CStr) -> u32 {
+    // SAFETY: inside a transaction.
+    unsafe { pg_sys::get_relname_relid(table.as_ptr(), schema.into()).to_u32() }
+}
+
 /// The OID of a table in the schema of a function, 0 if there is none.
 pub fn table_beside(function: u32, table: &CStr) -> u32 {
     // SAFETY: inside a transaction.
-    unsafe { pg_sys::get_relname_relid(table.as_ptr(), pg_sys::get_func_namespace(function.into())).to_u32() }
+    table_in(unsafe { pg_sys::get_func_namespace(function.into()) }.to_u32(), table)
 }
 
 /// Holds a relation against being dropped or renamed for the rest of this transaction, if there is one of this name; its
@@ -266,12 +304,11 @@ pub fn called_function(fcinfo: pg_sys::FunctionCallInfo) -> u32 {
     unsafe { (*(*fcinfo).flinfo).fn_oid.to_u32() }
 }
 
-/// The schema of a function.
-pub fn schema_of_function(function: u32) -> String {
+/// The name of a schema, empty if there is none.
+pub fn schema_name(schema: u32) -> String {
     // SAFETY: inside a transaction; the name is copied.
     unsafe {
-        let schema = pg_sys::get_func_namespace(pg_sys::Oid::from(function));
-        let name = pg_sys::get_namespace_name(schema);
+        let name = pg_sys::get_namespace_name(schema.into());
         if name.is_null() {
             String::new()
         } else {

@@ -13,6 +13,7 @@ use crate::session::checks::{
 };
 use crate::session::declarations::options_of;
 use crate::session::store::request::{Enqueue, Keys, Publish, Times, new_id};
+use crate::session::store::statements::statements;
 use crate::session::store::{enqueue as store, source as sources};
 use crate::session::{asking, capture, effects, room, source, utility};
 use crate::shared::databases;
@@ -311,11 +312,6 @@ fn fire(fcinfo: pg_sys::FunctionCallInfo, trigger: fn(trigger::Call) -> Result<(
 }
 
 #[pg_extern(sql = false)]
-fn outbox_is_replaying() -> bool {
-    config::replaying()
-}
-
-#[pg_extern(sql = false)]
 fn outbox_wake(more_waiting: i64, partitions: Int2s, seqs: Int8s) {
     effects::more_wait(more_waiting);
     effects::changed_by_hand();
@@ -485,8 +481,7 @@ fn outbox_counters() -> Option<Vec<i64>> {
 /// since 1970.
 #[pg_extern(sql = false)]
 fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
-    let table = catalog::table_beside(catalog::called_function(fcinfo), c"outbox");
-    let Some(outbox) = Lanes::open(table) else {
+    let Some(outbox) = Lanes::open(statements(fcinfo).outbox_table) else {
         return Vec::new();
     };
     transactions::reap();
@@ -504,7 +499,7 @@ fn outbox_first_waiting(fcinfo: pg_sys::FunctionCallInfo) -> Vec<Option<Text>> {
 /// The seq of the first dead letter, or of the first that blocks others.
 #[pg_extern(sql = false)]
 fn outbox_first_dead(blocks: bool, fcinfo: pg_sys::FunctionCallInfo) -> Option<i64> {
-    let table = catalog::table_beside(catalog::called_function(fcinfo), c"outbox_dead");
+    let table = statements(fcinfo).dead_table;
     let first = |floor| lanes::first_dead(table, blocks, floor);
     match databases::my_database() {
         Some(database) => database.floors().look_at_dead(blocks, first),

@@ -25,7 +25,7 @@ thread_local! {
     static ME: RefCell<Option<Me>> = const { RefCell::new(None) };
 }
 
-/// Since `outbox_work_join`.
+/// Since `outbox_internal.work_join`.
 struct Me {
     id: String,
     slot: &'static workers::Worker,
@@ -42,7 +42,7 @@ fn as_me<T>(body: impl FnOnce(&mut Me) -> T) -> T {
         UserError::new(
             PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             "this session is no worker",
-            "Call outbox_work_begin() first. A worker needs a session of its own: a pooler may not hand it from one to another.",
+            "Call outbox_internal.work_begin() first. A worker needs a session of its own: a pooler may not hand it from one to another.",
         )
         .raise()
     })
@@ -161,7 +161,7 @@ fn outbox_work_reopened(partitions: Int2s) -> Vec<i64> {
 }
 
 /// How many transactions are open that have enqueued; of each its lowest seq, how many words of its filter are not empty,
-/// and of each of these its number and its bits. Then, of each partition, what outbox_work_reopened would return, left there.
+/// and of each of these its number and its bits. Then, of each partition, what outbox_internal.work_reopened would return, left there.
 #[pg_extern(sql = false)]
 fn outbox_work_glance(partitions: Int2s) -> Vec<i64> {
     let open = transactions::open_transactions();

@@ -1,6 +1,6 @@
 //! From where views look for what waits first, in shared memory: of each lane (destination and partition) in which something
 //! waited a floor, and the first message that was seen there. Sessions tell it at COMMIT (`session::effects`); it is asked for by
-//! outbox_first_waiting(). An old snapshot keeps the index entries of what has ended; without floors each look walks them.
+//! outbox_internal.first_waiting(). An old snapshot keeps the index entries of what has ended; without floors each look walks them.
 //!
 //! Only what is displayed comes from here. Who is in doubt looks from the start.
 //!

@@ -35,7 +35,7 @@ pub struct Answer {
 /// Numbers of a report.
 pub const FIGURES: usize = 12;
 
-/// A report, in the order that outbox_ask_workers() and outbox_ticks read it in.
+/// A report, in the order that outbox_internal.ask_workers() and outbox_ticks read it in.
 pub fn figures(report: &Report) -> [i64; FIGURES] {
     [
         report.claimed as i64,

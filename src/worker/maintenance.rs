@@ -314,15 +314,15 @@ impl Upkeep {
             attempt(c"outbox: make partitions", || store.make_partitions(retention.history));
             if let Some(kept_s) = retention.history {
                 attempt(c"outbox: drop partitions", || {
-                    store.clear("outbox_drop_partitions", kept_s, PARTITIONS)
+                    store.clear("drop_partitions", kept_s, PARTITIONS)
                 });
             }
         }
         let mut more = false;
         let plain = [
-            (c"outbox: trim history", "outbox_trim", retention.history),
-            (c"outbox: trim the audit", "outbox_trim_audit", retention.audit),
-            (c"outbox: trim the inbox", "outbox_trim_inbox", retention.inbox),
+            (c"outbox: trim history", "trim_history", retention.history),
+            (c"outbox: trim the audit", "trim_audit", retention.audit),
+            (c"outbox: trim the inbox", "trim_inbox", retention.inbox),
         ];
         for (what, function, kept_s) in plain {
             if let Some(kept_s) = kept_s {
@@ -332,7 +332,7 @@ impl Upkeep {
         }
         if let Some(kept_s) = retention.dead {
             let expired = attempt(c"outbox: expire dead letters", || {
-                store.clear("outbox_expire_dead", kept_s, ROWS)
+                store.clear("expire_dead", kept_s, ROWS)
             });
             if let Some(expired @ 1..) = expired {
                 pgrx::log!("outbox upkeep: discarded {expired} dead letters, older than outbox.dead_retention");
@@ -342,13 +342,13 @@ impl Upkeep {
         let rounds = [
             (
                 c"outbox: trim events",
-                "outbox_trim_events",
+                "trim_events",
                 retention.events,
                 &kept.events_reached,
             ),
             (
                 c"outbox: trim attempts",
-                "outbox_trim_attempts",
+                "trim_attempts",
                 retention.history,
                 &kept.attempts_reached,
             ),

@@ -158,7 +158,8 @@ fn no_secret_is_in_a_view_a_table_or_the_log_though_the_receiver_sends_it_back()
         .expect("set role");
     let relations = reader
         .query(
-            "select oid::regclass::text from pg_class where relname like 'outbox%' and relkind in ('r', 'v', 'p')
+            "select oid::regclass::text from pg_class
+              where (relname like 'outbox%' or relnamespace = 'outbox_internal'::regnamespace) and relkind in ('r', 'v', 'p')
                 and has_table_privilege(oid, 'select')
              union select 'pg_user_mappings' union select 'pg_stat_activity'",
             &[],

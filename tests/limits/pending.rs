@@ -139,7 +139,7 @@ fn the_counter_follows_what_is_done_by_hand_and_is_right_after_a_crash() {
         "update outbox set claim_token = null; with gone as (delete from outbox where seq = 4 returning *)
          insert into outbox_dead (seq, enqueued_at, attempts, partition, destination, key, reason)
          select seq, enqueued_at, 1, partition, destination, key, 'by hand' from gone;
-         select outbox_note_pending('default', -1)",
+         select outbox_internal.note_pending('default', -1)",
     );
     is_right("a dead letter");
     cluster.exec(DB, "select outbox_retry_where(seq_from => 1, dry_run => false)");

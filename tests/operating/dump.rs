@@ -24,10 +24,14 @@ const TABLES: [&str; 8] = [
 
 /// A database with every kind of row: published, dead, pending, scheduled, discarded; history of several days, each in a
 /// partition of its own; and four partitions of keys.
-fn shop(cluster: &Cluster) {
+fn shop(cluster: &Cluster, schema: &str) {
     cluster.exec(DB, "create database shop");
     cluster.exec(DB, "alter database shop set outbox.partition_count = 4");
-    cluster.exec("shop", "create extension outbox");
+    cluster.exec(DB, &format!("alter database shop set search_path = public, {schema}"));
+    cluster.exec(
+        "shop",
+        &format!("create schema if not exists {schema}; create extension outbox schema {schema}"),
+    );
     (1..=3).for_each(|n| _ = publish(cluster, "shop", n));
     cluster.exec("shop", "select outbox_enqueue(4711, 'key')");
     wait_until("three published and one dead", LONG, || {
@@ -49,7 +53,7 @@ fn shop(cluster: &Cluster) {
     );
     for days in [9, 1, 0] {
         let sql = format!(
-            "select outbox_make_partitions({RETENTION_S}, now() - interval '{days} days');
+            "select outbox_internal.make_partitions({RETENTION_S}, now() - interval '{days} days');
              insert into outbox_history (seq, enqueued_at, published_at, attempts, partition, destination)
              select 0, now(), now() - interval '{days} days' + g * interval '3 hours', g, 0, 'default' from generate_series(1, 40) g"
         );
@@ -127,7 +131,7 @@ fn assert_same_rows(cluster: &Cluster, restored: &str) {
     assert_eq!(partitions(cluster, restored), original);
     // The restored history goes on where the original would.
     for db in ["shop", restored] {
-        let sql = format!("select outbox_make_partitions({RETENTION_S}, now() + interval '9 days')");
+        let sql = format!("select outbox_internal.make_partitions({RETENTION_S}, now() + interval '9 days')");
         let made = beside_the_upkeep(|| cluster.connect(db).query_one(&sql, &[]));
         assert_eq!(made.get::<_, i32>(0), 4, "{db}");
     }
@@ -146,7 +150,7 @@ fn a_dump_restores_every_row_and_the_sequence() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
-    shop(&cluster);
+    shop(&cluster, "public");
     let dump = tool(&cluster, "pg_dump", "shop", &[], b"");
     silent_database(&cluster, "restored");
     tool(&cluster, "psql", "restored", &["-q", "-v", "ON_ERROR_STOP=1"], &dump);
@@ -170,16 +174,25 @@ fn a_dump_restores_every_row_and_the_sequence() {
     );
 }
 
+/// Here of an extension in a schema of its own, with triggers on a user's table.
 #[test]
 fn a_dump_in_custom_format_restores_as_well() {
     let broker = Broker::shared();
     let (exchange, _) = exchange_and_queue(broker);
     let cluster = outbox_cluster(broker, &exchange);
-    shop(&cluster);
+    shop(&cluster, "relay");
+    cluster.exec(
+        "shop",
+        "create table orders (id int primary key); select outbox_capture('orders')",
+    );
     let dump = tool(&cluster, "pg_dump", "shop", &["-Fc"], b"");
     silent_database(&cluster, "restored");
+    cluster.exec(DB, "alter database restored set search_path = public, relay");
     tool(&cluster, "pg_restore", "restored", &["--exit-on-error"], &dump);
     assert_same_rows(&cluster, "restored");
+    cluster.exec("restored", "insert into orders values (42)");
+    let captured = "select count(*) from outbox where key = 'orders:42'";
+    assert_eq!(cluster.query_one::<i64>("restored", captured), 1);
 }
 
 /// A claim belongs to the worker that made it, which does not exist in the restored database.

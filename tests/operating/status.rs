@@ -10,7 +10,11 @@ fn status_counts_what_was_committed_and_nothing_else() {
     let cluster = unconnected_cluster("", "x", &["outbox.workers = 0"]);
     let pending = || cluster.query_one::<i64>(DB, "select pending from outbox_status");
     // The launcher makes a place for the counters of each database soon after its start.
-    wait_true(&cluster, "the counters", "select outbox_counters() is not null");
+    wait_true(
+        &cluster,
+        "the counters",
+        "select outbox_internal.counters() is not null",
+    );
     (1..=3).for_each(|n| _ = publish(&cluster, DB, n));
     let publish = "select outbox_publish('T', '{}')";
     cluster.exec(DB, &format!("begin; {publish}; rollback"));

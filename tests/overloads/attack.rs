@@ -88,11 +88,12 @@ fn no_overload_is_called_by_workers_or_by_what_a_person_does() {
     assert_unharmed(&cluster);
     // What was not called proves nothing. These are called by the server itself, or their bodies are made part of another
     // statement, or only after something moved rows (locate), or where events of a source do not fit (relay_return).
-    let beside = "{outbox_amqp_validator,outbox_http_validator,outbox_attach_name,outbox_claim,outbox_claim_unleased,outbox_has_ended,
-                   outbox_lease_is_live,outbox_locate,outbox_partition_label,outbox_readable,outbox_remarks,outbox_suspicion}";
+    let beside =
+        "{outbox_amqp_validator,outbox_http_validator,outbox_partition_label,outbox_trim_inbox,attach_name,claim,
+                   claim_unleased,has_ended,lease_is_live,locate,partition_label,readable,remarks,suspicion}";
     call(
         &cluster,
-        "outbox_locate",
+        "outbox_internal.locate",
         &[
             ("seqs", "'{1}'"),
             ("destinations", "'{default}'"),
@@ -101,7 +102,7 @@ fn no_overload_is_called_by_workers_or_by_what_a_person_does() {
     );
     call(
         &cluster,
-        "outbox_relay_return",
+        "outbox_internal.relay_return",
         &[("claims", "'{}'"), ("of_destination", "'default'")],
     );
     let uncalled = format!(
@@ -253,22 +254,24 @@ fn everything(cluster: &Cluster) {
     run("outbox_inbox_receive", &[("consumer", "'c'"), ("message_id", "'m'")]);
     run("outbox_inbox_forget", &[("consumer", "'c'")]);
     run("outbox_partition_of", &[("key", "'k'")]);
+    run("outbox_crc32", &[("key", "'k'")]);
+    run("outbox_body_problem", &[("destination", "'sour'")]);
     // Upkeep: a worker runs these once a minute.
     for trim in [
-        "outbox_trim",
-        "outbox_trim_audit",
+        "outbox_internal.trim_history",
+        "outbox_internal.trim_audit",
         "outbox_trim_inbox",
-        "outbox_expire_dead",
-        "outbox_drop_partitions",
+        "outbox_internal.expire_dead",
+        "outbox_internal.drop_partitions",
     ] {
         run(trim, &[("retention_s", "0"), ("batch", "10")]);
     }
-    for trim in ["outbox_trim_events", "outbox_trim_attempts"] {
+    for trim in ["outbox_internal.trim_events", "outbox_internal.trim_attempts"] {
         run(trim, &[("after", "0"), ("retention_s", "0"), ("batch", "1000")]);
     }
-    run("outbox_make_partitions", &[("retention_s", "86400")]);
+    run("outbox_internal.make_partitions", &[("retention_s", "86400")]);
     run(
-        "outbox_expire",
+        "outbox_internal.expire",
         &[("first_block", "0"), ("blocks", "100"), ("batch", "100")],
     );
     capture(cluster);

@@ -116,7 +116,7 @@ pub fn work(cluster: &Cluster, deliver: &dyn Fn(&Cluster)) {
         "select exists (select from outbox_worker_status where alive and worker_id like 'work-courier-%')",
     );
     deliver(cluster);
-    call(cluster, "outbox_work_pending", &[("partitions", "'{0,1,2}'")]);
+    call(cluster, "outbox_internal.work_pending", &[("partitions", "'{0,1,2}'")]);
     let mut worker = worker;
     process::signal(worker.0.id(), libc::SIGTERM);
     assert!(process::reap(&mut worker.0, LONG).is_some(), "it ends when asked to");

@@ -45,14 +45,16 @@ fn the_worker_role_can_replace_no_view_and_no_function_that_a_view_calls() {
     worker.batch_execute("set role outbox_worker").expect("the role");
     // The owner of a view could do the first without CREATE on the schema.
     for sql in [
-        "create or replace rule \"_RETURN\" as on select to outbox_first_that_could_go do instead
-           select destination, partition, seq, enqueued_at from outbox_first_pending",
-        "create or replace view outbox_first_that_could_go as
-           select destination, partition, seq, enqueued_at from outbox_first_pending",
-        "create or replace function outbox_has_ended(worker text) returns boolean language sql volatile as 'select true'",
-        "create or replace function outbox_destinations(out destination text, out wrapper text, out server oid, out options text[],
+        "create or replace rule \"_RETURN\" as on select to outbox_internal.first_that_could_go do instead
+           select destination, partition, seq, enqueued_at from outbox_internal.first_pending",
+        "create or replace view outbox_internal.first_that_could_go as
+           select destination, partition, seq, enqueued_at from outbox_internal.first_pending",
+        "create function outbox_internal.wake(integer, text, text) returns void language sql as 'select'",
+        "create or replace function outbox_internal.has_ended(worker text) returns boolean language sql volatile as 'select true'",
+        "create or replace function outbox_internal.destinations(out destination text, out wrapper text, out server oid, out options text[],
            out paused boolean) returns setof record language sql as 'select null::text, null::text, null::oid, null::text[], true'",
         "alter function outbox_not_adopted() reset all",
+        "alter function outbox_internal.work_begin(text) rename to work_begun",
         "alter function outbox_publish(text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid,
            timestamptz) set search_path = public",
     ] {

@@ -150,25 +150,29 @@ fn create_extension_warns_of_a_role_that_may_create_in_its_schema_and_health_tel
     }
 }
 
-/// A name that any number of arguments may follow is ambiguous: whoever may create in the schema can stop calls, not take
-/// them over.
+/// A name that any number of arguments may follow is ambiguous: whoever may create in the schema can stop calls of a user, not
+/// take them over, and none of the extension's own.
 #[test]
-fn an_overload_with_further_defaults_stops_calls_but_never_runs_and_health_names_it() {
+fn an_overload_with_further_defaults_stops_calls_of_users_but_never_runs_and_health_names_it() {
     let cluster = bare_cluster();
     cluster.exec(
         DB,
         "create extension outbox; set role mallory;
-         create function public.outbox_wake(bigint, smallint[], bigint[], text default '') returns void language plpgsql as
+         create function public.outbox_not_adopted(text default '') returns text language plpgsql as
+           $$ begin raise log 'an overload ran as %', current_user; end $$;
+         create function public.outbox_pause(text, text, text default '') returns boolean language plpgsql as
            $$ begin raise log 'an overload ran as %', current_user; end $$",
     );
     let said = refused(&cluster, "select public.outbox_pause('default'::text, null::text)");
     assert_eq!(said.code(), &SqlState::AMBIGUOUS_FUNCTION, "{said:?}");
-    let told: String = cluster.query_one(DB, r#"select remedy from outbox_health where "check" = 'schema'"#);
-    assert_eq!(
-        told,
-        "drop function public.outbox_wake(bigint,smallint[],bigint[],text)"
-    );
-    cluster.exec(DB, &told);
+    for told in [
+        "drop function public.outbox_not_adopted(text)",
+        "drop function public.outbox_pause(text,text,text)",
+    ] {
+        let remedy: String = cluster.query_one(DB, r#"select remedy from outbox_health where "check" = 'schema'"#);
+        assert_eq!(remedy, told);
+        cluster.exec(DB, told);
+    }
     cluster.exec(DB, "select public.outbox_pause('default'::text, null::text)");
     assert!(!cluster.log().contains(SPRUNG));
 }

@@ -51,7 +51,7 @@ fn a_role_with_outbox_relay_alone_runs_a_worker_and_reads_no_table() {
     let relations = cluster
         .connect(DB)
         .query(
-            "select c.relname::text from pg_class c join pg_depend d on d.objid = c.oid and d.deptype = 'e'
+            "select c.oid::regclass::text from pg_class c join pg_depend d on d.objid = c.oid and d.deptype = 'e'
              join pg_extension e on e.oid = d.refobjid and e.extname = 'outbox' where c.relkind in ('r', 'p', 'v', 'S')
              union all select relname::text from pg_class where relname = 'outbox_history_default'",
             &[],
@@ -65,15 +65,15 @@ fn a_role_with_outbox_relay_alone_runs_a_worker_and_reads_no_table() {
     }
     // The protocol of those in the server takes the name of a worker as an argument.
     for call in [
-        "outbox_heartbeat('server-1', 1, 1)",
-        "outbox_lease_take('server-1', '{0}', 10)",
-        "outbox_claim('server-1', 'default', '{0}', '{1}', '{1}', '{0}', 1)",
-        "outbox_settle('', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
-        "outbox_work_own('{0}', 1)",
-        "outbox_work_join('x')",
-        "outbox_work_count('default', '{1,0,0,0,0}', '{}')",
-        "outbox_is_on_disk(0)",
-        "outbox_note_ended(1, 1, 1)",
+        "outbox_internal.heartbeat('server-1', 1, 1)",
+        "outbox_internal.lease_take('server-1', '{0}', 10)",
+        "outbox_internal.claim('server-1', 'default', '{0}', '{1}', '{1}', '{0}', 1)",
+        "outbox_internal.settle('', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+        "outbox_internal.work_own('{0}', 1)",
+        "outbox_internal.work_join('x')",
+        "outbox_internal.work_count('default', '{1,0,0,0,0}', '{}')",
+        "outbox_internal.is_on_disk(0)",
+        "outbox_internal.note_ended(1, 1, 1)",
     ] {
         let denied = code(&mut client, &format!("select * from {call}"));
         assert_eq!(denied, SqlState::INSUFFICIENT_PRIVILEGE, "{call}");
@@ -84,35 +84,42 @@ fn a_role_with_outbox_relay_alone_runs_a_worker_and_reads_no_table() {
 fn its_name_is_its_sessions_own_and_never_that_of_one_in_the_server() {
     let (cluster, mut client) = session();
     // Nobody yet.
-    for call in ["outbox_work_heartbeat()", "outbox_work_leave()", "outbox_work_leases()"] {
+    for call in [
+        "outbox_internal.work_heartbeat()",
+        "outbox_internal.work_leave()",
+        "outbox_internal.work_leases()",
+    ] {
         let refused = code(&mut client, &format!("select * from {call}"));
         assert_eq!(refused, SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "{call}");
     }
     let pid: i32 = number(&mut client, "select pg_backend_pid()");
-    let name: String = number(&mut client, "select outbox_work_begin('server-1')");
+    let name: String = number(&mut client, "select outbox_internal.work_begin('server-1')");
     assert_eq!(name, format!("work-server-1-{pid}"));
     assert_eq!(
-        number::<String>(&mut client, "select outbox_work_begin('other')"),
+        number::<String>(&mut client, "select outbox_internal.work_begin('other')"),
         name,
         "once"
     );
     client
-        .batch_execute("select outbox_work_heartbeat()")
+        .batch_execute("select outbox_internal.work_heartbeat()")
         .expect("a heartbeat");
     assert!(cluster.query_one::<bool>(DB, "select alive from outbox_worker_status"));
 
     let mut another = courier(&cluster);
     let pid: i32 = number(&mut another, "select pg_backend_pid()");
-    let odd: String = number(&mut another, "select outbox_work_begin(repeat('ä x''\n', 100))");
+    let odd: String = number(
+        &mut another,
+        "select outbox_internal.work_begin(repeat('ä x''\n', 100))",
+    );
     assert!(
         odd.is_ascii() && odd.len() < 64 && odd.ends_with(&format!("-{pid}")),
         "{odd:?}"
     );
     another
-        .batch_execute("select outbox_work_leave(); select outbox_work_quit()")
+        .batch_execute("select outbox_internal.work_leave(); select outbox_internal.work_quit()")
         .expect("the end");
     assert_eq!(
-        code(&mut another, "select outbox_work_heartbeat()"),
+        code(&mut another, "select outbox_internal.work_heartbeat()"),
         SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE
     );
 }
@@ -126,8 +133,8 @@ fn others_messages(cluster: &Cluster) {
         &format!(
             "select outbox_enqueue(n, 'k' || n, partition_key => 'p0' || n % 2) from generate_series(1, 4) n;
              update outbox_partitions set lease_epoch = {OTHERS_TOKEN} - 1;
-             select outbox_lease_take('other', '{{0}}', 3600);
-             select outbox_claim('other', 'default', '{{0}}', '{{{OTHERS_TOKEN}}}', '{{100}}', '{{0}}', 1000000)"
+             select outbox_internal.lease_take('other', '{{0}}', 3600);
+             select outbox_internal.claim('other', 'default', '{{0}}', '{{{OTHERS_TOKEN}}}', '{{100}}', '{{0}}', 1000000)"
         ),
     );
     let claimed = format!("select count(*) from outbox where claim_token = {OTHERS_TOKEN}");
@@ -137,7 +144,7 @@ fn others_messages(cluster: &Cluster) {
 /// Settles message 2, which is another's, as what these words say.
 fn settle(partition: i16, token: &str, action: &str, tid: &str) -> String {
     format!(
-        "select outbox_work_settle('default', '{{\"{tid}\"}}', '{{2}}', '{{{partition}}}', array[{token}]::bigint[],
+        "select outbox_internal.work_settle('default', '{{\"{tid}\"}}', '{{2}}', '{{{partition}}}', array[{token}]::bigint[],
            '{{{action}}}', '{{0}}', '{{why}}', '{{}}')"
     )
 }
@@ -148,11 +155,11 @@ fn it_settles_nothing_that_another_has_claimed() {
     others_messages(&cluster);
     let tid: String = cluster.query_one(DB, "select ctid::text from outbox where seq = 2");
     client
-        .batch_execute("select outbox_work_begin('x'); select outbox_work_heartbeat()")
+        .batch_execute("select outbox_internal.work_begin('x'); select outbox_internal.work_heartbeat()")
         .expect("a worker");
     let held: Vec<i16> = client
         .query(
-            "select partition from outbox_work_lease('{}', '{}', '{}', '{}', '{0,1}')",
+            "select partition from outbox_internal.work_lease('{}', '{}', '{}', '{}', '{0,1}')",
             &[],
         )
         .expect("leases")
@@ -173,7 +180,7 @@ fn it_settles_nothing_that_another_has_claimed() {
         assert_eq!(refused, SqlState::INSUFFICIENT_PRIVILEGE, "{token}");
     }
     let mixed = format!(
-        "select outbox_work_settle('default', '{{\"(9,9)\",\"{tid}\"}}', '{{9,2}}', '{{1,0}}', '{{-1,77}}', '{{p,p}}', '{{0,0}}', '{{a,b}}', '{{}}')"
+        "select outbox_internal.work_settle('default', '{{\"(9,9)\",\"{tid}\"}}', '{{9,2}}', '{{1,0}}', '{{-1,77}}', '{{p,p}}', '{{0,0}}', '{{a,b}}', '{{}}')"
     );
     assert_eq!(code(&mut client, &mixed), SqlState::INSUFFICIENT_PRIVILEGE);
     let untouched = format!("select count(*) = 2 from outbox where claim_token = {OTHERS_TOKEN} and partition = 0");
@@ -184,7 +191,7 @@ fn it_settles_nothing_that_another_has_claimed() {
     );
 
     // What it has claimed itself it settles.
-    let claimed = "select count(*) from outbox_work_claim('default', '{0,1}', '{77,77}', '{10,10}', '{0,0}', null) where remark is null";
+    let claimed = "select count(*) from outbox_internal.work_claim('default', '{0,1}', '{77,77}', '{10,10}', '{0,0}', null) where remark is null";
     assert_eq!(number::<i64>(&mut client, claimed), 2, "of its own lease only");
     let own: String = cluster.query_one(DB, "select ctid::text from outbox where seq = 1");
     let ended: i32 = number(&mut client, &settle(1, "77", "p", &own).replace("'{2}'", "'{1}'"));
@@ -198,10 +205,12 @@ fn with_leasing_off_it_settles_with_its_own_token_only() {
     cluster.exec(
         DB,
         "select outbox_enqueue(n, 'k' || n) from generate_series(1, 4) n;
-         select outbox_claim_unleased('default', -5, 3600, 2, 1000000)",
+         select outbox_internal.claim_unleased('default', -5, 3600, 2, 1000000)",
     );
     let mut client = courier(&cluster);
-    client.batch_execute("select outbox_work_begin('x')").expect("a worker");
+    client
+        .batch_execute("select outbox_internal.work_begin('x')")
+        .expect("a worker");
     let tid: String = cluster.query_one(DB, "select ctid::text from outbox where seq = 2");
     for token in ["-5", "null"] {
         let refused = code(&mut client, &settle(0, token, "p", &tid));
@@ -211,7 +220,7 @@ fn with_leasing_off_it_settles_with_its_own_token_only() {
     assert_eq!(as_if_leased, 0);
     let row = client
         .query_one(
-            "select c.seq, c.partition, c.claim_token, c.tid::text from outbox_work_claim_unleased('default', 100) c
+            "select c.seq, c.partition, c.claim_token, c.tid::text from outbox_internal.work_claim_unleased('default', 100) c
              where remark is null order by seq limit 1",
             &[],
         )
@@ -228,20 +237,21 @@ fn what_makes_no_sense_is_refused_and_loses_nothing() {
     cluster.exec(DB, "select outbox_enqueue(1, 'k', partition_key => 'p00')");
     client
         .batch_execute(
-            "select outbox_work_begin('x'); select outbox_work_heartbeat();
-             select outbox_work_lease('{}', '{}', '{}', '{}', '{0}')",
+            "select outbox_internal.work_begin('x'); select outbox_internal.work_heartbeat();
+             select outbox_internal.work_lease('{}', '{}', '{}', '{}', '{0}')",
         )
         .expect("a worker with a lease");
     let epoch: i64 = number(
         &mut client,
-        "select lease_epoch from outbox_work_leases() where partition = 0",
+        "select lease_epoch from outbox_internal.work_leases() where partition = 0",
     );
-    let claim =
-        format!("select tid::text from outbox_work_claim('default', '{{0}}', '{{{epoch}}}', '{{10}}', '{{0}}', null)");
+    let claim = format!(
+        "select tid::text from outbox_internal.work_claim('default', '{{0}}', '{{{epoch}}}', '{{10}}', '{{0}}', null)"
+    );
     let tid: String = number(&mut client, &claim);
     let settle = |tids: &str, actions: &str, delays: &str, reasons: &str| {
         format!(
-            "select outbox_work_settle('default', {tids}, '{{1}}', '{{0}}', '{{{epoch}}}', {actions}, {delays}, {reasons}, '{{}}')"
+            "select outbox_internal.work_settle('default', {tids}, '{{1}}', '{{0}}', '{{{epoch}}}', {actions}, {delays}, {reasons}, '{{}}')"
         )
     };
     let tids = format!("'{{\"{tid}\"}}'");
@@ -294,7 +304,7 @@ fn what_makes_no_sense_is_refused_and_loses_nothing() {
 fn its_place_is_free_when_its_session_ends_however_it_ends() {
     let (cluster, mut client) = session();
     client
-        .batch_execute("select outbox_work_begin('x'); select outbox_work_heartbeat()")
+        .batch_execute("select outbox_internal.work_begin('x'); select outbox_internal.work_heartbeat()")
         .expect("a worker");
     let pid: i32 = number(&mut client, "select pg_backend_pid()");
     // A statement that needs the database without workers waits for its place, and is told that it is in the way.
@@ -326,7 +336,7 @@ fn what_waits_is_counted_up_to_a_bound_by_who_may_deliver() {
     assert_ne!(long, short);
     let mut count = |partitions: &[i16]| -> Vec<(i16, i64, bool)> {
         let rows = courier
-            .query("select * from outbox_work_pending($1)", &[&partitions])
+            .query("select * from outbox_internal.work_pending($1)", &[&partitions])
             .expect("a count");
         rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect()
     };
@@ -346,7 +356,7 @@ fn what_waits_is_counted_up_to_a_bound_by_who_may_deliver() {
     cluster.exec(DB, "create role nobody");
     let mut nobody = cluster.connect(DB);
     nobody.batch_execute("set role nobody").expect("the role");
-    let refused = nobody.query("select * from outbox_work_pending('{0}')", &[]);
+    let refused = nobody.query("select * from outbox_internal.work_pending('{0}')", &[]);
     let code = refused
         .expect_err("it counted")
         .code()

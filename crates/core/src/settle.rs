@@ -10,7 +10,7 @@ use crate::message::Outcome;
 /// Errors and reasons are stored in rows and shown in views: cut to this many bytes.
 pub const TEXT_MAX_BYTES: usize = 500;
 
-/// Why a message is dead that was not sent in time; outbox_bury says the same.
+/// Why a message is dead that was not sent in time; outbox_internal.bury says the same.
 pub const EXPIRED: &str = "expired: it was not sent in time";
 
 /// Retry settings of a destination.
@@ -34,7 +34,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// How a dead letter is settled, in the words of outbox_settle(): D closes its key, B its partition.
+    /// How a dead letter is settled, in the words of outbox_internal.settle(): D closes its key, B its partition.
     pub fn dead_action(&self) -> &'static str {
         match self.ordering {
             Ordering::Key if self.dead_blocks => "D",

@@ -2,10 +2,11 @@
 
 use crate::host::{Host, Publisher};
 use crate::settings::DEFAULT_DESTINATION;
+use crate::status::Status;
 use outbox_core::message::{Outcome, Publication};
 use outbox_core::trust::Trust;
 use outbox_transport::target::Target;
-use outbox_transport::{Answered, ConnectionState, DownReason, Event};
+use outbox_transport::{Answered, ConnectionState, Event};
 use std::time::{Duration, Instant};
 
 /// How often a publisher that could not start (no url, no password file) is tried again.
@@ -14,14 +15,6 @@ const RETRY_START: Duration = Duration::from_secs(1);
 const CLOSE: Duration = Duration::from_millis(500);
 /// The same for one whose thread has ended.
 const BURY: Duration = Duration::from_millis(100);
-
-/// What is known of the connection, as outbox_report takes it.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Status {
-    pub state: &'static str,
-    pub reason: Option<&'static str>,
-    pub detail: Option<String>,
-}
 
 /// What the peer said.
 pub type Outcomes = Vec<Answered>;
@@ -51,7 +44,7 @@ impl<P: Publisher> Connection<P> {
             next_start: host.now(),
             window,
             trust: Trust::full(window),
-            status: status("starting", None),
+            status: Status::plain("starting", None),
         }
     }
 
@@ -84,11 +77,11 @@ impl<P: Publisher> Connection<P> {
         match target.and_then(|target| host.start(target, &self.name)) {
             Ok(publisher) => {
                 self.publisher = Some(publisher);
-                self.status = status("connecting", None);
+                self.status = Status::plain("connecting", None);
             }
             Err(detail) => {
                 self.next_start = host.now() + RETRY_START;
-                self.status = status("unconfigured", Some(detail));
+                self.status = Status::plain("unconfigured", Some(detail));
             }
         }
     }
@@ -135,7 +128,7 @@ impl<P: Publisher> Connection<P> {
                 Event::Outcomes(more) => outcomes.extend(more),
                 Event::State(state) => {
                     is_down |= matches!(state, ConnectionState::Down { .. });
-                    self.status = status_of(state);
+                    self.status = Status::of(state);
                 }
                 Event::Died(why) => died = Some(why),
             }
@@ -148,7 +141,7 @@ impl<P: Publisher> Connection<P> {
         if let Some(why) = died {
             self.stop(BURY);
             self.next_start = now + RETRY_START;
-            self.status = down("protocol", format!("the publisher thread ended: {why}"));
+            self.status = Status::down("protocol", format!("the publisher thread ended: {why}"));
             return (outcomes, true);
         }
         if is_down && self.is_outdated() {
@@ -177,60 +170,5 @@ impl<P: Publisher> Connection<P> {
             _ => Vec::new(),
         };
         publisher.drain().into_iter().flat_map(outcomes).collect()
-    }
-}
-
-fn status(state: &'static str, detail: Option<String>) -> Status {
-    Status {
-        state,
-        reason: None,
-        detail,
-    }
-}
-
-fn down(reason: &'static str, detail: String) -> Status {
-    Status {
-        state: "down",
-        reason: Some(reason),
-        detail: Some(detail),
-    }
-}
-
-fn status_of(state: ConnectionState) -> Status {
-    match state {
-        ConnectionState::Connecting => status("connecting", None),
-        ConnectionState::Connected => status("connected", None),
-        ConnectionState::Unconfirmed {
-            messages,
-            seconds,
-            is_alive,
-        } => Status {
-            state: "connected",
-            reason: Some("unconfirmed"),
-            detail: Some(format!(
-                "{messages} unconfirmed for {seconds} s{}",
-                if is_alive { ", though the broker answers" } else { "" }
-            )),
-        },
-        ConnectionState::Blocked { reason } => status("blocked", Some(reason)),
-        ConnectionState::Down { reason, detail } => down(name_of(reason), detail),
-    }
-}
-
-fn name_of(reason: DownReason) -> &'static str {
-    match reason {
-        DownReason::Unreachable => "unreachable",
-        DownReason::AuthRefused => "auth_refused",
-        DownReason::VhostRefused => "vhost_refused",
-        DownReason::ExchangeMissing => "exchange_missing",
-        DownReason::ExchangeMismatch => "exchange_mismatch",
-        DownReason::Timeout => "timeout",
-        DownReason::TlsFailed => "tls_failed",
-        DownReason::Protocol => "protocol",
-        DownReason::Closed => "closed",
-        DownReason::AddressRefused => "address_refused",
-        DownReason::EndpointRefused => "endpoint_refused",
-        DownReason::Throttled => "throttled",
-        DownReason::Unavailable => "unavailable",
     }
 }

@@ -1,10 +1,11 @@
 //! A destination as a worker serves it: its messages between claim and settle, and its connection. Each has both for
 //! itself, so that one that is down or slow holds up no other.
 
-use crate::connection::{Connection, Outcomes, Status};
+use crate::connection::{Connection, Outcomes};
 use crate::host::{Host, Patience, Port};
 use crate::notices::Notices;
 use crate::settings::{Described, Settings};
+use crate::status::Status;
 use crate::tables::{Lanes, Tables};
 use outbox_core::budget::Allowance;
 use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Held, Listen, Settlement, Sharing, Tally};

@@ -1,9 +1,9 @@
 //! What the process around a worker brings: the tables, shared memory, connections, clocks, settings, log and statistics.
 //! All of it is called on the worker's thread, and takes `&self`: a host keeps what it must change in cells.
 
-use crate::connection::Status;
 use crate::report::{PassEnd, Report};
 use crate::settings::{Described, Settings};
+use crate::status::Status;
 use outbox_core::engine::{Batch, Bounds, Claimed, Errand, Held, Lane, Place, Settlement};
 use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::hold::OpenTransaction;

@@ -13,7 +13,8 @@
 //! | `worker` | what happens in which order, and what if it fails? |
 //! | `leases` | which partitions are this worker's? |
 //! | `destination` | a destination: its messages between claim and settle, and its connection |
-//! | `connection` | is there a connection, what is known of it, and how much is it trusted with? |
+//! | `connection` | is there a connection, and how much is it trusted with? |
+//! | `status` | what is known of it, in words? |
 //! | `tables` | how do a destination's claims and settles reach the tables? |
 //! | `notices` | what do the destinations of a worker tell each other? |
 //! | `host` | what must the process around the worker bring? |
@@ -29,13 +30,14 @@ mod notices;
 mod repeats;
 mod report;
 mod settings;
+mod status;
 mod tables;
 mod worker;
 
-pub use connection::Status;
 pub use destination::Condition;
 pub use host::{Host, Look, News, Orders, Patience, Plan, Port, Publisher, Tended};
 pub use repeats::Repeats;
 pub use report::{PassEnd, Report};
 pub use settings::{DEFAULT_DESTINATION, Described, Settings};
+pub use status::Status;
 pub use worker::{Budget, Pass, Worker};

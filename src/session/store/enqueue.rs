@@ -294,17 +294,14 @@ pub fn configure(
     partitioner: Option<&str>,
 ) -> Result<(), UserError> {
     let statements = statements(fcinfo);
-    let sql = format!(
-        "select {}.outbox_configure_for($1::pg_catalog.oid, $2, $3, $4)",
-        statements.schema
-    );
+    let sql = "select outbox_internal.configure_for($1::pg_catalog.oid, $2, $3, $4)";
     let args = [
         i64::from(security::current_user()).into(),
         partition_count.into(),
         leasing.into(),
         partitioner.into(),
     ];
-    security::run_as(statements.owner, || Spi::run_with_args(&sql, &args)).map_err(internal)
+    security::run_as(statements.owner, || Spi::run_with_args(sql, &args)).map_err(internal)
 }
 
 /// What a partitioner, given by name and owner, says of a key; None = CRC-32.
@@ -333,7 +330,7 @@ fn ask_partitioner(
     let Partitioner { name, count } = partitioner;
     let sql = format!(
         "select p.proowner::pg_catalog.int8, coalesce($2, s.partitioner_owner)
-         from {schema}.outbox_partitioner($1) p left join {schema}.outbox_settings s on s.partitioner operator(pg_catalog.=) $1"
+         from outbox_internal.partitioner($1) p left join {schema}.outbox_settings s on s.partitioner operator(pg_catalog.=) $1"
     );
     let found =
         (client.select(sql.as_str(), Some(1), &[name.as_str().into(), named_owner.into()])).map_err(internal)?;
@@ -509,7 +506,7 @@ fn looked_up_keys(
     Ok(seqs.iter().map(|seq| found[seq].clone()).collect())
 }
 
-/// By their aggregate, from outbox_events. The events are locked against outbox_trim_events: it does not see the messages
+/// By their aggregate, from outbox_events. The events are locked against outbox_internal.trim_events: it does not see the messages
 /// of this transaction.
 fn aggregate_keys(
     client: &mut SpiClient,

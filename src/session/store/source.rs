@@ -33,7 +33,7 @@ pub fn set(call: Call, source: &Source, oid: u32, seq_is_lost: bool) -> Result<(
     let schema = &statements.schema;
     let parts: Vec<String> = (0..PARTS.len()).map(|part| format!("$4[{}]", part + 1)).collect();
     let sql = format!(
-        "select {schema}.outbox_source_write(
+        "select outbox_internal.source_write(
            row(true, $1, $2::pg_catalog.oid, pg_catalog.pg_get_userbyid($5::pg_catalog.oid)::pg_catalog.text, pg_catalog.now(), {})::{schema}.outbox_source, $3)",
         parts.join(", ")
     );

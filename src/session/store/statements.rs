@@ -19,6 +19,7 @@ pub struct Statements {
     pub owner: u32,
     pub event_table: u32,
     pub outbox_table: u32,
+    pub dead_table: u32,
     /// By whether the event was stored just now, whether it is scheduled, and whether it is one.
     pub insert: [[[OnceCell<OwnedPreparedStatement>; 2]; 2]; 2],
     pub aggregates: OnceCell<OwnedPreparedStatement>,
@@ -47,15 +48,18 @@ pub fn statements(fcinfo: Call) -> &'static Statements {
     let function = catalog::called_function(fcinfo);
     STATEMENTS.with_borrow_mut(|known| {
         let make = || {
-            let schema = quote_identifier(catalog::schema_of_function(function));
-            let settings = catalog::table_beside(function, c"outbox_settings");
+            // Not the schema of the function, which may be outbox_internal.
+            let extension = catalog::extension(c"outbox");
+            let table = |name| catalog::table_in(extension.schema, name);
+            let settings = table(c"outbox_settings");
             &*Box::leak(Box::new(Statements {
-                extension: catalog::extension(c"outbox"),
+                extension: extension.oid,
                 settings,
-                schema,
+                schema: quote_identifier(catalog::schema_name(extension.schema)),
                 owner: catalog::owner_of_table(settings),
-                event_table: catalog::table_beside(function, c"outbox_events"),
-                outbox_table: catalog::table_beside(function, c"outbox"),
+                event_table: table(c"outbox_events"),
+                outbox_table: table(c"outbox"),
+                dead_table: table(c"outbox_dead"),
                 insert: Default::default(),
                 aggregates: OnceCell::new(),
                 event: Default::default(),

@@ -130,7 +130,7 @@ pub fn insert_events(
                 let sql = format!(
                     "insert into {s}.outbox_events (id, type, operation, aggregate_type, aggregate_id, payload,
                        previous_payload, metadata, headers, actor, correlation_id)
-                     select {s}.outbox_uuid_v7(), u.type, u.operation, $6, u.id, u.payload::pg_catalog.jsonb,
+                     select outbox_internal.uuid_v7(), u.type, u.operation, $6, u.id, u.payload::pg_catalog.jsonb,
                        u.previous::pg_catalog.jsonb, $7::pg_catalog.jsonb, $8::pg_catalog.jsonb, $9, $10
                      from rows from (pg_catalog.unnest($1), pg_catalog.unnest($2), pg_catalog.unnest($3),
                                      pg_catalog.unnest($4), pg_catalog.unnest($5))

@@ -43,7 +43,7 @@ pub struct Inserted {
     pub place: Option<(u32, Tid, i64)>,
 }
 
-/// The columns that the statement which stores an event returns after seq and size, as the view outbox_event_text shows them. A
+/// The columns that the statement which stores an event returns after seq and size, as the view outbox_internal.event_text shows them. A
 /// body that cannot fit is NULL.
 pub fn event_columns() -> String {
     let body =

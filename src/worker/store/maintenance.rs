@@ -80,12 +80,9 @@ impl Store {
     /// Makes dead letters of messages that have expired, in so many blocks of the table from this one on.
     pub fn expire(&self, first_block: i64, blocks: i32, batch: i32) -> SpiResult<Expired> {
         Spi::connect_mut(|client| {
-            let sql = format!(
-                "select destinations, counts, heads, next_block, more, next_expiry from {}.outbox_expire($1, $2, $3)",
-                self.schema
-            );
+            let sql = "select destinations, counts, heads, next_block, more, next_expiry from outbox_internal.expire($1, $2, $3)";
             let args = [first_block.into(), blocks.into(), batch.into()];
-            let row = client.update(sql.as_str(), Some(1), &args)?.first();
+            let row = client.update(sql, Some(1), &args)?.first();
             let destinations: Vec<Lossy> = row.get(1)?.unwrap_or_default();
             let counts: Option<Vec<i64>> = row.get(2)?;
             Ok(Expired {
@@ -101,39 +98,33 @@ impl Store {
     }
 
     pub fn make_partitions(&self, retention_s: Option<i32>) -> SpiResult<i32> {
-        let sql = format!("select {}.outbox_make_partitions($1, clock_timestamp())", self.schema);
-        Ok(Spi::get_one_with_args(&sql, &[retention_s.into()])?.unwrap_or_default())
+        let sql = "select outbox_internal.make_partitions($1, clock_timestamp())";
+        Ok(Spi::get_one_with_args(sql, &[retention_s.into()])?.unwrap_or_default())
     }
 
     /// Summarises new ranges of the indexes of the history; returns how many.
     pub fn summarize_history(&self) -> SpiResult<i32> {
-        let sql = format!(
-            "select {}.outbox_summarize_history(clock_timestamp(), 1000)",
-            self.schema
-        );
-        Ok(Spi::get_one(&sql)?.unwrap_or_default())
+        let sql = "select outbox_internal.summarize_history(clock_timestamp(), 1000)";
+        Ok(Spi::get_one(sql)?.unwrap_or_default())
     }
 
     /// Calls a function that removes what is older, `batch` at most, and returns how many.
     pub fn clear(&self, function: &str, retention_s: i32, batch: i32) -> SpiResult<i64> {
-        let sql = format!("select {}.{function}($1, $2, clock_timestamp())::bigint", self.schema);
+        let sql = format!("select outbox_internal.{function}($1, $2, clock_timestamp())::bigint");
         Ok(Spi::get_one_with_args(&sql, &[retention_s.into(), batch.into()])?.unwrap_or_default())
     }
 
     /// Calls a function that removes what is older and over, looking at `batch` rows after a seq. Returns how far it got,
     /// and whether more may be old.
     pub fn clear_after(&self, function: &str, after: i64, retention_s: i32, batch: i32) -> SpiResult<(i64, bool)> {
-        let sql = format!(
-            "select reached, more from {}.{function}($1, $2, $3, clock_timestamp())",
-            self.schema
-        );
+        let sql = format!("select reached, more from outbox_internal.{function}($1, $2, $3, clock_timestamp())");
         let args = [after.into(), retention_s.into(), batch.into()];
         let (reached, more) = Spi::get_two_with_args(&sql, &args)?;
         Ok((reached.unwrap_or(after), more.unwrap_or_default()))
     }
 
     pub fn purge_workers(&self) -> SpiResult<i64> {
-        let purged: Option<i64> = Spi::get_one(&format!("select {}.outbox_purge_workers()", self.schema))?;
+        let purged: Option<i64> = Spi::get_one("select outbox_internal.purge_workers()")?;
         Ok(purged.unwrap_or_default())
     }
 }

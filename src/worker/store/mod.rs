@@ -86,28 +86,28 @@ impl Store {
 
     /// A query that only reads, planned once. Run it by `select`: with all else pgrx takes a transaction number, also
     /// `Spi::get_one`, and the commit then writes WAL.
-    fn look(&self, client: &SpiClient, sql: String) -> SpiResult<Rc<Kept>> {
+    fn look(&self, client: &SpiClient, sql: &str) -> SpiResult<Rc<Kept>> {
         self.keep(sql, |sql| Ok(client.prepare(sql, &[])?.keep().into()))
     }
 
     /// A statement that writes, planned once.
-    fn write(&self, client: &SpiClient, sql: String, types: &[PgBuiltInOids]) -> SpiResult<Rc<Kept>> {
+    fn write(&self, client: &SpiClient, sql: &str, types: &[PgBuiltInOids]) -> SpiResult<Rc<Kept>> {
         let types: Vec<PgOid> = types.iter().map(|oid| PgOid::from(*oid)).collect();
         self.keep(sql, |sql| Ok(client.prepare_mut(sql, &types)?.keep().into()))
     }
 
-    fn keep(&self, sql: String, plan: impl FnOnce(&str) -> SpiResult<Kept>) -> SpiResult<Rc<Kept>> {
+    fn keep(&self, sql: &str, plan: impl FnOnce(&str) -> SpiResult<Kept>) -> SpiResult<Rc<Kept>> {
         let mut kept = self.kept.borrow_mut();
-        if let Some(known) = kept.get(&sql) {
+        if let Some(known) = kept.get(sql) {
             return Ok(Rc::clone(known));
         }
-        let statement = Rc::new(plan(&sql)?);
-        kept.insert(sql, Rc::clone(&statement));
+        let statement = Rc::new(plan(sql)?);
+        kept.insert(sql.to_owned(), Rc::clone(&statement));
         Ok(statement)
     }
 
     /// The one value that such a query gives.
-    fn look_at<T: Column>(&self, sql: String) -> SpiResult<Option<T>> {
+    fn look_at<T: Column>(&self, sql: &str) -> SpiResult<Option<T>> {
         Spi::connect(|client| {
             let statement = self.look(client, sql)?;
             client.select(&**statement, Some(1), &[])?.first().get_one()
@@ -118,7 +118,7 @@ impl Store {
     /// an older one; a dump that is restored does not.
     pub fn look_at_source(&self) -> SpiResult<()> {
         let now = Spi::connect(|client| {
-            let statement = self.look(client, Source::query(&self.schema))?;
+            let statement = self.look(client, &Source::query(&self.schema))?;
             Source::of(client.select(&**statement, Some(1), &[])?)
         })?;
         let mut known = self.source.borrow_mut();
@@ -152,19 +152,19 @@ impl Store {
              from pg_db_role_setting
              where setdatabase in (0, (select oid from pg_database where datname = current_database()))
                and setrole in (0, (select oid from pg_roles where rolname = current_user))";
-        Ok(self.look_at::<Lossy>(sql.to_string())?.unwrap_or_default().0)
+        Ok(self.look_at::<Lossy>(sql)?.unwrap_or_default().0)
     }
 
     /// Why nothing is to be delivered from here; None = this database is adopted.
     pub fn not_adopted(&self) -> SpiResult<Option<String>> {
-        let why = self.look_at::<Lossy>(format!("select {}.outbox_not_adopted()", self.schema))?;
+        let why = self.look_at::<Lossy>("select outbox_internal.not_adopted()")?;
         Ok(why.map(|why| why.0))
     }
 
     /// Tells that this worker lives; returns the ids of all that do.
     pub fn heartbeat(&self, pid: i32, ttl_s: i32) -> SpiResult<Vec<String>> {
         Spi::connect_mut(|client| {
-            let sql = format!("select * from {}.outbox_heartbeat($1, $2, $3)", self.schema);
+            let sql = "select * from outbox_internal.heartbeat($1, $2, $3)";
             let types = [PgBuiltInOids::TEXTOID, PgBuiltInOids::INT4OID, PgBuiltInOids::INT4OID];
             let statement = self.write(client, sql, &types)?;
             let args = [self.worker.as_str().into(), pid.into(), ttl_s.into()];
@@ -183,10 +183,7 @@ impl Store {
         detail: Option<&str>,
         looked_at_us: Option<i64>,
     ) -> SpiResult<()> {
-        let sql = format!(
-            "select {}.outbox_report($1, $2, $3, $4, $5, to_timestamp(0) + $6 * interval '1 microsecond')",
-            self.schema
-        );
+        let sql = "select outbox_internal.report($1, $2, $3, $4, $5, to_timestamp(0) + $6 * interval '1 microsecond')";
         let args = [
             self.worker.as_str().into(),
             destination.into(),
@@ -195,16 +192,14 @@ impl Store {
             detail.into(),
             looked_at_us.into(),
         ];
-        Spi::run_with_args(&sql, &args)
+        Spi::run_with_args(sql, &args)
     }
 
     /// The destinations that there are, with the credentials of this worker's role.
     pub fn destinations(&self) -> SpiResult<Vec<Described>> {
         Spi::connect(|client| {
-            let sql = format!(
-                "select destination, server::bigint, options, paused, wrapper from {}.outbox_destinations()",
-                self.schema
-            );
+            let sql =
+                "select destination, server::bigint, options, paused, wrapper from outbox_internal.destinations()";
             let statement = self.look(client, sql)?;
             client
                 .select(&**statement, None, &[])?
@@ -227,10 +222,7 @@ impl Store {
 
     pub fn leases(&self) -> SpiResult<Vec<Lease>> {
         Spi::connect(|client| {
-            let sql = format!(
-                "select partition, lease_owner, live, lease_epoch from {}.outbox_leases()",
-                self.schema
-            );
+            let sql = "select partition, lease_owner, live, lease_epoch from outbox_internal.leases()";
             let statement = self.look(client, sql)?;
             client
                 .select(&**statement, None, &[])?
@@ -252,13 +244,10 @@ impl Store {
             return Ok(Vec::new());
         }
         Spi::connect_mut(|client| {
-            let sql = format!(
-                "select partition, lease_epoch from {}.outbox_lease_take($1, $2, $3)",
-                self.schema
-            );
+            let sql = "select partition, lease_epoch from outbox_internal.lease_take($1, $2, $3)";
             let args = [self.worker.as_str().into(), indexes(partitions).into(), ttl_s.into()];
             client
-                .update(sql.as_str(), None, &args)?
+                .update(sql, None, &args)?
                 .map(|row| Ok((partition(&row, 1)?, row.get(2)?.unwrap_or_default())))
                 .collect()
         })
@@ -267,7 +256,7 @@ impl Store {
     /// Renews leases; returns those still held.
     pub fn renew(&self, leases: &[(Partition, i64)], ttl_s: i32) -> SpiResult<Vec<Partition>> {
         Spi::connect_mut(|client| {
-            let sql = format!("select * from {}.outbox_lease_renew($1, $2, $3, $4)", self.schema);
+            let sql = "select * from outbox_internal.lease_renew($1, $2, $3, $4)";
             let (partitions, epochs) = columns(leases);
             let args = [
                 self.worker.as_str().into(),
@@ -294,15 +283,12 @@ impl Store {
             return Ok(());
         }
         let (partitions, epochs) = columns(leases);
-        let sql = format!("select {}.outbox_lease_release($1, $2, $3)", self.schema);
-        Spi::run_with_args(&sql, &[self.worker.as_str().into(), partitions.into(), epochs.into()])
+        let sql = "select outbox_internal.lease_release($1, $2, $3)";
+        Spi::run_with_args(sql, &[self.worker.as_str().into(), partitions.into(), epochs.into()])
     }
 
     pub fn leave(&self) -> SpiResult<()> {
-        Spi::run_with_args(
-            &format!("select {}.outbox_leave($1)", self.schema),
-            &[self.worker.as_str().into()],
-        )
+        Spi::run_with_args("select outbox_internal.leave($1)", &[self.worker.as_str().into()])
     }
 
     /// Claims messages of leased lanes, all of them with the same reach.
@@ -331,7 +317,7 @@ impl Store {
             PgBuiltInOids::INT8OID,
             PgBuiltInOids::INT8OID,
         ];
-        let body = || self.body("outbox_claim(text,text,smallint[],bigint[],integer[],bigint[],bigint,bigint)");
+        let body = || self.body("claim(text,text,smallint[],bigint[],integer[],bigint[],bigint,bigint)");
         self.claimed(whereto, &self.claim, &body, &types, &args, &release())
     }
 
@@ -351,7 +337,7 @@ impl Store {
             PgBuiltInOids::INT4OID,
             PgBuiltInOids::INT8OID,
         ];
-        let body = || self.body("outbox_claim_unleased(text,bigint,integer,integer,bigint)");
+        let body = || self.body("claim_unleased(text,bigint,integer,integer,bigint)");
         self.claimed(whereto, &self.claim, &body, &types, &args, &release())
     }
 
@@ -388,10 +374,10 @@ impl Store {
             destination: &key.destination,
             body,
         };
-        let body = || self.body("outbox_claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint)");
+        let body = || self.body("claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint)");
         let batch = self.claimed(whereto, &self.claim_waiting, &body, &types, &args, &Disposition::Wait)?;
         let more: Option<bool> = Spi::get_one_with_args(
-            &format!("select {}.outbox_waits($1, $2, $3)", self.schema),
+            "select outbox_internal.waits($1, $2, $3)",
             &[
                 key.destination.as_str().into(),
                 key.partition.as_i16().into(),
@@ -404,14 +390,11 @@ impl Store {
     /// The statement that a function of ours in SQL is. As such it is planned once and runs without what a call costs: half of the
     /// time of a claim of one message. The worker's session has the settings that the function's SET clauses name.
     fn body(&self, function: &str) -> SpiResult<String> {
-        let sql = format!(
-            "select prosrc from pg_proc where oid = '{}.{function}'::regprocedure",
-            self.schema
-        );
+        let sql = format!("select prosrc from pg_proc where oid = 'outbox_internal.{function}'::regprocedure");
         Ok(Spi::get_one(&sql)?.unwrap_or_default())
     }
 
-    /// `sql` has the columns of outbox_claimed.
+    /// `sql` has the columns of outbox_internal.claimed.
     fn claimed(
         &self,
         whereto: Whereto,
@@ -520,7 +503,7 @@ impl Store {
     /// Brings back messages whose time has come. Returns where they are now, and in how many ms the next is due.
     pub fn bring_due(&self, leases: Option<&[Held]>, batch: i32) -> SpiResult<Brought> {
         let next_due_ms = || {
-            let next_ms: Option<i64> = self.look_at(format!("select {}.outbox_next_due_ms()", self.schema))?;
+            let next_ms: Option<i64> = self.look_at("select outbox_internal.next_due_ms()")?;
             Ok::<_, SpiError>(next_ms.and_then(|ms| u64::try_from(ms).ok()))
         };
         let next_ms = next_due_ms()?;
@@ -529,10 +512,7 @@ impl Store {
         }
         let (partitions, epochs) = leases.map(columns).unzip();
         let moved = Spi::connect_mut(|client| {
-            let sql = format!(
-                "select partition, destination, seq from {}.outbox_due($1, $2, $3, $4, null::text)",
-                self.schema
-            );
+            let sql = "select partition, destination, seq from outbox_internal.due($1, $2, $3, $4, null::text)";
             let args = [
                 self.worker.as_str().into(),
                 partitions.into(),
@@ -540,7 +520,7 @@ impl Store {
                 batch.into(),
             ];
             client
-                .update(sql.as_str(), None, &args)?
+                .update(sql, None, &args)?
                 .map(|row| {
                     let destination: Lossy = row.get(2)?.unwrap_or_default();
                     let seq: Option<i64> = row.get(3)?;
@@ -554,12 +534,9 @@ impl Store {
     /// The keys that are closed or have messages waiting behind another.
     pub fn gates(&self, partitions: &[Partition]) -> SpiResult<Vec<Found>> {
         Spi::connect(|client| {
-            let sql = format!(
-                "select partition, destination, key, head, followers from {}.outbox_gates($1)",
-                self.schema
-            );
+            let sql = "select partition, destination, key, head, followers from outbox_internal.gates($1)";
             client
-                .select(sql.as_str(), None, &[indexes(partitions).into()])?
+                .select(sql, None, &[indexes(partitions).into()])?
                 .map(|row| {
                     Ok(Found {
                         key: OrderedKey {
@@ -599,10 +576,10 @@ impl Store {
 
     /// The same for messages whose rows may have moved: they are looked for by key.
     pub fn settle_by_key(&self, settlements: &[Settlement], dead_action: &'static str) -> SpiResult<usize> {
-        let sql = format!("select {}.outbox_locate($1, $2, $3)::text[]", self.schema);
+        let sql = "select outbox_internal.locate($1, $2, $3)::text[]";
         let (seqs, destinations, partitions) = keys(settlements);
         let tids: Option<Vec<String>> =
-            Spi::get_one_with_args(&sql, &[seqs.into(), destinations.into(), partitions.into()])?;
+            Spi::get_one_with_args(sql, &[seqs.into(), destinations.into(), partitions.into()])?;
         self.settle_at(settlements, tids.unwrap_or_default(), dead_action)
     }
 
@@ -629,10 +606,7 @@ impl Store {
             let statement = match self.settle.get() {
                 Some(statement) => statement,
                 None => {
-                    let sql = format!(
-                        "select {}.outbox_settle($1, $2::tid[], $3, $4, $5, $6, $7::\"char\"[], $8, $9)",
-                        self.schema
-                    );
+                    let sql = "select outbox_internal.settle($1, $2::tid[], $3, $4, $5, $6, $7::\"char\"[], $8, $9)";
                     let types = [
                         PgBuiltInOids::TEXTOID,
                         PgBuiltInOids::TEXTARRAYOID,
@@ -644,7 +618,7 @@ impl Store {
                         PgBuiltInOids::INT8ARRAYOID,
                         PgBuiltInOids::TEXTARRAYOID,
                     ];
-                    let prepared = client.prepare_mut(sql.as_str(), &types.map(PgOid::from))?.keep();
+                    let prepared = client.prepare_mut(sql, &types.map(PgOid::from))?.keep();
                     self.settle.get_or_init(|| prepared.into())
                 }
             };

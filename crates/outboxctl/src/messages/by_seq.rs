@@ -143,12 +143,12 @@ impl BySeq {
                     // From the events, in their order, to the messages of `outbox`, whose index begins with the lane.
                     let source = Source {
                         table: &OUTBOX,
-                        from: "outbox_events e cross join outbox_first_pending l cross join lateral (
+                        from: "outbox_events e cross join outbox_internal.first_pending l cross join lateral (
     select * from outbox x where x.destination = l.destination and x.partition = l.partition and x.seq = e.seq offset 0) t"
                             .into(),
                         seq: "e.seq",
                     };
-                    let mut conditions = Sql::new("\n  and e.seq >= (select min(f.seq) from outbox_first_pending f)");
+                    let mut conditions = Sql::new("\n  and e.seq >= (select min(f.seq) from outbox_internal.first_pending f)");
                     conditions
                         .append(&self.filter.on_events())
                         .append(&lanes)

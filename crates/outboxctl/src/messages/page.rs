@@ -161,7 +161,7 @@ impl Place<'_> {
     pub fn rows_of_lanes(&self, source: &Source, lanes: &Sql, conditions: &Sql, most: usize) -> Sql {
         let mut of_lane = Sql::new("\n  and t.destination = l.destination and t.partition = l.partition");
         of_lane.append(conditions);
-        let mut sql = Sql::new("select x.* from outbox_first_pending l cross join lateral (\n");
+        let mut sql = Sql::new("select x.* from outbox_internal.first_pending l cross join lateral (\n");
         sql.append(&self.rows(source, &of_lane, most))
             .push(") x where true")
             .append(lanes);

@@ -21,8 +21,8 @@ pub struct Table {
 
 pub const OUTBOX: Table = Table {
     name: "outbox",
-    status: "case when t.claim_token is not null and outbox_claim_is_live(t.claim_token, t.partition, t.claim_until)
-                    or outbox_is_taken(t.destination, t.partition, t.seq) then 'in flight'
+    status: "case when t.claim_token is not null and outbox_internal.claim_is_live(t.claim_token, t.partition, t.claim_until)
+                    or outbox_internal.is_taken(t.destination, t.partition, t.seq) then 'in flight'
                   when t.attempts > 0 then 'retrying' else 'pending' end",
     available_at: "t.enqueued_at",
     ended_at: "null::timestamptz",
@@ -72,7 +72,7 @@ impl Table {
         // outbox has no index that begins with seq: each lane is asked.
         let from = match self.name {
             "outbox" => {
-                "outbox_first_pending l cross join lateral (
+                "outbox_internal.first_pending l cross join lateral (
                    select * from outbox x where x.destination = l.destination and x.partition = l.partition and x.seq = $1 offset 0) t"
             }
             name => &format!("{name} t where t.seq = $1"),

@@ -26,7 +26,8 @@ pub fn qualified(sql: &str, schema: &str) -> String {
         } else {
             let is_call = rest.trim_start().starts_with('(');
             let is_relation = matches!(word_before, "from" | "join" | "into" | "update") && between.trim().is_empty();
-            if is_ours(piece) && !between.ends_with('.') && (is_call || is_relation) {
+            let is_schema = rest.starts_with('.'); // outbox_internal, which has one name everywhere
+            if is_ours(piece) && !is_schema && !between.ends_with('.') && (is_call || is_relation) {
                 text.push_str(&prefix);
             }
             text.push_str(piece);
@@ -77,8 +78,12 @@ mod tests {
                 r#"select "S".outbox_retry($1), max(outbox_errors.last_at) from "S".outbox_errors"#,
             ),
             (
-                "select * from outbox_destinations() d, lateral (select from\n  outbox_dead) x",
-                "select * from \"S\".outbox_destinations() d, lateral (select from\n  \"S\".outbox_dead) x",
+                "select * from outbox_open_transactions() t, lateral (select from\n  outbox_dead) x",
+                "select * from \"S\".outbox_open_transactions() t, lateral (select from\n  \"S\".outbox_dead) x",
+            ),
+            (
+                "select outbox_internal.is_taken($1) from outbox_internal.destinations() d join outbox o on true",
+                r#"select outbox_internal.is_taken($1) from outbox_internal.destinations() d join "S".outbox o on true"#,
             ),
             // What is text stays text, and what has a schema keeps it.
             (

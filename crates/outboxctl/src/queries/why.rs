@@ -38,7 +38,7 @@ pub struct Ahead {
 /// index by key: only its start is looked through.
 const AHEAD: &str = "
     (select h.seq, h.status, h.last_error, h.available_at, true as whole
-     from outbox_closed_lanes() l cross join lateral (
+     from outbox_internal.closed_lanes() l cross join lateral (
        select d.seq, 'dead' as status, d.reason as last_error, null::timestamptz as available_at
        from outbox_dead d where d.seq = l.head and d.destination = l.destination
        union all

@@ -51,7 +51,7 @@ struct Described {
 const DESCRIBED: &str = "
     select d.wrapper, d.options, current_setting('outbox.url', true) as url, current_setting('outbox.exchange', true) as exchange,
            current_setting('outbox.routing_key', true) as routing_key
-    from outbox_destinations() d where d.destination = $1";
+    from outbox_internal.destinations() d where d.destination = $1";
 
 /// What goes to the destination.
 pub struct Sent {

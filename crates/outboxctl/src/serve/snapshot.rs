@@ -145,7 +145,7 @@ pub struct Lane {
 
 const DEPTHS: &str = "
     select outbox_partition_label(l.partition::integer) as partition_key, n.depth
-    from outbox_first_shown l
+    from outbox_internal.first_shown l
     cross join lateral (select count(*) as depth from (select from outbox o where o.destination = l.destination
                           and o.partition = l.partition limit $1) x) n";
 

@@ -63,7 +63,7 @@ static MESSAGES: LazyLock<String> = LazyLock::new(|| {
             &OUTBOX,
             "null",
             OUTBOX.last_error,
-            "(select * from outbox_first_shown limit 50) l
+            "(select * from outbox_internal.first_shown limit 50) l
              join outbox t on t.destination = l.destination and t.partition = l.partition and t.seq = l.seq",
         ),
     ];

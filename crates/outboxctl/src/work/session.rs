@@ -124,7 +124,6 @@ pub struct Seen {
 pub struct Session {
     handle: Handle,
     client: Client,
-    schema: String,
     /// The worker's name.
     pub id: String,
     /// The same, and where its session leads.
@@ -153,17 +152,17 @@ impl Session {
         let client = opened.client;
         handle.block_on(client.batch_execute(SETTINGS))?;
         handle.block_on(client.batch_execute(&session::statement()))?;
-        let schema = opened.extension.map(|extension| extension.schema).unwrap_or_default();
         let mut session = Self {
             handle: handle.clone(),
             client,
-            schema: quoted(&schema),
             id: String::new(),
             who: Who::default(),
             statements: RefCell::default(),
             clock: Cell::new((0, Instant::now())),
         };
-        session.id = session.one("select @.outbox_work_begin($1::text)", &[&label])?.get(0);
+        session.id = session
+            .one("select outbox_internal.work_begin($1::text)", &[&label])?
+            .get(0);
         let row = session.one(
             "select coalesce(host(inet_server_addr()), 'local socket') || ':' || current_setting('port'),
                     current_database()::text, current_user::text",
@@ -178,14 +177,12 @@ impl Session {
         Ok(session)
     }
 
-    /// Planned once, and remembered. `@.` stands for the schema.
+    /// Planned once, and remembered.
     fn prepared(&self, sql: &'static str) -> Result<Statement, Trouble> {
         if let Some(known) = self.statements.borrow().get(sql) {
             return Ok(known.clone());
         }
-        let text = sql
-            .replace("@.", &format!("{}.", self.schema))
-            .replace("CLAIMED", CLAIMED);
+        let text = sql.replace("CLAIMED", CLAIMED);
         let statement = self.wait_for(self.client.prepare(&text))?;
         self.statements.borrow_mut().insert(sql, statement.clone());
         Ok(statement)
@@ -221,12 +218,12 @@ impl Session {
 
     pub fn look(&self) -> Result<Look, Trouble> {
         let row = self.one(
-            "select leasing, not_adopted, source, coalesce(defaults, ''), now_us from @.outbox_work_look()",
+            "select leasing, not_adopted, source, coalesce(defaults, ''), now_us from outbox_internal.work_look()",
             &[],
         )?;
         self.clock.set((row.get(4), Instant::now()));
         let settings = self.rows(
-            "select name, @.outbox_legible(setting) from pg_settings where name like 'outbox.%' and setting is not null",
+            "select name, outbox_internal.legible(setting) from pg_settings where name like 'outbox.%' and setting is not null",
             &[],
         )?;
         Ok(Look {
@@ -243,8 +240,8 @@ impl Session {
         // The view shows options of a mapping to its own role only, and only with USAGE on the server.
         let rows = self.rows(
             "select d.destination, d.wrapper, coalesce(d.options, '{}'), d.paused,
-                    array(select @.outbox_legible(o) from unnest(m.umoptions) with ordinality u (o, i) order by i)
-             from @.outbox_work_destinations() d
+                    array(select outbox_internal.legible(o) from unnest(m.umoptions) with ordinality u (o, i) order by i)
+             from outbox_internal.work_destinations() d
              left join pg_user_mappings m on m.srvid = d.server and m.usename = current_user order by 1",
             &[],
         )?;
@@ -263,13 +260,13 @@ impl Session {
 
     /// I live. Returns the names of all workers that do.
     pub fn heartbeat(&self) -> Result<Vec<String>, Trouble> {
-        let rows = self.rows("select * from @.outbox_work_heartbeat()", &[])?;
+        let rows = self.rows("select * from outbox_internal.work_heartbeat()", &[])?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
     pub fn leases(&self) -> Result<Vec<Lease>, Trouble> {
         let rows = self.rows(
-            "select partition, lease_owner, live, lease_epoch from @.outbox_work_leases()",
+            "select partition, lease_owner, live, lease_epoch from outbox_internal.work_leases()",
             &[],
         )?;
         rows.iter()
@@ -293,7 +290,7 @@ impl Session {
     ) -> Result<(Vec<Held>, Option<u64>), Trouble> {
         let ((renew, renew_epochs), (release, release_epochs)) = (columns(renew), columns(release));
         let rows = self.rows(
-            "select partition, lease_epoch, ttl_s from @.outbox_work_lease($1::smallint[], $2::bigint[], $3::smallint[], $4::bigint[], $5::smallint[])",
+            "select partition, lease_epoch, ttl_s from outbox_internal.work_lease($1::smallint[], $2::bigint[], $3::smallint[], $4::bigint[], $5::smallint[])",
             &[&renew, &renew_epochs, &release, &release_epochs, &indexes(take)],
         )?;
         let held: Result<Vec<Held>, Trouble> = rows
@@ -305,7 +302,7 @@ impl Session {
     }
 
     pub fn purge(&self) -> Result<i64, Trouble> {
-        let row = self.one("select coalesce(@.outbox_work_purge(), 0)", &[])?;
+        let row = self.one("select coalesce(outbox_internal.work_purge(), 0)", &[])?;
         Ok(row.get(0))
     }
 
@@ -320,7 +317,7 @@ impl Session {
         let (reason, detail) = (reason.map(str::as_bytes), detail.map(str::as_bytes));
         let params: [&(dyn ToSql + Sync); 4] = [&destination, &state, &reason, &detail];
         self.rows(
-            "select @.outbox_work_report($1::text, $2::text, @.outbox_of_utf8($3::bytea), @.outbox_of_utf8($4::bytea))",
+            "select outbox_internal.work_report($1::text, $2::text, outbox_internal.of_utf8($3::bytea), outbox_internal.of_utf8($4::bytea))",
             &params,
         )
         .map(drop)
@@ -328,15 +325,15 @@ impl Session {
 
     /// Gives back what it leases, then its place.
     pub fn leave(&self) -> Result<(), Trouble> {
-        self.rows("select @.outbox_work_leave()", &[])?;
-        self.rows("select @.outbox_work_quit()", &[]).map(drop)
+        self.rows("select outbox_internal.work_leave()", &[])?;
+        self.rows("select outbox_internal.work_quit()", &[]).map(drop)
     }
 
     /// Waits for something to do. `tell`: the other workers shall look at the leases.
     pub fn wait(&self, seen: &Seen, limit: Duration, in_flight: usize, tell: bool) -> Result<Seen, Trouble> {
         let (limit_ms, in_flight) = (limit.as_millis() as i32, in_flight as i32);
         let row = self.one(
-            "select @.outbox_work_wait($1::bigint[], $2::integer, $3::integer, $4::boolean)",
+            "select outbox_internal.work_wait($1::bigint[], $2::integer, $3::integer, $4::boolean)",
             &[&seen.counters, &limit_ms, &in_flight, &tell],
         )?;
         let mut counters: Vec<i64> = row.get(0);
@@ -353,7 +350,7 @@ impl Session {
     pub fn holds(&self, destination: &str, in_flight: usize) -> Result<(), Trouble> {
         let in_flight = in_flight as i32;
         self.rows(
-            "select @.outbox_work_holds($1::text, $2::integer)",
+            "select outbox_internal.work_holds($1::text, $2::integer)",
             &[&destination, &in_flight],
         )
         .map(drop)
@@ -363,7 +360,10 @@ impl Session {
 
     /// From where partitions must be read again. Before a claim.
     pub fn reopened(&self, partitions: &[Partition]) -> Result<Vec<Reopened>, Trouble> {
-        let row = self.one("select @.outbox_work_reopened($1::smallint[])", &[&indexes(partitions)])?;
+        let row = self.one(
+            "select outbox_internal.work_reopened($1::smallint[])",
+            &[&indexes(partitions)],
+        )?;
         Ok(reopened(partitions, row.get(0)))
     }
 
@@ -435,7 +435,7 @@ impl Session {
     pub fn claim_unleased(&self, destination: &str, limit: u32) -> Result<Batch<Place>, Trouble> {
         let limit = limit as i32;
         batch(&self.rows(
-            "select CLAIMED from @.outbox_work_claim_unleased($1::text, $2::integer)",
+            "select CLAIMED from outbox_internal.work_claim_unleased($1::text, $2::integer)",
             &[&destination, &limit],
         )?)
     }
@@ -450,7 +450,7 @@ impl Session {
     ) -> Result<(Batch<Place>, bool), Trouble> {
         let (index, limit) = (key.partition.as_i16(), limit as i32);
         let rows = self.rows(
-            "select CLAIMED from @.outbox_work_claim_waiting($1::text, $2::smallint, $3::text, $4::bigint, $5::bigint, $6::integer)",
+            "select CLAIMED from outbox_internal.work_claim_waiting($1::text, $2::smallint, $3::text, $4::bigint, $5::bigint, $6::integer)",
             &[&key.destination, &index, &key.key, &epoch, &reach, &limit],
         )?;
         let more = rows.iter().any(|row| remark(row) == Some("more"));
@@ -461,7 +461,7 @@ impl Session {
     pub fn bring_due(&self, leases: Option<&[Held]>) -> Result<Vec<(String, Partition, i64)>, Trouble> {
         let (partitions, epochs) = leases.map(columns).unzip();
         let rows = self.rows(
-            "select destination, partition, seq from @.outbox_work_due($1::smallint[], $2::bigint[])",
+            "select destination, partition, seq from outbox_internal.work_due($1::smallint[], $2::bigint[])",
             &[&partitions, &epochs],
         )?;
         rows.iter()
@@ -470,13 +470,13 @@ impl Session {
     }
 
     pub fn next_due_ms(&self) -> Result<Option<u64>, Trouble> {
-        let row = self.one("select @.outbox_work_next_due_ms()", &[])?;
+        let row = self.one("select outbox_internal.work_next_due_ms()", &[])?;
         Ok(row.get::<_, Option<i64>>(0).and_then(|ms| u64::try_from(ms).ok()))
     }
 
     pub fn gates(&self, partitions: &[Partition]) -> Result<Vec<Found>, Trouble> {
         let rows = self.rows(
-            "select destination, partition, key, head, followers from @.outbox_work_gates($1::smallint[])",
+            "select destination, partition, key, head, followers from outbox_internal.work_gates($1::smallint[])",
             &[&indexes(partitions)],
         )?;
         rows.iter()
@@ -504,8 +504,8 @@ impl Session {
     ) -> Result<usize, Trouble> {
         let rows = Settled::of(batch, dead_action);
         let row = self.one(
-            "select @.outbox_work_settle($1::text, $2::text[], $3::bigint[], $4::smallint[], $5::bigint[], $6::text[], $7::bigint[],
-               array(select @.outbox_of_utf8(r) from unnest($8::bytea[]) with ordinality u (r, i) order by i), $9::bigint[])",
+            "select outbox_internal.work_settle($1::text, $2::text[], $3::bigint[], $4::smallint[], $5::bigint[], $6::text[], $7::bigint[],
+               array(select outbox_internal.of_utf8(r) from unnest($8::bytea[]) with ordinality u (r, i) order by i), $9::bigint[])",
             &[
                 &destination,
                 &rows.tids,
@@ -522,8 +522,8 @@ impl Session {
     }
 }
 
-const CLAIM: &str = "select CLAIMED from @.outbox_work_claim($1::text, $2::smallint[], $3::bigint[], $4::integer[], $5::bigint[], $6::bigint)";
-const GLANCE: &str = "select @.outbox_work_glance($1::smallint[])";
+const CLAIM: &str = "select CLAIMED from outbox_internal.work_claim($1::text, $2::smallint[], $3::bigint[], $4::integer[], $5::bigint[], $6::bigint)";
+const GLANCE: &str = "select outbox_internal.work_glance($1::smallint[])";
 
 // ---- rows -----------------------------------------------------------------------------------------------------------
 
@@ -594,11 +594,6 @@ impl<'a> Settled<'a> {
         }
         rows
     }
-}
-
-/// A name as SQL has it.
-fn quoted(name: &str) -> String {
-    format!("\"{}\"", name.replace('"', "\"\""))
 }
 
 fn no_answer() -> Trouble {

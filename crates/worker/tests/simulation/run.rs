@@ -26,7 +26,7 @@ struct Process {
     /// Nothing of it happens until then.
     paused_until_ms: u64,
     /// Unless something wakes it.
-    sleeps_until_ms: u64,
+    rests_until_ms: u64,
 }
 
 /// What all processes see.
@@ -67,7 +67,7 @@ impl Simulation {
             number,
             worker: None,
             paused_until_ms: 0,
-            sleeps_until_ms: 0,
+            rests_until_ms: 0,
         };
         Self(Rc::new(Shared {
             world: RefCell::new(World::new(config, seed)),
@@ -301,7 +301,7 @@ impl Shared {
         match worker.pass() {
             Ok(Pass::Wait(wait_ms)) => {
                 let wait_ms = worker.listen(wait_ms, None);
-                process.sleeps_until_ms = self.with(|world| {
+                process.rests_until_ms = self.with(|world| {
                     let World { workers, now_ms, .. } = world;
                     let here = &mut workers[number];
                     here.is_woken |= here.brokers.iter().any(|broker| broker.rings());
@@ -355,8 +355,8 @@ impl Shared {
                 world.end_prepared();
             });
             for (number, process) in self.processes.iter().enumerate() {
-                let sleeps_until_ms = process.borrow().sleeps_until_ms;
-                if self.with(|world| world.workers[number].is_woken || world.now_ms >= sleeps_until_ms) {
+                let rests_until_ms = process.borrow().rests_until_ms;
+                if self.with(|world| world.workers[number].is_woken || world.now_ms >= rests_until_ms) {
                     self.pass(number);
                 }
             }

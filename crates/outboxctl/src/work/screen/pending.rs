@@ -29,7 +29,7 @@ pub async fn watch(connect: ConnectArgs, board: Arc<Board>) {
             .await
             .unwrap_or_else(|_| Err(unanswered()));
         let Err(failure) = match session {
-            Ok((client, sql)) => count(&client, &sql, &board).await,
+            Ok(client) => count(&client, &board).await,
             Err(failure) => Err(failure),
         };
         board.count(Err(failure.message));
@@ -37,18 +37,14 @@ pub async fn watch(connect: ConnectArgs, board: Arc<Board>) {
     }
 }
 
-async fn open(connect: &ConnectArgs) -> Result<(Client, String), Failure> {
+async fn open(connect: &ConnectArgs) -> Result<Client, Failure> {
     let session = connect::connect_session(connect).await?;
     session.client.batch_execute(SETTINGS).await?;
-    let schema = session.extension.map(|extension| extension.schema).unwrap_or_default();
-    let sql = format!(
-        "select partition, pending, is_all from \"{}\".outbox_work_pending($1::smallint[])",
-        schema.replace('"', "\"\"")
-    );
-    Ok((session.client, sql))
+    Ok(session.client)
 }
 
-async fn count(client: &Client, sql: &str, board: &Board) -> Result<Infallible, Failure> {
+async fn count(client: &Client, board: &Board) -> Result<Infallible, Failure> {
+    let sql = "select partition, pending, is_all from outbox_internal.work_pending($1::smallint[])";
     loop {
         let began = Instant::now();
         let partitions = board.partitions();
