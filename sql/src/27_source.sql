@@ -1,6 +1,6 @@
 -- Event sources: events are read from a table or view of the user's own instead of outbox_events. One source a
--- database, for the seq of a message says nothing else about where its event is. src/session/source.rs checks a mapping when it
--- is set, src/store/source.rs reads by it: as the owner of the relation, restricted, read-only.
+-- database, for the seq of a message says nothing else about where its event is. src/session/source.rs checks a mapping
+-- when it is set, src/store/source.rs reads by it: as the owner of the relation, restricted, read-only.
 -- Lock order: outbox_settings, as outbox_configure(); then outbox_source, outbox_events.
 
 create table @extschema@.outbox_source (
