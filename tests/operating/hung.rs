@@ -34,9 +34,11 @@ fn health_names_the_process_that_keeps_leases_locked_and_the_partitions_come_bac
         .batch_execute("begin; select from outbox for update")
         .expect("lock");
     broker.resume();
-    // Another worker may wait for the leases that this one has locked.
+    // Another worker may wait for the leases that this one has locked; and who has taken them over may wait with a claim, which
+    // locks none.
     let waits = format!(
-        "select max(pid) from pg_stat_activity where backend_type = 'outbox worker' and {} = any (pg_blocking_pids(pid))",
+        "select max(pid) from pg_stat_activity
+         where backend_type = 'outbox worker' and query = 'outbox: settle' and {} = any (pg_blocking_pids(pid))",
         holder
             .query_one("select pg_backend_pid()", &[])
             .expect("its id")
