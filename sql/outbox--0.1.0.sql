@@ -5223,8 +5223,8 @@ begin
     left join pg_catalog.pg_namespace n on d.classid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
       and n.oid = d.objid
     cross join lateral (
-      -- PUBLIC may call a new function, and ALTER DEFAULT PRIVILEGES may have opened more, to others too. Who owns
-      -- tables has said so of tables; functions, and what users do not name, are closed.
+      -- PUBLIC may call a new function, and ALTER DEFAULT PRIVILEGES may have opened more, to other roles too. What it
+      -- says of tables and views that people read is left; all functions, and all that is internal, are closed.
       select pg_catalog.string_agg(distinct case a.grantee when 0 then 'public'
                else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)) end, ', ') as to_whom
       from pg_catalog.aclexplode(coalesce(p.proacl, c.relacl, n.nspacl, pg_catalog.acldefault('f', p.proowner))) a
