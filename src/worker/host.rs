@@ -206,11 +206,11 @@ impl outbox_worker::Host for Host {
             self.here.changes_seen.set(changes);
             described = Some(destinations);
         }
-        Ok(Look::News(News {
+        Ok(Look::News(Box::new(News {
             not_adopted,
             settings: None, // a reload brings them
             described,
-        }))
+        })))
     }
 
     fn is_stale(&self) -> bool {

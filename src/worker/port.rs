@@ -22,7 +22,7 @@ use outbox_core::partition::Partition;
 use outbox_core::settle::Ended;
 use outbox_transport::BodyFunction;
 use outbox_transport::target::{Limits, Target};
-use outbox_worker::{Patience, Status};
+use outbox_worker::{Brought, Patience, Status};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -152,7 +152,7 @@ impl outbox_worker::Port for Port {
         Ok((self.note(claimed), more))
     }
 
-    fn bring_due(&self, leases: Option<&[Held]>) -> Result<(Vec<(String, Partition, i64)>, Option<u64>), Failure> {
+    fn bring_due(&self, leases: Option<&[Held]>) -> Result<Brought, Failure> {
         let brought = in_transaction(c"outbox: bring back what is due", Durability::Relaxed, || {
             self.here.store.bring_due(leases, DUE_ROWS)
         })?;

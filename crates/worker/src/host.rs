@@ -124,8 +124,8 @@ pub trait Port {
         reach: i64,
         limit: u32,
     ) -> Result<(Batch<Self::Place>, bool), Self::Error>;
-    /// Brings back what is due, of all destinations. Returns where it is, and in how many ms the next is due.
-    fn bring_due(&self, leases: Option<&[Held]>) -> Result<(Vec<(String, Partition, i64)>, Option<u64>), Self::Error>;
+    /// Brings back what is due, of all destinations.
+    fn bring_due(&self, leases: Option<&[Held]>) -> Result<Brought, Self::Error>;
     /// The keys of all destinations that are closed or have messages waiting behind another.
     fn gates(&self, partitions: &[Partition]) -> Result<Vec<Found>, Self::Error>;
     /// Whether the error says that somebody holds rows locked.
@@ -259,7 +259,7 @@ pub struct Orders {
 pub enum Look {
     /// Nothing was looked at.
     Skipped,
-    News(News),
+    News(Box<News>),
     /// What a new session would go by is not what this one does.
     NewSession,
 }
@@ -271,6 +271,9 @@ pub struct News {
     pub settings: Option<Settings>,
     pub described: Option<Vec<Described>>,
 }
+
+/// Messages that were brought back, each with its destination and partition; and in how many ms the next is due.
+pub type Brought = (Vec<(String, Partition, i64)>, Option<u64>);
 
 /// What is to become of leases.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -594,11 +594,12 @@ impl<H: Host> Worker<H> {
         match look {
             Look::Skipped => Ok(false),
             Look::NewSession => Ok(true),
-            Look::News(News {
-                not_adopted,
-                settings,
-                described,
-            }) => {
+            Look::News(news) => {
+                let News {
+                    not_adopted,
+                    settings,
+                    described,
+                } = *news;
                 self.common.not_adopted = not_adopted;
                 if let Some(settings) = settings.filter(|settings| *settings != self.common.settings) {
                     self.take_settings(settings);

@@ -20,7 +20,7 @@ use outbox_core::partition::Partition;
 use outbox_core::settle::{Disposition, EXPIRED};
 use outbox_transport::BodyFunction;
 use outbox_transport::target::{Kind, split};
-use outbox_worker::Described;
+use outbox_worker::{Brought, Described};
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::spi::quote_identifier;
 use pgrx::{PgBuiltInOids, PgOid};
@@ -50,9 +50,6 @@ pub struct Whereto<'a> {
     pub destination: &'a str,
     pub body: Option<&'a BodyFunction>,
 }
-
-/// Messages that were brought back, each with its destination and partition, and in how many ms the next is due.
-type Brought = (Vec<(String, Partition, i64)>, Option<u64>);
 
 /// A row's place is its ctid.
 pub type Settlement = engine::Settlement<Tid>;

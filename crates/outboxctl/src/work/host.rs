@@ -172,11 +172,11 @@ impl outbox_worker::Host for Host {
         if look.session_defaults != self.session_defaults {
             return Ok(outbox_worker::Look::NewSession); // what ALTER DATABASE and ALTER ROLE say is for new sessions
         }
-        Ok(outbox_worker::Look::News(News {
+        Ok(outbox_worker::Look::News(Box::new(News {
             settings: Some(settings::read(&look, &self.args)),
             not_adopted: look.not_adopted,
             described: Some(look.destinations),
-        }))
+        })))
     }
 
     fn is_stale(&self) -> bool {

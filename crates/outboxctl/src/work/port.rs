@@ -11,7 +11,7 @@ use outbox_core::message::Pointer;
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Disposition, EXPIRED};
 use outbox_transport::target::{Limits, Target};
-use outbox_worker::{DEFAULT_DESTINATION, Patience, Status};
+use outbox_worker::{Brought, DEFAULT_DESTINATION, Patience, Status};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -129,7 +129,7 @@ impl outbox_worker::Port for Port {
         self.here.session.claim_waiting(key, epoch, reach, limit)
     }
 
-    fn bring_due(&self, leases: Option<&[Held]>) -> Result<(Vec<(String, Partition, i64)>, Option<u64>), Trouble> {
+    fn bring_due(&self, leases: Option<&[Held]>) -> Result<Brought, Trouble> {
         let session = &self.here.session;
         match session.next_due_ms()? {
             Some(0) => Ok((session.bring_due(leases)?, session.next_due_ms()?)),

@@ -20,7 +20,7 @@ use outbox_core::route::{Format, Statics, Template};
 use outbox_core::settle::{RetryPolicy, Rules};
 use outbox_transport::target::{Amqp, Certificates, Limits, Password, Target, Transport};
 use outbox_transport::{AllowList, ExchangeType};
-use outbox_worker::{Look, News, Orders, PassEnd, Patience, Plan, Report, Settings, Status, Tended};
+use outbox_worker::{Brought, Look, News, Orders, PassEnd, Patience, Plan, Report, Settings, Status, Tended};
 use std::cell::Cell;
 use std::fmt::Arguments;
 use std::rc::{Rc, Weak};
@@ -308,7 +308,7 @@ impl outbox_worker::Host for Host {
         self.seen.changes.set(changes);
         let now_ms = self.with(|world| world.now_ms);
         self.seen.look_due_ms.set(now_ms + LOOK_EVERY_MS);
-        Ok(Look::News(news))
+        Ok(Look::News(Box::new(news)))
     }
 
     fn is_stale(&self) -> bool {
@@ -592,7 +592,7 @@ impl outbox_worker::Port for Port {
         claimed
     }
 
-    fn bring_due(&self, leases: Option<&[Held]>) -> Result<(Vec<(String, Partition, i64)>, Option<u64>), Failed> {
+    fn bring_due(&self, leases: Option<&[Held]>) -> Result<Brought, Failed> {
         self.host.transaction(|world, me| {
             let leases = plain(leases.unwrap_or_default());
             let moved = world.tables.bring_due(me, &leases, world.now_ms, 20);
