@@ -75,6 +75,9 @@ pub struct Lease {
 /// (partition, destination, key)
 pub type Order = (u16, usize, u32);
 
+/// The same, or of a partition without a key; what it stands for is (head, followers).
+pub type Gate = (u16, usize, Option<u32>);
+
 /// (seq, partition, row)
 pub type Claim = (i64, u16, Row);
 
@@ -279,9 +282,8 @@ impl Tables {
         self.due.first().map(|(due_ms, _)| due_ms.saturating_sub(now_ms))
     }
 
-    /// (partition, destination, key) → (head, followers)
-    pub fn gates(&self, partitions: &[u16]) -> BTreeMap<(u16, usize, Option<u32>), (Option<i64>, bool)> {
-        let mut gates: BTreeMap<_, (Option<i64>, bool)> = BTreeMap::new();
+    pub fn gates(&self, partitions: &[u16]) -> BTreeMap<Gate, (Option<i64>, bool)> {
+        let mut gates: BTreeMap<Gate, (Option<i64>, bool)> = BTreeMap::new();
         for (partition, destination, key) in self.behind.keys() {
             gates.entry((*partition, *destination, Some(*key))).or_default().1 = true;
         }
