@@ -349,6 +349,7 @@ fn json_is_read_as_the_cast_gives_it() {
             .expect("insert");
     }
     let more = "insert into t select to_jsonb(repeat(chr(n), 40)) from generate_series(1, 300) n;
+                insert into t select to_jsonb(repeat(md5(n::text), 40)) from generate_series(1, 30) n;
                 insert into t select to_jsonb(repeat('plain text', 20000)) union all select '1e400' union all select '[[], {}, [[1]]]'
                 union all select (select jsonb_object_agg(n, md5(n::text)) from generate_series(1, 5000) n)";
     client.batch_execute(more).expect("insert");
