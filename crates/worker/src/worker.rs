@@ -69,7 +69,7 @@ pub struct Worker<H: Host> {
     heard: u32,
     /// What it is about, while it is not done.
     task: Option<Task>,
-    /// What this pass did, and how partitions are shared as of the last look at the leases.
+    /// What this pass did.
     report: Report,
 }
 
@@ -221,7 +221,8 @@ impl<H: Host> Worker<H> {
             destination.note_in_flight();
             destination.let_go(&self.common);
         }
-        let is_at_rest = pause_ms.is_none() && self.is_idle && self.is_at_rest();
+        let is_well = pause_ms.is_none() && self.retry_at.is_none();
+        let is_at_rest = is_well && self.is_idle && self.is_at_rest();
         self.answer(orders.share_by);
         self.end_pass(now, claimed, wait_ms, is_at_rest);
         Ok(match self.has_left() {
@@ -282,12 +283,7 @@ impl<H: Host> Worker<H> {
         for destination in &mut self.destinations {
             ended.add(destination.take_ended());
         }
-        let next = Report {
-            active_workers: self.report.active_workers,
-            desired: self.report.desired,
-            ..Report::default()
-        };
-        let report = std::mem::replace(&mut self.report, next);
+        let report = std::mem::take(&mut self.report);
         let host = &self.common.host;
         host.end_pass(PassEnd {
             report: Report {
@@ -296,6 +292,8 @@ impl<H: Host> Worker<H> {
                 failed: ended.retried + ended.buried(),
                 duration_us: host.now().saturating_duration_since(began).as_micros() as u64,
                 backoff_ms: wait_ms,
+                active_workers: self.common.workers as usize,
+                desired: self.leases.desired,
                 owned: self.leases.held.len(),
                 ..report
             },
@@ -462,7 +460,8 @@ impl<H: Host> Worker<H> {
             0 => common.settings.idle_backoff_ms,
             _ => 0,
         };
-        report.owned = self.leases.held.len();
+        report.active_workers = common.workers as usize;
+        (report.desired, report.owned) = (self.leases.desired, self.leases.held.len());
         let mut each = destinations.iter();
         let done = has_share && each.all(|destination| destination.has_run_errand(common));
         common.host.answer(task.ticket, report, done);
@@ -517,7 +516,6 @@ impl<H: Host> Worker<H> {
         }
         for report in (self.task.iter_mut().map(|task| &mut task.report)).chain([&mut self.report]) {
             report.renewed_heartbeat = true;
-            (report.active_workers, report.desired) = (tended.workers.len(), decided.desired);
             (report.leased, report.released) = (report.leased + taken, report.released + decided.freed.len());
         }
         if is_new || !decided.freed.is_empty() {
