@@ -9,13 +9,14 @@
 //! | `worker` | the launcher, workers, the upkeep | all but `session` |
 //! | `store` | both: SQL that both need | `pg` and the leaves |
 //! | `shared` | all: what processes share, in shared memory | `pg` and the leaves |
-//! | `config`, `limits`, `error` | all: the leaves | `pg`, and `error` |
+//! | `config`, `event`, `limits`, `error` | all: the leaves | `pg`, and `error` |
 //! | `pg` | all: thin, safe words for the server | nothing of ours |
 //!
 //! No two files import each other, not even by way of others.
 
 mod config;
 mod error;
+mod event;
 mod limits;
 mod pg;
 mod session;

@@ -50,6 +50,14 @@ fn edges(of: &str) -> &'static [&'static str] {
         "tid[]" => &["'{}'", "'{NULL}'", "'{\"(0,1)\"}'"],
         "\"char\"[]" => &["'{}'", "'{NULL}'", "'{p,z}'"],
         "text[]" => &["'{}'", "'{NULL}'", "'{x,NULL}'", "'{\"a=b\"}'", "'{{a,b},{c,d}}'"],
+        "record" => &[
+            "row()",
+            "row(1)",
+            "row('x'::text, null)",
+            "(select x from (select 7 as id, 'y'::text as type) x)",
+            "(select x from (select 'i'::text as id) x)",
+            "(select x from outbox_internal.event_text x limit 1)",
+        ],
         _ => &[
             "''",
             "'x'",

@@ -75,6 +75,24 @@ create table @extschema@.outbox_events (
 comment on table @extschema@.outbox_events is
   'The built-in event store: one row an event, in order of seq. outbox_publish() writes it.';
 
+create function outbox_internal.json_text(jsonb)
+returns text language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_json_text_wrapper';
+comment on function outbox_internal.json_text(jsonb) is
+  'What the cast to text gives, in less time where strings are long.';
+
+create view outbox_internal.event_text as
+select e.ctid as event_tid, e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.operation,
+       outbox_internal.json_text(e.payload) as payload,
+       outbox_internal.json_text(e.previous_payload) as previous_payload,
+       outbox_internal.json_text(e.metadata) as metadata,
+       outbox_internal.json_text(e.headers) as headers, e.actor, e.correlation_id,
+       pg_catalog.to_char(e.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as created_at,
+       pg_catalog.floor(extract(epoch from e.created_at))::bigint as created_at_s
+from @extschema@.outbox_events e;
+comment on view outbox_internal.event_text is
+  'Events as a worker reads them: where each is, its columns as texts, and when it was created, also in whole'
+  ' seconds.';
+
 create table @extschema@.outbox (
   seq          bigint      not null,
   enqueued_at  timestamptz not null default pg_catalog.now(),

@@ -223,53 +223,31 @@ $$;
 comment on function outbox_internal.purge_workers() is
   'Worker protocol: removes workers that have ended, and those whose heartbeat ended more than a minute ago.';
 
-create function outbox_internal.json_text(jsonb)
-returns text language c immutable strict parallel safe as 'MODULE_PATHNAME', 'outbox_json_text_wrapper';
-comment on function outbox_internal.json_text(jsonb) is
-  'What the cast to text gives, in less time where strings are long.';
-
-create view outbox_internal.event_text as
-select e.seq, e.id::text as id, e.type, e.aggregate_type, e.aggregate_id, e.operation,
-       outbox_internal.json_text(e.payload) as payload,
-       outbox_internal.json_text(e.previous_payload) as previous_payload,
-       outbox_internal.json_text(e.metadata) as metadata,
-       outbox_internal.json_text(e.headers) as headers, e.actor, e.correlation_id,
-       pg_catalog.to_char(e.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as created_at,
-       pg_catalog.floor(extract(epoch from e.created_at))::bigint as created_at_s, e.body_bytes::bigint as body_bytes,
-       e.ctid as tid
-from @extschema@.outbox_events e;
-comment on view outbox_internal.event_text is
-  'Events as a worker reads them.';
-
 create function outbox_internal.commit_position(xid)
 returns bigint language c volatile strict as 'MODULE_PATHNAME', 'outbox_commit_position_wrapper';
 comment on function outbox_internal.commit_position(xid) is
   'Worker protocol: up to where WAL must be on disk for this committed transaction to be durable; 0 = it waited for'
   ' that itself.';
 
-create type outbox_internal.claimed as (
-  tid tid, seq bigint, destination text, partition smallint, key text, attempts integer, crashes integer,
-  claim_token bigint, id text, type text, aggregate_type text, aggregate_id text, operation text, payload text,
-  previous_payload text,
-  metadata text, headers text, actor text, correlation_id text, created_at text, created_at_s bigint,
-  wal_position bigint, replayed boolean, enqueued_at timestamptz, remark text, expires_at timestamptz
-);
-comment on type outbox_internal.claimed is
-  'A claimed message with its event. id is NULL where the event store lacks the event. Before it is sent, WAL must be'
-  ' on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a remark and no'
-  ' seq is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile, which are not'
-  ' among these. With a seq the remark says why the message can never be sent.';
+-- Never read: a row type, whose last columns are those of event_text, whatever these are.
+create view outbox_internal.claimed as
+select o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer as crashes, o.claim_token,
+       null::bigint as wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, e.*
+from @extschema@.outbox o, outbox_internal.event_text e where false;
+comment on view outbox_internal.claimed is
+  'The row type of a claimed message with its event. id is NULL where the event store lacks the event. Before it is'
+  ' sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a'
+  ' remark and no seq is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile,'
+  ' which are not among these. With a seq the remark says why the message can never be sent.';
 
 -- Text that leaves the server. A client is sent text in its own encoding; where that cannot be done the whole statement
 -- fails, with all its rows. So a text that cannot be UTF-8 is found here, before it is sent, and spoils one row alone.
 
-create function outbox_internal.unreadable(
-  key text, type text, aggregate_type text, aggregate_id text, operation text, payload text, previous_payload text,
-  metadata text, headers text, actor text, correlation_id text
-) returns text language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_unreadable_wrapper';
-comment on function outbox_internal.unreadable(text, text, text, text, text, text, text, text, text, text, text) is
-  'Why a message with this key and event can never be sent: a text that cannot be converted to UTF-8, or too many'
-  ' bytes. NULL if it can.';
+create function outbox_internal.unreadable(key text, event record)
+returns text language c stable parallel safe as 'MODULE_PATHNAME', 'outbox_unreadable_wrapper';
+comment on function outbox_internal.unreadable(text, record) is
+  'Why a message with this key and event (a row that has the columns of event_text) can never be sent: a text that'
+  ' cannot be converted to UTF-8, or too many bytes. NULL if it can.';
 
 create function outbox_internal.legible(text)
 returns text language c stable strict parallel safe as 'MODULE_PATHNAME', 'outbox_legible_wrapper';
@@ -285,17 +263,13 @@ comment on function outbox_internal.of_utf8(bytea) is
 create function outbox_internal.readable(claimed outbox_internal.claimed)
 returns setof outbox_internal.claimed language sql stable as $$
   select ($1).tid, ($1).seq, ($1).destination, ($1).partition, case when u.why is null then ($1).key end, ($1).attempts,
-         ($1).crashes, ($1).claim_token, case when u.why is null then ($1).id end,
-         case when u.why is null then ($1).type end,
-         case when u.why is null then ($1).aggregate_type end, case when u.why is null then ($1).aggregate_id end,
-         case when u.why is null then ($1).operation end, case when u.why is null then ($1).payload end,
-         case when u.why is null then ($1).previous_payload end, case when u.why is null then ($1).metadata end,
-         case when u.why is null then ($1).headers end, case when u.why is null then ($1).actor end,
-         case when u.why is null then ($1).correlation_id end, ($1).created_at, ($1).created_at_s, ($1).wal_position,
-         ($1).replayed, ($1).enqueued_at, coalesce(($1).remark, u.why), ($1).expires_at
-  from (select outbox_internal.unreadable(
-          ($1).key, ($1).type, ($1).aggregate_type, ($1).aggregate_id, ($1).operation, ($1).payload,
-          ($1).previous_payload, ($1).metadata, ($1).headers, ($1).actor, ($1).correlation_id) as why offset 0) u;
+         ($1).crashes, ($1).claim_token, ($1).wal_position, ($1).replayed, ($1).enqueued_at,
+         coalesce(($1).remark, u.why), ($1).expires_at, e.*
+  from (select outbox_internal.unreadable(($1).key, $1) as why offset 0) u
+  left join lateral (
+    select ($1).event_tid, ($1).id, ($1).type, ($1).aggregate_type, ($1).aggregate_id, ($1).operation, ($1).payload,
+           ($1).previous_payload, ($1).metadata, ($1).headers, ($1).actor, ($1).correlation_id, ($1).created_at,
+           ($1).created_at_s) e on u.why is null;
 $$;
 comment on function outbox_internal.readable(outbox_internal.claimed) is
   'A claimed message as a client gets it: without its texts if one of them cannot be read, and the remark says why.';
@@ -363,10 +337,8 @@ set search_path = pg_catalog, pg_temp as $$
     returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
               pick.wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, pick.event_tid
   )
-  select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
-         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
-         e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at,
-         c.remark, c.expires_at
+  select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, c.wal_position,
+         c.replayed, c.enqueued_at, c.remark, c.expires_at, e.*
   from (
     select * from claimed
     union all
@@ -375,7 +347,7 @@ set search_path = pg_catalog, pg_temp as $$
                  (select count(*) from claimed) as got from pick p) n
     cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got) r (remark)
     order by 2
-  ) c left join lateral (select t.* from outbox_internal.event_text t where t.tid = c.event_tid offset 0) e on true
+  ) c left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
   order by c.seq;
 $$;
 comment on function outbox_internal.claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
@@ -415,10 +387,8 @@ set search_path = pg_catalog, pg_temp as $$
     returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
               o.replayed, o.enqueued_at, o.expires_at
   )
-  select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
-         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
-         e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at,
-         c.remark, c.expires_at
+  select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, c.wal_position,
+         c.replayed, c.enqueued_at, c.remark, c.expires_at, e.*
   from (
     select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, p.wal_position,
            c.replayed, c.enqueued_at, null::text as remark, c.expires_at, p.event_tid
@@ -429,7 +399,7 @@ set search_path = pg_catalog, pg_temp as $$
                  (select count(*) from claimed) as got from pick p) n
     cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got) r (remark)
     order by 2
-  ) c left join lateral (select t.* from outbox_internal.event_text t where t.tid = c.event_tid offset 0) e on true
+  ) c left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
   order by c.seq;
 $$;
 comment on function outbox_internal.claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
@@ -470,10 +440,8 @@ set search_path = pg_catalog, pg_temp as $$
     returning o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer, o.claim_token,
               pick.wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, pick.event_tid
   )
-  select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token,
-         e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
-         e.headers, e.actor, e.correlation_id, e.created_at, e.created_at_s, c.wal_position, c.replayed, c.enqueued_at,
-         c.remark, c.expires_at
+  select c.tid, c.seq, c.destination, c.partition, c.key, c.attempts, c.crashes, c.claim_token, c.wal_position,
+         c.replayed, c.enqueued_at, c.remark, c.expires_at, e.*
   from (
     select * from claimed
     union all
@@ -482,7 +450,7 @@ set search_path = pg_catalog, pg_temp as $$
                  (select count(*) from claimed) as got from pick p) n
     cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got) r (remark)
     order by 2
-  ) c left join lateral (select t.* from outbox_internal.event_text t where t.tid = c.event_tid offset 0) e on true
+  ) c left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
   order by c.seq;
 $$;
 comment on function outbox_internal.claim_unleased(text, bigint, integer, integer, bigint) is

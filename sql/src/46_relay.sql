@@ -286,9 +286,9 @@ begin
         from unnest(claims) c join @extschema@.outbox_events e on e.seq = c.seq
         cross join lateral (select case
           when e.body_bytes > event_bytes_max then format('the event has %s bytes, more than can be sent', e.body_bytes)
-          when is_converted then outbox_internal.unreadable(
-            c.key, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload::text, e.previous_payload::text,
-            e.metadata::text, e.headers::text, e.actor, e.correlation_id) end as why offset 0) u
+          when is_converted then (
+            select outbox_internal.unreadable(c.key, t) from outbox_internal.event_text t where t.event_tid = e.ctid)
+          end as why offset 0) u
         where u.why is not null
           and outbox_internal.end_claim(c.seq, c.claim_token, to_destination, u.why, false, true));
       return query

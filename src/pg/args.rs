@@ -1,6 +1,7 @@
 //! Arguments and results of the functions that SQL calls. Text is converted on its way, lists are bounded by what memory
 //! there is, and JSON is handed on as it came.
 
+use super::record::Record;
 use super::text::Unreadable;
 use super::{array, json, text};
 use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
@@ -40,6 +41,14 @@ impl Args {
         let datum = unsafe { pgrx::fcinfo::pg_getarg_datum(self.0, number) };
         // SAFETY: promised in `new`.
         datum.map(|datum| unsafe { text::of_datum(datum) }).transpose()
+    }
+
+    /// The columns of a row from the one of this name on.
+    pub fn record(&self, number: usize, first: &str) -> Option<Record> {
+        // SAFETY: promised in `new`.
+        let datum = unsafe { pgrx::fcinfo::pg_getarg_datum(self.0, number) };
+        // SAFETY: promised in `new`.
+        datum.map(|datum| unsafe { Record::of(datum, first) })
     }
 
     pub fn oid(&self, number: usize) -> Option<pg_sys::Oid> {

@@ -16,6 +16,7 @@ pub mod json;
 pub mod lanes;
 pub mod latch;
 mod names;
+pub mod record;
 pub mod security;
 pub mod seen;
 pub mod shmem;

@@ -3,6 +3,7 @@
 //! one who reads the row. tests/tidy.rs keeps pgrx's SPI out of every other file.
 
 use super::args::Jsonb;
+use super::table::{Kind, Value};
 use super::text::{self, Unreadable};
 use super::tid::Tid;
 use super::xact;
@@ -397,6 +398,16 @@ impl Param<'_> {
             // SAFETY: a datum of that type, alive while the call runs.
             Some(datum) => Self(unsafe { DatumWithOid::new(datum, oid) }),
             None => Self::null(oid),
+        }
+    }
+}
+
+impl<'a> Param<'a> {
+    /// Of a column of this type.
+    pub fn of_column(value: Value<'a>, kind: Kind) -> Self {
+        match value {
+            Value::Null => Self::null(kind.oid()),
+            value => Self::of(Some(value.datum()), kind.oid()),
         }
     }
 }

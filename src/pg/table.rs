@@ -16,29 +16,29 @@ use std::ffi::CStr;
 /// What a table must look like.
 pub struct Layout {
     /// In their order. Columns that were dropped are left out.
-    pub columns: &'static [Column],
-    /// Conditions that its rows meet, sorted.
-    pub checks: &'static [&'static str],
+    pub columns: Vec<Column>,
+    /// Conditions that its rows meet.
+    pub checks: Vec<String>,
 }
 
 pub struct Column {
-    name: &'static CStr,
+    name: &'static str,
     kind: Kind,
     not_null: bool,
     filled: Filled,
 }
 
 /// What a row gets that says nothing of a column.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(PartialEq)]
 enum Filled {
     Null,
     Default(&'static str),
-    Generated(&'static str),
+    Generated(String),
     Identity,
 }
 
 impl Column {
-    pub const fn of(name: &'static CStr, kind: Kind) -> Self {
+    pub fn of(name: &'static str, kind: Kind) -> Self {
         Self {
             name,
             kind,
@@ -47,21 +47,25 @@ impl Column {
         }
     }
 
-    pub const fn not_null(self) -> Self {
-        Self { not_null: true, ..self }
+    pub fn not_null(self) -> Self {
+        self.required(true)
     }
 
-    pub const fn default(self, text: &'static str) -> Self {
+    pub fn required(self, not_null: bool) -> Self {
+        Self { not_null, ..self }
+    }
+
+    pub fn default(self, text: &'static str) -> Self {
         let filled = Filled::Default(text);
         Self { filled, ..self }
     }
 
-    pub const fn generated(self, text: &'static str) -> Self {
+    pub fn generated(self, text: String) -> Self {
         let filled = Filled::Generated(text);
         Self { filled, ..self }
     }
 
-    pub const fn identity(self) -> Self {
+    pub fn identity(self) -> Self {
         let filled = Filled::Identity;
         Self { filled, ..self }
     }
@@ -77,7 +81,7 @@ impl Column {
             0
         };
         let identity = if self.filled == Filled::Identity { b'd' } else { 0 };
-        name == self.name
+        name.to_bytes() == self.name.as_bytes()
             && attribute.atttypid == self.kind.oid()
             && attribute.atttypmod == -1
             && attribute.attnotnull == self.not_null
@@ -85,9 +89,10 @@ impl Column {
             && attribute.attidentity as u8 == identity
     }
 
-    fn expression(&self) -> Option<&'static str> {
-        match self.filled {
-            Filled::Default(text) | Filled::Generated(text) => Some(text),
+    fn expression(&self) -> Option<&str> {
+        match &self.filled {
+            Filled::Default(text) => Some(text),
+            Filled::Generated(text) => Some(text),
             Filled::Null | Filled::Identity => None,
         }
     }
@@ -185,8 +190,8 @@ impl Table {
         if let Some(known) = KNOWN.with_borrow(|known| known.get(&oid).map(Option::is_some)) {
             return known;
         }
-        let is = self.has_checks(layout.checks) && self.is_left_alone();
-        let numbers = is.then(|| self.numbers(layout.columns)).flatten();
+        let is = self.has_checks(&layout.checks) && self.is_left_alone();
+        let numbers = is.then(|| self.numbers(&layout.columns)).flatten();
         let known = numbers.zip(self.simple_indexes()).map(|(numbers, unique)| Known {
             // SAFETY: the relation is open; its first column is one of its own.
             sequence: unsafe { pg_sys::getIdentitySequence(oid.into(), numbers[0], true).to_u32() },
@@ -285,14 +290,15 @@ impl Table {
         }
     }
 
-    fn has_checks(&self, checks: &[&str]) -> bool {
+    fn has_checks(&self, checks: &[String]) -> bool {
         // SAFETY: as above.
         let mut found: Vec<String> = unsafe {
             let constraints = (*(*self.0).rd_att).constr.as_ref();
             let found = constraints.map_or(&[][..], |all| slice(all.check, all.num_check.into()));
             found.iter().map(|check| self.in_words(check.ccbin)).collect()
         };
-        found.sort();
+        let mut checks = checks.to_vec();
+        (found.sort(), checks.sort());
         found == checks
     }
 
@@ -369,7 +375,7 @@ impl Table {
 }
 
 impl Kind {
-    fn oid(self) -> pg_sys::Oid {
+    pub fn oid(self) -> pg_sys::Oid {
         match self {
             Self::Bool => pg_sys::BOOLOID,
             Self::Int2 => pg_sys::INT2OID,
@@ -393,7 +399,7 @@ impl<'a> Value<'a> {
     }
 
     /// What is not a number is copied into memory of the call.
-    fn datum(self) -> pg_sys::Datum {
+    pub(super) fn datum(self) -> pg_sys::Datum {
         match self {
             Self::Null => pg_sys::Datum::null(),
             Self::Bool(value) => value.into(),

@@ -3,16 +3,18 @@
 
 use crate::config;
 use crate::error::{self, UserError};
+use crate::event;
 use crate::pg::args::{Args, Int2s, Int8s, JsonText, Jsonb, Legible, Seqs, Text, Texts, Utf8};
 use crate::pg::catalog::{self, Oid};
 use crate::pg::clock::{now_us, since_1970};
 use crate::pg::lanes::{self, Lanes};
 use crate::pg::{latch, signals, trigger, txn};
 use crate::session::checks::{
-    check_enqueue, check_event, check_times, missing, missing_seq, partition_of_label, routing_template, usable,
+    check_enqueue, check_event, check_times, missing_seq, partition_of_label, routing_template, usable,
 };
 use crate::session::declarations::options_of;
-use crate::session::store::request::{Enqueue, Keys, Publish, Times, new_id};
+use crate::session::store::new_event::{NewEvent, Times};
+use crate::session::store::request::{Enqueue, Keys, Publish, new_id};
 use crate::session::store::statements::statements;
 use crate::session::store::{enqueue as store, source as sources};
 use crate::session::{asking, capture, effects, room, source, utility};
@@ -25,7 +27,7 @@ use crate::store::sendable;
 use crate::store::source::by_sql::Criteria;
 use crate::store::source::{PARTS, Source};
 use outbox_core::hold::lane_crc;
-use outbox_core::message::{Event, Outcome};
+use outbox_core::message::Outcome;
 use outbox_core::partition::{Partition, crc32};
 use outbox_core::settle::{self, Disposition, Ended};
 use outbox_transport::target::{self, Kind};
@@ -186,52 +188,15 @@ fn outbox_publish(fcinfo: pg_sys::FunctionCallInfo) -> Option<i64> {
 }
 
 fn publish(fcinfo: pg_sys::FunctionCallInfo, args: &Args) -> Result<i64, UserError> {
-    let Some(kind) = args.text(0).filter(|kind| !kind.is_empty()) else {
-        return Err(missing("type", "Name what happened, for example 'OrderPlaced'."));
-    };
-    let Some(payload) = args.jsonb(1) else {
-        let hint = "Pass '{}' for an event without data. An SQL NULL is not JSON null.";
-        return Err(missing("payload", hint));
-    };
-    let session = config::Context::snapshot();
-    let named = args.text(10);
-    let times = Times {
-        available_at: args.time(11),
-        expires_at: args.time(13),
-    };
-    let actor = args.text(8).or(session.actor);
-    let metadata = args
-        .jsonb(6)
-        .or_else(|| session.metadata.as_deref().map(Jsonb::of_text));
-    let headers = args.jsonb(7).or_else(|| session.headers.as_deref().map(Jsonb::of_text));
-    let event = Event {
-        kind,
-        aggregate_type: args.text(2),
-        aggregate_id: args.text(3),
-        operation: args.text(4),
-        correlation_id: args.text(9).or(session.correlation_id),
-        headers: headers.as_ref().map(Jsonb::to_text),
-        ..Event::default()
-    };
-    let destination = usable(named.as_deref())?;
-    check_times(times)?;
+    let event = NewEvent::of(args)?;
+    let destination = usable(event.destination.as_deref())?;
+    check_times(event.times)?;
     room::check_room(destination, 1)?;
-    let key = check_event(&event, &routing_template(destination))?;
+    let key = check_event(&event.texts, &routing_template(destination))?;
     let request = Publish {
-        id: args.uuid(12),
-        kind: &event.kind,
-        aggregate_type: event.aggregate_type.as_deref(),
-        aggregate_id: event.aggregate_id.as_deref(),
-        operation: event.operation.as_deref(),
-        payload,
-        previous_payload: args.jsonb(5),
-        metadata,
-        headers,
-        actor: actor.as_deref(),
-        correlation_id: event.correlation_id.as_deref(),
+        event: &event,
         key: key.as_deref(),
         destination,
-        times,
     };
     let seq = store::publish(fcinfo, &request)?;
     effects::enqueued(destination, 1);
@@ -610,24 +575,9 @@ fn outbox_server_state() -> Option<Text> {
 fn outbox_unreadable(fcinfo: pg_sys::FunctionCallInfo) -> Option<Text> {
     // SAFETY: the call's own fcinfo; the types are as sql/src/30_worker.sql declares them.
     let args = unsafe { Args::new(fcinfo) };
-    let text = |number| args.text_or_why_not(number);
-    let key = text(0).map(drop);
-    let event = || {
-        Ok(Event {
-            kind: text(1)?.unwrap_or_default(),
-            aggregate_type: text(2)?,
-            aggregate_id: text(3)?,
-            operation: text(4)?,
-            payload: text(5)?.unwrap_or_default(),
-            previous_payload: text(6)?,
-            metadata: text(7)?,
-            headers: text(8)?,
-            actor: text(9)?,
-            correlation_id: text(10)?,
-            ..Event::default()
-        })
-    };
-    sendable(key, event()).err().map(Text::from)
+    let key = args.text_or_why_not(0).map(drop);
+    let event = args.record(1, event::FIRST)?;
+    sendable(key, event::of_record(&event)).err().map(Text::from)
 }
 
 #[pg_extern(sql = false)]

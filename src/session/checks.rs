@@ -3,7 +3,7 @@
 use crate::config;
 use crate::error::{UserError, invalid};
 use crate::pg::{catalog, security};
-use crate::session::store::request::Times;
+use crate::session::store::new_event::Times;
 use crate::store::{AGGREGATE_KEY, aggregate_key};
 use outbox_core::envelope;
 use outbox_core::message::Event;
@@ -137,25 +137,9 @@ pub fn partition_of_label(label: &str) -> Result<Partition, UserError> {
     })
 }
 
-pub fn missing(what: &str, hint: &str) -> UserError {
-    let message = format!("an event needs a {what}");
-    UserError::new(PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED, message, hint)
-}
-
 /// Refuses at the call what would otherwise be a dead letter later. Returns the key.
 pub fn check_event(event: &Event, template: &Template) -> Result<Option<String>, UserError> {
-    let named = [
-        ("type", Some(&event.kind)),
-        ("aggregate_type", event.aggregate_type.as_ref()),
-        ("aggregate_id", event.aggregate_id.as_ref()),
-        ("operation", event.operation.as_ref()),
-        ("correlation_id", event.correlation_id.as_ref()),
-    ];
-    for (name, value) in named {
-        if let Some(value) = value {
-            envelope::check_short(name, value)?;
-        }
-    }
+    event.check_short_columns()?;
     let key = aggregate_key(event.aggregate_type.as_deref(), event.aggregate_id.as_deref());
     if let Some(key) = &key {
         envelope::check_short(AGGREGATE_KEY, key)?;

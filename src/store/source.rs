@@ -9,11 +9,12 @@ pub mod by_sql;
 use super::aggregate_key;
 use super::held::{self, Kept};
 use crate::error::UserError;
+use crate::event::created_at_sql;
 use crate::limits::{STATEMENT_TIMEOUT_MS, check_body};
-use crate::pg::spi::{Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult, SpiTupleTable};
+use crate::pg::spi::{Lossy, Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult, SpiTupleTable};
 use crate::pg::{catalog, guc, security, signals, text, txn};
-use outbox_core::envelope::check_short;
-use outbox_core::message::{Event, Outcome};
+use outbox_core::event::{self, COLUMNS, Column, Event};
+use outbox_core::message::Outcome;
 use pgrx::spi::quote_identifier;
 use pgrx::{PgBuiltInOids, PgOid, PgSqlErrorCode};
 use std::cell::{OnceCell, RefCell};
@@ -54,26 +55,33 @@ const SETTINGS: [(&CStr, &CStr); 15] = [
 /// In a worker, and where health asks: who locks the relation holds up what reads it, not the worker.
 const PATIENT: (&CStr, &CStr) = (c"lock_timeout", c"1s");
 
-/// The parts of an event that are mapped, in the order of the arguments of outbox_source_set.
-pub const PARTS: [(&str, Kind); 14] = [
-    ("seq", Kind::Seq),
-    ("type", Kind::Text),
-    ("created_at", Kind::Time),
-    ("id", Kind::Text),
-    ("aggregate_type", Kind::Text),
-    ("aggregate_id", Kind::Text),
-    ("operation", Kind::Text),
-    ("payload", Kind::Json),
-    ("previous_payload", Kind::Json),
-    ("metadata", Kind::Json),
-    ("headers", Kind::Json),
-    ("actor", Kind::Text),
-    ("correlation_id", Kind::Text),
-    ("key", Kind::Text),
-];
+/// The parts of an event that are mapped, in the order of the arguments of outbox_source_set: what each event has, its other
+/// columns, the key.
+pub const PARTS: [(&str, Kind); COLUMNS.len() + 3] = parts();
 const SEQ: usize = 0;
+const TYPE: usize = 1;
+const CREATED_AT: usize = 2;
 const AGGREGATE: [usize; 2] = [4, 5];
-const KEY: usize = 13;
+const KEY: usize = PARTS.len() - 1;
+
+const fn parts() -> [(&'static str, Kind); COLUMNS.len() + 3] {
+    let [id, kind, ..] = &COLUMNS;
+    let mut parts = [("key", Kind::Text); COLUMNS.len() + 3];
+    parts[SEQ] = ("seq", Kind::Seq);
+    parts[TYPE] = (kind.name, Kind::Text);
+    parts[CREATED_AT] = ("created_at", Kind::Time);
+    parts[CREATED_AT + 1] = (id.name, Kind::Text);
+    let mut column = 2;
+    while column < COLUMNS.len() {
+        let kind = match COLUMNS[column].kind {
+            event::Kind::Json => Kind::Json,
+            _ => Kind::Text,
+        };
+        parts[column + 2] = (COLUMNS[column].name, kind);
+        column += 1;
+    }
+    parts
+}
 
 #[derive(Clone, Copy, PartialEq)]
 pub enum Kind {
@@ -369,14 +377,16 @@ impl Source {
             .collect();
         // One seq after the other, in the order given: ORDER BY would copy all events into a sort, and beyond work_mem into a
         // file. OFFSET 0 keeps the planner from another way to join. Names that no column has.
+        let text = |column: Column| match (column.kind, column.is_required) {
+            (event::Kind::Json, true) => format!("coalesce(x.outbox_{}, 'null')", column.name),
+            _ => format!("x.outbox_{}", column.name),
+        };
         format!(
-            "select x.outbox_seq, x.outbox_id, x.outbox_type, x.outbox_aggregate_type, x.outbox_aggregate_id,
-               x.outbox_operation, coalesce(x.outbox_payload, 'null'), x.outbox_previous_payload, x.outbox_metadata,
-               x.outbox_headers, x.outbox_actor, x.outbox_correlation_id,
-               to_char(x.outbox_created_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"'),
-               floor(extract(epoch from x.outbox_created_at))::int8
+            "select x.outbox_seq, {texts}, {created_at}
              from pg_catalog.unnest({seqs}) as outbox_wanted (outbox_wanted_seq)
              cross join lateral (select {columns} from {relation} as r where {seq} = outbox_wanted.outbox_wanted_seq offset 0) x",
+            texts = COLUMNS.map(text).join(", "),
+            created_at = created_at_sql("x.outbox_created_at"),
             columns = columns.join(", "),
             relation = self.relation,
         )
@@ -438,7 +448,12 @@ fn event_of(row: &SpiHeapTupleData) -> SpiResult<(i64, Result<Event, Outcome>)> 
     let event = match parts_of(row, seq) {
         Ok(event) => event.and_then(|event| check(&event).map(|()| event)),
         Err(SpiError::Unreadable { column, why }) => {
-            let part = COLUMNS.get(column - 1).unwrap_or(&"event");
+            let part = match column {
+                1 => "seq",
+                column => COLUMNS
+                    .get(column - FIRST_COLUMN)
+                    .map_or("created_at", |column| column.name),
+            };
             Err(format!("its {part} cannot be read: {why}"))
         }
         Err(error) => return Err(error),
@@ -446,67 +461,24 @@ fn event_of(row: &SpiHeapTupleData) -> SpiResult<(i64, Result<Event, Outcome>)> 
     Ok((seq, event.map_err(|reason| Outcome::Failed { reason })))
 }
 
-/// As `events_sql` selects them.
-const COLUMNS: [&str; 14] = [
-    "seq",
-    "id",
-    "type",
-    "aggregate_type",
-    "aggregate_id",
-    "operation",
-    "payload",
-    "previous_payload",
-    "metadata",
-    "headers",
-    "actor",
-    "correlation_id",
-    "created_at",
-    "created_at",
-];
+/// Of what `events_sql` selects, the first behind seq.
+const FIRST_COLUMN: usize = 2;
 
 fn parts_of(row: &SpiHeapTupleData, seq: i64) -> SpiResult<Result<Event, String>> {
-    let (kind, created_at): (Option<String>, Option<String>) = (row.get(3)?, row.get(13)?);
-    let empty = match (&kind, &created_at) {
-        (None, _) => Some("type"),
-        (_, None) => Some("created_at"),
-        _ => None,
-    };
-    if let Some(part) = empty {
-        return Ok(Err(format!("its {part} is NULL in the source")));
+    let type_of = FIRST_COLUMN + 1;
+    for (part, ordinal) in [
+        ("type", type_of),
+        ("created_at", crate::event::created_at(FIRST_COLUMN)),
+    ] {
+        if row.get::<Lossy>(ordinal)?.is_none() {
+            return Ok(Err(format!("its {part} is NULL in the source")));
+        }
     }
-    Ok(Ok(Event {
-        id: row.get(2)?.unwrap_or_default(),
-        seq,
-        kind: kind.unwrap_or_default(),
-        aggregate_type: row.get(4)?,
-        aggregate_id: row.get(5)?,
-        operation: row.get(6)?,
-        payload: row.get(7)?.unwrap_or_default(),
-        previous_payload: row.get(8)?,
-        metadata: row.get(9)?,
-        headers: row.get(10)?,
-        actor: row.get(11)?,
-        correlation_id: row.get(12)?,
-        created_at: created_at.unwrap_or_default(),
-        created_at_s: row.get(14)?.unwrap_or_default(),
-        body: None,
-    }))
+    crate::event::read(row, FIRST_COLUMN, seq).map(Ok)
 }
 
 /// What outbox_publish would have refused.
 fn check(event: &Event) -> Result<(), String> {
-    let short = [
-        ("id", Some(&event.id)),
-        ("type", Some(&event.kind)),
-        ("aggregate_type", event.aggregate_type.as_ref()),
-        ("aggregate_id", event.aggregate_id.as_ref()),
-        ("operation", event.operation.as_ref()),
-        ("correlation_id", event.correlation_id.as_ref()),
-    ];
-    for (part, text) in short {
-        if let Some(text) = text {
-            check_short(part, text).map_err(|refusal| refusal.message)?;
-        }
-    }
+    event.check_short_columns().map_err(|refusal| refusal.message)?;
     check_body(event.body_bytes() as i64).map_err(|error| error.message)
 }

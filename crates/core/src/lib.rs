@@ -6,6 +6,7 @@
 //! In the order in which a message meets them:
 //!
 //! - [`message`]: the words of the message path as plain data, pointer and event in, publication out, outcome back.
+//! - [`event`]: an event, and the list of its columns.
 //! - [`change`]: the event that a written row makes, and [`change::Rules`] how it looks.
 //! - [`trigger`]: what the triggers of `outbox_attach` and `outbox_capture` carry.
 //! - [`partition`]: which partition a key belongs to, and its label.
@@ -42,6 +43,7 @@ pub mod change;
 pub mod cloudevents;
 pub mod engine;
 pub mod envelope;
+pub mod event;
 pub mod fault;
 pub mod floor;
 mod format;

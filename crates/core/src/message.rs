@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+pub use crate::event::{Body, Event};
 use crate::partition::Partition;
 pub use crate::text::Text;
 
@@ -130,75 +131,4 @@ pub struct Pointer {
     pub enqueued_at_us: i64,
     /// From when on it is not to be sent any more, in µs since 1970.
     pub expires_at_us: Option<i64>,
-}
-
-/// The event as the source stores it. JSON columns are their text, untouched: it reaches the body byte for byte.
-///
-/// Written by the rehydration (`src/worker/store`), read by `envelope` and `route`.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Event {
-    /// A UUID from the built-in store; any text of at most 255 bytes from the user's own.
-    pub id: String,
-    /// Position in the source; equal to the pointer's.
-    pub seq: i64,
-    /// The event's type, at most 255 bytes.
-    pub kind: String,
-    pub aggregate_type: Option<String>,
-    pub aggregate_id: Option<String>,
-    /// For captured rows: INSERT, UPDATE or DELETE; else whatever the application says.
-    pub operation: Option<String>,
-    /// JSON text.
-    pub payload: String,
-    /// JSON text.
-    pub previous_payload: Option<String>,
-    /// JSON text.
-    pub metadata: Option<String>,
-    /// JSON text of an object: the user's own headers.
-    pub headers: Option<String>,
-    pub actor: Option<String>,
-    /// At most 255 bytes.
-    pub correlation_id: Option<String>,
-    /// RFC 3339, UTC, with microseconds: `2026-01-31T12:00:00.000000Z`.
-    pub created_at: String,
-    /// The same moment in whole seconds since 1970, rounded down; negative before.
-    pub created_at_s: i64,
-    /// What goes out in the place of the payload: a function of the destination made it.
-    pub body: Option<Body>,
-}
-
-impl Event {
-    /// What it takes as text, as `outbox_events.body_bytes` counts it; and the body that a function has made.
-    pub fn body_bytes(&self) -> usize {
-        let more = [&self.previous_payload, &self.metadata, &self.headers, &self.actor];
-        let made = self.body.as_ref().map_or(0, |body| body.as_bytes().len());
-        self.payload.len() + more.into_iter().flatten().map(String::len).sum::<usize>() + made
-    }
-}
-
-/// A body that is not the payload.
-///
-/// Written by the worker after the claim (`src/store/body.rs`), read by `envelope`.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Body {
-    Json(String),
-    Text(String),
-    Bytes(Vec<u8>),
-}
-
-impl Body {
-    pub fn as_bytes(&self) -> &[u8] {
-        match self {
-            Self::Json(text) | Self::Text(text) => text.as_bytes(),
-            Self::Bytes(bytes) => bytes,
-        }
-    }
-
-    /// Unless its destination says another.
-    pub fn content_type(&self) -> &'static str {
-        match self {
-            Self::Json(_) => "application/json",
-            Self::Text(_) => "text/plain; charset=utf-8",
-            Self::Bytes(_) => "application/octet-stream",
-        }
-    }
 }

@@ -1,7 +1,8 @@
 //! A message with its event as bytes: so a session lays it into shared memory before it commits, and a worker takes it out.
 //! Both are of one build and one server, so nothing is versioned. Written and read by `src/shared/fastpath`.
 
-use crate::message::{Event, Pointer};
+use crate::event::{Event, Row};
+use crate::message::Pointer;
 use crate::partition::Partition;
 
 const NONE: u32 = u32::MAX;
@@ -9,36 +10,17 @@ const NONE: u32 = u32::MAX;
 /// The bytes of a message that has just been enqueued: one that was never claimed, failed or replayed, and does not expire.
 pub fn pack(pointer: &Pointer, event: &Event) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(256 + event.payload.len());
-    for number in [
-        pointer.seq,
-        i64::from(pointer.partition.as_i16()),
-        pointer.enqueued_at_us,
-        event.created_at_s,
-    ] {
-        bytes.extend_from_slice(&number.to_le_bytes());
+    let partition = i64::from(pointer.partition.as_i16());
+    for number in [pointer.seq, partition, pointer.enqueued_at_us] {
+        put_number(&mut bytes, number);
     }
-    for text in [
-        &pointer.destination,
-        &event.id,
-        &event.kind,
-        &event.payload,
-        &event.created_at,
-    ] {
-        put(&mut bytes, Some(text));
+    put(&mut bytes, Some(&pointer.destination));
+    put(&mut bytes, pointer.key.as_deref());
+    for text in event.texts() {
+        put(&mut bytes, text);
     }
-    for text in [
-        &pointer.key,
-        &event.aggregate_type,
-        &event.aggregate_id,
-        &event.operation,
-        &event.previous_payload,
-        &event.metadata,
-        &event.headers,
-        &event.actor,
-        &event.correlation_id,
-    ] {
-        put(&mut bytes, text.as_deref());
-    }
+    put(&mut bytes, Some(&event.created_at));
+    put_number(&mut bytes, event.created_at_s);
     bytes
 }
 
@@ -48,34 +30,11 @@ pub fn unpack(mut bytes: &[u8]) -> Option<(Pointer, Event)> {
     let seq = number(from)?;
     let partition = Partition::new(number(from)?).ok()?;
     let enqueued_at_us = number(from)?;
-    let created_at_s = number(from)?;
-    let destination = text(from)??;
-    let event = Event {
-        id: text(from)??,
-        seq,
-        kind: text(from)??,
-        payload: text(from)??,
-        created_at: text(from)??,
-        created_at_s,
-        ..Event::default()
-    };
-    let key = text(from)?;
-    let event = Event {
-        aggregate_type: text(from)?,
-        aggregate_id: text(from)?,
-        operation: text(from)?,
-        previous_payload: text(from)?,
-        metadata: text(from)?,
-        headers: text(from)?,
-        actor: text(from)?,
-        correlation_id: text(from)?,
-        ..event
-    };
     let pointer = Pointer {
         seq,
-        destination,
+        destination: text(from)??,
         partition,
-        key,
+        key: text(from)?,
         attempts: 0,
         crashes: 0,
         lease_epoch: 0,
@@ -83,7 +42,28 @@ pub fn unpack(mut bytes: &[u8]) -> Option<(Pointer, Event)> {
         enqueued_at_us,
         expires_at_us: None,
     };
-    from.is_empty().then_some((pointer, event))
+    let event = Event::read(seq, &mut Packed(from)).ok()?;
+    bytes.is_empty().then_some((pointer, event))
+}
+
+/// The columns of an event, one behind the other.
+struct Packed<'a, 'b>(&'a mut &'b [u8]);
+
+impl Row for Packed<'_, '_> {
+    /// It is cut off, or something else.
+    type Error = ();
+
+    fn text(&mut self) -> Result<Option<String>, ()> {
+        text(self.0).ok_or(())
+    }
+
+    fn number(&mut self) -> Result<Option<i64>, ()> {
+        number(self.0).map(Some).ok_or(())
+    }
+}
+
+fn put_number(bytes: &mut Vec<u8>, number: i64) {
+    bytes.extend_from_slice(&number.to_le_bytes());
 }
 
 fn put(bytes: &mut Vec<u8>, text: Option<&str>) {

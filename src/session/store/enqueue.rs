@@ -1,6 +1,7 @@
 //! The SQL of enqueue and publish: in a user's backend, in its transaction, with the rights of the owner of the tables.
 
 use super::direct;
+use super::new_event::type_of;
 use super::request::{Enqueue, Keys, Publish, duplicate, new_id};
 use super::source;
 use super::statements::{Partitioner, Statements, statements};
@@ -17,6 +18,7 @@ use crate::shared::fastpath::parcel::{self, Inserted, Stored};
 use crate::shared::transactions;
 use crate::store::{AGGREGATE_KEY, aggregate_key};
 use outbox_core::envelope;
+use outbox_core::event::COLUMNS;
 use outbox_core::partition::{Partition, crc32};
 use pgrx::datum::datetime_support::clock_timestamp;
 use pgrx::spi::quote_identifier;
@@ -44,8 +46,9 @@ pub fn publish(fcinfo: Call, request: &Publish) -> Result<i64, UserError> {
     security::run_as(statements.owner, || {
         statements.hold();
         let announced = transactions::announce([request.key.map(crc32)]); // the seq is drawn next
-        let at_once =
-            request.times.available_at.is_none() && request.times.expires_at.is_none() && effects::may_go_by_express(1);
+        let at_once = request.event.times.available_at.is_none()
+            && request.event.times.expires_at.is_none()
+            && effects::may_go_by_express(1);
         let by_express = at_once && eligibility::is_on();
         if let Some((seq, partition)) = direct::publish(statements, request, by_express)? {
             announced.placed([(seq, partition)]);
@@ -59,7 +62,7 @@ pub fn publish(fcinfo: Call, request: &Publish) -> Result<i64, UserError> {
             announced: Some(announced),
             keys: Keys::Given(vec![request.key.map(str::to_owned)]),
             destination: request.destination,
-            times: request.times,
+            times: request.event.times,
             partition: None,
         };
         insert_pointers(statements, pointer, stored, true)?;
@@ -69,58 +72,47 @@ pub fn publish(fcinfo: Call, request: &Publish) -> Result<i64, UserError> {
 
 /// `wanted`: the event shall come back, if it is small.
 fn insert_event(statements: &Statements, request: &Publish, wanted: bool) -> Result<(i64, Option<Stored>), UserError> {
+    let id = request.event.id.unwrap_or_else(new_id);
     if !text::is_utf8() {
-        check_body(request.bytes() as i64)?;
+        check_body(request.event.bytes(id) as i64)?;
     }
     Spi::connect_mut(|client| {
-        let cached = &statements.event[usize::from(request.id.is_some())][usize::from(wanted)];
+        let cached = &statements.event[usize::from(request.event.id.is_some())][usize::from(wanted)];
         let insert = match cached.get() {
             Some(insert) => insert,
             None => {
                 // Two statements: one that can look for the id is planned anew for whoever gives none, at each call.
-                let values = match request.id {
-                    None => "values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)".to_owned(),
+                let parameters: Vec<String> = (1..=COLUMNS.len()).map(|number| format!("${number}")).collect();
+                let parameters = parameters.join(", ");
+                let values = match request.event.id {
+                    None => format!("values ({parameters})"),
                     Some(_) => format!(
-                        "select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11
+                        "select {parameters}
                          where (select true from {s}.outbox_events x where x.id operator(pg_catalog.=) $1) is null",
                         s = statements.schema
                     ),
                 };
                 let sql = format!(
-                    "insert into {s}.outbox_events as e (id, type, aggregate_type, aggregate_id, operation, payload,
-                       previous_payload, metadata, headers, actor, correlation_id)
+                    "insert into {s}.outbox_events as e ({columns})
                      {values}
                      returning e.seq, e.body_bytes{event}",
                     s = statements.schema,
+                    columns = COLUMNS.map(|column| column.name).join(", "),
                     event = if wanted { parcel::event_columns() } else { String::new() },
                 );
-                let (id, text, jsonb) = (PgBuiltInOids::UUIDOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::JSONBOID);
-                let types = [id, text, text, text, text, jsonb, jsonb, jsonb, jsonb, text, text];
-                let prepared = client
-                    .prepare_mut(sql.as_str(), &types.map(PgOid::from))
-                    .map_err(internal)?
-                    .keep();
+                let types = COLUMNS.map(|column| PgOid::from(type_of(column).oid()));
+                let prepared = client.prepare_mut(sql.as_str(), &types).map_err(internal)?.keep();
                 cached.get_or_init(|| prepared)
             }
         };
-        let args = [
-            request.id.unwrap_or_else(new_id).into(),
-            request.kind.into(),
-            request.aggregate_type.into(),
-            request.aggregate_id.into(),
-            request.operation.into(),
-            (&request.payload).into(),
-            request.previous_payload.as_ref().into(),
-            request.metadata.as_ref().into(),
-            request.headers.as_ref().into(),
-            request.actor.into(),
-            request.correlation_id.into(),
-        ];
+        let columns = request.event.columns(id);
+        let args: [Param; COLUMNS.len()] =
+            std::array::from_fn(|index| Param::of_column(columns[index], type_of(COLUMNS[index])));
         let stored = client.update(insert, None, &args).map_err(internal)?;
         let row = stored.into_iter().next();
         let read = |row: &SpiHeapTupleData| -> SpiResult<_> { Ok(row.get::<i64>(1)?.zip(row.get::<i32>(2)?)) };
         let Some((seq, bytes)) = row.as_ref().map(read).transpose().map_err(internal)?.flatten() else {
-            return Err(duplicate(request.id));
+            return Err(duplicate(request.event.id));
         };
         check_body(i64::from(bytes))?;
         let stored = match row.filter(|_| wanted) {

@@ -2,6 +2,7 @@
 
 mod direct;
 pub mod enqueue;
+pub mod new_event;
 pub mod request;
 pub mod source;
 pub mod statements;

@@ -1,11 +1,10 @@
 //! The arguments of `enqueue` and `publish`. Run by a user's backend.
 
+use super::new_event::{NewEvent, Times};
 use crate::error::UserError;
-use crate::pg::args::Jsonb;
 use crate::shared::transactions::Announced;
 use outbox_core::partition::Partition;
 use pgrx::PgSqlErrorCode;
-use pgrx::datum::TimestampWithTimeZone;
 
 pub struct Enqueue<'a> {
     pub seqs: &'a [i64],
@@ -17,13 +16,6 @@ pub struct Enqueue<'a> {
     pub partition: Option<Partition>,
 }
 
-/// From when to when it may be sent.
-#[derive(Clone, Copy, Default)]
-pub struct Times {
-    pub available_at: Option<TimestampWithTimeZone>,
-    pub expires_at: Option<TimestampWithTimeZone>,
-}
-
 pub enum Keys {
     /// One for each seq.
     Given(Vec<Option<String>>),
@@ -31,32 +23,11 @@ pub enum Keys {
     LookedUp,
 }
 
-/// An event as outbox_publish takes it.
+/// An event that outbox_publish was given, and where it goes.
 pub struct Publish<'a> {
-    /// None: one is made.
-    pub id: Option<pgrx::Uuid>,
-    pub kind: &'a str,
-    pub aggregate_type: Option<&'a str>,
-    pub aggregate_id: Option<&'a str>,
-    pub operation: Option<&'a str>,
-    pub payload: Jsonb,
-    pub previous_payload: Option<Jsonb>,
-    pub metadata: Option<Jsonb>,
-    pub headers: Option<Jsonb>,
-    pub actor: Option<&'a str>,
-    pub correlation_id: Option<&'a str>,
+    pub event: &'a NewEvent,
     pub key: Option<&'a str>,
     pub destination: &'a str,
-    pub times: Times,
-}
-
-impl Publish<'_> {
-    /// As they leave, in UTF-8. The column body_bytes counts them as the database has them.
-    pub fn bytes(&self) -> usize {
-        let others = [&self.previous_payload, &self.metadata, &self.headers];
-        let others = others.into_iter().flatten().map(|json| json.to_text().len());
-        self.payload.to_text().len() + others.sum::<usize>() + self.actor.map_or(0, str::len)
-    }
 }
 
 pub(super) fn duplicate(id: Option<pgrx::Uuid>) -> UserError {

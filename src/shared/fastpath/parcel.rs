@@ -2,6 +2,7 @@
 //! these rows when the transaction commits. Run by a session, in the statement that enqueues.
 
 use super::BYTES;
+use crate::event;
 use crate::pg::catalog::Oid;
 use crate::pg::clock::us_since_1970;
 use crate::pg::seen::Seen;
@@ -43,21 +44,13 @@ pub struct Inserted {
     pub place: Option<(u32, Tid, i64)>,
 }
 
-/// The columns that the statement which stores an event returns after seq and size, as the view outbox_internal.event_text shows them. A
+/// What the statement that stores an event returns after seq and size: where it is, then the columns of `event_text`. JSON of a
 /// body that cannot fit is NULL.
 pub fn event_columns() -> String {
-    let body =
-        |column| format!("case when e.body_bytes operator(pg_catalog.<) {BYTES} then e.{column}::pg_catalog.text end");
-    format!(
-        ", e.ctid, e.id::pg_catalog.text, e.type, e.aggregate_type, e.aggregate_id, e.operation,
-    {}, {}, {}, {}, e.actor, e.correlation_id,
-    pg_catalog.to_char(e.created_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"'),
-    pg_catalog.floor(extract(epoch from e.created_at))::pg_catalog.int8",
-        body("payload"),
-        body("previous_payload"),
-        body("metadata"),
-        body("headers"),
-    )
+    let columns = event::columns_sql(|column| {
+        format!("case when e.body_bytes operator(pg_catalog.<) {BYTES} then e.{column}::pg_catalog.text end")
+    });
+    format!(", e.body_bytes operator(pg_catalog.<) {BYTES}, e.ctid, {columns}")
 }
 
 /// What the statement that stores a message returns after partition and seq.
@@ -72,28 +65,13 @@ pub fn stored(row: &SpiHeapTupleData, table: u32) -> SpiResult<Option<Stored>> {
 }
 
 fn read(row: &SpiHeapTupleData, table: u32) -> SpiResult<Option<Stored>> {
-    let (Some(seq), Some(tid), Some(payload)) = (row.get(1)?, row.get(3)?, row.get(9)?) else {
+    let (Some(seq), Some(true), Some(tid)) = (row.get(1)?, row.get(3)?, row.get(4)?) else {
         return Ok(None);
     };
-    let event = Event {
-        id: row.get(4)?.unwrap_or_default(),
-        seq,
-        kind: row.get(5)?.unwrap_or_default(),
-        aggregate_type: row.get(6)?,
-        aggregate_id: row.get(7)?,
-        operation: row.get(8)?,
-        payload,
-        previous_payload: row.get(10)?,
-        metadata: row.get(11)?,
-        headers: row.get(12)?,
-        actor: row.get(13)?,
-        correlation_id: row.get(14)?,
-        created_at: row.get(15)?.unwrap_or_default(),
-        created_at_s: row.get(16)?.unwrap_or_default(),
-        body: None,
-    };
-    let place = (table, tid);
-    Ok(Some(Stored { event, place }))
+    Ok(Some(Stored {
+        event: event::read(row, 5, seq)?,
+        place: (table, tid),
+    }))
 }
 
 impl Stored {

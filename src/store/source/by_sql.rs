@@ -2,11 +2,12 @@
 //! criteria. Whoever calls, it is read as everywhere else: as the owner of the relation, restricted, read-only. What bounds
 //! the time is the session's own statement_timeout, and a cancel ends the call. The error of one row is that row's alone.
 
-use super::{Kind, SEQ, Source};
+use super::{AGGREGATE, CREATED_AT, Kind, SEQ, Source, TYPE};
 use crate::error::{self, UserError};
 use crate::pg::spi::{Spi, SpiResult};
 use crate::pg::txn;
-use outbox_core::message::{Event, Outcome};
+use outbox_core::event::{COLUMNS, Event};
+use outbox_core::message::Outcome;
 use pgrx::PgSqlErrorCode;
 use pgrx::datum::TimestampWithTimeZone;
 use std::cell::Cell;
@@ -16,8 +17,8 @@ use std::collections::{BTreeMap, HashSet};
 const PIECE: usize = 1_000;
 /// How `txn::attempt` tells that the session was cancelled, or its time is over.
 const CANCELED: &str = "(SQLSTATE 57014)";
-/// Texts for each event in what `events` returns.
-const TEXTS: usize = 15;
+/// Texts for each event in what `events` returns: seq, what is wrong and why, the columns, created_at.
+const TEXTS: usize = COLUMNS.len() + 4;
 
 /// What came, by seq, and what failed, with the reason.
 type Pieces<T> = (Vec<(i64, T)>, Vec<(i64, String)>);
@@ -75,22 +76,11 @@ impl Source {
         for (seq, event) in events {
             texts.push(Some(seq.to_string()));
             match event {
-                Ok(event) => texts.extend([
-                    None,
-                    None,
-                    Some(event.id),
-                    Some(event.kind),
-                    event.aggregate_type,
-                    event.aggregate_id,
-                    event.operation,
-                    Some(event.payload),
-                    event.previous_payload,
-                    event.metadata,
-                    event.headers,
-                    event.actor,
-                    event.correlation_id,
-                    Some(event.created_at),
-                ]),
+                Ok(event) => {
+                    texts.extend([None, None]);
+                    texts.extend(event.texts().map(|text| text.map(str::to_owned)));
+                    texts.push(Some(event.created_at));
+                }
                 Err(outcome) => {
                     let (fault, why) = match outcome {
                         Outcome::Unsendable { reason } => ("missing", reason),
@@ -154,10 +144,10 @@ impl Source {
                           {aggregate_id} as aggregate_id
                    from {relation} as r where {by} = any ($1)) x",
             seq = column(SEQ, Kind::Seq),
-            kind = column(1, Kind::Text),
-            created_at = column(2, Kind::Time),
-            aggregate_type = column(4, Kind::Text),
-            aggregate_id = column(5, Kind::Text),
+            kind = column(TYPE, Kind::Text),
+            created_at = column(CREATED_AT, Kind::Time),
+            aggregate_type = column(AGGREGATE[0], Kind::Text),
+            aggregate_id = column(AGGREGATE[1], Kind::Text),
             relation = self.relation,
             by = self.expression(SEQ),
         )

@@ -3,6 +3,7 @@
 
 pub mod maintenance;
 
+use crate::event;
 use crate::pg::catalog;
 use crate::pg::clock::us_since_1970;
 use crate::pg::spi::{Column, Lossy, Param, Spi, SpiClient, SpiError, SpiHeapTupleData, SpiResult};
@@ -15,7 +16,7 @@ use crate::store::source::Source;
 use outbox_core::engine::{self, Batch, Claimed, Held, Lane, Sharing};
 use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::lease::Lease;
-use outbox_core::message::{Event, Outcome, Pointer};
+use outbox_core::message::{Outcome, Pointer};
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Disposition, EXPIRED};
 use outbox_transport::BodyFunction;
@@ -483,14 +484,14 @@ impl Store {
             let mut batch = Batch::default();
             let mut wal_position = 0_u64;
             for row in client.update(&**statement, None, args)? {
-                if let Some(remark) = row.get::<String>(25)? {
+                if let Some(remark) = row.get::<String>(column::REMARK)? {
                     match remark.as_str() {
                         "cut" => batch.cut = true,
                         _ => batch.missed = true,
                     }
                     continue;
                 }
-                wal_position = wal_position.max(row.get::<i64>(22)?.unwrap_or_default() as u64);
+                wal_position = wal_position.max(row.get::<i64>(column::WAL_POSITION)?.unwrap_or_default() as u64);
                 batch.rows.push(claimed(&row)?);
             }
             Ok(ClaimedBatch { batch, wal_position })
@@ -643,51 +644,52 @@ fn release() -> Disposition {
     }
 }
 
+/// The columns of outbox_internal.claimed.
+mod column {
+    pub const TID: usize = 1;
+    pub const SEQ: usize = 2;
+    pub const DESTINATION: usize = 3;
+    pub const PARTITION: usize = 4;
+    pub const KEY: usize = 5;
+    pub const ATTEMPTS: usize = 6;
+    pub const CRASHES: usize = 7;
+    pub const CLAIM_TOKEN: usize = 8;
+    pub const WAL_POSITION: usize = 9;
+    pub const REPLAYED: usize = 10;
+    pub const ENQUEUED_AT: usize = 11;
+    pub const REMARK: usize = 12;
+    pub const EXPIRES_AT: usize = 13;
+    /// The first of the event's.
+    pub const ID: usize = 15;
+}
+
 /// A message whose texts cannot be read is one of its own to give up: the others of its claim go on.
 fn claimed(row: &SpiHeapTupleData) -> SpiResult<Claimed<Tid>> {
-    let seq: i64 = row.get(2)?.unwrap_or_default();
-    let (key, destination) = (readable(row.get(5))?, row.get::<Lossy>(3)?);
+    let seq: i64 = row.get(column::SEQ)?.unwrap_or_default();
+    let (key, destination) = (readable(row.get(column::KEY))?, row.get::<Lossy>(column::DESTINATION)?);
     let pointer = Pointer {
         seq,
         destination: destination.unwrap_or_default().0,
-        partition: partition(row, 4)?,
+        partition: partition(row, column::PARTITION)?,
         // Without a key nothing waits for it, and it for nothing.
         key: key.clone().ok().flatten(),
-        attempts: row.get(6)?.unwrap_or_default(),
-        crashes: row.get(7)?.unwrap_or_default(),
-        lease_epoch: row.get(8)?.unwrap_or_default(),
-        replayed: row.get(23)?.unwrap_or_default(),
-        enqueued_at_us: row.get::<TimestampWithTimeZone>(24)?.map_or(0, us_since_1970),
-        expires_at_us: row.get::<TimestampWithTimeZone>(26)?.map(us_since_1970),
+        attempts: row.get(column::ATTEMPTS)?.unwrap_or_default(),
+        crashes: row.get(column::CRASHES)?.unwrap_or_default(),
+        lease_epoch: row.get(column::CLAIM_TOKEN)?.unwrap_or_default(),
+        replayed: row.get(column::REPLAYED)?.unwrap_or_default(),
+        enqueued_at_us: row
+            .get::<TimestampWithTimeZone>(column::ENQUEUED_AT)?
+            .map_or(0, us_since_1970),
+        expires_at_us: row.get::<TimestampWithTimeZone>(column::EXPIRES_AT)?.map(us_since_1970),
     };
-    let event = match (key, row.get::<Lossy>(9)?) {
-        (Ok(_), None) => Err(format!("the event store has no event with seq {seq}")),
-        (key, id) => sendable(key.map(drop), readable(event(row, seq, id.unwrap_or_default().0))?),
+    let event = match (key, readable(event::read(row, column::ID, seq))?) {
+        (Ok(_), Ok(event)) if event.id.is_empty() => Err(format!("the event store has no event with seq {seq}")),
+        (key, event) => sendable(key.map(drop), event),
     };
     Ok(Claimed {
-        place: row.get(1)?.expect("a claimed row has a place"),
+        place: row.get(column::TID)?.expect("a claimed row has a place"),
         pointer,
         event: event.map_err(|reason| Outcome::Unsendable { reason }),
-    })
-}
-
-fn event(row: &SpiHeapTupleData, seq: i64, id: String) -> SpiResult<Event> {
-    Ok(Event {
-        id,
-        seq,
-        kind: row.get(10)?.unwrap_or_default(),
-        aggregate_type: row.get(11)?,
-        aggregate_id: row.get(12)?,
-        operation: row.get(13)?,
-        payload: row.get(14)?.unwrap_or_default(),
-        previous_payload: row.get(15)?,
-        metadata: row.get(16)?,
-        headers: row.get(17)?,
-        actor: row.get(18)?,
-        correlation_id: row.get(19)?,
-        created_at: row.get(20)?.unwrap_or_default(),
-        created_at_s: row.get(21)?.unwrap_or_default(),
-        body: None,
     })
 }
 

@@ -10,6 +10,7 @@ use crate::queries::message::{ATTEMPTS, Attempt, PLACES, Place};
 use crate::queries::why::{self, Reason};
 use crate::queries::{Ask, IN_ORDER};
 use clap::Args;
+use outbox_core::event::{COLUMNS, Column, Kind};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -104,12 +105,12 @@ async fn messages_of(session: &Session, args: &ShowArgs) -> Result<Vec<Value>, F
 }
 
 async fn event(session: &Session, seq: i64) -> Result<Option<Box<RawValue>>, Failure> {
-    let sql = "select row_to_json(x)::text from (
-                 select e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.payload, e.previous_payload, e.metadata,
-                        e.headers, e.actor, e.correlation_id, e.created_at
-                 from outbox_events e where e.seq = $1) x";
+    let columns = COLUMNS.map(|column| format!("e.{}", column.name)).join(", ");
+    let sql = format!(
+        "select row_to_json(x)::text from (select {columns}, e.created_at from outbox_events e where e.seq = $1) x"
+    );
     let row = session
-        .until_done(session.client.query_opt(&session.qualified(sql), &[&seq]))
+        .until_done(session.client.query_opt(&session.qualified(&sql), &[&seq]))
         .await?;
     Ok(row.and_then(|row| RawValue::from_string(row.get(0)).ok()))
 }
@@ -180,29 +181,23 @@ fn in_words(message: &Message) -> String {
 
 async fn event_in_words(session: &Session, seq: i64) -> Result<String, Failure> {
     // Numbers as they are stored, so the server writes the JSON.
-    let sql =
-        "select e.id, e.type, e.aggregate_type, e.aggregate_id, e.operation, e.actor, e.correlation_id, e.created_at,
-                      jsonb_pretty(e.headers) as headers, jsonb_pretty(e.metadata) as metadata,
-                      jsonb_pretty(e.payload) as payload, jsonb_pretty(e.previous_payload) as previous_payload
-               from outbox_events e where e.seq = $1";
+    let columns = COLUMNS.map(|column| match column.kind {
+        Kind::Json => format!("jsonb_pretty(e.{0}) as {0}", column.name),
+        _ => format!("e.{}", column.name),
+    });
+    let columns = columns.join(", ");
+    let sql = format!("select {columns}, e.created_at from outbox_events e where e.seq = $1");
     let mut page = format!("{}\n", paint("Event", Colour::Bold));
-    let Some(event) = session.rows(sql, &[&seq]).await?.into_iter().next() else {
+    let Some(event) = session.rows(&sql, &[&seq]).await?.into_iter().next() else {
         page.push_str("  There is none of this seq: it was removed, or never stored.\n");
         return Ok(page);
     };
-    for (name, column) in [
-        ("id", "id"),
-        ("type", "type"),
-        ("aggregate type", "aggregate_type"),
-        ("aggregate id", "aggregate_id"),
-        ("operation", "operation"),
-        ("actor", "actor"),
-        ("correlation id", "correlation_id"),
-    ] {
-        line(&mut page, name, text(&event, column));
+    let (json, texts): (Vec<Column>, Vec<Column>) = COLUMNS.iter().partition(|column| column.kind == Kind::Json);
+    for column in texts {
+        line(&mut page, &column.name.replace('_', " "), text(&event, column.name));
     }
     line(&mut page, "created", &time(&event, "created_at"));
-    for name in ["headers", "metadata", "payload", "previous_payload"] {
+    for Column { name, .. } in json {
         let pretty = format::clean_lines(text(&event, name));
         if !pretty.is_empty() {
             writeln!(page, "  {name}").expect("write to a string");

@@ -1,6 +1,8 @@
 //! One message: in which table it is, its event, the attempts that failed. Times are as the server writes them in JSON.
 
+use outbox_core::event::{COLUMNS, Event, Kind, Row};
 use serde::{Deserialize, Serialize};
+use std::convert::Infallible;
 use std::sync::LazyLock;
 
 /// A table that messages are in, and what its rows `t` say in the words of `outbox_messages`.
@@ -143,46 +145,79 @@ impl Place {
     }
 }
 
-/// The event as it is stored; texts of JSON untouched.
+/// An event of outbox_events, the texts of its JSON untouched, but for what is cut off.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(from = "EventRow")]
 pub struct StoredEvent {
-    pub id: String,
-    pub kind: String,
-    pub aggregate_type: Option<String>,
-    pub aggregate_id: Option<String>,
-    pub operation: Option<String>,
-    pub payload: String,
+    pub event: Event,
+    /// Of all of it.
     pub payload_bytes: i64,
-    pub previous_payload: Option<String>,
-    pub metadata: Option<String>,
-    pub headers: Option<String>,
-    pub actor: Option<String>,
-    pub correlation_id: Option<String>,
-    /// In UTC, as it is sent.
-    pub created_at: String,
-    pub created_at_s: i64,
     pub body_bytes: i64,
 }
 
 impl StoredEvent {
     pub fn aggregate(&self) -> Option<String> {
         let id = self
+            .event
             .aggregate_id
             .as_ref()
             .map_or_else(String::new, |id| format!(":{id}"));
-        self.aggregate_type.as_ref().map(|kind| kind.clone() + &id)
+        self.event.aggregate_type.as_ref().map(|kind| kind.clone() + &id)
+    }
+}
+
+/// As [`EVENT`] returns it: the columns, created_at.
+#[derive(Deserialize)]
+struct EventRow {
+    seq: i64,
+    texts: Vec<Option<String>>,
+    created_at_s: i64,
+    payload_bytes: i64,
+    body_bytes: i64,
+}
+
+impl From<EventRow> for StoredEvent {
+    fn from(row: EventRow) -> Self {
+        let (texts, number) = (row.texts.into_iter(), row.created_at_s);
+        let Ok(event) = Event::read(row.seq, &mut Texts(texts, number));
+        Self {
+            event,
+            payload_bytes: row.payload_bytes,
+            body_bytes: row.body_bytes,
+        }
+    }
+}
+
+struct Texts(std::vec::IntoIter<Option<String>>, i64);
+
+impl Row for Texts {
+    type Error = Infallible;
+
+    fn text(&mut self) -> Result<Option<String>, Infallible> {
+        Ok(self.0.next().flatten())
+    }
+
+    fn number(&mut self) -> Result<Option<i64>, Infallible> {
+        Ok(Some(self.1))
     }
 }
 
 /// `StoredEvent` of message `$1`, its texts of JSON cut at `$2` characters. With a source of the user's own the events are
 /// elsewhere, and rows of outbox_events are of something else.
-pub const EVENT: &str = "
-    select id::text, type as kind, aggregate_type, aggregate_id, operation, left(payload::text, $2::integer) as payload,
-           octet_length(payload::text) as payload_bytes, left(previous_payload::text, $2::integer) as previous_payload,
-           left(metadata::text, $2::integer) as metadata, left(headers::text, $2::integer) as headers, actor, correlation_id,
-           to_char(created_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') as created_at,
-           floor(extract(epoch from created_at))::bigint as created_at_s, body_bytes
-    from outbox_events where seq = $1 and not exists (select from outbox_source)";
+pub static EVENT: LazyLock<String> = LazyLock::new(|| {
+    let texts = COLUMNS.map(|column| match column.kind {
+        Kind::Json => format!("left({}::text, $2::integer)", column.name),
+        _ => format!("{}::text", column.name),
+    });
+    format!(
+        "select seq, array[{},
+                  to_char(created_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')] as texts,
+                floor(extract(epoch from created_at))::bigint as created_at_s,
+                octet_length(payload::text) as payload_bytes, body_bytes
+         from outbox_events where seq = $1 and not exists (select from outbox_source)",
+        texts.join(", ")
+    )
+});
 
 /// A row of `outbox_attempts`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]

@@ -5,7 +5,7 @@ use crate::queries::Ask;
 use crate::queries::message::{ATTEMPTS, Attempt, EVENT, PLACES_OF_ONE, Place, StoredEvent};
 use crate::queries::why::{self, Reason};
 use outbox_core::envelope::publication;
-use outbox_core::message::{Event, Pointer, Publication, Text};
+use outbox_core::message::{Pointer, Publication, Text};
 use outbox_core::partition::Partition;
 use outbox_core::route::Template;
 use outbox_transport::target::{Kind, Target, Transport, described, split};
@@ -85,7 +85,7 @@ pub async fn message(session: &Session, seq: i64, destination: Option<&str>) -> 
     let may_read_event = session.reads_events;
     let shown_max = SHOWN_MAX_BYTES as i32;
     let events: Vec<StoredEvent> = match may_read_event {
-        true => session.ask(EVENT, &[&seq, &shown_max]).await?,
+        true => session.ask(&EVENT, &[&seq, &shown_max]).await?,
         false => Vec::new(),
     };
     let event = events.into_iter().next();
@@ -145,7 +145,7 @@ fn sent(placed: &Placed, event: &StoredEvent, described_by: &Described) -> Resul
     let publication = publication(
         0,
         &pointer(placed)?,
-        &as_event(placed.place.seq, event),
+        &event.event, // without a body: where a function makes it, only a worker calls that
         &target.route(&nothing),
     );
     Ok(Sent {
@@ -170,25 +170,4 @@ fn pointer(placed: &Placed) -> Result<Pointer, String> {
         enqueued_at_us: placed.enqueued_at_us,
         expires_at_us: placed.expires_at_us,
     })
-}
-
-fn as_event(seq: i64, stored: &StoredEvent) -> Event {
-    let stored = stored.clone();
-    Event {
-        id: stored.id,
-        seq,
-        kind: stored.kind,
-        aggregate_type: stored.aggregate_type,
-        aggregate_id: stored.aggregate_id,
-        operation: stored.operation,
-        payload: stored.payload,
-        previous_payload: stored.previous_payload,
-        metadata: stored.metadata,
-        headers: stored.headers,
-        actor: stored.actor,
-        correlation_id: stored.correlation_id,
-        created_at: stored.created_at,
-        created_at_s: stored.created_at_s,
-        body: None, // where a function makes it, only a worker calls that
-    }
 }

@@ -291,7 +291,7 @@ impl Link {
             },
             Err(why) => Err(why),
         };
-        let events: Part<Vec<StoredEvent>> = self.ask(EVENT, &[&seq, &SHOWN_MAX]).await;
+        let events: Part<Vec<StoredEvent>> = self.ask(&EVENT, &[&seq, &SHOWN_MAX]).await;
         Ok(Letter {
             seq,
             destination: destination.to_owned(),

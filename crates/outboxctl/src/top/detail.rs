@@ -273,10 +273,11 @@ fn event(page: &mut Page, letter: Option<&Letter>) {
             "event",
             "is not in outbox_events: it was deleted, or the source is a table of your own",
         ),
-        Ok(Some(event)) => {
+        Ok(Some(stored)) => {
+            let event = &stored.event;
             page.fact("event", &event.id);
             page.fact("type", &event.kind);
-            page.maybe("aggregate", &event.aggregate());
+            page.maybe("aggregate", &stored.aggregate());
             page.maybe("operation", &event.operation);
             page.fact("created", &format!("{} UTC", utc(&event.created_at)));
             page.maybe("correlation", &event.correlation_id);

@@ -8,6 +8,7 @@ use crate::queries::model::{
 };
 use crate::screen::theme::Theme;
 use crate::screen::trial::{HOSTILE, samples};
+use outbox_core::event::Event;
 use std::time::Duration;
 
 pub fn state() -> State {
@@ -243,14 +244,17 @@ pub fn letter() -> Letter {
         seq: 5_210_004,
         destination: "default".into(),
         event: Ok(Some(StoredEvent {
-            id: "0199d5a0-0000-7000-8000-000000000001".into(),
-            kind: "OrderCreated".into(),
-            aggregate_type: Some("order".into()),
-            aggregate_id: Some("42".into()),
-            operation: Some("POST".into()),
-            created_at: "2025-11-21T16:38:32.000000Z".into(),
-            headers: Some(r#"{"tenant": "north"}"#.into()),
-            payload: r#"{"order": 42, "lines": [{"sku": "A-1", "count": 3}], "note": "größer"}"#.into(),
+            event: Event {
+                id: "0199d5a0-0000-7000-8000-000000000001".into(),
+                kind: "OrderCreated".into(),
+                aggregate_type: Some("order".into()),
+                aggregate_id: Some("42".into()),
+                operation: Some("POST".into()),
+                created_at: "2025-11-21T16:38:32.000000Z".into(),
+                headers: Some(r#"{"tenant": "north"}"#.into()),
+                payload: r#"{"order": 42, "lines": [{"sku": "A-1", "count": 3}], "note": "größer"}"#.into(),
+                ..Event::default()
+            },
             ..StoredEvent::default()
         })),
         attempts: Ok(vec![Attempt {

@@ -5,10 +5,11 @@ use super::look::Who;
 use crate::connect::{self, ConnectArgs};
 use crate::failure::{Code, Failure};
 use outbox_core::engine::{Batch, Claimed, Held, Lane, Settlement};
+use outbox_core::event::{self, COLUMNS, Event};
 use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::hold::{FILTER_WORDS, OpenTransaction};
 use outbox_core::lease::Lease;
-use outbox_core::message::{Event, Outcome, Pointer};
+use outbox_core::message::{Outcome, Pointer};
 use outbox_core::partition::Partition;
 use outbox_core::session;
 use outbox_core::settle::{Disposition, EXPIRED};
@@ -18,6 +19,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::sync::LazyLock;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
@@ -133,9 +135,18 @@ pub struct Session {
     clock: Cell<(i64, Instant)>,
 }
 
-const CLAIMED: &str = "tid::text, seq, destination, partition, key, attempts, crashes, claim_token, id, type, aggregate_type,
-    aggregate_id, operation, payload, previous_payload, metadata, headers, actor, correlation_id, created_at, created_at_s,
-    replayed, (extract(epoch from enqueued_at) * 1000000)::bigint, (extract(epoch from expires_at) * 1000000)::bigint, remark";
+/// The columns of a claimed message: those of its pointer, a remark, those of its event.
+static CLAIMED: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "tid::text, seq, destination, partition, key, attempts, crashes, claim_token, replayed,
+         (extract(epoch from enqueued_at) * 1000000)::bigint, (extract(epoch from expires_at) * 1000000)::bigint, remark,
+         {}, created_at, created_at_s",
+        COLUMNS.map(|column| column.name).join(", ")
+    )
+});
+const REMARK: usize = 11;
+/// The first column of the event.
+const EVENT: usize = 12;
 
 impl Session {
     /// A session that is a worker.
@@ -182,7 +193,7 @@ impl Session {
         if let Some(known) = self.statements.borrow().get(sql) {
             return Ok(known.clone());
         }
-        let text = sql.replace("CLAIMED", CLAIMED);
+        let text = sql.replace("CLAIMED", &CLAIMED);
         let statement = self.wait_for(self.client.prepare(&text))?;
         self.statements.borrow_mut().insert(sql, statement.clone());
         Ok(statement)
@@ -665,7 +676,7 @@ fn glance(partitions: &[Partition], flat: Vec<i64>) -> Result<Glance, Trouble> {
 }
 
 fn remark(row: &Row) -> Option<&str> {
-    row.get(24)
+    row.get(REMARK)
 }
 
 fn batch(rows: &[Row]) -> Result<Batch<Place>, Trouble> {
@@ -691,14 +702,14 @@ fn claimed(row: &Row, seq: i64) -> Result<Claimed<Place>, Trouble> {
         attempts: row.get(5),
         crashes: row.get(6),
         lease_epoch: row.get(7),
-        replayed: row.get(21),
-        enqueued_at_us: row.get(22),
-        expires_at_us: row.get(23),
+        replayed: row.get(8),
+        enqueued_at_us: row.get(9),
+        expires_at_us: row.get(10),
     };
-    let event = match (remark(row), row.get::<_, Option<String>>(8)) {
+    let event = match (remark(row), event(row, seq)?) {
         (Some(why), _) => Err(why.to_owned()),
-        (None, None) => Err(format!("the event store has no event with seq {seq}")),
-        (None, Some(id)) => Ok(event(row, seq, id)),
+        (None, event) if event.id.is_empty() => Err(format!("the event store has no event with seq {seq}")),
+        (None, event) => Ok(event),
     };
     Ok(Claimed {
         place: row.get(0),
@@ -707,23 +718,25 @@ fn claimed(row: &Row, seq: i64) -> Result<Claimed<Place>, Trouble> {
     })
 }
 
-/// What is NULL although its column forbids that is empty, as for a worker in the server.
-fn event(row: &Row, seq: i64, id: String) -> Event {
-    Event {
-        id,
-        seq,
-        kind: row.get::<_, Option<String>>(9).unwrap_or_default(),
-        aggregate_type: row.get(10),
-        aggregate_id: row.get(11),
-        operation: row.get(12),
-        payload: row.get::<_, Option<String>>(13).unwrap_or_default(),
-        previous_payload: row.get(14),
-        metadata: row.get(15),
-        headers: row.get(16),
-        actor: row.get(17),
-        correlation_id: row.get(18),
-        created_at: row.get::<_, Option<String>>(19).unwrap_or_default(),
-        created_at_s: row.get::<_, Option<i64>>(20).unwrap_or_default(),
-        body: None,
+fn event(row: &Row, seq: i64) -> Result<Event, Trouble> {
+    Ok(Event::read(seq, &mut Columns { row, next: EVENT })?)
+}
+
+struct Columns<'a> {
+    row: &'a Row,
+    next: usize,
+}
+
+impl event::Row for Columns<'_> {
+    type Error = tokio_postgres::Error;
+
+    fn text(&mut self) -> Result<Option<String>, tokio_postgres::Error> {
+        self.next += 1;
+        self.row.try_get(self.next - 1)
+    }
+
+    fn number(&mut self) -> Result<Option<i64>, tokio_postgres::Error> {
+        self.next += 1;
+        self.row.try_get(self.next - 1)
     }
 }

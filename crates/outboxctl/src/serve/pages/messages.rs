@@ -12,6 +12,7 @@ use crate::serve::format::{count, encode};
 use crate::serve::search::WORDS;
 use crate::serve::tab::Tab;
 use maud::{Markup, html};
+use outbox_core::event::{COLUMNS, Kind};
 
 /// Characters of an error that a list shows.
 const ERROR_MAX: usize = 500;
@@ -263,36 +264,39 @@ fn event(message: &Message) -> Markup {
 }
 
 fn event_facts(event: &StoredEvent) -> Markup {
-    let facts = [
-        ("Type", Some(&event.kind)),
-        ("Id", Some(&event.id)),
-        ("Aggregate type", event.aggregate_type.as_ref()),
-        ("Aggregate id", event.aggregate_id.as_ref()),
-        ("Operation", event.operation.as_ref()),
-        ("Actor", event.actor.as_ref()),
-        ("Correlation id", event.correlation_id.as_ref()),
-        ("Created", Some(&event.created_at)),
-    ];
+    let columns = COLUMNS.iter().zip(event.event.texts());
+    let facts = columns.filter(|(column, _)| column.kind != Kind::Json);
     html! {
-        dl.facts { @for (name, value) in facts { @if let Some(value) = value { div { dt { (name) } dd { (value) } } } } }
+        dl.facts {
+            @for (column, value) in facts {
+                @if let Some(value) = value { div { dt { (title(column.name)) } dd { (value) } } }
+            }
+            div { dt { "Created" } dd { (event.event.created_at) } }
+        }
     }
 }
 
+/// The name of a column as a heading: `Aggregate type`.
+fn title(column: &str) -> String {
+    let words = column.replace('_', " ");
+    let (first, rest) = words.split_at(1);
+    first.to_uppercase() + rest
+}
+
 fn payload(seq: i64, event: &StoredEvent) -> Markup {
-    let others = [
-        ("Headers", &event.headers),
-        ("Metadata", &event.metadata),
-        ("Previous payload", &event.previous_payload),
-    ];
+    let columns = COLUMNS.iter().zip(event.event.texts());
+    let others = columns.filter(|(column, _)| column.kind == Kind::Json && column.name != "payload");
     html! {
         h3 { "Payload" }
-        pre.payload tabindex="0" { (event.payload) }
+        pre.payload tabindex="0" { (event.event.payload) }
         p.note {
             (count(event.payload_bytes)) " bytes"
             @if event.payload_bytes > SHOWN_MAX_BYTES { ", of which " (count(SHOWN_MAX_BYTES)) " are shown" }
             " · " a href={ "/message/" (seq) "/payload" } { "download" }
         }
-        @for (name, text) in others { @if let Some(text) = text { h3 { (name) } pre tabindex="0" { (text) } } }
+        @for (column, text) in others {
+            @if let Some(text) = text { h3 { (title(column.name)) } pre tabindex="0" { (text) } }
+        }
     }
 }
 

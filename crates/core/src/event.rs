@@ -1,0 +1,255 @@
+//! An event, and its columns. Whatever stores an event or reads one goes by [`COLUMNS`]: a worker by SPI or by a session, the
+//! insert without a statement, the fast path, a source of the user's own.
+//!
+//! A new column takes, beside the tables and the view `event_text` (sql/src/10_tables.sql, 27_source.sql): its entry here; an
+//! argument of outbox_publish (sql/src/20_enqueue.sql, src/session/store/request.rs); its name in `readable`
+//! (sql/src/30_worker.sql); and how it goes out (`headers` or `envelope`).
+
+use crate::refusal::{Refusal, check_short};
+
+/// The event as the source stores it. JSON columns are their text, untouched: it reaches the body byte for byte.
+///
+/// Read from a row by [`Event::read`], used by `envelope` and `route`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Event {
+    /// A UUID from the built-in store; any text of at most 255 bytes from the user's own.
+    pub id: String,
+    /// Position in the source; equal to the pointer's.
+    pub seq: i64,
+    /// The event's type, at most 255 bytes.
+    pub kind: String,
+    pub aggregate_type: Option<String>,
+    pub aggregate_id: Option<String>,
+    /// For captured rows: INSERT, UPDATE or DELETE; else whatever the application says.
+    pub operation: Option<String>,
+    /// JSON text.
+    pub payload: String,
+    /// JSON text.
+    pub previous_payload: Option<String>,
+    /// JSON text.
+    pub metadata: Option<String>,
+    /// JSON text of an object: the user's own headers.
+    pub headers: Option<String>,
+    pub actor: Option<String>,
+    /// At most 255 bytes.
+    pub correlation_id: Option<String>,
+    /// RFC 3339, UTC, with microseconds: `2026-01-31T12:00:00.000000Z`.
+    pub created_at: String,
+    /// The same moment in whole seconds since 1970, rounded down; negative before.
+    pub created_at_s: i64,
+    /// What goes out in the place of the payload: a function of the destination made it.
+    pub body: Option<Body>,
+}
+
+/// A body that is not the payload.
+///
+/// Written by the worker after the claim (`src/store/body.rs`), read by `envelope`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Body {
+    Json(String),
+    Text(String),
+    Bytes(Vec<u8>),
+}
+
+/// A column of outbox_events that an application fills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Column {
+    pub name: &'static str,
+    pub kind: Kind,
+    pub is_required: bool,
+}
+
+/// What stands in a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A UUID; in a source of the user's own a short text.
+    Id,
+    /// A text of at most 255 bytes.
+    Short,
+    /// A text that counts into `body_bytes`.
+    Long,
+    /// JSON, which counts into `body_bytes`.
+    Json,
+}
+
+/// In the order of the table and of the view `event_text`. Before them stands seq, behind them created_at.
+pub const COLUMNS: [Column; 11] = [
+    Column::required("id", Kind::Id),
+    Column::required("type", Kind::Short),
+    Column::optional("aggregate_type", Kind::Short),
+    Column::optional("aggregate_id", Kind::Short),
+    Column::optional("operation", Kind::Short),
+    Column::required("payload", Kind::Json),
+    Column::optional("previous_payload", Kind::Json),
+    Column::optional("metadata", Kind::Json),
+    Column::optional("headers", Kind::Json),
+    Column::optional("actor", Kind::Long),
+    Column::optional("correlation_id", Kind::Short),
+];
+
+impl Column {
+    const fn required(name: &'static str, kind: Kind) -> Self {
+        let is_required = true;
+        Self {
+            name,
+            kind,
+            is_required,
+        }
+    }
+
+    const fn optional(name: &'static str, kind: Kind) -> Self {
+        let is_required = false;
+        Self {
+            name,
+            kind,
+            is_required,
+        }
+    }
+}
+
+impl Kind {
+    pub const fn counts(self) -> bool {
+        matches!(self, Self::Long | Self::Json)
+    }
+
+    const fn is_short(self) -> bool {
+        matches!(self, Self::Id | Self::Short)
+    }
+}
+
+/// A row that is read column by column, each once, from the first to the last.
+pub trait Row {
+    type Error;
+
+    fn text(&mut self) -> Result<Option<String>, Self::Error>;
+    fn number(&mut self) -> Result<Option<i64>, Self::Error>;
+}
+
+impl Event {
+    /// The event in a row of [`COLUMNS`] as texts, created_at, and the same in whole seconds: as `event_text` has them. What is
+    /// NULL although its column forbids it is empty.
+    ///
+    /// # Errors
+    /// The row's own.
+    pub fn read<R: Row>(seq: i64, row: &mut R) -> Result<Self, R::Error> {
+        Ok(Self {
+            seq,
+            id: row.text()?.unwrap_or_default(),
+            kind: row.text()?.unwrap_or_default(),
+            aggregate_type: row.text()?,
+            aggregate_id: row.text()?,
+            operation: row.text()?,
+            payload: row.text()?.unwrap_or_default(),
+            previous_payload: row.text()?,
+            metadata: row.text()?,
+            headers: row.text()?,
+            actor: row.text()?,
+            correlation_id: row.text()?,
+            created_at: row.text()?.unwrap_or_default(),
+            created_at_s: row.number()?.unwrap_or_default(),
+            body: None,
+        })
+    }
+
+    /// [`COLUMNS`] as texts.
+    pub fn texts(&self) -> [Option<&str>; COLUMNS.len()] {
+        [
+            Some(&self.id),
+            Some(&self.kind),
+            self.aggregate_type.as_deref(),
+            self.aggregate_id.as_deref(),
+            self.operation.as_deref(),
+            Some(&self.payload),
+            self.previous_payload.as_deref(),
+            self.metadata.as_deref(),
+            self.headers.as_deref(),
+            self.actor.as_deref(),
+            self.correlation_id.as_deref(),
+        ]
+    }
+
+    /// What it takes as text, as `outbox_events.body_bytes` counts it; and the body that a function has made.
+    pub fn body_bytes(&self) -> usize {
+        let columns = COLUMNS.iter().zip(self.texts());
+        let counted = columns
+            .filter(|(column, _)| column.kind.counts())
+            .filter_map(|(_, text)| text);
+        let made = self.body.as_ref().map_or(0, |body| body.as_bytes().len());
+        counted.map(str::len).sum::<usize>() + made
+    }
+
+    /// Whether each short column is short enough for a message.
+    ///
+    /// # Errors
+    /// [`Refusal`] names the first that is not.
+    pub fn check_short_columns(&self) -> Result<(), Refusal> {
+        let columns = COLUMNS.iter().zip(self.texts());
+        (columns.filter(|(column, _)| column.kind.is_short()))
+            .try_for_each(|(column, text)| text.map_or(Ok(()), |text| check_short(column.name, text)))
+    }
+}
+
+impl Body {
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Json(text) | Self::Text(text) => text.as_bytes(),
+            Self::Bytes(bytes) => bytes,
+        }
+    }
+
+    /// Unless its destination says another.
+    pub fn content_type(&self) -> &'static str {
+        match self {
+            Self::Json(_) => "application/json",
+            Self::Text(_) => "text/plain; charset=utf-8",
+            Self::Bytes(_) => "application/octet-stream",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+
+    /// Rows of texts, each the name of its column.
+    struct Names(std::array::IntoIter<Column, { COLUMNS.len() }>);
+
+    impl Row for Names {
+        type Error = Infallible;
+
+        fn text(&mut self) -> Result<Option<String>, Infallible> {
+            Ok(Some(
+                self.0.next().map_or("created_at", |column| column.name).to_owned(),
+            ))
+        }
+
+        fn number(&mut self) -> Result<Option<i64>, Infallible> {
+            Ok(Some(7))
+        }
+    }
+
+    #[test]
+    fn what_is_read_is_shown_in_the_order_of_the_columns() {
+        let Ok(event) = Event::read(5, &mut Names(COLUMNS.into_iter()));
+        assert_eq!(event.texts(), COLUMNS.map(|column| Some(column.name)));
+        assert_eq!(
+            (event.seq, event.created_at.as_str(), event.created_at_s),
+            (5, "created_at", 7)
+        );
+        assert_eq!((event.kind.as_str(), event.payload.as_str()), ("type", "payload"));
+        assert_eq!(event.body_bytes(), "payloadprevious_payloadmetadataheadersactor".len());
+    }
+
+    #[test]
+    fn a_short_column_that_is_too_long_is_named() {
+        let mut event = Event::default();
+        assert_eq!(event.check_short_columns(), Ok(()));
+        event.actor = Some("a".repeat(300));
+        event.correlation_id = Some("c".repeat(255));
+        assert_eq!(event.check_short_columns(), Ok(()));
+        event.correlation_id = Some("c".repeat(256));
+        let refusal = event.check_short_columns().expect_err("too long");
+        assert!(refusal.message.contains("correlation_id"), "{}", refusal.message);
+    }
+}
