@@ -231,8 +231,8 @@ comment on function outbox_internal.commit_position(xid) is
 
 -- Never read: a row type, whose last columns are those of event_text, whatever these are.
 create view outbox_internal.claimed as
-select o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer as crashes, o.claim_token,
-       null::bigint as wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, e.*
+select o.ctid as tid, o.seq, o.destination, o.partition, o.key, o.attempts, o.crashes::integer as crashes,
+       o.claim_token, null::bigint as wal_position, o.replayed, o.enqueued_at, null::text as remark, o.expires_at, e.*
 from @extschema@.outbox o, outbox_internal.event_text e where false;
 comment on view outbox_internal.claimed is
   'The row type of a claimed message with its event. id is NULL where the event store lacks the event. Before it is'
@@ -347,7 +347,8 @@ set search_path = pg_catalog, pg_temp as $$
                  (select count(*) from claimed) as got from pick p) n
     cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got) r (remark)
     order by 2
-  ) c left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
+  ) c
+  left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
   order by c.seq;
 $$;
 comment on function outbox_internal.claim(text, text, smallint[], bigint[], integer[], bigint[], bigint, bigint) is
@@ -399,7 +400,8 @@ set search_path = pg_catalog, pg_temp as $$
                  (select count(*) from claimed) as got from pick p) n
     cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got) r (remark)
     order by 2
-  ) c left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
+  ) c
+  left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
   order by c.seq;
 $$;
 comment on function outbox_internal.claim_waiting(text, text, smallint, text, bigint, bigint, integer, bigint) is
@@ -450,7 +452,8 @@ set search_path = pg_catalog, pg_temp as $$
                  (select count(*) from claimed) as got from pick p) n
     cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got) r (remark)
     order by 2
-  ) c left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
+  ) c
+  left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
   order by c.seq;
 $$;
 comment on function outbox_internal.claim_unleased(text, bigint, integer, integer, bigint) is

@@ -49,33 +49,27 @@ begin
 end
 $owner$;
 
+-- No function of ours has a namesake, so its name alone says which is meant.
+
 -- ---- outbox_writer --------------------------------------------------------------------------------------------------
 
 grant execute on function
-  @extschema@.outbox_enqueue(bigint, text, text, timestamptz, text, timestamptz),
-  @extschema@.outbox_enqueue_many(bigint[], text, text, timestamptz, text, timestamptz),
-  @extschema@.outbox_publish(
-    text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz),
-  @extschema@.outbox_store(text, jsonb, text, uuid, text, timestamptz, timestamptz),
-  outbox_internal.publish(
-    text, jsonb, text, text, text, jsonb, jsonb, jsonb, text, text, text, timestamptz, uuid, timestamptz),
-  @extschema@.outbox_wait(bigint, interval, text)
+  @extschema@.outbox_enqueue, @extschema@.outbox_enqueue_many, @extschema@.outbox_publish, @extschema@.outbox_store,
+  outbox_internal.publish, @extschema@.outbox_wait
   to outbox_writer;
 -- For who owns a table. A trigger runs as the one who writes, but EXECUTE is asked of the one who makes it.
 grant execute on function
-  @extschema@.outbox_attach(regclass, text, text, text, text), @extschema@.outbox_detach(regclass, text),
-  @extschema@.outbox_capture(regclass, text, text, text, text, text, text[], text),
-  @extschema@.outbox_uncapture(regclass), @extschema@.outbox_attached(), @extschema@.outbox_captured(),
-  outbox_internal.tables_for_triggers(regclass), outbox_internal.check_destination(text),
-  outbox_internal.check_expression(regclass, text, text, boolean), outbox_internal.attach_name(text)
+  @extschema@.outbox_attach, @extschema@.outbox_detach, @extschema@.outbox_capture, @extschema@.outbox_uncapture,
+  @extschema@.outbox_attached, @extschema@.outbox_captured, outbox_internal.tables_for_triggers,
+  outbox_internal.check_destination, outbox_internal.check_expression, outbox_internal.attach_name
   to outbox_writer;
 
 -- ---- PUBLIC ---------------------------------------------------------------------------------------------------------
 
 -- A function of SQL that is made part of a statement calls what it calls as the caller, without USAGE on the schema.
 grant execute on function
-  @extschema@.outbox_partition_of(text, integer), @extschema@.outbox_partition_label(integer),
-  outbox_internal.partition_label(integer), @extschema@.outbox_crc32(text), @extschema@.outbox_uuid_v7()
+  @extschema@.outbox_partition_of, @extschema@.outbox_partition_label, outbox_internal.partition_label,
+  @extschema@.outbox_crc32, @extschema@.outbox_uuid_v7
   to public;
 
 -- ---- outbox_monitor -------------------------------------------------------------------------------------------------
@@ -92,40 +86,30 @@ grant select on
   outbox_internal.dead_counts
   to outbox_monitor;
 grant execute on function
-  @extschema@.outbox_is_preloaded(), @extschema@.outbox_open_transactions(), @extschema@.outbox_not_adopted(),
-  @extschema@.outbox_source_problem(), @extschema@.outbox_body_problem(text), @extschema@.outbox_history_partitions(),
-  @extschema@.outbox_check(text), @extschema@.outbox_tick(interval)
+  @extschema@.outbox_is_preloaded, @extschema@.outbox_open_transactions, @extschema@.outbox_not_adopted,
+  @extschema@.outbox_source_problem, @extschema@.outbox_body_problem, @extschema@.outbox_history_partitions,
+  @extschema@.outbox_check, @extschema@.outbox_tick
   to outbox_monitor;
 -- What those call as the caller, the views, and the statements of outboxctl.
 grant execute on function
-  outbox_internal.is_preloaded(), outbox_internal.open_transactions(), outbox_internal.not_adopted(),
-  outbox_internal.source_problem(), outbox_internal.body_problem(text), outbox_internal.history_partitions(),
-  outbox_internal.system_identifier(), outbox_internal.here(), outbox_internal.schema_problem(),
-  outbox_internal.server_state(), outbox_internal.server_workers(), outbox_internal.missing_slots(),
-  outbox_internal.has_ended(text), outbox_internal.leases_last(text), outbox_internal.registry(),
-  outbox_internal.destinations(), outbox_internal.closed_lanes(), outbox_internal.destination_figures(text),
-  outbox_internal.ask_for_a_look(text), outbox_internal.claim_is_live(bigint, smallint, timestamptz),
-  outbox_internal.is_taken(text, smallint, bigint), outbox_internal.nothing_waits(), outbox_internal.first_waiting(),
-  outbox_internal.first_dead(boolean), outbox_internal.counters(), outbox_internal.minutes(), outbox_internal.faults(),
-  outbox_internal.recent_ticks()
+  outbox_internal.is_preloaded, outbox_internal.open_transactions, outbox_internal.not_adopted,
+  outbox_internal.source_problem, outbox_internal.body_problem, outbox_internal.history_partitions,
+  outbox_internal.system_identifier, outbox_internal.here, outbox_internal.schema_problem,
+  outbox_internal.server_state, outbox_internal.server_workers, outbox_internal.missing_slots,
+  outbox_internal.has_ended, outbox_internal.leases_last, outbox_internal.registry, outbox_internal.destinations,
+  outbox_internal.closed_lanes, outbox_internal.destination_figures, outbox_internal.ask_for_a_look,
+  outbox_internal.claim_is_live, outbox_internal.is_taken, outbox_internal.nothing_waits,
+  outbox_internal.first_waiting, outbox_internal.first_dead, outbox_internal.counters, outbox_internal.minutes,
+  outbox_internal.faults, outbox_internal.recent_ticks
   to outbox_monitor;
 
 -- ---- outbox_admin, outbox_consumer ----------------------------------------------------------------------------------
 
 grant execute on function
-  @extschema@.outbox_retry(bigint, text, text), @extschema@.outbox_discard(bigint, text, text),
-  @extschema@.outbox_retry_where(
-    text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer),
-  @extschema@.outbox_discard_where(
-    text, text, text, text, text, text, timestamptz, timestamptz, bigint, bigint, integer, text, boolean, integer),
-  @extschema@.outbox_replay(
-    bigint, bigint, timestamptz, timestamptz, text, text, text, text, text, text, integer, text, boolean),
-  @extschema@.outbox_purge(text, text, text, boolean),
-  @extschema@.outbox_configure(integer, boolean, text), @extschema@.outbox_pause(text, text),
-  @extschema@.outbox_resume(text, text), @extschema@.outbox_adopt(text), @extschema@.outbox_drain(interval),
-  @extschema@.outbox_source_set(
-    regclass, text, text, text, text, text, text, text, text, text, text, text, text, text, text),
-  @extschema@.outbox_source_reset(), @extschema@.outbox_inbox_forget(text, text)
+  @extschema@.outbox_retry, @extschema@.outbox_discard, @extschema@.outbox_retry_where,
+  @extschema@.outbox_discard_where, @extschema@.outbox_replay, @extschema@.outbox_purge, @extschema@.outbox_configure,
+  @extschema@.outbox_pause, @extschema@.outbox_resume, @extschema@.outbox_adopt, @extschema@.outbox_drain,
+  @extschema@.outbox_source_set, @extschema@.outbox_source_reset, @extschema@.outbox_inbox_forget
   to outbox_admin;
 grant usage on foreign data wrapper outbox_amqp to outbox_admin;
 grant usage on foreign data wrapper outbox_http to outbox_admin;
@@ -136,24 +120,18 @@ grant execute on function @extschema@.outbox_inbox_receive(text, text) to outbox
 -- ---- outbox_relay ---------------------------------------------------------------------------------------------------
 
 grant execute on function
-  @extschema@.outbox_fetch_unpublished(integer, text, interval),
-  @extschema@.outbox_mark_published(bigint, bigint, text),
-  @extschema@.outbox_mark_failed(bigint, bigint, text, text), @extschema@.outbox_relay(integer, interval)
+  @extschema@.outbox_fetch_unpublished, @extschema@.outbox_mark_published, @extschema@.outbox_mark_failed,
+  @extschema@.outbox_relay
   to outbox_relay;
 -- Workers outside the server.
 grant execute on function
-  outbox_internal.legible(text), outbox_internal.of_utf8(bytea),
-  outbox_internal.work_begin(text), outbox_internal.work_look(), outbox_internal.work_destinations(),
-  outbox_internal.work_heartbeat(), outbox_internal.work_leases(),
-  outbox_internal.work_lease(smallint[], bigint[], smallint[], bigint[], smallint[]), outbox_internal.work_purge(),
-  outbox_internal.work_report(text, text, text, text), outbox_internal.work_leave(), outbox_internal.work_quit(),
-  outbox_internal.work_reopened(smallint[]), outbox_internal.work_glance(smallint[]),
-  outbox_internal.work_wait(bigint[], integer, integer, boolean), outbox_internal.work_holds(text, integer),
-  outbox_internal.work_claim(text, smallint[], bigint[], integer[], bigint[], bigint),
-  outbox_internal.work_claim_waiting(text, smallint, text, bigint, bigint, integer),
-  outbox_internal.work_claim_unleased(text, integer), outbox_internal.work_due(smallint[], bigint[]),
-  outbox_internal.work_next_due_ms(), outbox_internal.work_gates(smallint[]), outbox_internal.work_pending(smallint[]),
-  outbox_internal.work_settle(text, text[], bigint[], smallint[], bigint[], text[], bigint[], text[], bigint[])
+  outbox_internal.legible, outbox_internal.of_utf8, outbox_internal.work_begin, outbox_internal.work_look,
+  outbox_internal.work_destinations, outbox_internal.work_heartbeat, outbox_internal.work_leases,
+  outbox_internal.work_lease, outbox_internal.work_purge, outbox_internal.work_report, outbox_internal.work_leave,
+  outbox_internal.work_quit, outbox_internal.work_reopened, outbox_internal.work_glance, outbox_internal.work_wait,
+  outbox_internal.work_holds, outbox_internal.work_claim, outbox_internal.work_claim_waiting,
+  outbox_internal.work_claim_unleased, outbox_internal.work_due, outbox_internal.work_next_due_ms,
+  outbox_internal.work_gates, outbox_internal.work_pending, outbox_internal.work_settle
   to outbox_relay;
 
 -- ---- the rest -------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 //! insert without a statement, the fast path, a source of the user's own.
 //!
 //! A new column takes, beside the tables and the view `event_text` (sql/src/10_tables.sql, 27_source.sql): its entry here; an
-//! argument of outbox_publish (sql/src/20_enqueue.sql, src/session/store/request.rs); its name in `readable`
+//! argument of outbox_publish (sql/src/20_enqueue.sql, src/session/store/new_event.rs); its name in `readable`
 //! (sql/src/30_worker.sql); and how it goes out (`headers` or `envelope`).
 
 use crate::refusal::{Refusal, check_short};
