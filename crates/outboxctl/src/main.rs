@@ -17,6 +17,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use commands::{Context, act, check, delivery, list, show, status, version};
 use connect::ConnectArgs;
 use failure::Failure;
+use messages::bulk::Verb;
 use std::process::ExitCode;
 
 /// See, steer and run the outbox of a database from outside its server
@@ -89,8 +90,8 @@ async fn run() -> ExitCode {
         Command::Check(args) => check::run(&context, args).await,
         Command::List(asked) => list::run(&context, asked).await,
         Command::Show(args) => show::run(&context, args).await,
-        Command::Retry(args) => act::dead(&context, act::Verb::Retry, args).await,
-        Command::Discard(args) => act::dead(&context, act::Verb::Discard, args).await,
+        Command::Retry(args) => act::dead(&context, Verb::Retry, args).await,
+        Command::Discard(args) => act::dead(&context, Verb::Discard, args).await,
         Command::Replay(args) => act::replay(&context, args).await,
         Command::Pause(args) => delivery::pause(&context, args).await,
         Command::Resume(args) => delivery::resume(&context, args).await,

@@ -11,8 +11,10 @@
 //! | `tab` | which messages of one kind are next in the order in which they go or went? Looks so far, and says how far |
 //! | `page` | how is a page asked for, whatever its order? |
 //! | `filter` | what must a message meet? |
+//! | `bulk` | how are all that meet criteria retried, discarded or replayed? |
 //! | `sql` | how is a statement both run and shown? |
 
+pub mod bulk;
 pub mod by_seq;
 mod filter;
 pub mod page;

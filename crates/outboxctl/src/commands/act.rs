@@ -6,6 +6,7 @@ use crate::connect::Session;
 use crate::failure::{Code, Failure};
 use crate::format::{self, counted};
 use crate::messages::When;
+use crate::messages::bulk::{Arguments, Choice, Verb};
 use crate::messages::page::AskOnce;
 use crate::messages::sql::Sql;
 use crate::output;
@@ -117,86 +118,21 @@ impl Criteria {
         Some(self.max).filter(|_| !self.no_max)
     }
 
-    fn arguments(&self, call: &mut Call) {
-        call.text("type", &self.event_type);
-        call.text("aggregate_type", &self.aggregate_type);
-        call.text("aggregate_id", &self.aggregate_id);
-        call.text("key", &self.key);
-        call.number("seq_from", self.seq_from);
-        call.number("seq_to", self.seq_to);
-    }
-}
-
-/// A call of one of the functions with many criteria.
-struct Call {
-    sql: Sql,
-}
-
-impl Call {
-    fn new(function: &str) -> Self {
-        Self {
-            sql: Sql::new(&format!("select {function}(")),
-        }
-    }
-
-    fn argument(&mut self, name: &str, value: Option<Sql>) {
-        if let Some(value) = value {
-            self.sql.push(&format!("{name} => ")).append(&value).push(", ");
-        }
-    }
-
-    fn text(&mut self, name: &str, value: &Option<String>) {
-        self.argument(name, value.as_ref().map(|value| Sql::of(value, "text")));
-    }
-
-    fn number(&mut self, name: &str, value: Option<i64>) {
-        self.argument(name, value.map(|value| Sql::of(value, "bigint")));
-    }
-
-    fn small_number(&mut self, name: &str, value: Option<i32>) {
-        self.argument(name, value.map(|value| Sql::of(value, "integer")));
-    }
-
-    fn time(&mut self, name: &str, value: &Option<When>) {
-        self.argument(name, value.as_ref().map(When::sql));
-    }
-
-    async fn run(
-        mut self,
-        session: &Session,
-        max_rows: Option<i32>,
-        reason: &Option<String>,
-        dry_run: bool,
-    ) -> Result<i64, Failure> {
-        #[derive(Deserialize)]
-        struct Counted {
-            count: i64,
-        }
-        self.text("reason", reason);
-        let max_rows = max_rows.map_or_else(|| Sql::new("null::integer"), |max| Sql::of(max, "integer"));
-        self.argument("max_rows", Some(max_rows));
-        self.sql.push(&format!("dry_run => {dry_run}) as count"));
-        let counted: Vec<Counted> = session.ask_once(&self.sql).await?;
-        Ok(counted.first().map_or(0, |counted| counted.count))
-    }
-}
-
-/// What is done to dead letters.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Verb {
-    Retry,
-    Discard,
-}
-
-impl Verb {
-    fn word(self) -> &'static str {
-        match self {
-            Self::Retry => "retry",
-            Self::Discard => "discard",
+    fn choice(&self) -> Choice {
+        Choice {
+            event_type: self.event_type.clone(),
+            aggregate_type: self.aggregate_type.clone(),
+            aggregate_id: self.aggregate_id.clone(),
+            key: self.key.clone(),
+            seq_from: self.seq_from,
+            seq_to: self.seq_to,
+            max_rows: self.max_rows(),
+            ..Choice::default()
         }
     }
 }
 
+/// Dead letters.
 pub async fn dead(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCode, Failure> {
     if args.seqs.is_empty() {
         return by_criteria(context, verb, args).await;
@@ -208,108 +144,71 @@ pub async fn dead(context: &Context, verb: Verb, args: &DeadArgs) -> Result<Exit
 }
 
 async fn by_criteria(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCode, Failure> {
-    let call = || {
-        let mut call = Call::new(match verb {
-            Verb::Retry => "outbox_retry_where",
-            Verb::Discard => "outbox_discard_where",
-        });
-        args.criteria.arguments(&mut call);
-        call.text("destination", &args.destination);
-        call.text("error_like", &args.error_like);
-        call.small_number("attempts_below", args.attempts_below);
-        call.time("died_after", &args.since);
-        call.time("died_before", &args.until);
-        call
+    let choice = Choice {
+        destination: args.destination.clone(),
+        error_like: args.error_like.clone(),
+        attempts_below: args.attempts_below,
+        since: args.since.clone(),
+        until: args.until.clone(),
+        ..args.criteria.choice()
     };
-    counted_first(
-        context,
-        verb.word(),
-        ("dead letter", "dead letters"),
-        &args.criteria,
-        &args.consent,
-        &call,
-    )
-    .await
+    counted_first(context, verb, ("dead letter", "dead letters"), choice, &args.consent).await
 }
 
 pub async fn replay(context: &Context, args: &ReplayArgs) -> Result<ExitCode, Failure> {
-    let call = || {
-        let mut call = Call::new("outbox_replay");
-        args.criteria.arguments(&mut call);
-        call.time("created_from", &args.since);
-        call.time("created_to", &args.until);
-        call.text("source_destination", &args.source_destination);
-        call.text("destination", &args.to_destination);
-        call
+    let choice = Choice {
+        since: args.since.clone(),
+        until: args.until.clone(),
+        destination: args.source_destination.clone(),
+        to_destination: args.to_destination.clone(),
+        ..args.criteria.choice()
     };
-    counted_first(
-        context,
-        "replay",
-        ("message", "messages"),
-        &args.criteria,
-        &args.consent,
-        &call,
-    )
-    .await
+    counted_first(context, Verb::Replay, ("message", "messages"), choice, &args.consent).await
 }
 
 async fn counted_first(
     context: &Context,
-    verb: &str,
+    verb: Verb,
     nouns: (&str, &str),
-    criteria: &Criteria,
+    mut choice: Choice,
     consent: &Consent,
-    call: &dyn Fn() -> Call,
 ) -> Result<ExitCode, Failure> {
     let session = context.actor().await?;
-    let found = call().run(&session, criteria.max_rows(), &None, true).await?;
+    let found = run(&session, &choice.call(verb, None, true, Arguments::All)).await?;
     let what = counted(found, nouns.0, nouns.1);
     if consent.dry_run || found == 0 {
-        report(
-            context,
-            verb,
-            found,
-            0,
-            consent.dry_run,
-            &format!("{what} would be meant; nothing is changed."),
-        )?;
+        let words = format!("{what} would be meant; nothing is changed.");
+        report(context, verb, found, 0, consent.dry_run, &words)?;
         return Ok(ExitCode::SUCCESS);
     }
-    consent.ask(&format!("{} {what}?", capitalised(verb))).await?;
+    consent.ask(&format!("{} {what}?", verb.capitalised())).await?;
     // What came meanwhile was not counted, so nobody has agreed to it.
-    let agreed = i32::try_from(found).ok().or(criteria.max_rows());
-    let done = call().run(&session, agreed, &consent.reason, false).await?;
-    report(
-        context,
-        verb,
-        found,
-        done,
-        false,
-        &format!("{}: {}.", past(verb), counted(done, nouns.0, nouns.1)),
-    )?;
+    choice.max_rows = i32::try_from(found).ok().or(choice.max_rows);
+    let done = run(
+        &session,
+        &choice.call(verb, consent.reason.as_deref(), false, Arguments::All),
+    )
+    .await?;
+    let words = format!("{}: {}.", verb.past(), counted(done, nouns.0, nouns.1));
+    report(context, verb, found, done, false, &words)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn report(context: &Context, verb: &str, matched: i64, done: i64, dry_run: bool, words: &str) -> Result<(), Failure> {
+async fn run(session: &Session, call: &Sql) -> Result<i64, Failure> {
+    #[derive(Deserialize)]
+    struct Number {
+        n: i64,
+    }
+    let found: Vec<Number> = session.ask_once(call).await?;
+    Ok(found.first().map_or(0, |found| found.n))
+}
+
+fn report(context: &Context, verb: Verb, matched: i64, done: i64, dry_run: bool, words: &str) -> Result<(), Failure> {
     match context.json {
-        true => context.print_json(&json!({ "action": verb, "matched": matched, "done": done, "dry_run": dry_run })),
+        true => {
+            context.print_json(&json!({ "action": verb.word(), "matched": matched, "done": done, "dry_run": dry_run }))
+        }
         false => output::print(&format!("{words}\n")),
-    }
-}
-
-fn past(verb: &str) -> &'static str {
-    match verb {
-        "retry" => "Retried",
-        "discard" => "Discarded",
-        _ => "Replayed",
-    }
-}
-
-fn capitalised(verb: &str) -> &'static str {
-    match verb {
-        "retry" => "Retry",
-        "discard" => "Discard",
-        _ => "Replay",
     }
 }
 
@@ -371,9 +270,7 @@ async fn by_seq(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCo
             ),
         );
     } else if !chosen.is_empty() {
-        args.consent
-            .ask(&format!("{} {what}?", capitalised(verb.word())))
-            .await?;
+        args.consent.ask(&format!("{} {what}?", verb.capitalised())).await?;
         for (seq, destination) in &chosen {
             let problem = act(&session, verb, *seq, destination, &args.consent.reason).await?;
             results
@@ -396,11 +293,7 @@ async fn by_seq(context: &Context, verb: Verb, args: &DeadArgs) -> Result<ExitCo
         }
         output::print(&match args.consent.dry_run {
             true => format!("{what} would be meant; nothing is changed.\n"),
-            false => format!(
-                "{}: {}.\n",
-                past(verb.word()),
-                counted(done as i64, "message", "messages")
-            ),
+            false => format!("{}: {}.\n", verb.past(), counted(done as i64, "message", "messages")),
         })?;
     }
     Ok(match failed {
@@ -436,18 +329,15 @@ async fn act(
     reason: &Option<String>,
 ) -> Result<Option<String>, Failure> {
     let client = &session.client;
-    let sql = match verb {
-        Verb::Retry => "select outbox_retry($1::bigint, $2::text, $3::text)",
-        Verb::Discard => "select outbox_discard($1::bigint, $2::text, $3::text)",
-    };
+    let sql = format!("select outbox_{}($1::bigint, $2::text, $3::text)", verb.word());
     let done = session
-        .until_done(client.query_one(&session.qualified(sql), &[&seq, &destination, reason]))
+        .until_done(client.query_one(&session.qualified(&sql), &[&seq, &destination, reason]))
         .await;
     match done {
         Ok(row) if row.get(0) => Ok(None),
         Ok(_) => Ok(Some(match verb {
-            Verb::Retry => "it is in flight, has ended, or waits behind another of its key".into(),
             Verb::Discard => "it has ended, or there is none".into(),
+            _ => "it is in flight, has ended, or waits behind another of its key".into(),
         })),
         // One that is in flight says so; the others are done all the same.
         Err(error) if error.code() == Some(&SqlState::OBJECT_IN_USE) => Ok(Some(Failure::from(error).message)),

@@ -8,9 +8,10 @@ use super::pages::act as pages;
 use super::search;
 use super::session::{Purpose, Session, Trouble};
 use crate::failure::{Code, Failure};
+use crate::messages::Filter;
+use crate::messages::bulk::{Arguments, Choice, Verb};
 use crate::messages::page::AskOnce;
 use crate::messages::sql::Sql;
-use crate::messages::{Filter, When};
 use axum::extract::{Extension, Form, Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
@@ -19,32 +20,6 @@ use std::sync::Arc;
 
 /// Messages that one action takes at most.
 const BULK_MAX: i64 = 10_000;
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Verb {
-    Retry,
-    Discard,
-    Replay,
-}
-
-impl Verb {
-    fn parse(word: &str) -> Option<Self> {
-        match word {
-            "retry" => Some(Self::Retry),
-            "discard" => Some(Self::Discard),
-            "replay" => Some(Self::Replay),
-            _ => None,
-        }
-    }
-
-    fn word(self) -> &'static str {
-        match self {
-            Self::Retry => "retry",
-            Self::Discard => "discard",
-            Self::Replay => "replay",
-        }
-    }
-}
 
 #[derive(Deserialize)]
 pub struct BulkAsked {
@@ -117,15 +92,13 @@ pub async fn ask_bulk(
 async fn form_bulk(app: &App, viewer: &Viewer, verb: Verb, text: &str, problem: Option<&str>) -> Response {
     let counted = async {
         let search = parsed(text)?;
-        let call = call(verb, &search, BULK_MAX, None, true, Arguments::All)?;
+        let call = chosen(verb, &search, BULK_MAX)?.call(verb, None, true, Arguments::All);
         let session = open(app, viewer).await?;
         session.execute("begin read only").await?;
         let count = number(&session, &call).await?;
         session.execute("rollback").await?;
-        Ok::<_, Trouble>((
-            count,
-            self::call(verb, &search, count.max(1), Some("why"), false, Arguments::Given)?,
-        ))
+        let shown = chosen(verb, &search, count.max(1))?;
+        Ok::<_, Trouble>((count, shown.call(verb, Some("why"), false, Arguments::Given)))
     };
     match counted.await {
         Err(found) => trouble(app, viewer, &found),
@@ -164,14 +137,8 @@ pub async fn do_bulk(
     }
     let done = async {
         // No more than were counted, whatever came since.
-        let call = call(
-            verb,
-            &parsed(&form.q)?,
-            form.count,
-            given(&form.reason),
-            false,
-            Arguments::All,
-        )?;
+        let chosen = chosen(verb, &parsed(&form.q)?, form.count)?;
+        let call = chosen.call(verb, given(&form.reason), false, Arguments::All);
         number(&open(&app, &viewer).await?, &call).await
     };
     match done.await {
@@ -233,15 +200,14 @@ pub async fn do_message(
                 .push(", ''))::integer as n");
         }
         Verb::Replay => {
-            let only = Filter {
-                seq: Some(form.seq),
+            let only = Choice {
+                seq_from: Some(form.seq),
+                seq_to: Some(form.seq),
                 destination: Some(form.destination.clone()),
-                ..Filter::default()
+                max_rows: Some(1),
+                ..Choice::default()
             };
-            match self::call(verb, &only, 1, given(&form.reason), false, Arguments::All) {
-                Ok(whole) => call = whole,
-                Err(failure) => return refused(&app, &viewer, &failure),
-            }
+            call = only.call(verb, given(&form.reason), false, Arguments::All);
         }
     }
     let back = format!(
@@ -371,25 +337,8 @@ fn given(text: &str) -> Option<&str> {
     Some(text.trim()).filter(|text| !text.is_empty())
 }
 
-/// Whether a call names what it leaves open.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Arguments {
-    /// For people.
-    Given,
-    /// To be run. Others may create functions in the schema of the extension: each argument is given, with its type, so that
-    /// none of theirs fits better.
-    All,
-}
-
-/// The call that does it to all that meets the search.
-fn call(
-    verb: Verb,
-    filter: &Filter,
-    max_rows: i64,
-    reason: Option<&str>,
-    dry_run: bool,
-    arguments: Arguments,
-) -> Result<Sql, Failure> {
+/// All that meets the search.
+fn chosen(verb: Verb, filter: &Filter, max_rows: i64) -> Result<Choice, Failure> {
     let unfit = |word: &str| {
         let said = format!("{word}: cannot choose what to {}", verb.word());
         Failure::new(Code::Usage, said).hint("Leave it out, or choose by another word")
@@ -400,57 +349,21 @@ fn call(
     if filter.error_like.is_some() && verb == Verb::Replay {
         return Err(unfit("error"));
     }
-    let text = |value: &Option<String>| value.as_ref().map(|value| Sql::of(value, "text"));
-    let since = filter.since.as_ref().map(When::sql);
-    let seq = filter.seq.map(|seq| Sql::of(seq, "bigint"));
-    // No criterion at all is refused; this says all of them.
-    let from = seq.clone().or_else(|| filter.is_empty().then(|| Sql::of(1, "bigint")));
-    let common = [
-        ("type", "text", text(&filter.event_type)),
-        ("aggregate_type", "text", text(&filter.aggregate_type)),
-        ("aggregate_id", "text", text(&filter.aggregate_id)),
-        ("key", "text", text(&filter.key)),
-    ];
-    let (function, own) = match verb {
-        Verb::Retry | Verb::Discard => (
-            if verb == Verb::Retry {
-                "outbox_retry_where"
-            } else {
-                "outbox_discard_where"
-            },
-            vec![
-                ("destination", "text", text(&filter.destination)),
-                ("error_like", "text", text(&filter.error_like)),
-                ("died_after", "timestamptz", since),
-                ("died_before", "timestamptz", None),
-            ],
-        ),
-        Verb::Replay => (
-            "outbox_replay",
-            vec![
-                ("source_destination", "text", text(&filter.destination)),
-                ("destination", "text", None),
-                ("created_from", "timestamptz", since),
-                ("created_to", "timestamptz", None),
-            ],
-        ),
-    };
-    let last = [
-        ("seq_from", "bigint", from),
-        ("seq_to", "bigint", seq),
-        ("max_rows", "integer", Some(Sql::of(max_rows, "integer"))),
-        ("reason", "text", reason.map(|reason| Sql::of(reason, "text"))),
-    ];
-    let mut sql = Sql::new(&format!("select {function}("));
-    for (name, kind, value) in own.into_iter().chain(common).chain(last) {
-        match value {
-            Some(value) => sql.push(&format!("{name} => ")).append(&value).push(", "),
-            None if arguments == Arguments::All => sql.push(&format!("{name} => null::{kind}, ")),
-            None => &mut sql,
-        };
-    }
-    sql.push(&format!("dry_run => {dry_run}) as n"));
-    Ok(sql)
+    let filter = filter.clone();
+    Ok(Choice {
+        // No criterion at all is refused; this says all of them.
+        seq_from: filter.seq.or_else(|| filter.is_empty().then_some(1)),
+        seq_to: filter.seq,
+        event_type: filter.event_type,
+        aggregate_type: filter.aggregate_type,
+        aggregate_id: filter.aggregate_id,
+        key: filter.key,
+        destination: filter.destination,
+        error_like: filter.error_like,
+        since: filter.since,
+        max_rows: i32::try_from(max_rows).ok(),
+        ..Choice::default()
+    })
 }
 
 #[cfg(test)]
@@ -458,15 +371,9 @@ mod tests {
     use super::*;
 
     fn shown(verb: Verb, text: &str) -> Result<String, String> {
-        let sql = call(
-            verb,
-            &search::parse(text).unwrap(),
-            7,
-            Some("it's late"),
-            false,
-            Arguments::Given,
-        );
-        sql.map(|sql| sql.to_show()).map_err(|failure| failure.message)
+        let chosen = chosen(verb, &search::parse(text).unwrap(), 7);
+        let shown = |chosen: Choice| chosen.call(verb, Some("it's late"), false, Arguments::Given).to_show();
+        chosen.map(shown).map_err(|failure| failure.message)
     }
 
     #[test]
@@ -483,15 +390,6 @@ mod tests {
             shown(Verb::Replay, "destination:audit agg:order:42 seq:9").unwrap(),
             "select outbox_replay(source_destination => 'audit', aggregate_type => 'order', aggregate_id => '42', seq_from => 9, seq_to => 9, max_rows => 7, reason => 'it''s late', dry_run => false) as n"
         );
-    }
-
-    #[test]
-    fn what_is_run_leaves_no_argument_open() {
-        let search = search::parse("key:a").unwrap();
-        for verb in [Verb::Retry, Verb::Discard, Verb::Replay] {
-            let sql = call(verb, &search, 7, None, true, Arguments::All).unwrap().to_run().0;
-            assert_eq!(sql.matches(" => ").count(), 13, "{sql}");
-        }
     }
 
     /// A word that the function does not know must not be left out: more would be changed than was seen.
