@@ -452,8 +452,8 @@ impl<H: Host> Destination<H> {
     }
 
     fn settle_by(&mut self, common: &Common<H>, patience: Patience, in_parts: bool) -> Result<bool, H::Error> {
-        let (now_ms, dead) = (common.now_ms(), self.rules(common).dead_action());
-        let mut tables = Tables::new(&self.port, &common.notices, &self.name, dead, patience);
+        let (now_ms, dead_closes) = (common.now_ms(), self.rules(common).dead_closes());
+        let mut tables = Tables::new(&self.port, &common.notices, &self.name, dead_closes, patience);
         let (name, port, ended) = (&self.name, &self.port, &mut self.ended);
         let settled = |batch: &[Settlement<Place<H>>]| {
             batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
@@ -568,8 +568,8 @@ impl<H: Host> Destination<H> {
         // The claim may take a while: what is in hand shows meanwhile.
         self.note_in_flight();
         let host = &common.host;
-        let dead = target.rules.dead_action();
-        let mut tables = Tables::new(&self.port, &common.notices, &self.name, dead, Patience::Usual);
+        let dead_closes = target.rules.dead_closes();
+        let mut tables = Tables::new(&self.port, &common.notices, &self.name, dead_closes, Patience::Usual);
         let lanes = Lanes::new(&self.port, &common.notices, &self.name);
         tables.lane_by_lane = self.locked_until.is_some_and(|until| host.now() < until);
         let known_locked = tables.lane_by_lane;

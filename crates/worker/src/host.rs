@@ -10,6 +10,7 @@ use outbox_core::hold::OpenTransaction;
 use outbox_core::lease::Lease;
 use outbox_core::message::{Pointer, Publication};
 use outbox_core::partition::Partition;
+use outbox_core::settle::Closes;
 use outbox_transport::target::{Limits, Target};
 use outbox_transport::{Event, Started};
 use std::fmt::Arguments;
@@ -106,11 +107,11 @@ pub trait Port {
 
     // ---- tables: each call is a transaction of its own --------------------------------------------------------------
 
-    /// Ends claimed messages. Returns how many rows changed.
+    /// Ends claimed messages; a dead letter closes what `dead_closes` says. Returns how many rows changed.
     fn settle(
         &self,
         batch: &[Settlement<Self::Place>],
-        dead: &'static str,
+        dead_closes: Closes,
         patience: Patience,
     ) -> Result<usize, Self::Error>;
     /// Claims rows of leased lanes, all of them with the same reach. Without patience it waits for no lock.

@@ -17,7 +17,7 @@ use outbox_core::lease::Lease;
 use outbox_core::message::{Pointer, Text};
 use outbox_core::partition::Partition;
 use outbox_core::route::{Format, Statics, Template};
-use outbox_core::settle::{RetryPolicy, Rules};
+use outbox_core::settle::{Closes, Ending, RetryPolicy, Rules};
 use outbox_transport::target::{Amqp, Certificates, Limits, Password, Target, Transport};
 use outbox_transport::{AllowList, ExchangeType};
 use outbox_worker::{Brought, Look, News, Orders, PassEnd, Patience, Plan, Report, Settings, Status, Tended};
@@ -473,7 +473,7 @@ impl outbox_worker::Port for Port {
 
     fn describe(&self, _: Result<&Target, &str>, _: &Limits) {}
 
-    fn settle(&self, batch: &[Settlement<u64>], _: &'static str, _: Patience) -> Result<usize, Failed> {
+    fn settle(&self, batch: &[Settlement<u64>], dead_closes: Closes, _: Patience) -> Result<usize, Failed> {
         let worker = self.host.worker;
         let flaw = self.flaw();
         let before = match flaw {
@@ -497,7 +497,7 @@ impl outbox_worker::Port for Port {
                 let ours = world.tables.is_claimed(me, at, epoch, fenced, true);
                 world.oracle.note(seq, || format!("{disposition:?}, ours: {ours}"));
                 if ours {
-                    settle_one(world, me, at, epoch, disposition);
+                    settle_one(world, me, at, epoch, &Ending::of(disposition, dead_closes));
                     changed += 1;
                 }
                 world.oracle.settled(worker, seq, epoch, ours);
