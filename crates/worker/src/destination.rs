@@ -619,14 +619,12 @@ impl<H: Host> Destination<H> {
         };
         TickState {
             enabled: self.is_on(common),
-            connected: self.connection.is_connected(),
-            blocked: false, // blocked is a state of its own, in which it is not connected
+            connected: self.connection.is_connected(), // not while the broker blocks publishers
             owned_partitions: self.engine.claimable(),
             outstanding,
             window,
             queue_has_room: self.engine.is_ready_empty() && self.engine.has_room_in_bytes(),
             last_claim_was_full: self.engine.wants_more(),
-            woken: false,
             claims_in_hand_in_ms: None, // looked for where it counts
             idle_backoff_ms: common.settings.idle_backoff_ms,
         }
