@@ -4,7 +4,7 @@ use crate::host::{Patience, Port};
 use crate::notices::Notices;
 use outbox_core::engine::{self, Batch, Claimed, Due, Express, Held, Lane, Memory, Place, Settlement, Store};
 use outbox_core::gate::{Found, OrderedKey};
-use outbox_core::hold::{FILTER_WORDS, OpenTransaction};
+use outbox_core::hold::OpenTransaction;
 use outbox_core::partition::Partition;
 use outbox_core::settle::Closes;
 use std::cell::RefCell;
@@ -163,10 +163,7 @@ impl<P: Port> Memory for Lanes<'_, P> {
     fn open_transactions(&self) -> Vec<OpenTransaction> {
         self.port.open_transactions().unwrap_or_else(|error| {
             self.failed.replace(Some(error));
-            vec![OpenTransaction {
-                low: i64::MIN,
-                filter: Box::new([u64::MAX; FILTER_WORDS]),
-            }]
+            vec![OpenTransaction::holds_everything()]
         })
     }
 
