@@ -34,6 +34,7 @@ pub use bounds::Bounds;
 pub use listen::Listen;
 pub use ports::{Due, Express, Memory, Place, Store};
 pub use rows::{Claimed, Held, Lane, Settlement, reach_the_same};
+pub use settling::Portion;
 
 use crate::gate::{Gates, Handle};
 use crate::message::{Outcome, Pointer};

@@ -8,7 +8,7 @@ use crate::settings::{Described, Settings};
 use crate::status::Status;
 use crate::tables::{Lanes, Tables};
 use outbox_core::budget::Allowance;
-use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Held, Listen, Settlement, Sharing, Tally};
+use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Held, Listen, Portion, Settlement, Sharing, Tally};
 use outbox_core::gate::Handle;
 use outbox_core::message::{Event, Outcome, Pointer, Publication, Text};
 use outbox_core::pace::Pace;
@@ -455,14 +455,20 @@ impl<H: Host> Destination<H> {
         let (now_ms, dead_closes) = (common.now_ms(), self.rules(common).dead_closes());
         let mut tables = Tables::new(&self.port, &common.notices, &self.name, dead_closes, patience);
         let (name, port, ended) = (&self.name, &self.port, &mut self.ended);
-        let settled = |batch: &[Settlement<Place<H>>]| {
+        let mut settled = |batch: &[Settlement<Place<H>>]| {
             batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
             port.settled(batch);
             log_dead(common, name, batch);
         };
-        let result = match in_parts {
-            true => self.engine.settle_some(&mut tables, now_ms, settled),
-            false => self.engine.settle(&mut tables, now_ms, settled).map(|()| false),
+        let portion = match in_parts {
+            true => Portion::BesideOthers,
+            false => Portion::Full,
+        };
+        let result = loop {
+            let more = self.engine.settle_batch(&mut tables, now_ms, portion, &mut settled);
+            if in_parts || !matches!(more, Ok(true)) {
+                break more;
+            }
         };
         if tables.missed > 0 {
             let (host, missed) = (&common.host, tables.missed);

@@ -238,7 +238,7 @@ fn nothing_is_claimed_beside_messages_that_workers_crashed_with() {
     assert_eq!(engine.outstanding(), 1, "not answered yet");
     engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 3, 0);
     assert!(engine.must_settle(), "else the next crash would charge it");
-    let Ok(()) = engine.settle(&mut script, 3, |_| {});
+    let Ok(_) = engine.settle_batch(&mut script, 3, Portion::Full, |_| {});
     engine.look_anew();
     claim(&mut engine, &mut script, &Shared::default(), 4, 0);
     assert_eq!(engine.outstanding(), 1);
@@ -332,7 +332,7 @@ fn of_a_lost_lease_nothing_is_kept_that_had_its_answer() {
     );
     engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
     engine.conclude(sent[2].0, &Outcome::Confirmed, &RULES, 0, 0);
-    let Ok(()) = engine.settle(&mut Script::default(), 0, |_| {});
+    let Ok(_) = engine.settle_batch(&mut Script::default(), 0, Portion::Full, |_| {});
     assert!(engine.is_idle() && engine.in_use().is_empty());
 }
 
@@ -404,7 +404,7 @@ fn of_a_lost_lease_nothing_ends_out_of_order() {
     engine.set_leases(Vec::new(), HashSet::new());
     engine.conclude(sent[1].0, &Outcome::Confirmed, &RULES, 0, 0);
     let mut settled = Vec::new();
-    let Ok(()) = engine.settle(&mut script, 0, |batch| {
+    let Ok(_) = engine.settle_batch(&mut script, 0, Portion::Full, |batch| {
         settled.extend(batch.iter().map(|s| s.pointer.seq))
     });
     assert!(settled.is_empty(), "nobody knows what became of 1: {settled:?}");
@@ -446,7 +446,8 @@ fn while_other_destinations_wait_many_failures_are_settled_in_parts() {
     }
     let mut parts = Vec::new();
     let mut part = || -> bool {
-        let Ok(more) = engine.settle_some(&mut script, 0, |batch| parts.push(batch.len()));
+        let settled = |batch: &[Settlement<()>]| parts.push(batch.len());
+        let Ok(more) = engine.settle_batch(&mut script, 0, Portion::BesideOthers, settled);
         more
     };
     assert_eq!([part(), part(), part(), part()], [true, true, false, false]);
