@@ -167,7 +167,7 @@ fn each_of_several_destinations_keeps_its_order_and_its_pace() {
     let config = Config {
         name: "rough, several destinations",
         destinations: 3,
-        pauses: 100,
+        pauses: 1_000,
         ..Config::ROUGH
     };
     assert_keeps_its_promises(&config, 5);

@@ -564,6 +564,14 @@ impl Store {
         })
     }
 
+    /// Whether a destination is paused by now, as a claim before it in the same transaction may have found.
+    pub fn is_paused(&self, destination: &str) -> SpiResult<bool> {
+        let paused = format!("{}.outbox_paused", self.schema);
+        let sql = format!("select exists (select from {paused} where destination = $1)");
+        let is_paused: Option<bool> = Spi::get_one_with_args(&sql, &[destination.into()])?;
+        Ok(is_paused.unwrap_or_default())
+    }
+
     /// Ends claimed messages; returns how many rows changed.
     /// `dead_closes`: what waits behind a dead letter.
     pub fn settle(&self, settlements: &[Settlement], dead_closes: Closes) -> SpiResult<usize> {

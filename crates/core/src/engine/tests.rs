@@ -18,6 +18,7 @@ pub(super) struct Script {
     unreadable: i64,
     /// The next claim misses a row.
     missed: bool,
+    is_paused: bool,
     /// What the first claim brings instead.
     pub(super) suspects: Option<Batch<()>>,
     due: Vec<i64>,
@@ -79,6 +80,9 @@ impl Store for Script {
 
     fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<()>, Infallible> {
         self.lanes = lanes.iter().map(|lane| (lane.mark, lane.reach)).collect();
+        if self.is_paused {
+            return Ok(Batch::unread(lanes));
+        }
         let asked = !lanes.is_empty() && !self.claims.is_empty();
         if let Some(suspects) = self.suspects.take() {
             self.claims.remove(0);
@@ -393,6 +397,22 @@ fn nothing_is_sent_behind_a_row_that_was_changed_while_it_was_claimed() {
     };
     claim(&mut engine, &mut script, &shared, 0, 0);
     assert!(hand_over(&mut engine, 10).is_empty(), "1 was missed");
+    claim(&mut engine, &mut script, &shared, 10, 0);
+    assert_eq!(seqs(&hand_over(&mut engine, 10)), [1, 2]);
+}
+
+#[test]
+fn of_a_destination_that_is_paused_meanwhile_no_lane_counts_as_read() {
+    let (mut engine, shared) = (engine(), Shared::default());
+    let mut script = Script {
+        missed: true,
+        ..Script::bringing(vec![vec![2], vec![1]])
+    };
+    claim(&mut engine, &mut script, &shared, 0, 0);
+    script.is_paused = true;
+    claim(&mut engine, &mut script, &shared, 5, 0);
+    assert!(hand_over(&mut engine, 10).is_empty(), "1 is there and was not seen");
+    script.is_paused = false;
     claim(&mut engine, &mut script, &shared, 10, 0);
     assert_eq!(seqs(&hand_over(&mut engine, 10)), [1, 2]);
 }

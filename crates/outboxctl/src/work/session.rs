@@ -494,6 +494,12 @@ impl Session {
             .collect()
     }
 
+    /// Whether a destination is paused by now.
+    pub fn is_paused(&self, destination: &str) -> Result<bool, Trouble> {
+        let sql = "select exists (select from outbox_internal.work_destinations() d where d.destination = $1::text and d.paused)";
+        Ok(self.one(sql, &[&destination])?.get(0))
+    }
+
     /// Ends messages of one destination; returns how many it changed.
     pub fn settle(
         &self,

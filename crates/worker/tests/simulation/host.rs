@@ -519,17 +519,20 @@ impl outbox_worker::Port for Port {
             let lane = lanes.iter().find(|lane| lane.partition.index() == partition);
             lane.expect("asked for").epoch
         };
-        let (seen, cut) = self.host.transaction(|world, me| {
+        let (seen, cut, is_paused) = self.host.transaction(|world, me| {
             if world.paused.contains(&self.destination) {
-                return (Vec::new(), false);
+                return (Vec::new(), false, true);
             }
             let again = world.config.flaw == Some(Flaw::ClaimRepeats);
             let mut seen = (lanes.iter())
                 .flat_map(|lane| world.tables.see(me, self.destination, lane, again))
                 .collect();
             let cut = world.cut(&mut seen);
-            (seen, cut)
+            (seen, cut, false)
         })?;
+        if is_paused {
+            return Ok(Batch::unread(lanes));
+        }
         self.host.transaction(|world, _| {
             let wanted = seen.len();
             let rows = world.tables.mark_claimed(seen, epoch);
