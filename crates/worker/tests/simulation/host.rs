@@ -86,6 +86,13 @@ impl Host {
         })
     }
 
+    fn memory_may_fail(&self) -> Result<(), Failed> {
+        match self.with(World::memory_fails) {
+            true => Err(Failed::Else),
+            false => Ok(()),
+        }
+    }
+
     /// One access to shared memory.
     fn memory<T>(&self, access: impl FnOnce(&mut Memory) -> T) -> T {
         self.interrupt();
@@ -639,11 +646,13 @@ impl outbox_worker::Port for Port {
     // ---- shared memory ----------------------------------------------------------------------------------------------
 
     fn refresh(&self) -> Result<(), Failed> {
+        self.host.memory_may_fail()?;
         self.host.reap();
         Ok(())
     }
 
     fn open_transactions(&self) -> Result<Vec<OpenTransaction>, Failed> {
+        self.host.memory_may_fail()?;
         self.host.interrupt();
         self.host.reap();
         // Entry by entry, sessions first.

@@ -103,6 +103,11 @@ impl World {
         !self.calm && self.dice.chance(self.config.store_errors)
     }
 
+    /// Shared memory cannot be read: a worker outside asks for it by its session.
+    pub fn memory_fails(&mut self) -> bool {
+        !self.calm && self.dice.chance(self.config.memory_errors)
+    }
+
     /// The server crashes: memory is lost, open transactions with it; the tables and what is prepared stay.
     pub fn crash(&mut self) {
         self.sessions.iter_mut().for_each(Session::crash);
