@@ -29,7 +29,7 @@ use crate::store::source::{PARTS, Source};
 use outbox_core::hold::lane_crc;
 use outbox_core::message::Outcome;
 use outbox_core::partition::{Partition, crc32};
-use outbox_core::settle::{self, Disposition, Ended};
+use outbox_core::settle::{self, Action, Ended, Ending};
 use outbox_transport::target::{self, Kind};
 use outbox_worker::DEFAULT_DESTINATION;
 use pgrx::prelude::*;
@@ -340,11 +340,17 @@ fn outbox_judge(
     };
     let attempts = u32::try_from(attempts.unwrap_or_default()).unwrap_or_default();
     let seed = seq.unwrap_or_default() as u64;
-    let judged = match settle::decide(&outcome, attempts, &rules.retry, seed) {
-        Disposition::Retry { delay_ms, error } => ["r".to_owned(), delay_ms.to_string(), error],
-        Disposition::Dead { reason } => [rules.dead_action().to_owned(), "0".to_owned(), reason],
-        other => unreachable!("a failure is charged, not {other:?}"),
-    };
+    let disposition = settle::decide(&outcome, attempts, &rules.retry, seed);
+    let ending = Ending::of(&disposition, rules.dead_closes());
+    assert!(
+        matches!(ending.action, Action::Retry | Action::Dead(_)),
+        "a failure is charged, not {ending:?}"
+    );
+    let judged = [
+        ending.action.letter().to_owned(),
+        ending.delay_ms.unwrap_or_default().to_string(),
+        ending.reason.unwrap_or_default().to_owned(),
+    ];
     judged.map(Text::from).into()
 }
 

@@ -19,7 +19,7 @@ use outbox_core::hold::OpenTransaction;
 use outbox_core::message::Pointer;
 use outbox_core::minutes::Took;
 use outbox_core::partition::Partition;
-use outbox_core::settle::Ended;
+use outbox_core::settle::{Closes, Ended};
 use outbox_transport::BodyFunction;
 use outbox_transport::target::{Limits, Target};
 use outbox_worker::{Brought, Patience, Status};
@@ -93,20 +93,20 @@ impl outbox_worker::Port for Port {
 
     // ---- tables -----------------------------------------------------------------------------------------------------
 
-    fn settle(&self, batch: &[Settlement], dead: &'static str, patience: Patience) -> Result<usize, Failure> {
+    fn settle(&self, batch: &[Settlement], dead_closes: Closes, patience: Patience) -> Result<usize, Failure> {
         let store = &self.here.store;
         let timeout_ms = match patience {
             Patience::Usual => STATEMENT_TIMEOUT_MS,
             Patience::Little => LAST_TRANSACTION_MS,
         };
         held_transaction(c"outbox: settle", timeout_ms, Durability::Full, || {
-            let changed = store.settle(batch, dead)?;
+            let changed = store.settle(batch, dead_closes)?;
             if changed == batch.len() {
                 return Ok(changed);
             }
             // Rows that moved (VACUUM FULL) are found again by key. Rows that are gone or carry another token are no
             // longer ours.
-            Ok(changed + store.settle_by_key(batch, dead)?)
+            Ok(changed + store.settle_by_key(batch, dead_closes)?)
         })
     }
 
@@ -120,7 +120,11 @@ impl outbox_worker::Port for Port {
             if !is_patient {
                 txn::set_locally(c"lock_timeout", c"20ms");
             }
-            self.here.store.claim(whereto, lanes)
+            let mut claimed = self.here.store.claim(whereto, lanes)?;
+            if claimed.batch.rows.is_empty() && self.here.store.is_paused(&self.destination)? {
+                claimed.batch = Batch::unread(lanes);
+            }
+            Ok(claimed)
         })?;
         Ok(self.note(claimed))
     }

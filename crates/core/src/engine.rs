@@ -34,11 +34,12 @@ pub use bounds::Bounds;
 pub use listen::Listen;
 pub use ports::{Due, Express, Memory, Place, Store};
 pub use rows::{Claimed, Held, Lane, Settlement, reach_the_same};
+pub use settling::Portion;
 
 use crate::gate::{Gates, Handle};
 use crate::message::{Outcome, Pointer};
 use crate::partition::Partition;
-use crate::settle::{Disposition, Rules, decide};
+use crate::settle::{Closes, Disposition, Rules, decide};
 use answers::Answers;
 use appetite::Appetite;
 use asked::Asked;
@@ -251,12 +252,15 @@ impl<P: Clone> Engine<P> {
             self.answers.await_those(self.gates.unanswered_beside(handle));
         }
         let messages = &self.messages;
-        let ended = self
-            .gates
-            .conclude(handle, outcome, rules.dead_closes(), |handle, outcome| {
+        let ended = self.gates.conclude(
+            handle,
+            outcome,
+            rules.dead_closes() != Closes::Nothing,
+            |handle, outcome| {
                 let attempts = messages.get(&handle).map_or(0, |m| m.pointer.attempts.max(0) as u32);
                 decide(outcome, attempts, &rules.retry, handle ^ seed)
-            });
+            },
+        );
         for (handle, disposition) in ended {
             if let Some(Message { pointer, .. }) = self.messages.get(&handle)
                 && self.sharing == Sharing::Leases

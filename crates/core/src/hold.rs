@@ -34,6 +34,14 @@ pub struct OpenTransaction {
 }
 
 impl OpenTransaction {
+    /// Stands for transactions that nobody can tell of: every message must wait for it.
+    pub fn holds_everything() -> Self {
+        Self {
+            low: i64::MIN,
+            filter: Box::new([u64::MAX; FILTER_WORDS]),
+        }
+    }
+
     /// The same where a partition is one order, by [`lane_crc`]. While the transaction draws a seq it does not know
     /// yet in which partition it will be, and tells of no lowest one.
     pub fn holds_lane(&self, crc: u32, seq: i64) -> bool {

@@ -34,19 +34,22 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// How a dead letter is settled, in the words of outbox_internal.settle(): D closes its key, B its partition.
-    pub fn dead_action(&self) -> &'static str {
+    /// What a dead letter closes.
+    pub fn dead_closes(&self) -> Closes {
         match self.ordering {
-            Ordering::Key if self.dead_blocks => "D",
-            Ordering::Partition if self.dead_blocks => "B",
-            _ => "d",
+            Ordering::Key if self.dead_blocks => Closes::Key,
+            Ordering::Partition if self.dead_blocks => Closes::Partition,
+            _ => Closes::Nothing,
         }
     }
+}
 
-    /// Whether a dead letter closes what it is ordered by.
-    pub fn dead_closes(&self) -> bool {
-        self.dead_action() != "d"
-    }
+/// What waits behind a dead letter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Closes {
+    Nothing,
+    Key,
+    Partition,
 }
 
 /// What a destination is promised.
@@ -75,6 +78,80 @@ pub enum Disposition {
     Release { reason: String },
     /// To the waiting ones, behind an earlier message of its key that failed: no attempt charged.
     Wait,
+}
+
+/// What outbox_internal.settle() does with the row of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    Publish,
+    /// A dead letter without an attempt.
+    Expire,
+    /// Behind an earlier one of its key.
+    Wait,
+    /// As if it had not been claimed.
+    Free,
+    Retry,
+    Dead(Closes),
+}
+
+impl Action {
+    pub const ALL: [Self; 8] = [
+        Self::Publish,
+        Self::Expire,
+        Self::Wait,
+        Self::Free,
+        Self::Retry,
+        Self::Dead(Closes::Nothing),
+        Self::Dead(Closes::Key),
+        Self::Dead(Closes::Partition),
+    ];
+
+    /// Its letter in SQL.
+    pub const fn letter(self) -> &'static str {
+        match self {
+            Self::Publish => "p",
+            Self::Expire => "x",
+            Self::Wait => "w",
+            Self::Free => "f",
+            Self::Retry => "r",
+            Self::Dead(Closes::Nothing) => "d",
+            Self::Dead(Closes::Key) => "D",
+            Self::Dead(Closes::Partition) => "B",
+        }
+    }
+
+    pub fn of_letter(letter: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|action| action.letter() == letter)
+    }
+}
+
+/// How a message is settled, as outbox_internal.settle() takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ending<'a> {
+    pub action: Action,
+    /// Until a retry.
+    pub delay_ms: Option<i64>,
+    /// The error of a retry, the reason of a dead letter.
+    pub reason: Option<&'a str>,
+}
+
+impl<'a> Ending<'a> {
+    /// `dead_closes`: what a dead letter of the destination closes.
+    pub fn of(disposition: &'a Disposition, dead_closes: Closes) -> Self {
+        let (action, delay_ms, reason) = match disposition {
+            Disposition::Publish => (Action::Publish, None, None),
+            Disposition::Retry { delay_ms, error } => (Action::Retry, Some(*delay_ms as i64), Some(error.as_str())),
+            Disposition::Dead { reason } => (Action::Dead(dead_closes), None, Some(reason.as_str())),
+            Disposition::Expire => (Action::Expire, None, Some(EXPIRED)),
+            Disposition::Release { .. } => (Action::Free, None, None),
+            Disposition::Wait => (Action::Wait, None, None),
+        };
+        Self {
+            action,
+            delay_ms,
+            reason,
+        }
+    }
 }
 
 /// How many messages ended in one transaction, or failed in it.
@@ -298,6 +375,39 @@ mod tests {
                 matches!(decide(&outcome, 99, &POLICY, 1), Disposition::Release { .. }),
                 "{outcome:?}"
             );
+        }
+    }
+
+    #[test]
+    fn every_action_has_a_letter_of_its_own_and_comes_back_from_it() {
+        for action in Action::ALL {
+            assert_eq!(action.letter().len(), 1, "{action:?}");
+            assert_eq!(Action::of_letter(action.letter()), Some(action));
+        }
+        assert_eq!(["", "P", "pp", "z"].map(Action::of_letter), [None; 4]);
+    }
+
+    #[test]
+    fn a_dead_letter_closes_what_it_is_ordered_by() {
+        let rules = |ordering, dead_blocks| Rules {
+            retry: POLICY,
+            dead_blocks,
+            ordering,
+        };
+        for (ordering, closes) in [
+            (Ordering::Key, Closes::Key),
+            (Ordering::Partition, Closes::Partition),
+            (Ordering::None, Closes::Nothing),
+        ] {
+            assert_eq!(rules(ordering, true).dead_closes(), closes);
+            assert_eq!(rules(ordering, false).dead_closes(), Closes::Nothing);
+            let dead = Disposition::Dead { reason: "why".into() };
+            let ending = Ending {
+                action: Action::Dead(closes),
+                delay_ms: None,
+                reason: Some("why"),
+            };
+            assert_eq!(Ending::of(&dead, closes), ending);
         }
     }
 

@@ -9,8 +9,6 @@ pub struct TickState {
     pub enabled: bool,
     /// A destination can take messages.
     pub connected: bool,
-    /// The broker blocks publishers.
-    pub blocked: bool,
     pub owned_partitions: usize,
     /// Messages handed over and without an outcome.
     pub outstanding: usize,
@@ -20,16 +18,14 @@ pub struct TickState {
     pub queue_has_room: bool,
     /// The most recent claim brought as many rows as it asked for: there are probably more.
     pub last_claim_was_full: bool,
-    /// A wake came since the most recent claim began: there is probably a row that it did not see.
-    pub woken: bool,
     /// Milliseconds until something that came by shared memory is to be claimed, if a claim may be made; None = nothing is.
     pub claims_in_hand_in_ms: Option<u32>,
     /// The sleep when nothing calls for haste.
     pub idle_backoff_ms: u32,
 }
 
-/// Ask for `claim` at the start of a pass, and again after it for `wait_ms`: only then do `last_claim_was_full` and
-/// `woken` speak of the claim just made.
+/// Ask for `claim` at the start of a pass, and again after it for `wait_ms`: only then does `last_claim_was_full` speak of
+/// the claim just made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Next {
     /// Claim up to so many rows: the free slots of the window, an eighth of it at least unless nothing is outstanding.
@@ -52,21 +48,17 @@ impl TickState {
 }
 
 pub fn next(state: &TickState) -> Next {
-    let may_claim = state.enabled
-        && state.connected
-        && !state.blocked
-        && state.owned_partitions > 0
-        && state.queue_has_room
-        && state.has_room();
+    let may_claim =
+        state.enabled && state.connected && state.owned_partitions > 0 && state.queue_has_room && state.has_room();
     if !may_claim {
-        // Even if woken or with rows left: what stands in the way does not go away by looking again at once.
+        // Even with rows left: what stands in the way does not go away by looking again at once.
         return Next {
             claim: None,
             wait_ms: state.idle_backoff_ms.max(1),
         };
     }
     let free_slots = u32::try_from(state.free()).unwrap_or(u32::MAX);
-    let wait_ms = if state.last_claim_was_full || state.woken {
+    let wait_ms = if state.last_claim_was_full {
         0
     } else {
         state.idle_backoff_ms.max(1)
@@ -84,13 +76,11 @@ mod tests {
     const READY: TickState = TickState {
         enabled: true,
         connected: true,
-        blocked: false,
         owned_partitions: 2,
         outstanding: 10,
         window: 100,
         queue_has_room: true,
         last_claim_was_full: false,
-        woken: false,
         claims_in_hand_in_ms: None,
         idle_backoff_ms: 250,
     };
@@ -117,7 +107,6 @@ mod tests {
                 connected: false,
                 ..READY
             },
-            TickState { blocked: true, ..READY },
             TickState {
                 owned_partitions: 0,
                 ..READY
@@ -143,7 +132,6 @@ mod tests {
         for state in in_the_way {
             let hasty = TickState {
                 last_claim_was_full: true,
-                woken: true,
                 claims_in_hand_in_ms: Some(0),
                 ..state
             };
@@ -179,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_claim_or_a_wake_since_leaves_no_time_to_sleep() {
+    fn a_full_claim_leaves_no_time_to_sleep() {
         assert_eq!(
             next(&TickState {
                 last_claim_was_full: true,
@@ -188,7 +176,6 @@ mod tests {
             .wait_ms,
             0
         );
-        assert_eq!(next(&TickState { woken: true, ..READY }).wait_ms, 0);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::settings::{Described, Settings};
 use crate::status::Status;
 use crate::tables::{Lanes, Tables};
 use outbox_core::budget::Allowance;
-use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Held, Listen, Settlement, Sharing, Tally};
+use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Held, Listen, Portion, Settlement, Sharing, Tally};
 use outbox_core::gate::Handle;
 use outbox_core::message::{Event, Outcome, Pointer, Publication, Text};
 use outbox_core::pace::Pace;
@@ -452,17 +452,23 @@ impl<H: Host> Destination<H> {
     }
 
     fn settle_by(&mut self, common: &Common<H>, patience: Patience, in_parts: bool) -> Result<bool, H::Error> {
-        let (now_ms, dead) = (common.now_ms(), self.rules(common).dead_action());
-        let mut tables = Tables::new(&self.port, &common.notices, &self.name, dead, patience);
+        let (now_ms, dead_closes) = (common.now_ms(), self.rules(common).dead_closes());
+        let mut tables = Tables::new(&self.port, &common.notices, &self.name, dead_closes, patience);
         let (name, port, ended) = (&self.name, &self.port, &mut self.ended);
-        let settled = |batch: &[Settlement<Place<H>>]| {
+        let mut settled = |batch: &[Settlement<Place<H>>]| {
             batch.iter().for_each(|settlement| ended.note(&settlement.disposition));
             port.settled(batch);
             log_dead(common, name, batch);
         };
-        let result = match in_parts {
-            true => self.engine.settle_some(&mut tables, now_ms, settled),
-            false => self.engine.settle(&mut tables, now_ms, settled).map(|()| false),
+        let portion = match in_parts {
+            true => Portion::BesideOthers,
+            false => Portion::Full,
+        };
+        let result = loop {
+            let more = self.engine.settle_batch(&mut tables, now_ms, portion, &mut settled);
+            if in_parts || !matches!(more, Ok(true)) {
+                break more;
+            }
         };
         if tables.missed > 0 {
             let (host, missed) = (&common.host, tables.missed);
@@ -568,8 +574,8 @@ impl<H: Host> Destination<H> {
         // The claim may take a while: what is in hand shows meanwhile.
         self.note_in_flight();
         let host = &common.host;
-        let dead = target.rules.dead_action();
-        let mut tables = Tables::new(&self.port, &common.notices, &self.name, dead, Patience::Usual);
+        let dead_closes = target.rules.dead_closes();
+        let mut tables = Tables::new(&self.port, &common.notices, &self.name, dead_closes, Patience::Usual);
         let lanes = Lanes::new(&self.port, &common.notices, &self.name);
         tables.lane_by_lane = self.locked_until.is_some_and(|until| host.now() < until);
         let known_locked = tables.lane_by_lane;
@@ -619,14 +625,12 @@ impl<H: Host> Destination<H> {
         };
         TickState {
             enabled: self.is_on(common),
-            connected: self.connection.is_connected(),
-            blocked: false, // blocked is a state of its own, in which it is not connected
+            connected: self.connection.is_connected(), // not while the broker blocks publishers
             owned_partitions: self.engine.claimable(),
             outstanding,
             window,
             queue_has_room: self.engine.is_ready_empty() && self.engine.has_room_in_bytes(),
             last_claim_was_full: self.engine.wants_more(),
-            woken: false,
             claims_in_hand_in_ms: None, // looked for where it counts
             idle_backoff_ms: common.settings.idle_backoff_ms,
         }

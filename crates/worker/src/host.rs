@@ -10,6 +10,7 @@ use outbox_core::hold::OpenTransaction;
 use outbox_core::lease::Lease;
 use outbox_core::message::{Pointer, Publication};
 use outbox_core::partition::Partition;
+use outbox_core::settle::Closes;
 use outbox_transport::target::{Limits, Target};
 use outbox_transport::{Event, Started};
 use std::fmt::Arguments;
@@ -106,14 +107,15 @@ pub trait Port {
 
     // ---- tables: each call is a transaction of its own --------------------------------------------------------------
 
-    /// Ends claimed messages. Returns how many rows changed.
+    /// Ends claimed messages; a dead letter closes what `dead_closes` says. Returns how many rows changed.
     fn settle(
         &self,
         batch: &[Settlement<Self::Place>],
-        dead: &'static str,
+        dead_closes: Closes,
         patience: Patience,
     ) -> Result<usize, Self::Error>;
-    /// Claims rows of leased lanes, all of them with the same reach. Without patience it waits for no lock.
+    /// Claims rows of leased lanes, all of them with the same reach. Without patience it waits for no lock. Of a destination that
+    /// is paused by then it is [`Batch::unread`]: the worker may not have heard of that, and would take the lanes for read.
     fn claim(&self, lanes: &[Lane], is_patient: bool) -> Result<Batch<Self::Place>, Self::Error>;
     fn claim_unleased(&self, limit: u32) -> Result<Batch<Self::Place>, Self::Error>;
     /// Claims the first rows of a key that wait behind another. The flag: more are there.

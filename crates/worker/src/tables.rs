@@ -4,8 +4,9 @@ use crate::host::{Patience, Port};
 use crate::notices::Notices;
 use outbox_core::engine::{self, Batch, Claimed, Due, Express, Held, Lane, Memory, Place, Settlement, Store};
 use outbox_core::gate::{Found, OrderedKey};
-use outbox_core::hold::{FILTER_WORDS, OpenTransaction};
+use outbox_core::hold::OpenTransaction;
 use outbox_core::partition::Partition;
+use outbox_core::settle::Closes;
 use std::cell::RefCell;
 
 /// One use of the tables by the engine.
@@ -13,8 +14,8 @@ pub struct Tables<'a, P: Port> {
     port: &'a P,
     notices: &'a Notices,
     destination: &'a str,
-    /// How a dead letter is settled.
-    dead: &'static str,
+    /// What waits behind a dead letter.
+    dead_closes: Closes,
     patience: Patience,
     /// Rows of some lane were locked lately: each lane is claimed alone, and a locked one left out.
     pub lane_by_lane: bool,
@@ -29,14 +30,14 @@ impl<'a, P: Port> Tables<'a, P> {
         port: &'a P,
         notices: &'a Notices,
         destination: &'a str,
-        dead: &'static str,
+        dead_closes: Closes,
         patience: Patience,
     ) -> Self {
         Self {
             port,
             notices,
             destination,
-            dead,
+            dead_closes,
             patience,
             lane_by_lane: false,
             missed: 0,
@@ -50,7 +51,7 @@ impl<P: Port> Store for Tables<'_, P> {
     type Error = P::Error;
 
     fn settle(&mut self, batch: &[Settlement<P::Place>]) -> Result<(), P::Error> {
-        let changed = self.port.settle(batch, self.dead, self.patience)?;
+        let changed = self.port.settle(batch, self.dead_closes, self.patience)?;
         self.missed += batch.len().saturating_sub(changed);
         Ok(())
     }
@@ -162,10 +163,7 @@ impl<P: Port> Memory for Lanes<'_, P> {
     fn open_transactions(&self) -> Vec<OpenTransaction> {
         self.port.open_transactions().unwrap_or_else(|error| {
             self.failed.replace(Some(error));
-            vec![OpenTransaction {
-                low: i64::MIN,
-                filter: Box::new([u64::MAX; FILTER_WORDS]),
-            }]
+            vec![OpenTransaction::holds_everything()]
         })
     }
 

@@ -18,7 +18,7 @@ use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::lease::Lease;
 use outbox_core::message::{Outcome, Pointer};
 use outbox_core::partition::Partition;
-use outbox_core::settle::{Disposition, EXPIRED};
+use outbox_core::settle::{Closes, Disposition, Ending};
 use outbox_transport::BodyFunction;
 use outbox_transport::target::{Kind, split};
 use outbox_worker::{Brought, Described};
@@ -462,7 +462,7 @@ impl Store {
             })
             .collect();
         batch.cut = true;
-        self.settle(&settlements, "d").map(drop)
+        self.settle(&settlements, Closes::Nothing).map(drop)
     }
 
     fn claimed_with_built_in_events(
@@ -565,40 +565,41 @@ impl Store {
         })
     }
 
+    /// Whether a destination is paused by now, as a claim before it in the same transaction may have found.
+    pub fn is_paused(&self, destination: &str) -> SpiResult<bool> {
+        let paused = format!("{}.outbox_paused", self.schema);
+        let sql = format!("select exists (select from {paused} where destination = $1)");
+        let is_paused: Option<bool> = Spi::get_one_with_args(&sql, &[destination.into()])?;
+        Ok(is_paused.unwrap_or_default())
+    }
+
     /// Ends claimed messages; returns how many rows changed.
-    /// `dead_action`: what becomes of a dead letter and those behind it.
-    pub fn settle(&self, settlements: &[Settlement], dead_action: &'static str) -> SpiResult<usize> {
+    /// `dead_closes`: what waits behind a dead letter.
+    pub fn settle(&self, settlements: &[Settlement], dead_closes: Closes) -> SpiResult<usize> {
         let tids = settlements.iter().map(|s| s.place.to_string()).collect();
-        self.settle_at(settlements, tids, dead_action)
+        self.settle_at(settlements, tids, dead_closes)
     }
 
     /// The same for messages whose rows may have moved: they are looked for by key.
-    pub fn settle_by_key(&self, settlements: &[Settlement], dead_action: &'static str) -> SpiResult<usize> {
+    pub fn settle_by_key(&self, settlements: &[Settlement], dead_closes: Closes) -> SpiResult<usize> {
         let sql = "select outbox_internal.locate($1, $2, $3)::text[]";
         let (seqs, destinations, partitions) = keys(settlements);
         let tids: Option<Vec<String>> =
             Spi::get_one_with_args(sql, &[seqs.into(), destinations.into(), partitions.into()])?;
-        self.settle_at(settlements, tids.unwrap_or_default(), dead_action)
+        self.settle_at(settlements, tids.unwrap_or_default(), dead_closes)
     }
 
-    fn settle_at(&self, settlements: &[Settlement], tids: Vec<String>, dead_action: &'static str) -> SpiResult<usize> {
+    fn settle_at(&self, settlements: &[Settlement], tids: Vec<String>, dead_closes: Closes) -> SpiResult<usize> {
         let (seqs, destinations, partitions) = keys(settlements);
         let tokens: Vec<i64> = settlements.iter().map(|s| s.pointer.lease_epoch).collect();
         let mut actions = Vec::with_capacity(settlements.len());
         let mut delays_ms = Vec::with_capacity(settlements.len());
         let mut reasons = Vec::with_capacity(settlements.len());
         for settlement in settlements {
-            let (action, delay_ms, reason) = match &settlement.disposition {
-                Disposition::Publish => ("p", None, None),
-                Disposition::Dead { reason } => (dead_action, None, Some(reason.as_str())),
-                Disposition::Expire => ("x", None, Some(EXPIRED)),
-                Disposition::Wait => ("w", None, None),
-                Disposition::Retry { delay_ms, error } => ("r", Some(*delay_ms as i64), Some(error.as_str())),
-                Disposition::Release { .. } => ("f", None, None),
-            };
-            actions.push(action);
-            delays_ms.push(delay_ms);
-            reasons.push(reason);
+            let ending = Ending::of(&settlement.disposition, dead_closes);
+            actions.push(ending.action.letter());
+            delays_ms.push(ending.delay_ms);
+            reasons.push(ending.reason);
         }
         Spi::connect_mut(|client| {
             let statement = match self.settle.get() {

@@ -1,6 +1,6 @@
 //! What a claim brought. Made by the tables, taken by the engine.
 
-use super::rows::Claimed;
+use super::rows::{Claimed, Lane};
 use crate::message::Event;
 use crate::partition::Partition;
 
@@ -16,11 +16,19 @@ pub struct Batch<P> {
     pub cut: bool,
     /// Rows that it saw were changed by somebody else meanwhile, and are not among `rows`.
     pub missed: bool,
-    /// Partitions of which rows are locked: nothing was read there.
+    /// Partitions where nothing was read: rows of them are locked, or the destination is paused.
     pub locked: Vec<Partition>,
 }
 
 impl<P> Batch<P> {
+    /// Of a destination that is paused by now: what these lanes hold is still to be read.
+    pub fn unread(lanes: &[Lane]) -> Self {
+        Self {
+            locked: lanes.iter().map(|lane| lane.partition).collect(),
+            ..Self::default()
+        }
+    }
+
     /// What its events take, in bytes.
     pub(super) fn body_bytes(&self) -> usize {
         let events = self.rows.iter().filter_map(|row| row.event.as_ref().ok());
@@ -37,6 +45,7 @@ impl<P> Batch<P> {
         self.rows.extend(other.rows);
         self.cut |= other.cut;
         self.missed |= other.missed;
+        self.locked.extend(other.locked);
     }
 }
 

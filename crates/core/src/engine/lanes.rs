@@ -6,7 +6,7 @@
 use super::marks::END;
 use crate::gate::Found;
 use crate::partition::Partition;
-use crate::settle::{Disposition, Ordering, Rules};
+use crate::settle::{Closes, Disposition, Ordering, Rules};
 use std::collections::{BTreeSet, HashMap};
 
 /// Empty unless a partition is one order.
@@ -47,7 +47,7 @@ impl Lanes {
         let heads = self.heads.entry(partition).or_default();
         match disposition {
             Disposition::Retry { .. } => _ = heads.insert(seq),
-            Disposition::Dead { .. } if rules.dead_closes() => _ = heads.insert(seq),
+            Disposition::Dead { .. } if rules.dead_closes() != Closes::Nothing => _ = heads.insert(seq),
             Disposition::Publish | Disposition::Expire | Disposition::Dead { .. } => _ = heads.remove(&seq),
             Disposition::Release { .. } | Disposition::Wait => {}
         }

@@ -10,6 +10,15 @@ use crate::settle::Disposition;
 pub(super) const SETTLE_AFTER_MS: u64 = 25;
 const SETTLE_AT: usize = 500;
 
+/// How much one transaction settles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Portion {
+    /// As many rows as a transaction takes.
+    Full,
+    /// Of these no more failures than other destinations can wait for.
+    BesideOthers,
+}
+
 impl<P: Clone> Engine<P> {
     /// Whether something must be settled before the next claim: a message that goes back would be overtaken by later
     /// ones of its key.
@@ -37,40 +46,28 @@ impl<P: Clone> Engine<P> {
         })
     }
 
-    /// Writes what ended, and tells of it: `settled` sees each batch that is done.
-    pub fn settle<S: Store<Place = P>>(
+    /// Writes in one transaction what ended first, as much as `portion` allows, and tells `settled` of it. Returns whether more
+    /// is left.
+    pub fn settle_batch<S: Store<Place = P>>(
         &mut self,
         store: &mut S,
         now_ms: u64,
-        mut settled: impl FnMut(&[Settlement<P>]),
-    ) -> Result<(), S::Error> {
-        while !self.unsettled.is_empty() {
-            let rows = self.unsettled.len().min(self.bounds.settle_rows);
-            self.settle_first(rows, store, now_ms, &mut settled)?;
-        }
-        Ok(())
-    }
-
-    /// The same with as much as other destinations can wait for. Returns whether more is left.
-    pub fn settle_some<S: Store<Place = P>>(
-        &mut self,
-        store: &mut S,
-        now_ms: u64,
-        mut settled: impl FnMut(&[Settlement<P>]),
+        portion: Portion,
+        settled: impl FnOnce(&[Settlement<P>]),
     ) -> Result<bool, S::Error> {
+        let failures_max = match portion {
+            Portion::Full => usize::MAX,
+            Portion::BesideOthers => self.bounds.settle_failures,
+        };
         let mut failures = 0;
         let fits = |settlement: &&Settlement<P>| {
             failures += usize::from(settlement.disposition != Disposition::Publish);
-            failures <= self.bounds.settle_failures
+            failures <= failures_max
         };
-        let rows = self
-            .unsettled
-            .iter()
-            .take(self.bounds.settle_rows)
-            .take_while(fits)
-            .count();
+        let first = self.unsettled.iter().take(self.bounds.settle_rows);
+        let rows = first.take_while(fits).count();
         if rows > 0 {
-            self.settle_first(rows, store, now_ms, &mut settled)?;
+            self.settle_first(rows, store, now_ms, settled)?;
         }
         Ok(!self.unsettled.is_empty())
     }
@@ -80,7 +77,7 @@ impl<P: Clone> Engine<P> {
         rows: usize,
         store: &mut S,
         now_ms: u64,
-        settled: &mut impl FnMut(&[Settlement<P>]),
+        settled: impl FnOnce(&[Settlement<P>]),
     ) -> Result<(), S::Error> {
         store.settle(&self.unsettled[..rows])?;
         for settlement in &self.unsettled[..rows] {

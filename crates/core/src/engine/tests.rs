@@ -18,6 +18,7 @@ pub(super) struct Script {
     unreadable: i64,
     /// The next claim misses a row.
     missed: bool,
+    is_paused: bool,
     /// What the first claim brings instead.
     pub(super) suspects: Option<Batch<()>>,
     due: Vec<i64>,
@@ -79,6 +80,9 @@ impl Store for Script {
 
     fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<()>, Infallible> {
         self.lanes = lanes.iter().map(|lane| (lane.mark, lane.reach)).collect();
+        if self.is_paused {
+            return Ok(Batch::unread(lanes));
+        }
         let asked = !lanes.is_empty() && !self.claims.is_empty();
         if let Some(suspects) = self.suspects.take() {
             self.claims.remove(0);
@@ -238,7 +242,7 @@ fn nothing_is_claimed_beside_messages_that_workers_crashed_with() {
     assert_eq!(engine.outstanding(), 1, "not answered yet");
     engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 3, 0);
     assert!(engine.must_settle(), "else the next crash would charge it");
-    let Ok(()) = engine.settle(&mut script, 3, |_| {});
+    let Ok(_) = engine.settle_batch(&mut script, 3, Portion::Full, |_| {});
     engine.look_anew();
     claim(&mut engine, &mut script, &Shared::default(), 4, 0);
     assert_eq!(engine.outstanding(), 1);
@@ -332,7 +336,7 @@ fn of_a_lost_lease_nothing_is_kept_that_had_its_answer() {
     );
     engine.conclude(sent[0].0, &Outcome::Confirmed, &RULES, 0, 0);
     engine.conclude(sent[2].0, &Outcome::Confirmed, &RULES, 0, 0);
-    let Ok(()) = engine.settle(&mut Script::default(), 0, |_| {});
+    let Ok(_) = engine.settle_batch(&mut Script::default(), 0, Portion::Full, |_| {});
     assert!(engine.is_idle() && engine.in_use().is_empty());
 }
 
@@ -398,13 +402,29 @@ fn nothing_is_sent_behind_a_row_that_was_changed_while_it_was_claimed() {
 }
 
 #[test]
+fn of_a_destination_that_is_paused_meanwhile_no_lane_counts_as_read() {
+    let (mut engine, shared) = (engine(), Shared::default());
+    let mut script = Script {
+        missed: true,
+        ..Script::bringing(vec![vec![2], vec![1]])
+    };
+    claim(&mut engine, &mut script, &shared, 0, 0);
+    script.is_paused = true;
+    claim(&mut engine, &mut script, &shared, 5, 0);
+    assert!(hand_over(&mut engine, 10).is_empty(), "1 is there and was not seen");
+    script.is_paused = false;
+    claim(&mut engine, &mut script, &shared, 10, 0);
+    assert_eq!(seqs(&hand_over(&mut engine, 10)), [1, 2]);
+}
+
+#[test]
 fn of_a_lost_lease_nothing_ends_out_of_order() {
     let (mut engine, mut script) = (claimed(&[1, 2], 0), Script::default());
     let sent = hand_over(&mut engine, 10);
     engine.set_leases(Vec::new(), HashSet::new());
     engine.conclude(sent[1].0, &Outcome::Confirmed, &RULES, 0, 0);
     let mut settled = Vec::new();
-    let Ok(()) = engine.settle(&mut script, 0, |batch| {
+    let Ok(_) = engine.settle_batch(&mut script, 0, Portion::Full, |batch| {
         settled.extend(batch.iter().map(|s| s.pointer.seq))
     });
     assert!(settled.is_empty(), "nobody knows what became of 1: {settled:?}");
@@ -446,7 +466,8 @@ fn while_other_destinations_wait_many_failures_are_settled_in_parts() {
     }
     let mut parts = Vec::new();
     let mut part = || -> bool {
-        let Ok(more) = engine.settle_some(&mut script, 0, |batch| parts.push(batch.len()));
+        let settled = |batch: &[Settlement<()>]| parts.push(batch.len());
+        let Ok(more) = engine.settle_batch(&mut script, 0, Portion::BesideOthers, settled);
         more
     };
     assert_eq!([part(), part(), part(), part()], [true, true, false, false]);

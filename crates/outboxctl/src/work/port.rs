@@ -9,7 +9,7 @@ use outbox_core::gate::{Found, OrderedKey};
 use outbox_core::hold::OpenTransaction;
 use outbox_core::message::Pointer;
 use outbox_core::partition::Partition;
-use outbox_core::settle::{Disposition, EXPIRED};
+use outbox_core::settle::{Closes, Disposition, EXPIRED};
 use outbox_transport::target::{Limits, Target};
 use outbox_worker::{Brought, DEFAULT_DESTINATION, Patience, Status};
 use std::cell::{Cell, RefCell};
@@ -96,9 +96,11 @@ impl outbox_worker::Port for Port {
 
     // ---- tables -----------------------------------------------------------------------------------------------------
 
-    fn settle(&self, batch: &[Settlement<Place>], dead: &'static str, _patience: Patience) -> Result<usize, Trouble> {
+    fn settle(&self, batch: &[Settlement<Place>], dead_closes: Closes, _patience: Patience) -> Result<usize, Trouble> {
         let took_us = self.took_us(batch);
-        self.here.session.settle(&self.destination, batch, dead, &took_us)
+        self.here
+            .session
+            .settle(&self.destination, batch, dead_closes, &took_us)
     }
 
     /// With patience also what is to be seen after a claim comes in the same round trip.
@@ -106,13 +108,20 @@ impl outbox_worker::Port for Port {
         let (session, destination) = (&self.here.session, &self.destination);
         // What was seen before is older than this claim.
         self.here.glance.replace(None);
-        if !is_patient {
-            return session.claim_at_once(destination, lanes);
+        let mut glance = None;
+        let batch = match is_patient {
+            true => {
+                let both = session.claim_and_glance(destination, lanes, &self.here.partitions.borrow())?;
+                glance = Some(both.glance);
+                both.claimed?
+            }
+            false => session.claim_at_once(destination, lanes)?,
+        };
+        self.here.glance.replace(glance);
+        match batch.rows.is_empty() && session.is_paused(destination)? {
+            true => Ok(Batch::unread(lanes)),
+            false => Ok(batch),
         }
-        let both = session.claim_and_glance(destination, lanes, &self.here.partitions.borrow())?;
-        let batch = both.claimed?;
-        self.here.glance.replace(Some(both.glance));
-        Ok(batch)
     }
 
     fn claim_unleased(&self, limit: u32) -> Result<Batch<Place>, Trouble> {

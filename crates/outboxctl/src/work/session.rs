@@ -12,7 +12,7 @@ use outbox_core::lease::Lease;
 use outbox_core::message::{Outcome, Pointer};
 use outbox_core::partition::Partition;
 use outbox_core::session;
-use outbox_core::settle::{Disposition, EXPIRED};
+use outbox_core::settle::{Closes, Ending};
 use outbox_transport::target::{Kind, split};
 use outbox_worker::Described;
 use std::cell::{Cell, RefCell};
@@ -505,15 +505,21 @@ impl Session {
             .collect()
     }
 
+    /// Whether a destination is paused by now.
+    pub fn is_paused(&self, destination: &str) -> Result<bool, Trouble> {
+        let sql = "select exists (select from outbox_internal.work_destinations() d where d.destination = $1::text and d.paused)";
+        Ok(self.one(sql, &[&destination])?.get(0))
+    }
+
     /// Ends messages of one destination; returns how many it changed.
     pub fn settle(
         &self,
         destination: &str,
         batch: &[Settlement<Place>],
-        dead_action: &'static str,
+        dead_closes: Closes,
         took_us: &[i64],
     ) -> Result<usize, Trouble> {
-        let rows = Settled::of(batch, dead_action);
+        let rows = Settled::of(batch, dead_closes);
         let row = self.one(
             "select outbox_internal.work_settle($1::text, $2::text[], $3::bigint[], $4::smallint[], $5::bigint[], $6::text[], $7::bigint[],
                array(select outbox_internal.of_utf8(r) from unnest($8::bytea[]) with ordinality u (r, i) order by i), $9::bigint[])",
@@ -584,24 +590,17 @@ struct Settled<'a> {
 }
 
 impl<'a> Settled<'a> {
-    fn of(batch: &'a [Settlement<Place>], dead_action: &'static str) -> Self {
+    fn of(batch: &'a [Settlement<Place>], dead_closes: Closes) -> Self {
         let mut rows = Self::default();
         for settlement in batch {
-            let (action, delay_ms, reason) = match &settlement.disposition {
-                Disposition::Publish => ("p", None, None),
-                Disposition::Dead { reason } => (dead_action, None, Some(reason.as_str())),
-                Disposition::Expire => ("x", None, Some(EXPIRED)),
-                Disposition::Wait => ("w", None, None),
-                Disposition::Retry { delay_ms, error } => ("r", Some(*delay_ms as i64), Some(error.as_str())),
-                Disposition::Release { .. } => ("f", None, None),
-            };
+            let ending = Ending::of(&settlement.disposition, dead_closes);
             rows.tids.push(&settlement.place);
             rows.seqs.push(settlement.pointer.seq);
             rows.partitions.push(settlement.pointer.partition.as_i16());
             rows.tokens.push(settlement.pointer.lease_epoch);
-            rows.actions.push(action);
-            rows.delays_ms.push(delay_ms);
-            rows.reasons.push(reason.map(str::as_bytes));
+            rows.actions.push(ending.action.letter());
+            rows.delays_ms.push(ending.delay_ms);
+            rows.reasons.push(ending.reason.map(str::as_bytes));
         }
         rows
     }

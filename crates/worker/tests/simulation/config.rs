@@ -62,8 +62,12 @@ pub struct Config {
     pub nacked: u32,
     /// Of ten thousand steps of a worker, faults of each kind.
     pub faults: u32,
+    /// Of ten thousand chances to hold up a worker until its leases have run out, those that are taken.
+    pub hold_ups: u32,
     /// Of ten thousand calls of the store, those that fail.
     pub store_errors: u32,
+    /// Of ten thousand looks at shared memory, those that fail.
+    pub memory_errors: u32,
     /// Of ten thousand steps of an open transaction, those that end it; fewer for long ones.
     pub ends: u32,
     /// Messages of a transaction, at most.
@@ -93,7 +97,9 @@ impl Config {
         expiring: 0,
         nacked: 0,
         faults: 0,
+        hold_ups: 0,
         store_errors: 0,
+        memory_errors: 0,
         ends: 2_000,
         messages: 3,
         window: 60,
@@ -111,7 +117,19 @@ impl Config {
         poisoned: 100,
         nacked: 300,
         faults: 60,
+        hold_ups: 300,
         store_errors: 200,
+        memory_errors: 200,
         ..Self::CALM
+    };
+
+    /// For a mistake to show.
+    pub const MISTAKEN: Self = Self {
+        name: "mistaken",
+        faults: 200,
+        hold_ups: 1_000,
+        keys: 3,
+        express: 5_000,
+        ..Self::ROUGH
     };
 }

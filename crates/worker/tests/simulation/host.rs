@@ -17,7 +17,7 @@ use outbox_core::lease::Lease;
 use outbox_core::message::{Pointer, Text};
 use outbox_core::partition::Partition;
 use outbox_core::route::{Format, Statics, Template};
-use outbox_core::settle::{RetryPolicy, Rules};
+use outbox_core::settle::{Closes, Ending, RetryPolicy, Rules};
 use outbox_transport::target::{Amqp, Certificates, Limits, Password, Target, Transport};
 use outbox_transport::{AllowList, ExchangeType};
 use outbox_worker::{Brought, Look, News, Orders, PassEnd, Patience, Plan, Report, Settings, Status, Tended};
@@ -84,6 +84,13 @@ impl Host {
             true => Err(Failed::Else),
             false => Ok(body(world, &self.id)),
         })
+    }
+
+    fn memory_may_fail(&self) -> Result<(), Failed> {
+        match self.with(World::memory_fails) {
+            true => Err(Failed::Else),
+            false => Ok(()),
+        }
     }
 
     /// One access to shared memory.
@@ -473,7 +480,7 @@ impl outbox_worker::Port for Port {
 
     fn describe(&self, _: Result<&Target, &str>, _: &Limits) {}
 
-    fn settle(&self, batch: &[Settlement<u64>], _: &'static str, _: Patience) -> Result<usize, Failed> {
+    fn settle(&self, batch: &[Settlement<u64>], dead_closes: Closes, _: Patience) -> Result<usize, Failed> {
         let worker = self.host.worker;
         let flaw = self.flaw();
         let before = match flaw {
@@ -497,7 +504,7 @@ impl outbox_worker::Port for Port {
                 let ours = world.tables.is_claimed(me, at, epoch, fenced, true);
                 world.oracle.note(seq, || format!("{disposition:?}, ours: {ours}"));
                 if ours {
-                    settle_one(world, me, at, epoch, disposition);
+                    settle_one(world, me, at, epoch, &Ending::of(disposition, dead_closes));
                     changed += 1;
                 }
                 world.oracle.settled(worker, seq, epoch, ours);
@@ -519,17 +526,20 @@ impl outbox_worker::Port for Port {
             let lane = lanes.iter().find(|lane| lane.partition.index() == partition);
             lane.expect("asked for").epoch
         };
-        let (seen, cut) = self.host.transaction(|world, me| {
+        let (seen, cut, is_paused) = self.host.transaction(|world, me| {
             if world.paused.contains(&self.destination) {
-                return (Vec::new(), false);
+                return (Vec::new(), false, true);
             }
             let again = world.config.flaw == Some(Flaw::ClaimRepeats);
             let mut seen = (lanes.iter())
                 .flat_map(|lane| world.tables.see(me, self.destination, lane, again))
                 .collect();
             let cut = world.cut(&mut seen);
-            (seen, cut)
+            (seen, cut, false)
         })?;
+        if is_paused {
+            return Ok(Batch::unread(lanes));
+        }
         self.host.transaction(|world, _| {
             let wanted = seen.len();
             let rows = world.tables.mark_claimed(seen, epoch);
@@ -636,11 +646,13 @@ impl outbox_worker::Port for Port {
     // ---- shared memory ----------------------------------------------------------------------------------------------
 
     fn refresh(&self) -> Result<(), Failed> {
+        self.host.memory_may_fail()?;
         self.host.reap();
         Ok(())
     }
 
     fn open_transactions(&self) -> Result<Vec<OpenTransaction>, Failed> {
+        self.host.memory_may_fail()?;
         self.host.interrupt();
         self.host.reap();
         // Entry by entry, sessions first.

@@ -175,10 +175,12 @@ impl Shared {
                     }
                 }
                 40..60 => self.with(|world| world.now_ms += world.dice.between(1, 50)),
-                60..64 if self.with(|world| world.dice.chance(world.config.faults * 5)) => {
+                60..64 if self.with(|world| world.dice.chance(world.config.hold_ups)) => {
                     // It is held up, and its leases run out.
                     self.with(|world| world.now_ms += LEASE_TTL_MS);
                     (0..self.processes.len()).for_each(|other| self.pass(other));
+                    // Meanwhile others go on.
+                    (0..30).for_each(|_| self.someone_else());
                 }
                 _ => self.someone_else(),
             }

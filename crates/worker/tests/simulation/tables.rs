@@ -1,6 +1,7 @@
 //! The tables, and what `sql/src/30_worker.sql` and `sql/src/40_operate.sql` do to them. Each function is a transaction.
 
 use outbox_core::engine::Lane;
+use outbox_core::settle::{Action, Closes, Ending};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]
@@ -80,15 +81,6 @@ pub type Gate = (u16, usize, Option<u32>);
 
 /// (seq, partition, row)
 pub type Claim = (i64, u16, Row);
-
-/// What a settle asks for.
-pub enum Action {
-    Publish,
-    Dead { reason: String, blocks: bool },
-    Retry { delay_ms: u64 },
-    Wait,
-    Free,
-}
 
 pub struct Tables {
     pub outbox: Vec<BTreeMap<i64, Row>>,
@@ -311,9 +303,9 @@ impl Tables {
             && row.is_some_and(|row| row.token == Some(epoch) || (in_hand && row.token.is_none()))
     }
 
-    pub fn settle(&mut self, (partition, seq): (u16, i64), action: Action, now_ms: u64) {
+    pub fn settle(&mut self, (partition, seq): (u16, i64), ending: &Ending, now_ms: u64) {
         let lane = &mut self.outbox[usize::from(partition)];
-        if matches!(action, Action::Free) {
+        if ending.action == Action::Free {
             if let Some(mut row) = lane.remove(&seq) {
                 row.token = None;
                 self.insert_ready(partition, seq, row);
@@ -331,20 +323,24 @@ impl Tables {
             crashes: row.crashes,
             version: 0,
         };
-        match action {
+        match ending.action {
             Action::Publish | Action::Free => {}
-            Action::Dead { reason, blocks } => {
+            Action::Dead(_) | Action::Expire => {
                 let dead = Dead {
                     partition,
                     destination: row.destination,
                     key: row.key,
-                    reason,
-                    blocks,
+                    reason: ending.reason.unwrap_or_default().to_owned(),
+                    blocks: match ending.action {
+                        Action::Dead(Closes::Partition) => true,
+                        Action::Dead(Closes::Key) => row.key.is_some(),
+                        _ => false,
+                    },
                 };
                 self.dead.insert(seq, dead);
             }
-            Action::Retry { delay_ms } => {
-                waiting.due_ms = now_ms + delay_ms;
+            Action::Retry => {
+                waiting.due_ms = now_ms + ending.delay_ms.unwrap_or_default() as u64;
                 waiting.why = Why::BacksOff;
                 waiting.attempts += 1;
                 self.insert_waiting(seq, waiting);

@@ -6,11 +6,11 @@ use super::memory::Memory;
 use super::oracle::{End, Fate, Oracle};
 use super::publisher::Broker;
 use super::sessions::{Effects, Prepared, Session};
-use super::tables::{Action, Claim, Row, Tables};
+use super::tables::{Claim, Row, Tables};
 use outbox_core::engine::{CRASHES_MAX, Claimed, Errand, Held};
 use outbox_core::message::{Event, Outcome, Pointer};
 use outbox_core::partition::Partition;
-use outbox_core::settle::{Disposition, EXPIRED, Ordering};
+use outbox_core::settle::{Action, Closes, Ending, Ordering};
 use outbox_transport::target::Kind;
 use outbox_worker::Described;
 use std::collections::{BTreeMap, BTreeSet};
@@ -101,6 +101,11 @@ impl World {
 
     pub fn store_fails(&mut self) -> bool {
         !self.calm && self.dice.chance(self.config.store_errors)
+    }
+
+    /// Shared memory cannot be read: a worker outside asks for it by its session.
+    pub fn memory_fails(&mut self) -> bool {
+        !self.calm && self.dice.chance(self.config.memory_errors)
     }
 
     /// The server crashes: memory is lost, open transactions with it; the tables and what is prepared stay.
@@ -294,41 +299,32 @@ pub fn note_taken(world: &mut World, worker: usize, seq: i64, epoch: i64, crashe
     world.workers[worker].taken.insert(seq, epoch);
 }
 
-pub fn settle_one(world: &mut World, me: &str, at: (u16, i64), epoch: i64, disposition: &Disposition) {
+pub fn settle_one(world: &mut World, me: &str, at: (u16, i64), epoch: i64, ending: &Ending) {
     let lease = &world.tables.leases[usize::from(at.0)];
     if lease.owner.as_deref() != Some(me) || lease.epoch != epoch {
         world
             .oracle
             .complain(format!("{me} settled {} under {epoch}, which it lost", at.1));
     }
-    let ordered = world.oracle.messages[&at.1].order.is_some();
-    let action = match disposition {
-        Disposition::Publish => {
-            world.oracle.published(at.1, epoch);
-            Action::Publish
-        }
-        Disposition::Dead { reason } => {
-            let blocks = world.config.dead_blocks && ordered;
-            if ordered && !blocks {
+    match ending.action {
+        Action::Publish => world.oracle.published(at.1, epoch),
+        Action::Dead(closes) => {
+            let blocks = world.config.dead_blocks;
+            if blocks != (closes != Closes::Nothing) {
+                world.oracle.complain(format!("{} is dead and closes {closes:?}", at.1));
+            }
+            if !blocks && world.oracle.messages[&at.1].order.is_some() {
                 world.oracle.out_of_order(at.1);
             }
-            let reason = reason.clone();
-            Action::Dead { reason, blocks }
         }
-        Disposition::Expire => {
+        Action::Expire => {
             if matches!(world.oracle.messages[&at.1].fate, Fate::Expires { at_ms } if at_ms > world.now_ms) {
                 world.oracle.complain(format!("{} ended too early", at.1));
             }
-            Action::Dead {
-                reason: EXPIRED.into(),
-                blocks: false,
-            }
         }
-        Disposition::Retry { delay_ms, .. } => Action::Retry { delay_ms: *delay_ms },
-        Disposition::Wait => Action::Wait,
-        Disposition::Release { .. } => Action::Free,
-    };
-    world.tables.settle(at, action, world.now_ms);
+        Action::Retry | Action::Wait | Action::Free => {}
+    }
+    world.tables.settle(at, ending, world.now_ms);
 }
 
 /// What is left of the tables when all has ended that can: a complaint about the first message that has not.

@@ -1,7 +1,7 @@
 //! One partition as one order, on a table of one lane; the simulation in crates/worker/tests asks the same with every fault.
 
 use super::*;
-use crate::engine::{Batch, Claimed, Due, Engine, Held, Lane, Memory, Settlement, Sharing, Store};
+use crate::engine::{Batch, Claimed, Due, Engine, Held, Lane, Memory, Portion, Settlement, Sharing, Store};
 use crate::gate::{Handle, OrderedKey};
 use crate::hold::{FILTER_WORDS, OpenTransaction, filter_bit, lane_crc};
 use crate::message::{Event, Outcome, Pointer, Properties, Publication};
@@ -187,7 +187,7 @@ fn engine() -> Engine<()> {
 
 /// Settles, claims and hands over; returns what goes to the wire, and by what a transport is to order it.
 fn pass(engine: &mut Engine<()>, table: &mut Table) -> Vec<(Handle, i64, Option<String>)> {
-    let Ok(()) = engine.settle(table, 0, |_| {});
+    let Ok(_) = engine.settle_batch(table, 0, Portion::Full, |_| {});
     let (sessions, now_ms) = (Sessions(table.open.clone()), table.now_ms);
     let make = |handle, pointer: &Pointer, _: &Event| {
         Ok(Publication {

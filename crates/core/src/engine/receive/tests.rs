@@ -5,7 +5,7 @@ use super::super::claim::DUE_EVERY_MS;
 use super::super::in_hand::CLAIM_AFTER_MS;
 use super::super::marks::START;
 use super::super::tests::{RULES, Script, batch, engine, hand_over, partition, publication, seqs};
-use super::super::{CRASHES_ALONE, Errand, Place};
+use super::super::{CRASHES_ALONE, Errand, Place, Portion};
 use super::*;
 use crate::hold::{FILTER_WORDS, OpenTransaction, filter_bit};
 use crate::message::Outcome;
@@ -119,7 +119,7 @@ fn having(shared: &Shared) -> Engine<()> {
 
 fn settle(engine: &mut Engine<()>, shared: &Shared) -> Vec<Disposition> {
     let mut settled = Vec::new();
-    let Ok(()) = engine.settle(&mut Script::default(), 0, |batch| {
+    let Ok(_) = engine.settle_batch(&mut Script::default(), 0, Portion::Full, |batch| {
         settled.extend(batch.iter().map(|settlement| settlement.disposition.clone()));
     });
     engine.let_go(shared);
