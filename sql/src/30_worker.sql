@@ -238,7 +238,8 @@ comment on view outbox_internal.claimed is
   'The row type of a claimed message with its event. id is NULL where the event store lacks the event. Before it is'
   ' sent, WAL must be on disk up to wal_position: an asynchronous commit is visible before it is durable. A row with a'
   ' remark and no seq is no message: cut = the limit of bytes was reached, missed = somebody changed rows meanwhile,'
-  ' which are not among these. With a seq the remark says why the message can never be sent.';
+  ' which are not among these, paused = the destination is, and nothing was read. With a seq the remark says why the'
+  ' message can never be sent.';
 
 -- Text that leaves the server. A client is sent text in its own encoding; where that cannot be done the whole statement
 -- fails, with all its rows. So a text that cannot be UTF-8 is found here, before it is sent, and spoils one row alone.
@@ -275,14 +276,16 @@ comment on function outbox_internal.readable(outbox_internal.claimed) is
   'A claimed message as a client gets it: without its texts if one of them cannot be read, and the remark says why.';
 
 -- No SET clause: it is inlined into the claims.
-create function outbox_internal.remarks(seen bigint, wanted bigint, claimed bigint)
+create function outbox_internal.remarks(seen bigint, wanted bigint, claimed bigint, is_paused boolean)
 returns setof text language sql immutable parallel safe as $$
   select r.remark
-  from (values ('cut', $1 operator(pg_catalog.>) $2), ('missed', $2 operator(pg_catalog.>) $3)) as r (remark, applies)
+  from (values ('cut', $1 operator(pg_catalog.>) $2), ('missed', $2 operator(pg_catalog.>) $3), ('paused', $4))
+    as r (remark, applies)
   where r.applies;
 $$;
-comment on function outbox_internal.remarks(bigint, bigint, bigint) is
-  'What a claim says beside its messages, from how many it saw, wanted and got: cut, missed.';
+comment on function outbox_internal.remarks(bigint, bigint, bigint, boolean) is
+  'What a claim says beside its messages, from how many it saw, wanted and got, and whether it looked at all: cut,'
+  ' missed, paused.';
 
 -- No SET clause: it is inlined into the claims.
 create function outbox_internal.suspicion(crashes integer, bytes_max bigint)
@@ -345,7 +348,8 @@ set search_path = pg_catalog, pg_temp as $$
     select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
     from (select count(*) as seen, count(*) filter (where p.bytes_before < $7) as wanted,
                  (select count(*) from claimed) as got from pick p) n
-    cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got) r (remark)
+    cross join lateral outbox_internal.remarks(
+      n.seen, n.wanted, n.got, exists (select from @extschema@.outbox_paused z where z.destination = $2)) r (remark)
     order by 2
   ) c
   left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
@@ -398,7 +402,7 @@ set search_path = pg_catalog, pg_temp as $$
     select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
     from (select count(*) as seen, count(*) filter (where p.bytes_before < $8) as wanted,
                  (select count(*) from claimed) as got from pick p) n
-    cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got) r (remark)
+    cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got, false) r (remark)
     order by 2
   ) c
   left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true
@@ -450,7 +454,7 @@ set search_path = pg_catalog, pg_temp as $$
     select null, null, null, null, null, null, null, null, null, null, null, r.remark, null, null
     from (select count(*) as seen, count(*) filter (where p.bytes_before < $5) as wanted,
                  (select count(*) from claimed) as got from pick p) n
-    cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got) r (remark)
+    cross join lateral outbox_internal.remarks(n.seen, n.wanted, n.got, false) r (remark)
     order by 2
   ) c
   left join lateral (select t.* from outbox_internal.event_text t where t.event_tid = c.event_tid offset 0) e on true

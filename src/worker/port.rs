@@ -120,11 +120,7 @@ impl outbox_worker::Port for Port {
             if !is_patient {
                 txn::set_locally(c"lock_timeout", c"20ms");
             }
-            let mut claimed = self.here.store.claim(whereto, lanes)?;
-            if claimed.batch.rows.is_empty() && self.here.store.is_paused(&self.destination)? {
-                claimed.batch = Batch::unread(lanes);
-            }
-            Ok(claimed)
+            self.here.store.claim(whereto, lanes)
         })?;
         Ok(self.note(claimed))
     }

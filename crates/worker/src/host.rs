@@ -115,7 +115,7 @@ pub trait Port {
         patience: Patience,
     ) -> Result<usize, Self::Error>;
     /// Claims rows of leased lanes, all of them with the same reach. Without patience it waits for no lock. Of a destination that
-    /// is paused by then it is [`Batch::unread`]: the worker may not have heard of that, and would take the lanes for read.
+    /// is paused by then it says so: the worker may not have heard of that, and would take the lanes for read.
     fn claim(&self, lanes: &[Lane], is_patient: bool) -> Result<Batch<Self::Place>, Self::Error>;
     fn claim_unleased(&self, limit: u32) -> Result<Batch<Self::Place>, Self::Error>;
     /// Claims the first rows of a key that wait behind another. The flag: more are there.

@@ -60,7 +60,7 @@ impl<P: Port> Store for Tables<'_, P> {
         if !self.lane_by_lane && engine::reach_the_same(lanes) {
             match self.port.claim(lanes, true) {
                 Err(error) if P::is_locked(&error) => self.lane_by_lane = true,
-                claimed => return claimed,
+                claimed => return Ok(claimed?.of(lanes)),
             }
         }
         // Somebody holds a row of these lanes: a session by hand, or a worker that hangs. The other lanes go on. Or some are
@@ -71,8 +71,9 @@ impl<P: Port> Store for Tables<'_, P> {
                 all.cut = true; // the other lanes have their turn with the next claim
                 break;
             }
-            match self.port.claim(std::slice::from_ref(lane), !self.lane_by_lane) {
-                Ok(batch) => all.add(batch),
+            let lane_alone = std::slice::from_ref(lane);
+            match self.port.claim(lane_alone, !self.lane_by_lane) {
+                Ok(batch) => all.add(batch.of(lane_alone)),
                 Err(error) if P::is_locked(&error) => {
                     self.lane_by_lane = true;
                     all.locked.push(lane.partition);

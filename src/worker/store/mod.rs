@@ -487,6 +487,7 @@ impl Store {
                 if let Some(remark) = row.get::<String>(column::REMARK)? {
                     match remark.as_str() {
                         "cut" => batch.cut = true,
+                        "paused" => batch.is_paused = true,
                         _ => batch.missed = true,
                     }
                     continue;
@@ -563,14 +564,6 @@ impl Store {
                 })
                 .collect()
         })
-    }
-
-    /// Whether a destination is paused by now, as a claim before it in the same transaction may have found.
-    pub fn is_paused(&self, destination: &str) -> SpiResult<bool> {
-        let paused = format!("{}.outbox_paused", self.schema);
-        let sql = format!("select exists (select from {paused} where destination = $1)");
-        let is_paused: Option<bool> = Spi::get_one_with_args(&sql, &[destination.into()])?;
-        Ok(is_paused.unwrap_or_default())
     }
 
     /// Ends claimed messages; returns how many rows changed.

@@ -16,17 +16,20 @@ pub struct Batch<P> {
     pub cut: bool,
     /// Rows that it saw were changed by somebody else meanwhile, and are not among `rows`.
     pub missed: bool,
+    /// The destination is paused: nothing was read.
+    pub is_paused: bool,
     /// Partitions where nothing was read: rows of them are locked, or the destination is paused.
     pub locked: Vec<Partition>,
 }
 
 impl<P> Batch<P> {
-    /// Of a destination that is paused by now: what these lanes hold is still to be read.
-    pub fn unread(lanes: &[Lane]) -> Self {
-        Self {
-            locked: lanes.iter().map(|lane| lane.partition).collect(),
-            ..Self::default()
+    /// Of these lanes. What a paused destination holds there is still to be read, but the worker may not have heard of the pause.
+    #[must_use]
+    pub fn of(mut self, lanes: &[Lane]) -> Self {
+        if self.is_paused {
+            self.locked = lanes.iter().map(|lane| lane.partition).collect();
         }
+        self
     }
 
     /// What its events take, in bytes.
@@ -55,6 +58,7 @@ impl<P> Default for Batch<P> {
             rows: Vec::new(),
             cut: false,
             missed: false,
+            is_paused: false,
             locked: Vec::new(),
         }
     }

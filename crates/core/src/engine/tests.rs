@@ -81,7 +81,11 @@ impl Store for Script {
     fn claim(&mut self, lanes: &[Lane]) -> Result<Batch<()>, Infallible> {
         self.lanes = lanes.iter().map(|lane| (lane.mark, lane.reach)).collect();
         if self.is_paused {
-            return Ok(Batch::unread(lanes));
+            let paused = Batch {
+                is_paused: true,
+                ..Batch::default()
+            };
+            return Ok(paused.of(lanes));
         }
         let asked = !lanes.is_empty() && !self.claims.is_empty();
         if let Some(suspects) = self.suspects.take() {

@@ -108,20 +108,13 @@ impl outbox_worker::Port for Port {
         let (session, destination) = (&self.here.session, &self.destination);
         // What was seen before is older than this claim.
         self.here.glance.replace(None);
-        let mut glance = None;
-        let batch = match is_patient {
-            true => {
-                let both = session.claim_and_glance(destination, lanes, &self.here.partitions.borrow())?;
-                glance = Some(both.glance);
-                both.claimed?
-            }
-            false => session.claim_at_once(destination, lanes)?,
-        };
-        self.here.glance.replace(glance);
-        match batch.rows.is_empty() && session.is_paused(destination)? {
-            true => Ok(Batch::unread(lanes)),
-            false => Ok(batch),
+        if !is_patient {
+            return session.claim_at_once(destination, lanes);
         }
+        let both = session.claim_and_glance(destination, lanes, &self.here.partitions.borrow())?;
+        let batch = both.claimed?;
+        self.here.glance.replace(Some(both.glance));
+        Ok(batch)
     }
 
     fn claim_unleased(&self, limit: u32) -> Result<Batch<Place>, Trouble> {

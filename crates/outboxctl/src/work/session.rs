@@ -505,12 +505,6 @@ impl Session {
             .collect()
     }
 
-    /// Whether a destination is paused by now.
-    pub fn is_paused(&self, destination: &str) -> Result<bool, Trouble> {
-        let sql = "select exists (select from outbox_internal.work_destinations() d where d.destination = $1::text and d.paused)";
-        Ok(self.one(sql, &[&destination])?.get(0))
-    }
-
     /// Ends messages of one destination; returns how many it changed.
     pub fn settle(
         &self,
@@ -685,6 +679,7 @@ fn batch(rows: &[Row]) -> Result<Batch<Place>, Trouble> {
             (Some(seq), _) => batch.rows.push(claimed(row, seq)?),
             (None, Some("cut")) => batch.cut = true,
             (None, Some("missed")) => batch.missed = true,
+            (None, Some("paused")) => batch.is_paused = true,
             (None, _) => {}
         }
     }

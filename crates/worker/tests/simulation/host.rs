@@ -538,7 +538,10 @@ impl outbox_worker::Port for Port {
             (seen, cut, false)
         })?;
         if is_paused {
-            return Ok(Batch::unread(lanes));
+            return Ok(Batch {
+                is_paused,
+                ..Batch::default()
+            });
         }
         self.host.transaction(|world, _| {
             let wanted = seen.len();
@@ -547,6 +550,7 @@ impl outbox_worker::Port for Port {
                 self.note_claimed(world, *seq, epoch(*partition), row.crashes);
             }
             Batch {
+                is_paused: false,
                 missed: rows.len() < wanted,
                 rows: rows
                     .iter()
@@ -591,6 +595,7 @@ impl outbox_worker::Port for Port {
                 note_expiring(world, *seq);
             }
             let batch = Batch {
+                is_paused: false,
                 missed: rows.len() < seen.len(),
                 rows: rows.iter().map(|row| claimed(row, epoch, &world.oracle)).collect(),
                 cut,
