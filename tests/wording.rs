@@ -162,7 +162,13 @@ fn sql_api_md_names_each_state_and_reason_of_a_destination() {
     }
     assert_eq!(listed(between(text, "`state` is ", ". `reason`")), shown);
 
-    let reasons = quoted_after(include_str!("../crates/worker/src/status.rs"), "=> \"", '"');
+    let source = between(
+        include_str!("../crates/transport/src/down.rs"),
+        "pub enum DownReason {",
+        "\n    }\n",
+    );
+    let reasons = quoted_after(source, " = \"", '"');
+    assert!(reasons.len() > 10, "{reasons:?}");
     let named = between(text, "while it is down: ", ": see [answers]").replace("by HTTP also", "");
     assert_eq!(listed(&named), reasons);
     let health: String = cluster.query_one(DB, "select pg_get_viewdef('outbox_health'::regclass)");

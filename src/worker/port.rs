@@ -20,9 +20,10 @@ use outbox_core::message::Pointer;
 use outbox_core::minutes::Took;
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Closes, Ended};
+use outbox_core::words::Word;
 use outbox_transport::BodyFunction;
 use outbox_transport::target::{Limits, Target};
-use outbox_worker::{Brought, Patience, Status};
+use outbox_worker::{Brought, Patience, Reason, Status};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -276,8 +277,8 @@ impl outbox_worker::Port for Port {
     }
 
     fn report(&self, status: Option<&Status>, asked_at_us: Option<i64>) -> Result<(), Failure> {
-        let state = status.map(|status| status.state);
-        let reason = status.and_then(|status| status.reason);
+        let state = status.map(|status| status.state.name());
+        let reason = status.and_then(|status| status.reason).map(Reason::name);
         let detail = status.and_then(|status| status.detail.as_deref());
         in_transaction(c"outbox: report", Durability::Relaxed, || {
             let store = &self.here.store;

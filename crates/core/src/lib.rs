@@ -36,6 +36,7 @@
 //! - [`minutes`]: what was delivered in each of the last minutes.
 //! - [`nested`]: what a transaction has noted, until its savepoints are over.
 //! - [`written`]: the name of a server as a statement has it.
+//! - [`words`]: closed lists of words that stand in rows and commands, each written once.
 
 pub mod backoff;
 pub mod budget;
@@ -73,4 +74,5 @@ mod trace;
 pub mod trigger;
 pub mod trust;
 pub mod turns;
+pub mod words;
 pub mod written;

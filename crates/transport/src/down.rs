@@ -2,26 +2,27 @@
 
 use std::fmt;
 
-/// Why the connection is down. `Display` names the cause in words for a health view.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DownReason {
-    Unreachable,
-    AuthRefused,
-    VhostRefused,
-    ExchangeMissing,
-    ExchangeMismatch,
-    Timeout,
-    TlsFailed,
-    Protocol,
-    Closed,
-    /// HTTP: an address that is not public and not on the list.
-    AddressRefused,
-    /// HTTP: moved, missing, or not for messages.
-    EndpointRefused,
-    /// HTTP: fewer requests, please.
-    Throttled,
-    /// HTTP: not now.
-    Unavailable,
+outbox_core::words! {
+    /// Why the connection is down. `Display` names the cause in words for a health view.
+    pub enum DownReason {
+        Unreachable = "unreachable",
+        AuthRefused = "auth_refused",
+        VhostRefused = "vhost_refused",
+        ExchangeMissing = "exchange_missing",
+        ExchangeMismatch = "exchange_mismatch",
+        Timeout = "timeout",
+        TlsFailed = "tls_failed",
+        Protocol = "protocol",
+        Closed = "closed",
+        /// HTTP: an address that is not public and not on the list.
+        AddressRefused = "address_refused",
+        /// HTTP: moved, missing, or not for messages.
+        EndpointRefused = "endpoint_refused",
+        /// HTTP: fewer requests, please.
+        Throttled = "throttled",
+        /// HTTP: not now.
+        Unavailable = "unavailable",
+    }
 }
 
 impl fmt::Display for DownReason {

@@ -2,11 +2,11 @@
 
 use crate::host::{Host, Publisher};
 use crate::settings::DEFAULT_DESTINATION;
-use crate::status::Status;
+use crate::status::{Reason, State, Status};
 use outbox_core::message::{Outcome, Publication};
 use outbox_core::trust::Trust;
 use outbox_transport::target::Target;
-use outbox_transport::{Answered, ConnectionState, Event};
+use outbox_transport::{Answered, ConnectionState, DownReason, Event};
 use std::time::{Duration, Instant};
 
 /// How often a publisher that could not start (no url, no password file) is tried again.
@@ -44,7 +44,7 @@ impl<P: Publisher> Connection<P> {
             next_start: host.now(),
             window,
             trust: Trust::full(window),
-            status: Status::plain("starting", None),
+            status: Status::plain(State::Starting, None),
         }
     }
 
@@ -52,7 +52,8 @@ impl<P: Publisher> Connection<P> {
     /// connection is given up and made anew. Returns the last outcomes of the old one, or None if it goes on.
     pub fn reconfigure(&mut self, target: Result<Target, String>, now: Instant) -> Option<Outcomes> {
         // Refused for its password: the file may say another one now.
-        let anew = target != self.target || self.status.reason == Some("auth_refused") || self.is_outdated();
+        let is_refused = self.status.reason == Some(Reason::Down(DownReason::AuthRefused));
+        let anew = target != self.target || is_refused || self.is_outdated();
         if !anew {
             return None;
         }
@@ -77,11 +78,11 @@ impl<P: Publisher> Connection<P> {
         match target.and_then(|target| host.start(target, &self.name)) {
             Ok(publisher) => {
                 self.publisher = Some(publisher);
-                self.status = Status::plain("connecting", None);
+                self.status = Status::plain(State::Connecting, None);
             }
             Err(detail) => {
                 self.next_start = host.now() + RETRY_START;
-                self.status = Status::plain("unconfigured", Some(detail));
+                self.status = Status::plain(State::Unconfigured, Some(detail));
             }
         }
     }
@@ -91,7 +92,7 @@ impl<P: Publisher> Connection<P> {
     }
 
     pub fn is_connected(&self) -> bool {
-        self.status.state == "connected"
+        self.status.state == State::Connected
     }
 
     /// How many of its messages may be claimed and not settled, if that is few: while it has answered none since it went down.
@@ -141,7 +142,7 @@ impl<P: Publisher> Connection<P> {
         if let Some(why) = died {
             self.stop(BURY);
             self.next_start = now + RETRY_START;
-            self.status = Status::down("protocol", format!("the publisher thread ended: {why}"));
+            self.status = Status::down(DownReason::Protocol, format!("the publisher thread ended: {why}"));
             return (outcomes, true);
         }
         if is_down && self.is_outdated() {

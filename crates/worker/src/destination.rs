@@ -5,7 +5,7 @@ use crate::connection::{Connection, Outcomes};
 use crate::host::{Host, Patience, Port};
 use crate::notices::Notices;
 use crate::settings::{Described, Settings};
-use crate::status::Status;
+use crate::status::{Reason, State, Status};
 use crate::tables::{Lanes, Tables};
 use outbox_core::budget::Allowance;
 use outbox_core::engine::{CRASHES_ALONE, Engine, Errand, Held, Listen, Portion, Settlement, Sharing, Tally};
@@ -16,6 +16,7 @@ use outbox_core::partition::Partition;
 use outbox_core::route::{Route, Template, TransportKind};
 use outbox_core::settle::{Disposition, Ended, Rules};
 use outbox_core::tick::{self, TickState};
+use outbox_core::words::Word;
 use outbox_transport::Answered;
 use outbox_transport::target::{Target, Transport};
 use std::collections::HashSet;
@@ -188,7 +189,7 @@ impl<H: Host> Destination<H> {
 
     /// It is not known yet whether there is a connection.
     pub fn connects(&self) -> bool {
-        matches!(self.connection.status.state, "starting" | "connecting")
+        self.connection.status.state.is_undecided()
     }
 
     /// Why it cannot deliver, in words, though it should.
@@ -219,12 +220,12 @@ impl<H: Host> Destination<H> {
         }
         let is_amqp = (self.target.as_ref()).is_ok_and(|target| matches!(target.transport, Transport::Amqp(_)));
         match self.connection.status.state {
-            "down" if is_amqp => {
+            State::Down if is_amqp => {
                 let last = self.connection.try_at_once(LAST_WORDS, common.host.now());
                 self.conclude_all(common, last);
                 self.engine.release_all("the connection is made anew");
             }
-            "unconfigured" => _ = self.connection.try_at_once(LAST_WORDS, common.host.now()),
+            State::Unconfigured => _ = self.connection.try_at_once(LAST_WORDS, common.host.now()),
             _ => return,
         }
         self.connection.ensure(&common.host);
@@ -246,29 +247,24 @@ impl<H: Host> Destination<H> {
     /// Writes the state of the connection where outbox_health reads it, when it changed; and how much is in flight.
     pub fn report(&mut self, common: &Common<H>) -> Result<(), H::Error> {
         self.port.report_in_flight(self.outstanding())?;
-        let off = |detail: Option<String>| Status {
-            state: if self.outstanding() > 0 { "pausing" } else { "paused" },
-            reason: None,
-            detail,
+        let off = match self.outstanding() {
+            0 => State::Paused,
+            _ => State::Pausing,
         };
         let status = match (self.may_deliver(common), &common.not_adopted) {
-            (true, _) if common.held.is_some() => off(common.held.map(str::to_owned)),
+            (true, _) if common.held.is_some() => Status::plain(off, common.held.map(str::to_owned)),
             (true, _) => self.connection.status.clone(),
-            (false, None) => off(None),
-            (false, why) => Status {
-                state: "not adopted",
-                reason: None,
-                detail: why.clone(),
-            },
+            (false, None) => Status::plain(off, None),
+            (false, why) => Status::plain(State::NotAdopted, why.clone()),
         };
-        if self.connection.status.state == "down" {
+        if self.connection.status.state == State::Down {
             self.proven = !self.is_http();
         }
         // Between two failed attempts the reason is worth more than the word "connecting", or "connected" while nobody
         // has answered.
-        let trying = status.state == "connecting" || (status.state == "connected" && !self.proven);
-        let trying_again = trying && self.reported.as_ref().is_some_and(|r| r.state == "down");
-        let is_known = !["starting", "connecting"].contains(&status.state);
+        let trying = status.state == State::Connecting || (status.state == State::Connected && !self.proven);
+        let trying_again = trying && self.reported.as_ref().is_some_and(|r| r.state == State::Down);
+        let is_known = !status.state.is_undecided();
         let asked_at_us = self.asked_at_us.filter(|_| is_known);
         let is_new = self.reported.as_ref() != Some(&status);
         if trying_again || (!is_new && asked_at_us.is_none()) {
@@ -276,9 +272,10 @@ impl<H: Host> Destination<H> {
         }
         self.port.report(Some(&status), asked_at_us)?;
         self.asked_at_us = self.asked_at_us.filter(|_| !is_known);
-        if is_new && ["down", "blocked"].contains(&status.state) {
+        if is_new && status.state.is_failure() {
             let detail = status.detail.as_deref().unwrap_or_default();
-            self.port.note_fault(status.reason.unwrap_or(status.state), detail);
+            let reason = status.reason.map_or(status.state.name(), Reason::name);
+            self.port.note_fault(reason, detail);
         }
         let before = self.reported.replace(status);
         let status = self.reported.as_ref().unwrap_or(&self.connection.status);
@@ -286,7 +283,7 @@ impl<H: Host> Destination<H> {
             self.since = common.host.now();
         }
         let is_said = before.is_some_and(|before| (before.state, before.reason) == (status.state, status.reason));
-        if !is_said && status.state != "connecting" {
+        if !is_said && status.state != State::Connecting {
             let peer = if self.is_http() { "receiver" } else { "broker" };
             let words = words(status);
             common.host.log(Some(&self.name), format_args!("{peer} {words}"));
@@ -496,7 +493,7 @@ impl<H: Host> Destination<H> {
     pub fn is_at_rest(&self, common: &Common<H>) -> bool {
         let state = self.tick(common);
         let looks = state.connected && state.owned_partitions > 0 && !state.last_claim_was_full;
-        let may_not = !state.enabled || self.connection.status.state == "unconfigured";
+        let may_not = !state.enabled || self.connection.status.state == State::Unconfigured;
         self.outstanding() == 0 && (looks || may_not)
     }
 
@@ -702,7 +699,8 @@ fn connection_of(target: &Result<Target, String>) -> Result<Target, String> {
 }
 
 fn words(status: &Status) -> String {
-    let words = [Some(status.state), status.reason, status.detail.as_deref()];
+    let reason = status.reason.map(Reason::name);
+    let words = [Some(status.state.name()), reason, status.detail.as_deref()];
     words.into_iter().flatten().collect::<Vec<&str>>().join(" ")
 }
 

@@ -39,5 +39,5 @@ pub use host::{Brought, Host, Look, News, Orders, Patience, Plan, Port, Publishe
 pub use repeats::Repeats;
 pub use report::{PassEnd, Report};
 pub use settings::{DEFAULT_DESTINATION, Described, Settings};
-pub use status::Status;
+pub use status::{Reason, State, Status};
 pub use worker::{Budget, Pass, Worker};

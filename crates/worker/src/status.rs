@@ -1,18 +1,66 @@
 //! What is known of a connection, in the words that outbox_workers and outbox_health show.
 
+use outbox_core::words::Word;
 use outbox_transport::{ConnectionState, DownReason};
+
+outbox_core::words! {
+    /// How a destination is, as its worker reports it.
+    #[derive(Default)]
+    pub enum State {
+        Connected = "connected",
+        Connecting = "connecting",
+        #[default]
+        Starting = "starting",
+        Paused = "paused",
+        /// It is to be paused, and something is still in flight.
+        Pausing = "pausing",
+        Blocked = "blocked",
+        Down = "down",
+        Unconfigured = "unconfigured",
+        NotAdopted = "not adopted",
+    }
+}
+
+impl State {
+    /// It is not known yet whether there is a connection.
+    pub fn is_undecided(self) -> bool {
+        matches!(self, Self::Starting | Self::Connecting)
+    }
+
+    /// Nothing can be sent, and nobody has asked for that.
+    pub fn is_failure(self) -> bool {
+        matches!(self, Self::Down | Self::Blocked)
+    }
+}
+
+/// What there is to say of a state beside its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    Down(DownReason),
+    /// Connected, but what was sent is not answered.
+    Unconfirmed,
+}
+
+impl Reason {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Down(reason) => reason.name(),
+            Self::Unconfirmed => "unconfirmed",
+        }
+    }
+}
 
 /// What is known of the connection, as outbox_internal.report takes it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Status {
-    pub state: &'static str,
-    pub reason: Option<&'static str>,
+    pub state: State,
+    pub reason: Option<Reason>,
     pub detail: Option<String>,
 }
 
 impl Status {
     /// A state that needs no reason.
-    pub fn plain(state: &'static str, detail: Option<String>) -> Self {
+    pub fn plain(state: State, detail: Option<String>) -> Self {
         Self {
             state,
             reason: None,
@@ -20,50 +68,32 @@ impl Status {
         }
     }
 
-    pub fn down(reason: &'static str, detail: String) -> Self {
+    pub fn down(reason: DownReason, detail: String) -> Self {
         Self {
-            state: "down",
-            reason: Some(reason),
+            state: State::Down,
+            reason: Some(Reason::Down(reason)),
             detail: Some(detail),
         }
     }
 
     pub fn of(state: ConnectionState) -> Self {
         match state {
-            ConnectionState::Connecting => Self::plain("connecting", None),
-            ConnectionState::Connected => Self::plain("connected", None),
+            ConnectionState::Connecting => Self::plain(State::Connecting, None),
+            ConnectionState::Connected => Self::plain(State::Connected, None),
             ConnectionState::Unconfirmed {
                 messages,
                 seconds,
                 is_alive,
             } => Self {
-                state: "connected",
-                reason: Some("unconfirmed"),
+                state: State::Connected,
+                reason: Some(Reason::Unconfirmed),
                 detail: Some(format!(
                     "{messages} unconfirmed for {seconds} s{}",
                     if is_alive { ", though the broker answers" } else { "" }
                 )),
             },
-            ConnectionState::Blocked { reason } => Self::plain("blocked", Some(reason)),
-            ConnectionState::Down { reason, detail } => Self::down(name_of(reason), detail),
+            ConnectionState::Blocked { reason } => Self::plain(State::Blocked, Some(reason)),
+            ConnectionState::Down { reason, detail } => Self::down(reason, detail),
         }
-    }
-}
-
-fn name_of(reason: DownReason) -> &'static str {
-    match reason {
-        DownReason::Unreachable => "unreachable",
-        DownReason::AuthRefused => "auth_refused",
-        DownReason::VhostRefused => "vhost_refused",
-        DownReason::ExchangeMissing => "exchange_missing",
-        DownReason::ExchangeMismatch => "exchange_mismatch",
-        DownReason::Timeout => "timeout",
-        DownReason::TlsFailed => "tls_failed",
-        DownReason::Protocol => "protocol",
-        DownReason::Closed => "closed",
-        DownReason::AddressRefused => "address_refused",
-        DownReason::EndpointRefused => "endpoint_refused",
-        DownReason::Throttled => "throttled",
-        DownReason::Unavailable => "unavailable",
     }
 }

@@ -9,6 +9,7 @@ use crate::queries::model::ErrorGroup;
 use outbox_core::engine::Held;
 use outbox_core::fault;
 use outbox_core::settle::Ended;
+use outbox_worker::{Reason, State};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -38,9 +39,9 @@ pub struct Facts {
 #[derive(Clone)]
 pub struct DestinationFacts {
     pub name: String,
-    pub state: &'static str,
+    pub state: State,
     pub since: Instant,
-    pub reason: Option<&'static str>,
+    pub reason: Option<Reason>,
     pub detail: Option<String>,
     pub in_flight: usize,
     pub window: usize,
@@ -197,9 +198,9 @@ impl Board {
         });
         let destinations = facts.destinations.iter().map(|destination| DestinationLook {
             name: destination.name.clone(),
-            state: destination.state.to_owned(),
+            state: destination.state,
             since_s: age_s(destination.since),
-            reason: destination.reason.map(str::to_owned),
+            reason: destination.reason,
             detail: destination.detail.clone(),
             in_flight: destination.in_flight,
             window: destination.window,

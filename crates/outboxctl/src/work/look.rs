@@ -3,6 +3,7 @@
 use super::tick::Ticks;
 use crate::queries::model::ErrorGroup;
 use outbox_core::settle::Ended;
+use outbox_worker::{Reason, State};
 
 /// How things are with a worker at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -84,9 +85,9 @@ pub struct Depth {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DestinationLook {
     pub name: String,
-    pub state: String,
+    pub state: State,
     pub since_s: f64,
-    pub reason: Option<String>,
+    pub reason: Option<Reason>,
     pub detail: Option<String>,
     pub in_flight: usize,
     pub window: usize,
@@ -96,7 +97,7 @@ pub struct DestinationLook {
 impl DestinationLook {
     /// Why it is as it is.
     pub fn why(&self) -> String {
-        let words = [self.reason.as_deref(), self.detail.as_deref()];
+        let words = [self.reason.map(Reason::name), self.detail.as_deref()];
         words.into_iter().flatten().collect::<Vec<_>>().join(": ")
     }
 }

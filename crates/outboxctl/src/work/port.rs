@@ -10,8 +10,9 @@ use outbox_core::hold::OpenTransaction;
 use outbox_core::message::Pointer;
 use outbox_core::partition::Partition;
 use outbox_core::settle::{Closes, Disposition, EXPIRED};
+use outbox_core::words::Word;
 use outbox_transport::target::{Limits, Target};
-use outbox_worker::{Brought, DEFAULT_DESTINATION, Patience, Status};
+use outbox_worker::{Brought, DEFAULT_DESTINATION, Patience, Reason, Status};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -238,8 +239,8 @@ impl outbox_worker::Port for Port {
     }
 
     fn report(&self, status: Option<&Status>, _asked_at_us: Option<i64>) -> Result<(), Trouble> {
-        let state = status.map(|status| status.state);
-        let reason = status.and_then(|status| status.reason);
+        let state = status.map(|status| status.state.name());
+        let reason = status.and_then(|status| status.reason).map(Reason::name);
         let detail = status.and_then(|status| status.detail.as_deref());
         self.here.session.report(&self.destination, state, reason, detail)
     }

@@ -8,6 +8,8 @@ use crate::screen::trial::{HOSTILE, samples};
 use crate::work::look::{Depth, DestinationLook, LogLine, Look, Phase, Sharing, Waiting, Who};
 use crate::work::tick::{Tick, Ticks};
 use outbox_core::settle::Ended;
+use outbox_transport::DownReason;
+use outbox_worker::{Reason, State as WorkerState};
 
 pub fn state() -> State {
     let mut state = State::new(look(), Theme { has_colour: true });
@@ -96,18 +98,18 @@ fn waiting(n: i64) -> Waiting {
 }
 
 fn destinations() -> Vec<DestinationLook> {
-    let destination = |name: &str, state: &str, since_s: f64| DestinationLook {
+    let destination = |name: &str, state: WorkerState, since_s: f64| DestinationLook {
         name: name.into(),
-        state: state.into(),
+        state,
         since_s,
         window: 2_000,
         ..DestinationLook::default()
     };
     vec![
         DestinationLook {
-            reason: Some("unreachable".into()),
+            reason: Some(Reason::Down(DownReason::Unreachable)),
             detail: Some("audit.internal:5671: connection refused".into()),
-            ..destination("audit", "down", 93.0)
+            ..destination("audit", WorkerState::Down, 93.0)
         },
         DestinationLook {
             in_flight: 146,
@@ -118,7 +120,7 @@ fn destinations() -> Vec<DestinationLook> {
                 expired: 1,
                 released: 0,
             },
-            ..destination("default", "connected", 4_209.0)
+            ..destination("default", WorkerState::Connected, 4_209.0)
         },
         DestinationLook {
             detail: Some(HOSTILE.into()),
@@ -127,7 +129,7 @@ fn destinations() -> Vec<DestinationLook> {
                 retried: 6,
                 ..Ended::default()
             },
-            ..destination("einkauf-größe-ß", "paused", 12.0)
+            ..destination("einkauf-größe-ß", WorkerState::Paused, 12.0)
         },
     ]
 }

@@ -3,6 +3,7 @@
 use crate::screen::samples::Samples;
 use crate::screen::theme::Theme;
 use crate::work::look::Look;
+use outbox_core::words::Word;
 
 /// The lists that keys can go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +104,7 @@ impl State {
                 let row = self.look.destinations.get(at)?;
                 (
                     format!("Destination {}", row.name),
-                    format!("{} {}", row.state, row.why()),
+                    format!("{} {}", row.state.name(), row.why()),
                 )
             }
             Pane::Log => {

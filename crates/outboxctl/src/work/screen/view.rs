@@ -8,6 +8,7 @@ use crate::screen::table::{Cell, Column};
 use crate::screen::text::{self, age, count, ms, short};
 use crate::work::look::{Depth, DestinationLook, Look, Phase, Sharing, Waiting};
 use crate::work::tick::Ticks;
+use outbox_core::words::Word;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
@@ -304,7 +305,7 @@ fn list(state: &State, pane: Pane, width: usize) -> Panel {
                 let figure = |n: u64| Cell::new(short(signed(n)));
                 vec![
                     Cell::new(&row.name),
-                    Cell::styled(&row.state, theme.state(&row.state)),
+                    Cell::styled(row.state.name(), theme.state(row.state.name())),
                     Cell::new(age(row.since_s)),
                     Cell::new(short(row.in_flight as i64)),
                     figure(row.ended.published),
