@@ -1,11 +1,12 @@
 //! What is asked of the database, and what it answers as plain data: by the commands, by `top` and by `serve` alike.
-//! `figures` are the views for dashboards, `message` is one message wherever it is, `why` says what keeps it. Whatever the
-//! backlog, each statement reads a bounded number of rows.
+//! `figures` are the views for dashboards, `message` is one message wherever it is, `why` says what keeps it, `state` has the words
+//! for how things are. Whatever the backlog, each statement reads a bounded number of rows.
 
 pub mod figures;
 pub mod message;
 pub mod model;
 mod qualified;
+pub mod state;
 pub mod why;
 
 pub use qualified::qualified;

@@ -5,6 +5,8 @@ use crate::failure::Failure;
 use crate::messages::by_seq::{self, BySeq};
 use crate::output::{self, Cell, Colour, Table};
 use crate::queries::IN_ORDER;
+use crate::queries::state::MessageStatus;
+use outbox_core::words::Word;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -38,10 +40,10 @@ pub async fn run(context: &Context, asked: &BySeq) -> Result<ExitCode, Failure> 
 }
 
 pub fn status_colour(status: &str) -> Option<Colour> {
-    match status {
-        "published" => Some(Colour::Good),
-        "retrying" => Some(Colour::Careful),
-        "dead" => Some(Colour::Bad),
+    match MessageStatus::of_name(status) {
+        Some(MessageStatus::Published) => Some(Colour::Good),
+        Some(MessageStatus::Retrying) => Some(Colour::Careful),
+        Some(MessageStatus::Dead) => Some(Colour::Bad),
         _ => None,
     }
 }

@@ -7,10 +7,12 @@ use crate::format::{self, stamp};
 use crate::messages::page::events_are_readable;
 use crate::output::{self, Cell, Colour, Table, paint};
 use crate::queries::message::{ATTEMPTS, Attempt, PLACES, Place};
+use crate::queries::state::MessageStatus;
 use crate::queries::why::{self, Reason};
 use crate::queries::{Ask, IN_ORDER};
 use clap::Args;
 use outbox_core::event::{COLUMNS, Column, Kind};
+use outbox_core::words::Word;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -134,9 +136,9 @@ fn in_words(message: &Message) -> String {
         )
     );
     writeln!(page, "  {:<14} {coloured}", "status").expect("write to a string");
-    let ended = match status {
-        "published" => "published",
-        "dead" => "given up",
+    let ended = match MessageStatus::of_name(status) {
+        Some(MessageStatus::Published) => "published",
+        Some(MessageStatus::Dead) => "given up",
         _ => "discarded",
     };
     line(&mut page, "key", text(row, "key"));

@@ -5,6 +5,9 @@ use crate::connect::Session;
 use crate::failure::Failure;
 use crate::format;
 use crate::output::{self, Cell, Colour, Table, paint};
+use crate::queries::state::DestinationState::{self, Missing, NotServed, Reported};
+use outbox_core::words::Word;
+use outbox_worker::State;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
@@ -120,9 +123,11 @@ fn messages(messages: &Value) -> String {
 
 /// Of a destination or a worker.
 fn state_colour(state: &str) -> Option<Colour> {
-    match state {
-        "connected" => Some(Colour::Good),
-        "down" | "missing" | "not served" | "unconfigured" | "not adopted" => Some(Colour::Bad),
+    match DestinationState::of_name(state) {
+        Some(Reported(State::Connected)) => Some(Colour::Good),
+        Some(Reported(State::Down | State::Unconfigured | State::NotAdopted) | Missing | NotServed) => {
+            Some(Colour::Bad)
+        }
         _ => Some(Colour::Careful),
     }
 }

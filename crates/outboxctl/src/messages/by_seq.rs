@@ -5,53 +5,28 @@ use super::filter::Filter;
 use super::page::{self, AskOnce, Candidates, Order, Place, Row, Source, events_for};
 use super::sql::Sql;
 use crate::queries::message::{DEAD, HISTORY, OUTBOX, Table, WAITING};
-use clap::{Args, ValueEnum};
+use crate::queries::state::MessageStatus;
+use clap::Args;
+use outbox_core::words::Word;
 use serde::Deserialize;
 
-/// Where a message stands; the words of outbox_messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Status {
-    Pending,
-    Scheduled,
-    #[value(alias = "in flight")]
-    InFlight,
-    Retrying,
-    Published,
-    Dead,
-    Discarded,
-}
-
 /// What is asked for where nothing is said. The dead are among them: somebody must decide about each.
-const NOT_ENDED: [Status; 5] = [
-    Status::Pending,
-    Status::Scheduled,
-    Status::InFlight,
-    Status::Retrying,
-    Status::Dead,
+const NOT_ENDED: [MessageStatus; 5] = [
+    MessageStatus::Pending,
+    MessageStatus::Scheduled,
+    MessageStatus::InFlight,
+    MessageStatus::Retrying,
+    MessageStatus::Dead,
 ];
 
-const ENDED: [Status; 2] = [Status::Published, Status::Discarded];
-
-impl Status {
-    fn word(self) -> &'static str {
-        match self {
-            Self::Pending => "pending",
-            Self::Scheduled => "scheduled",
-            Self::InFlight => "in flight",
-            Self::Retrying => "retrying",
-            Self::Published => "published",
-            Self::Dead => "dead",
-            Self::Discarded => "discarded",
-        }
-    }
-}
+const ENDED: [MessageStatus; 2] = [MessageStatus::Published, MessageStatus::Discarded];
 
 /// Which page of which messages.
 #[derive(Args, Clone, Debug)]
 pub struct BySeq {
     /// Only of this status; may be given several times [default: all that have not ended]
     #[arg(long = "status", value_name = "STATUS")]
-    statuses: Vec<Status>,
+    statuses: Vec<MessageStatus>,
     #[command(flatten)]
     filter: Filter,
     /// Only after this seq: the last of the page before
@@ -89,14 +64,14 @@ impl BySeq {
     /// is found is sorted: page by page it would be as well, and in a worse order.
     pub fn is_along_an_index(&self) -> bool {
         let picky = self.filter.key.is_some() || self.filter.error_like.is_some() || self.filter.since.is_some();
-        !picky && self.wants(&[Status::Pending])
+        !picky && self.wants(&[MessageStatus::Pending])
     }
 
     fn limit(&self) -> usize {
         usize::try_from(self.limit).unwrap_or(usize::MAX)
     }
 
-    fn wants(&self, statuses: &[Status]) -> bool {
+    fn wants(&self, statuses: &[MessageStatus]) -> bool {
         let wanted = match self.statuses.is_empty() {
             true => &NOT_ENDED,
             false => self.statuses.as_slice(),
@@ -122,12 +97,17 @@ impl BySeq {
 
     /// What has not ended, and the dead.
     fn current(&self) -> Sql {
-        const OF_OUTBOX: [Status; 3] = [Status::Pending, Status::InFlight, Status::Retrying];
-        const OF_WAITING: [Status; 3] = [Status::Pending, Status::Scheduled, Status::Retrying];
+        const OF_OUTBOX: [MessageStatus; 3] =
+            [MessageStatus::Pending, MessageStatus::InFlight, MessageStatus::Retrying];
+        const OF_WAITING: [MessageStatus; 3] = [
+            MessageStatus::Pending,
+            MessageStatus::Scheduled,
+            MessageStatus::Retrying,
+        ];
         let after: Vec<String> = self.after.iter().map(i64::to_string).collect();
         let place = self.place(&after);
         let limit = self.limit();
-        let plain = |table: &'static Table, of: &[Status]| {
+        let plain = |table: &'static Table, of: &[MessageStatus]| {
             let source = Source::new(table);
             place.rows(&source, &self.conditions(&source, of), limit)
         };
@@ -161,8 +141,8 @@ impl BySeq {
         if self.wants(&OF_WAITING) {
             parts.push(plain(&WAITING, &OF_WAITING));
         }
-        if self.wants(&[Status::Dead]) {
-            parts.push(plain(&DEAD, &[Status::Dead]));
+        if self.wants(&[MessageStatus::Dead]) {
+            parts.push(plain(&DEAD, &[MessageStatus::Dead]));
         }
         let mut rows = Sql::default();
         for part in &parts {
@@ -174,25 +154,25 @@ impl BySeq {
     }
 
     /// On the rows of a table that has the statuses `of`.
-    fn conditions(&self, source: &Source, of: &[Status]) -> Sql {
+    fn conditions(&self, source: &Source, of: &[MessageStatus]) -> Sql {
         let mut sql = self.conditions_on_messages(source, of);
         sql.append(&self.filter.of_event(source.seq));
         sql
     }
 
-    fn conditions_on_messages(&self, source: &Source, of: &[Status]) -> Sql {
-        let waits = of.contains(&Status::Pending);
+    fn conditions_on_messages(&self, source: &Source, of: &[MessageStatus]) -> Sql {
+        let waits = of.contains(&MessageStatus::Pending);
         let since = if waits { "enqueued_at" } else { "ended_at" };
         let mut sql = self.filter.of_message(|column| source.name(column), since);
-        let wanted: Vec<Status> = of.iter().copied().filter(|status| self.wants(&[*status])).collect();
+        let wanted: Vec<MessageStatus> = of.iter().copied().filter(|status| self.wants(&[*status])).collect();
         // Most of what waits is neither, and to ask of each row whether a worker has it in hand takes 4 µs.
         sql.push(match wanted[..] {
-            [Status::Retrying] => "\n  and t.attempts > 0",
-            [Status::InFlight] => "\n  and t.claim_token is not null",
+            [MessageStatus::Retrying] => "\n  and t.attempts > 0",
+            [MessageStatus::InFlight] => "\n  and t.claim_token is not null",
             _ => "",
         });
         if wanted.len() < of.len() {
-            let words: Vec<String> = wanted.iter().map(|status| format!("'{}'", status.word())).collect();
+            let words: Vec<String> = wanted.iter().map(|status| format!("'{}'", status.name())).collect();
             sql.push(&format!("\n  and {} in ({})", source.name("status"), words.join(", ")));
         }
         sql

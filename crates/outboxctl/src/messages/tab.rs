@@ -7,6 +7,8 @@ use super::page::{self, AskOnce, Candidates, Order, Place, Row, Source, events_f
 use super::sql::Sql;
 use crate::format::duration;
 use crate::queries::message::{DEAD, HISTORY, OUTBOX, WAITING};
+use crate::queries::state::MessageStatus;
+use outbox_core::words::Word;
 use serde::Deserialize;
 use std::time::{Duration, Instant};
 
@@ -133,18 +135,19 @@ fn candidates(most: usize, tab: Tab, filter: &Filter, place: Place<'_>) -> (Cand
         ..Filter::default()
     };
     let mut conditions = only.of_message(|column| format!("t.{column}"), since);
+    let in_flight = MessageStatus::InFlight.name();
     let candidates = match tab {
         Tab::Pending | Tab::InFlight => {
             let source = Source::new(&OUTBOX);
             if tab == Tab::Pending {
-                conditions.push(&format!("\n  and {} <> 'in flight'", source.name("status")));
+                conditions.push(&format!("\n  and {} <> '{in_flight}'", source.name("status")));
             }
             let lanes = filter.of_lane(|column| format!("l.{column}"));
             let mut candidates =
                 Candidates::first_of_lanes(&place.rows_of_lanes(&source, &lanes, &conditions, most), most);
             if tab == Tab::InFlight {
                 // What is in flight is among the first of its lane.
-                filters.push("\n  and c.status = 'in flight'");
+                filters.push(&format!("\n  and c.status = '{in_flight}'"));
                 candidates.horizon = "null::text[]".into();
             }
             candidates

@@ -1,5 +1,6 @@
 //! One message: in which table it is, its event, the attempts that failed. Times are as the server writes them in JSON.
 
+use super::state::{MessageStatus, Said, Waits};
 use outbox_core::event::{COLUMNS, Event, Kind, Row};
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
@@ -126,7 +127,7 @@ pub struct Place {
     pub partition_key: String,
     pub partition: i16,
     pub key: Option<String>,
-    pub status: String,
+    pub status: Said<MessageStatus>,
     pub attempts: i32,
     pub available_at: Option<String>,
     pub enqueued_at: String,
@@ -135,13 +136,18 @@ pub struct Place {
     pub replayed: bool,
     pub expires_at: Option<String>,
     /// In outbox_waiting: for what.
-    pub waits: Option<String>,
+    pub waits: Option<Said<Waits>>,
     pub blocks: Option<bool>,
 }
 
 impl Place {
+    /// Whether an earlier message of its key holds it up.
+    pub fn is_behind(&self) -> bool {
+        self.waits.as_ref().is_some_and(|waits| waits.is(Waits::Behind))
+    }
+
     pub fn has_ended(&self) -> bool {
-        matches!(self.status.as_str(), "published" | "discarded")
+        self.status.known().is_some_and(MessageStatus::has_ended)
     }
 }
 

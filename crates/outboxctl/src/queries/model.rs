@@ -1,5 +1,7 @@
 //! The figures of an outbox as plain data. Ages (`…_s`) and times to go are seconds by the clock of the database.
 
+use super::state::{DestinationState, MessageStatus, Said};
+use outbox_worker::State;
 use serde::{Deserialize, Serialize, Serializer};
 
 /// What was read, or why it could not be: a part that fails leaves the others readable.
@@ -97,7 +99,7 @@ pub struct Partition {
 pub struct Worker {
     pub id: String,
     pub pid: Option<i32>,
-    pub state: String,
+    pub state: Said<State>,
     pub reason: Option<String>,
     pub detail: Option<String>,
     pub is_alive: bool,
@@ -138,7 +140,7 @@ pub struct Destination {
     pub name: String,
     /// settings, or the name of a foreign data wrapper; None: there is no such destination.
     pub described_by: Option<String>,
-    pub state: String,
+    pub state: Said<DestinationState>,
     /// The same moment in seconds since 1970 and as an age.
     pub since: Option<f64>,
     pub since_s: Option<f64>,
@@ -176,8 +178,7 @@ pub struct ErrorGroup {
 /// A message that is not published: dead, waiting, or the first of its lane.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Message {
-    /// One of the words of `outbox_messages.status`.
-    pub status: String,
+    pub status: Said<MessageStatus>,
     pub seq: i64,
     pub destination: String,
     pub partition: String,

@@ -2,8 +2,11 @@
 
 use super::message::Place;
 use super::model::{Check, Destination, Partition};
+use super::state::DestinationState::{Missing, Reported};
+use super::state::{MessageStatus, Said};
 use super::{Ask, Parameters, figures};
 use crate::format::{duration, stamp};
+use outbox_worker::State;
 use serde::{Deserialize, Serialize};
 use std::sync::LazyLock;
 
@@ -26,7 +29,7 @@ pub struct Facts {
 #[derive(Default, Deserialize)]
 pub struct Ahead {
     seq: i64,
-    status: String,
+    status: Said<MessageStatus>,
     last_error: Option<String>,
     available_at: Option<String>,
     /// It holds up its whole partition.
@@ -98,11 +101,11 @@ const SURROUNDINGS: &str = "select pg_is_in_recovery() as is_standby, leasing fr
 
 /// Why the message of this row does not move.
 pub async fn of<S: Ask + Sync>(session: &S, message: &Place) -> Result<Vec<Reason>, S::Error> {
-    if message.has_ended() || message.status == "dead" {
+    if message.has_ended() || message.status.is(MessageStatus::Dead) {
         return Ok(reasons(message, &Facts::default()));
     }
     let (seq, destination) = (&message.seq, &message.destination);
-    let is_behind = message.waits.as_deref() == Some("g");
+    let is_behind = message.is_behind();
     let surroundings: Vec<Surroundings> = session.ask(SURROUNDINGS, &[]).await?;
     let (is_standby, leasing) = surroundings
         .first()
@@ -136,7 +139,7 @@ fn reason(why: impl Into<String>, remedy: impl Into<Option<String>>) -> Reason {
 
 /// Every reason that keeps it, the ones that keep it alone first. Of one that has ended there is none.
 fn reasons(message: &Place, facts: &Facts) -> Vec<Reason> {
-    let status = message.status.as_str();
+    let status = message.status.known();
     if message.has_ended() {
         return Vec::new();
     }
@@ -147,7 +150,7 @@ fn reasons(message: &Place, facts: &Facts) -> Vec<Reason> {
         "default" => format!("outboxctl {verb} {seq}"),
         other => format!("outboxctl {verb} {seq} --destination {other}"),
     };
-    if status == "dead" {
+    if status == Some(MessageStatus::Dead) {
         let keeps = match message.blocks {
             Some(true) => ", and later messages of its key wait for it",
             _ => "",
@@ -165,17 +168,17 @@ fn reasons(message: &Place, facts: &Facts) -> Vec<Reason> {
     }
     let mut reasons = Vec::new();
     match status {
-        "in flight" => {
+        Some(MessageStatus::InFlight) => {
             reasons.push(reason(
                 "A worker holds it: it is being sent, or kept for an earlier one of its key.",
                 None,
             ));
         }
-        "scheduled" => {
+        Some(MessageStatus::Scheduled) => {
             let why = format!("It is scheduled for {due}.");
             reasons.push(reason(why, command("retry", seq)));
         }
-        "retrying" if message.waits.is_some() => {
+        Some(MessageStatus::Retrying) if message.waits.is_some() => {
             let why = format!("Its last attempt failed, and the next one is due at {due}: {last_error}");
             reasons.push(reason(why, command("retry", seq)));
         }
@@ -190,7 +193,7 @@ fn reasons(message: &Place, facts: &Facts) -> Vec<Reason> {
     }));
     let told = facts.problems.iter().any(|problem| problem.check == "broker");
     if let Some(row) = &facts.destination
-        && !(told && row.state == "down")
+        && !(told && row.state.is(Reported(State::Down)))
     {
         reasons.extend(of_destination(row, &facts.problems));
     }
@@ -203,7 +206,7 @@ fn reasons(message: &Place, facts: &Facts) -> Vec<Reason> {
         reasons.push(reason(why, None));
     }
     if let Some(transaction) = &facts.transaction
-        && status != "scheduled"
+        && status != Some(MessageStatus::Scheduled)
     {
         reasons.push(of_transaction(transaction));
     }
@@ -229,12 +232,12 @@ fn behind(ahead: &Ahead, command: &dyn Fn(&str, i64) -> String) -> Reason {
     let seq = ahead.seq;
     let last_error = ahead.last_error.as_deref().unwrap_or_default();
     let what = if ahead.whole { "partition" } else { "key" };
-    match ahead.status.as_str() {
-        "dead" => reason(
+    match ahead.status.known() {
+        Some(MessageStatus::Dead) => reason(
             format!("It waits behind message {seq} of its {what}, which is dead: {last_error}"),
             format!("{}, or {}", command("retry", seq), command("discard", seq)),
         ),
-        "retrying" => {
+        Some(MessageStatus::Retrying) => {
             let due = ahead.available_at.as_deref().map(stamp).unwrap_or_default();
             reason(
                 format!(
@@ -273,13 +276,13 @@ fn of_destination(row: &Destination, problems: &[Check]) -> Option<Reason> {
         detail => format!("{text}: {detail}"),
     };
     let check = Some(format!("outboxctl check {destination}"));
-    match row.state.as_str() {
-        "pausing" if detail.contains("paused by ") => Some(reason(
+    match row.state.known()? {
+        Reported(State::Pausing) if detail.contains("paused by ") => Some(reason(
             with_detail(&format!("Destination {destination} is pausing")),
             format!("outboxctl resume {destination}"),
         )),
-        "pausing" => None,
-        "paused" => match detail.strip_prefix("paused ") {
+        Reported(State::Pausing) => None,
+        Reported(State::Paused) => match detail.strip_prefix("paused ") {
             Some(by) => Some(reason(
                 format!("Destination {destination} is paused {by}"),
                 format!("outboxctl resume {destination}"),
@@ -291,23 +294,23 @@ fn of_destination(row: &Destination, problems: &[Check]) -> Option<Reason> {
                 None,
             )),
         },
-        "down" => Some(reason(
+        Reported(State::Down) => Some(reason(
             format!(
                 "Destination {destination} is down ({}): {detail}",
                 row.reason.as_deref().unwrap_or_default()
             ),
             check,
         )),
-        "blocked" => Some(reason(with_detail("The broker blocks publishers"), None)),
-        "unconfigured" => Some(reason(
+        Reported(State::Blocked) => Some(reason(with_detail("The broker blocks publishers"), None)),
+        Reported(State::Unconfigured) => Some(reason(
             with_detail(&format!("Destination {destination} cannot be used as it is set")),
             check,
         )),
-        "missing" => Some(reason(
+        Missing => Some(reason(
             format!("There is no destination {destination} any more."),
             "CREATE SERVER of that name, or discard the message".to_owned(),
         )),
-        "connecting" | "starting" => Some(reason(
+        Reported(State::Connecting | State::Starting) => Some(reason(
             format!("A worker is connecting to destination {destination}."),
             None,
         )),
@@ -318,6 +321,8 @@ fn of_destination(row: &Destination, problems: &[Check]) -> Option<Reason> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::queries::state::DestinationState::{self, NotServed};
+    use crate::queries::state::Waits;
 
     fn why(message: &Place, change: impl Fn(&mut Facts)) -> Vec<(String, String)> {
         let mut facts = Facts {
@@ -325,7 +330,7 @@ mod tests {
             destination: Some(Destination {
                 name: message.destination.clone(),
                 oldest_s: Some(61.0),
-                ..destination("connected")
+                ..destination(Reported(State::Connected))
             }),
             partition: Some(Partition {
                 owner: Some("server-1".into()),
@@ -341,7 +346,7 @@ mod tests {
             .collect()
     }
 
-    fn message(status: &str) -> Place {
+    fn message(status: MessageStatus) -> Place {
         Place {
             seq: 7,
             destination: "default".into(),
@@ -353,7 +358,7 @@ mod tests {
         }
     }
 
-    fn destination(state: &str) -> Destination {
+    fn destination(state: DestinationState) -> Destination {
         Destination {
             name: "default".into(),
             state: state.into(),
@@ -372,8 +377,8 @@ mod tests {
 
     #[test]
     fn what_has_ended_needs_no_reason() {
-        assert_eq!(why(&message("published"), |_| {}), []);
-        assert_eq!(why(&message("discarded"), |_| {}), []);
+        assert_eq!(why(&message(MessageStatus::Published), |_| {}), []);
+        assert_eq!(why(&message(MessageStatus::Discarded), |_| {}), []);
     }
 
     #[test]
@@ -381,7 +386,7 @@ mod tests {
         let dead = Place {
             blocks: Some(true),
             destination: "bus".into(),
-            ..message("dead")
+            ..message(MessageStatus::Dead)
         };
         let [(text, remedy)] = &why(&dead, |_| {})[..] else {
             panic!("one reason")
@@ -395,43 +400,43 @@ mod tests {
 
     #[test]
     fn one_that_waits_for_its_turn_says_who_is_first() {
-        let text = &why(&message("pending"), |_| {})[0].0;
+        let text = &why(&message(MessageStatus::Pending), |_| {})[0].0;
         assert!(
             text.contains("its turn") && text.contains("is 3") && text.contains("1 min 1 s"),
             "{text}"
         );
         let is_first = |facts: &mut Facts| facts.partition.as_mut().expect("one").first_waiting_seq = Some(7);
-        let text = &why(&message("pending"), is_first)[0].0;
+        let text = &why(&message(MessageStatus::Pending), is_first)[0].0;
         assert!(text.contains("next of its partition"), "{text}");
     }
 
     #[test]
     fn one_behind_another_of_its_key_names_it_and_what_to_do_with_it() {
-        let behind = |status: &str, last_error: &str| {
-            why(&message("pending"), |facts| {
+        let behind = |status: MessageStatus, last_error: &str| {
+            why(&message(MessageStatus::Pending), |facts| {
                 facts.ahead = Some(Ahead {
                     seq: 3,
                     status: status.into(),
                     last_error: Some(last_error.into()),
                     available_at: Some("2026-11-21T05:12:18Z".into()),
-                    whole: status == "dead",
+                    whole: status == MessageStatus::Dead,
                 })
             })
         };
-        let reasons = behind("dead", "refused");
+        let reasons = behind(MessageStatus::Dead, "refused");
         assert_eq!(reasons[0].1, "outboxctl retry 3, or outboxctl discard 3");
         assert!(reasons[0].0.contains("message 3 of its partition, ") && reasons[0].0.contains("refused"));
         assert_eq!(reasons.len(), 1);
-        let reasons = behind("retrying", "x");
+        let reasons = behind(MessageStatus::Retrying, "x");
         assert_eq!(reasons[0].1, "outboxctl retry 3");
         assert!(reasons[0].0.contains("message 3 of its key, "), "{reasons:?}");
     }
 
     #[test]
     fn on_a_standby_nothing_else_matters() {
-        let reasons = why(&message("pending"), |facts| {
+        let reasons = why(&message(MessageStatus::Pending), |facts| {
             facts.is_standby = true;
-            facts.destination = Some(destination("not served"));
+            facts.destination = Some(destination(NotServed));
         });
         assert!(reasons.len() == 1 && reasons[0].0.contains("standby"), "{reasons:?}");
     }
@@ -439,13 +444,13 @@ mod tests {
     #[test]
     fn every_reason_is_told() {
         let failed = Place {
-            waits: Some("b".into()),
-            ..message("retrying")
+            waits: Some(Waits::BacksOff.into()),
+            ..message(MessageStatus::Retrying)
         };
         let reasons = why(&failed, |facts| {
             facts.destination = Some(Destination {
                 detail: Some("paused by ann: broker is being moved".into()),
-                ..destination("paused")
+                ..destination(Reported(State::Paused))
             });
             facts.transaction = Some(Transaction {
                 pid: Some(4711),
@@ -478,15 +483,15 @@ mod tests {
 
     #[test]
     fn what_was_resumed_or_is_switched_off_is_not_called_paused() {
-        let resumed = why(&message("pending"), |facts| {
-            facts.destination = Some(destination("paused"))
+        let resumed = why(&message(MessageStatus::Pending), |facts| {
+            facts.destination = Some(destination(Reported(State::Paused)))
         });
         let [(text, remedy)] = &resumed[..] else {
             panic!("{resumed:?}")
         };
         assert!(text.contains("goes on within") && remedy.is_empty(), "{resumed:?}");
-        let off = why(&message("pending"), |facts| {
-            facts.destination = Some(destination("paused"));
+        let off = why(&message(MessageStatus::Pending), |facts| {
+            facts.destination = Some(destination(Reported(State::Paused)));
             facts.problems = vec![problem("enabled", "outbox.enabled is off", "set it on")];
         });
         assert_eq!(off, [("outbox.enabled is off.".into(), "set it on".into())]);
@@ -495,19 +500,19 @@ mod tests {
     #[test]
     fn each_state_of_a_destination_that_keeps_messages_is_told() {
         for (state, word) in [
-            ("down", "down"),
-            ("blocked", "blocks"),
-            ("unconfigured", "cannot be used"),
-            ("missing", "no destination"),
-            ("connecting", "connecting"),
+            (Reported(State::Down), "down"),
+            (Reported(State::Blocked), "blocks"),
+            (Reported(State::Unconfigured), "cannot be used"),
+            (Missing, "no destination"),
+            (Reported(State::Connecting), "connecting"),
         ] {
-            let reasons = why(&message("pending"), |facts| {
+            let reasons = why(&message(MessageStatus::Pending), |facts| {
                 facts.destination = Some(destination(state))
             });
-            assert!(reasons[0].0.contains(word), "{state}: {}", reasons[0].0);
+            assert!(reasons[0].0.contains(word), "{state:?}: {}", reasons[0].0);
         }
-        let reasons = why(&message("pending"), |facts| {
-            facts.destination = Some(destination("down"));
+        let reasons = why(&message(MessageStatus::Pending), |facts| {
+            facts.destination = Some(destination(Reported(State::Down)));
             facts.problems = vec![problem("broker", "the broker cannot be reached: refused", "start it")];
         });
         assert_eq!(
@@ -516,7 +521,7 @@ mod tests {
             "said once"
         );
         let free = |facts: &mut Facts| facts.partition.as_mut().expect("one").owner = None;
-        let reasons = why(&message("pending"), free);
+        let reasons = why(&message(MessageStatus::Pending), free);
         assert!(reasons[0].0.contains("p03"), "{}", reasons[0].0);
     }
 }

@@ -8,6 +8,7 @@ use super::theme::Theme;
 use crate::queries::model::{
     Check, Destination, ErrorGroup, Message, Minute, Part, Partition, Snapshot, Ticks, Worker,
 };
+use crate::queries::state::DestinationState;
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
@@ -458,7 +459,13 @@ pub fn workers(rows: &Part<Vec<&Worker>>, ticks: &Part<Vec<Ticks>>, owners: &Own
         Column::figure("up", 6),
     ];
     let cells = |worker: &Worker| {
-        let state = if worker.is_alive { &worker.state } else { "ended" };
+        let state = match worker.is_alive {
+            true => Cell::styled(
+                worker.state.as_str(),
+                theme.state(worker.state.known().map(DestinationState::Reported)),
+            ),
+            false => Cell::styled("ended", theme.bad()),
+        };
         let own = ticks.iter().flatten().find(|ticks| ticks.worker_id == worker.id);
         let heartbeat = match worker.is_alive {
             true => Cell::styled(heartbeat(worker.heartbeat_s), theme.good()),
@@ -470,7 +477,7 @@ pub fn workers(rows: &Part<Vec<&Worker>>, ticks: &Part<Vec<Ticks>>, owners: &Own
                 owners.style(&worker.id, theme).patch(theme.strong()),
             ),
             Cell::new(&worker.id),
-            Cell::styled(state, theme.state(state)),
+            state,
             Cell::new(count(worker.partitions)),
             heartbeat,
             Cell::new(known(own, |own| ms(own.mean_ms))),
@@ -506,7 +513,7 @@ pub fn destinations(rows: &Part<Vec<&Destination>>, look: Look) -> Panel {
         let pending = known(destination.pending, short);
         vec![
             Cell::new(&destination.name),
-            Cell::styled(&destination.state, theme.state(&destination.state)),
+            Cell::styled(destination.state.as_str(), theme.state(destination.state.known())),
             Cell::styled(pending, if is_full { theme.bad() } else { Style::new() }),
             Cell::new(known(destination.oldest_s, age)),
             Cell::new(known(destination.published_per_s, rate)),
@@ -556,7 +563,7 @@ pub fn messages(rows: &Part<Vec<&Message>>, look: Look) -> Panel {
     ];
     let cells = |message: &Message| {
         vec![
-            Cell::styled(&message.status, theme.state(&message.status)),
+            Cell::styled(message.status.as_str(), theme.status(message.status.known())),
             Cell::new(message.seq.to_string()),
             Cell::new(message.key.as_deref().unwrap_or("–")),
             Cell::new(&message.destination),

@@ -1,5 +1,8 @@
 //! Colours, and what stands for them where there are none. Nothing is told by colour alone: a letter, a word or a mark says it too.
 
+use crate::queries::state::DestinationState::{self, Missing, NotServed, Reported};
+use crate::queries::state::MessageStatus;
+use outbox_worker::State;
 use ratatui::style::{Color, Modifier, Style};
 
 /// How things look.
@@ -75,14 +78,29 @@ impl Theme {
         self.coloured(COLOURS[index % COLOURS.len()], Modifier::empty())
     }
 
-    /// Of the word that a view gives for a state.
-    pub fn state(self, state: &str) -> Style {
+    /// Of how a destination or a worker is, if that is a word of ours.
+    pub fn state(self, state: Option<DestinationState>) -> Style {
         match state {
-            "connected" | "published" | "alive" => self.good(),
-            "down" | "blocked" | "missing" | "dead" | "ended" | "not served" => self.bad(),
-            "paused" | "pausing" | "unconfigured" | "not adopted" | "retrying" | "connecting" | "starting" => {
-                self.warning()
-            }
+            Some(Reported(State::Connected)) => self.good(),
+            Some(Reported(State::Down | State::Blocked) | Missing | NotServed) => self.bad(),
+            Some(Reported(
+                State::Paused
+                | State::Pausing
+                | State::Unconfigured
+                | State::NotAdopted
+                | State::Connecting
+                | State::Starting,
+            )) => self.warning(),
+            None => Style::new(),
+        }
+    }
+
+    /// Of where a message stands.
+    pub fn status(self, status: Option<MessageStatus>) -> Style {
+        match status {
+            Some(MessageStatus::Published) => self.good(),
+            Some(MessageStatus::Dead) => self.bad(),
+            Some(MessageStatus::Retrying) => self.warning(),
             _ => Style::new(),
         }
     }

@@ -3,9 +3,11 @@
 
 use super::app::{App, View};
 use super::snapshot::Snapshot;
+use crate::queries::state::DestinationState;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use outbox_core::words::Word;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
@@ -20,21 +22,6 @@ const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset
 
 /// Destinations and workers with metrics of their own; more would make Prometheus keep series without end.
 const LABELLED_MAX: usize = 200;
-
-/// States of a destination, as outbox_destination_status has them.
-const STATES: [&str; 11] = [
-    "connected",
-    "connecting",
-    "starting",
-    "paused",
-    "pausing",
-    "blocked",
-    "down",
-    "unconfigured",
-    "not adopted",
-    "not served",
-    "missing",
-];
 
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
     let mut registry = Registry::default();
@@ -238,9 +225,9 @@ fn destinations(out: &mut Out<'_, '_>, snapshot: &Snapshot) -> fmt::Result {
         MetricType::Gauge,
         |metric| {
             for d in all {
-                for state in STATES {
-                    let labels = [("destination", d.name.as_str()), ("state", state)];
-                    labelled(metric, &labels, &ConstGauge::new(i64::from(d.state == state)))?;
+                for state in DestinationState::ALL {
+                    let labels = [("destination", d.name.as_str()), ("state", state.name())];
+                    labelled(metric, &labels, &ConstGauge::new(i64::from(d.state.is(*state))))?;
                 }
             }
             Ok(())

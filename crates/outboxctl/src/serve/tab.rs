@@ -17,6 +17,10 @@ impl Tab {
         }
     }
 
+    pub fn path(self) -> String {
+        format!("/messages?tab={}", self.word())
+    }
+
     pub fn parse(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|tab| tab.word() == word)
     }

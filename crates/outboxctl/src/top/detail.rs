@@ -164,7 +164,7 @@ fn partition(page: &mut Page, row: &Partition) {
 }
 
 fn worker(page: &mut Page, row: &Worker, ticks: Option<&Ticks>) {
-    page.fact("state", if row.is_alive { &row.state } else { "ended" });
+    page.fact("state", if row.is_alive { row.state.as_str() } else { "ended" });
     page.maybe("reason", &row.reason);
     page.maybe("detail", &row.detail);
     page.fact("pid", &known(row.pid, |pid| pid.to_string()));
@@ -194,7 +194,7 @@ fn worker(page: &mut Page, row: &Worker, ticks: Option<&Ticks>) {
 
 fn destination(page: &mut Page, row: &Destination) {
     let words = |value: Option<i64>| known(value, count);
-    page.fact("state", &row.state);
+    page.fact("state", row.state.as_str());
     page.fact("since", &known(row.since_s, |s| format!("{} ago", age(s))));
     page.maybe("reason", &row.reason);
     page.maybe("detail", &row.detail);
@@ -229,7 +229,7 @@ fn error(page: &mut Page, row: &ErrorGroup) {
 }
 
 fn message(page: &mut Page, row: &Message) {
-    page.fact("status", &row.status);
+    page.fact("status", row.status.as_str());
     page.maybe("why", &row.note);
     page.fact("seq", &row.seq.to_string());
     page.fact("destination", &row.destination);

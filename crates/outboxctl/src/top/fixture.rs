@@ -6,9 +6,11 @@ use crate::queries::message::{Attempt, StoredEvent};
 use crate::queries::model::{
     Check, Destination, ErrorGroup, Message, Minute, Now, Partition, Snapshot, Status, Ticks, Worker,
 };
+use crate::queries::state::{DestinationState, MessageStatus};
 use crate::screen::theme::Theme;
 use crate::screen::trial::{HOSTILE, samples};
 use outbox_core::event::Event;
+use outbox_worker::State as WorkerState;
 use std::time::Duration;
 
 pub fn state() -> State {
@@ -92,7 +94,7 @@ fn partitions() -> Vec<Partition> {
 }
 
 fn workers() -> Vec<Worker> {
-    let worker = |n: i32, state: &str, is_alive: bool| Worker {
+    let worker = |n: i32, state: WorkerState, is_alive: bool| Worker {
         id: format!("server-{n}"),
         pid: is_alive.then_some(4_000 + n),
         state: state.into(),
@@ -103,13 +105,13 @@ fn workers() -> Vec<Worker> {
         ..Worker::default()
     };
     vec![
-        worker(1, "connected", true),
+        worker(1, WorkerState::Connected, true),
         Worker {
             reason: Some("unreachable".into()),
             detail: Some("audit: connection refused".into()),
-            ..worker(2, "down", true)
+            ..worker(2, WorkerState::Down, true)
         },
-        worker(3, "connected", false),
+        worker(3, WorkerState::Connected, false),
     ]
 }
 
@@ -130,10 +132,10 @@ fn ticks(worker_id: &str, count: i64, mean_ms: f64) -> Ticks {
 }
 
 fn destinations() -> Vec<Destination> {
-    let destination = |name: &str, state: &str| Destination {
+    let destination = |name: &str, state: WorkerState| Destination {
         name: name.into(),
         described_by: Some("outbox_amqp".into()),
-        state: state.into(),
+        state: DestinationState::Reported(state).into(),
         since_s: Some(4_000.0),
         pending: Some(12),
         max_pending: None,
@@ -156,10 +158,10 @@ fn destinations() -> Vec<Destination> {
             max_pending: Some(1_200),
             published_per_s: Some(0.0),
             dead_total: Some(2),
-            ..destination("audit", "down")
+            ..destination("audit", WorkerState::Down)
         },
-        destination("default", "connected"),
-        destination("einkauf-größe-ß", "paused"),
+        destination("default", WorkerState::Connected),
+        destination("einkauf-größe-ß", WorkerState::Paused),
     ]
 }
 
@@ -195,47 +197,49 @@ fn errors() -> Vec<ErrorGroup> {
 
 fn messages() -> Vec<Message> {
     let message =
-        |status: &str, seq: i64, key: Option<&str>, attempts: i32, due_s: Option<f64>, note: Option<&str>| Message {
-            status: status.into(),
-            seq,
-            destination: if seq % 2 == 0 { "default" } else { "audit" }.into(),
-            partition: format!("p{:02}", seq % 16),
-            key: key.map(str::to_owned),
-            attempts,
-            age_s: 5_217_500.0 - seq as f64,
-            due_s,
-            note: note.map(str::to_owned),
+        |status: MessageStatus, seq: i64, key: Option<&str>, attempts: i32, due_s: Option<f64>, note: Option<&str>| {
+            Message {
+                status: status.into(),
+                seq,
+                destination: if seq % 2 == 0 { "default" } else { "audit" }.into(),
+                partition: format!("p{:02}", seq % 16),
+                key: key.map(str::to_owned),
+                attempts,
+                age_s: 5_217_500.0 - seq as f64,
+                due_s,
+                note: note.map(str::to_owned),
+            }
         };
     let mut messages = vec![
         message(
-            "dead",
+            MessageStatus::Dead,
             5_210_004,
             Some("order:42"),
             15,
             None,
             Some("unroutable: 312 NO_ROUTE"),
         ),
-        message("dead", 5_210_011, Some("客:七"), 15, None, Some(HOSTILE)),
+        message(MessageStatus::Dead, 5_210_011, Some("客:七"), 15, None, Some(HOSTILE)),
         message(
-            "retrying",
+            MessageStatus::Retrying,
             5_217_002,
             Some("order:77"),
             2,
             Some(3.2),
             Some("nacked by the broker"),
         ),
-        message("scheduled", 5_217_005, None, 0, Some(5_400.0), None),
+        message(MessageStatus::Scheduled, 5_217_005, None, 0, Some(5_400.0), None),
         message(
-            "pending",
+            MessageStatus::Pending,
             5_217_006,
             Some("order:42"),
             0,
             None,
             Some("behind an earlier message of its key"),
         ),
-        message("in flight", 5_217_302, Some("order:3"), 0, None, None),
+        message(MessageStatus::InFlight, 5_217_302, Some("order:3"), 0, None, None),
     ];
-    messages.extend((0..24).map(|i| message("pending", 5_217_310 + i, Some("order:9"), 0, None, None)));
+    messages.extend((0..24).map(|i| message(MessageStatus::Pending, 5_217_310 + i, Some("order:9"), 0, None, None)));
     messages
 }
 

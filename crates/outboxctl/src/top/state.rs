@@ -291,12 +291,18 @@ impl Row for Worker {
 
     fn text(&self) -> String {
         let alive = if self.is_alive { "alive" } else { "ended" };
-        joined([&self.id, &self.state, alive, some(&self.reason), some(&self.detail)])
+        joined([
+            &self.id,
+            self.state.as_str(),
+            alive,
+            some(&self.reason),
+            some(&self.detail),
+        ])
     }
 
     fn compare(&self, other: &Self, order: usize) -> Ordering {
         match order {
-            0 => self.state.cmp(&other.state),
+            0 => self.state.compare(&other.state),
             1 => other.partitions.cmp(&self.partitions),
             _ => self.heartbeat_s.total_cmp(&other.heartbeat_s),
         }
@@ -311,12 +317,12 @@ impl Row for Destination {
     }
 
     fn text(&self) -> String {
-        joined([&self.name, &self.state, some(&self.reason), some(&self.detail)])
+        joined([&self.name, self.state.as_str(), some(&self.reason), some(&self.detail)])
     }
 
     fn compare(&self, other: &Self, order: usize) -> Ordering {
         match order {
-            0 => self.state.cmp(&other.state),
+            0 => self.state.compare(&other.state),
             1 => falling(figure(self.pending), figure(other.pending)),
             2 => falling(self.oldest_s, other.oldest_s),
             _ => falling(self.p95_ms, other.p95_ms),
@@ -353,7 +359,7 @@ impl Row for Message {
 
     fn text(&self) -> String {
         joined([
-            &self.status,
+            self.status.as_str(),
             &self.seq.to_string(),
             some(&self.key),
             &self.destination,

@@ -2,6 +2,7 @@
 
 use super::state::{Action, Letter, Link, Mode, Notice, Pane, State, orders};
 use crate::queries::model::Snapshot;
+use crate::queries::state::DestinationState;
 use crate::screen::keys::{self, scrolled, to_pane, to_row};
 use crate::screen::terminal::Input;
 use ratatui::crossterm::event::{KeyCode, KeyEvent};
@@ -198,7 +199,7 @@ fn action(state: &State, key: KeyCode, id: Option<String>) -> Result<Action, &'s
             let rows = state.shown.destinations.as_deref().unwrap_or_default();
             let is_paused = rows
                 .iter()
-                .any(|row| row.name == name && ["paused", "pausing"].contains(&row.state.as_str()));
+                .any(|row| row.name == name && row.state.known().is_some_and(DestinationState::is_paused));
             Ok(match is_paused {
                 true => Action::Resume { destination: name },
                 false => Action::Pause { destination: name },

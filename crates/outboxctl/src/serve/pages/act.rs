@@ -4,6 +4,7 @@ use super::layout::{Live, Page, form_token, head, layout};
 use crate::failure::Failure;
 use crate::serve::access::Viewer;
 use crate::serve::format::{count, encode, maybe_count, time};
+use crate::serve::tab::Tab;
 use maud::{DOCTYPE, Markup, html};
 use serde::Deserialize;
 
@@ -24,6 +25,10 @@ pub fn bulk(live: &Live, viewer: &Viewer, database: &str, ask: &Bulk<'_>) -> Mar
         "retry" => ("Retry", "dead letters"),
         "discard" => ("Discard", "dead letters"),
         _ => ("Replay", "messages that have ended"),
+    };
+    let back = match ask.verb {
+        "replay" => Tab::Published,
+        _ => Tab::Dead,
     };
     let title = format!("{what} {} {of}", count(ask.count));
     let body = html! {
@@ -47,7 +52,7 @@ pub fn bulk(live: &Live, viewer: &Viewer, database: &str, ask: &Bulk<'_>) -> Mar
                     button.primary { (what) }
                 }
             }
-            p { a href={ "/messages?tab=" (if ask.verb == "replay" { "published" } else { "dead" }) "&q=" (encode(ask.search)) } { "Back to the messages" } }
+            p { a href={ (back.path()) "&q=" (encode(ask.search)) } { "Back to the messages" } }
         }
         details.sql { summary { "As SQL" } pre tabindex="0" { (ask.sql) } }
     };
@@ -124,8 +129,8 @@ pub fn done(live: &Live, viewer: &Viewer, database: &str, verb: &str, n: i64) ->
     let title = format!("{} messages {said}", count(n));
     let body = html! {
         h1 { (title) }
-        p { "It stands in the " a href="/audit" { "audit" } ". " a href="/messages?tab=dead" { "See the dead letters" } " or "
-            a href="/messages?tab=pending" { "what is pending" } "." }
+        p { "It stands in the " a href="/audit" { "audit" } ". " a href=(Tab::Dead.path()) { "See the dead letters" } " or "
+            a href=(Tab::Pending.path()) { "what is pending" } "." }
     };
     layout(Page::Messages, &title, live, viewer, database, &body)
 }

@@ -1,7 +1,8 @@
 //! Workers, partitions and destinations.
 
-use super::layout::{badge, bar};
+use super::layout::{Tone, badge, bar, state_badge};
 use crate::queries::model::{Partition, Worker};
+use crate::queries::state::DestinationState;
 use crate::serve::format::{capped, count, encode, maybe_count, maybe_span, millis, rate, span, time};
 use crate::serve::search::word;
 use crate::serve::snapshot::{Destination, Snapshot};
@@ -18,10 +19,16 @@ pub fn workers(snapshot: &Snapshot) -> Markup {
 }
 
 fn worker_tile(worker: &Worker, ttl_s: f64, snapshot: &Snapshot) -> Markup {
-    let state = if worker.is_alive { worker.state.as_str() } else { "gone" };
+    let state = match worker.is_alive {
+        true => badge(
+            worker.state.as_str(),
+            Tone::of_state(worker.state.known().map(DestinationState::Reported)),
+        ),
+        false => badge("gone", Tone::Bad),
+    };
     html! {
         section.panel.tile {
-            h2 { (worker.id) " " (badge(state)) }
+            h2 { (worker.id) " " (state) }
             @if let Some(detail) = worker.detail.as_ref().or(worker.reason.as_ref()) { p.detail { (detail) } }
             dl.facts {
                 div.wide {
@@ -145,7 +152,7 @@ fn destination_tile(d: &Destination) -> Markup {
     };
     html! {
         section.panel.tile {
-            h2 { (d.name) " " (badge(&d.state)) }
+            h2 { (d.name) " " (state_badge(&d.state)) }
             @if let Some(detail) = d.detail.as_ref().or(d.reason.as_ref()) { p.detail { (detail) } }
             dl.facts {
                 div.wide { dt { "Described by " (described) } dd.address { (d.url.as_deref().unwrap_or("–")) } }

@@ -1,7 +1,10 @@
 //! What all pages have: the navigation and whatever else is around them, the live parts that they hold, and small marks.
 
+use crate::queries::state::DestinationState::{self, Missing, NotServed, Reported};
+use crate::queries::state::{MessageStatus, Said};
 use crate::serve::access::Viewer;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+use outbox_worker::State;
 
 /// A page with parts that stay live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,13 +204,49 @@ pub(super) fn bar(part: f64, whole: f64, what: &str) -> Markup {
     }
 }
 
+/// What a word of state means: its colour.
+#[derive(Clone, Copy)]
+pub(super) enum Tone {
+    Ok,
+    Warn,
+    Bad,
+    Plain,
+}
+
+impl Tone {
+    pub fn of_state(state: Option<DestinationState>) -> Self {
+        match state {
+            Some(Reported(State::Connected)) => Self::Ok,
+            Some(Reported(State::Paused | State::Pausing | State::Connecting | State::Starting | State::Blocked)) => {
+                Self::Warn
+            }
+            Some(Reported(State::Down | State::Unconfigured | State::NotAdopted) | NotServed | Missing) => Self::Bad,
+            None => Self::Plain,
+        }
+    }
+
+    pub fn of_status(status: Option<MessageStatus>) -> Self {
+        match status {
+            Some(MessageStatus::Published) => Self::Ok,
+            Some(MessageStatus::Retrying | MessageStatus::Scheduled) => Self::Warn,
+            Some(MessageStatus::Dead) => Self::Bad,
+            Some(MessageStatus::Pending | MessageStatus::InFlight | MessageStatus::Discarded) | None => Self::Plain,
+        }
+    }
+}
+
 /// A word of state, coloured by what it means.
-pub(super) fn badge(state: &str) -> Markup {
-    let class = match state {
-        "connected" | "published" => "ok",
-        "paused" | "pausing" | "connecting" | "starting" | "retrying" | "held back" | "blocked" | "scheduled" => "warn",
-        "down" | "missing" | "unconfigured" | "not served" | "not adopted" | "dead" | "gone" => "bad",
-        _ => "plain",
+pub(super) fn badge(word: &str, tone: Tone) -> Markup {
+    let class = match tone {
+        Tone::Ok => "ok",
+        Tone::Warn => "warn",
+        Tone::Bad => "bad",
+        Tone::Plain => "plain",
     };
-    html! { span class={ "badge " (class) } { (state) } }
+    html! { span class={ "badge " (class) } { (word) } }
+}
+
+/// Of a destination.
+pub(super) fn state_badge(state: &Said<DestinationState>) -> Markup {
+    badge(state.as_str(), Tone::of_state(state.known()))
 }

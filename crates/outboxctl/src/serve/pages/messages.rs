@@ -1,11 +1,12 @@
 //! The list of messages, and one message.
 
-use super::layout::{Live, Page, badge, form_token, layout};
+use super::layout::{Live, Page, Tone, badge, form_token, layout};
 use crate::format::utc;
 use crate::messages::page::Row;
 use crate::messages::sql::quoted;
 use crate::messages::tab;
 use crate::queries::message::{Attempt, Place, StoredEvent};
+use crate::queries::state::{MessageStatus, Said};
 use crate::serve::access::Viewer;
 use crate::serve::detail::{Message, SHOWN_MAX_BYTES};
 use crate::serve::format::{count, encode};
@@ -28,7 +29,7 @@ pub struct List<'a> {
 }
 
 pub fn list(live: &Live, viewer: &Viewer, database: &str, list: &List<'_>) -> Markup {
-    let to = |tab: Tab| format!("/messages?tab={}&q={}", tab.word(), encode(list.search));
+    let to = |tab: Tab| format!("{}&q={}", tab.path(), encode(list.search));
     let body = html! {
         h1 { "Messages" }
         nav.tabs aria-label="States" { ul { @for tab in Tab::ALL {
@@ -73,7 +74,7 @@ fn rows(list: &List<'_>, viewer: &Viewer) -> Markup {
         p.pages {
             @if let Some(looked) = &page.looked { span.note { "The search " (looked) ". " } }
             @if let Some(next) = &page.next {
-                a.button rel="next" href={ "/messages?tab=" (list.tab.word()) "&q=" (encode(list.search)) "&after="
+                a.button rel="next" href={ (list.tab.path()) "&q=" (encode(list.search)) "&after="
                     (encode(&serde_json::json!(next).to_string())) } {
                     @if page.looked.is_some() { "Look further" } @else { "Next page" }
                 }
@@ -129,8 +130,10 @@ fn bulk(list: &List<'_>) -> Markup {
 pub fn detail(live: &Live, viewer: &Viewer, database: &str, message: &Message) -> Markup {
     let place = &message.place;
     let title = format!("Message {}", place.seq);
+    let standing = standing_of(place);
+    let (word, tone) = word_of(&standing);
     let shown = html! {
-        h1 { (title) " " (badge(status(place))) }
+        h1 { (title) " " (badge(word, tone)) }
         @for reason in &message.reasons {
             p.obstacle.plain[reason.remedy.is_none()] {
                 (reason.why) @if let Some(remedy) = &reason.remedy { br; span.remedy { "What helps: " code { (remedy) } } }
@@ -153,7 +156,7 @@ pub fn detail(live: &Live, viewer: &Viewer, database: &str, message: &Message) -
             @if !message.others.is_empty() {
                 p.note { "Also: " @for (index, other) in message.others.iter().enumerate() {
                     @if index > 0 { ", " }
-                    a href={ "/message/" (other.seq) "?destination=" (encode(&other.destination)) } { (status(other)) " to " (other.destination) }
+                    a href={ "/message/" (other.seq) "?destination=" (encode(&other.destination)) } { (word_of(&standing_of(other)).0) " to " (other.destination) }
                     @if let Some(at) = at(other) { " at " (utc(at)) }
                 } }
             }
@@ -167,12 +170,20 @@ pub fn detail(live: &Live, viewer: &Viewer, database: &str, message: &Message) -
     layout(Page::Messages, &title, live, viewer, database, &body)
 }
 
-/// A word more than the database has: behind another of its key.
-fn status(place: &Place) -> &str {
-    match (place.waits.as_deref(), place.status.as_str()) {
-        (Some("g"), _) => "held back",
-        (Some(_), "pending") => "scheduled", // it is due, and not fetched yet
-        (_, status) => status,
+/// Where it stands; None: behind another of its key, for which the database has no word.
+fn standing_of(place: &Place) -> Option<Said<MessageStatus>> {
+    match (&place.waits, place.status.known()) {
+        _ if place.is_behind() => None,
+        (Some(_), Some(MessageStatus::Pending)) => Some(MessageStatus::Scheduled.into()), // it is due, and not fetched yet
+        _ => Some(place.status.clone()),
+    }
+}
+
+/// The word for it, and what it means.
+fn word_of(standing: &Option<Said<MessageStatus>>) -> (&str, Tone) {
+    match standing {
+        None => ("held back", Tone::Warn),
+        Some(status) => (status.as_str(), Tone::of_status(status.known())),
     }
 }
 
@@ -183,10 +194,10 @@ fn at(place: &Place) -> Option<&str> {
 }
 
 fn time_of(place: &Place) -> &'static str {
-    match place.status.as_str() {
-        "published" => "Published",
-        "discarded" => "Discarded",
-        "dead" => "Died",
+    match place.status.known() {
+        Some(MessageStatus::Published) => "Published",
+        Some(MessageStatus::Discarded) => "Discarded",
+        Some(MessageStatus::Dead) => "Died",
         _ => "Due",
     }
 }
@@ -199,7 +210,10 @@ fn actions(place: &Place, viewer: &Viewer) -> Markup {
             encode(&place.destination)
         )
     };
-    let can_retry = matches!(status(place), "dead" | "retrying" | "scheduled");
+    let can_retry = matches!(
+        standing_of(place).and_then(|status| status.known()),
+        Some(MessageStatus::Dead | MessageStatus::Retrying | MessageStatus::Scheduled)
+    );
     html! {
         div.actions {
             @if can_retry {
@@ -212,7 +226,7 @@ fn actions(place: &Place, viewer: &Viewer) -> Markup {
                 }
             }
             @if place.has_ended() { a.button href=(of("replay")) { "Replay…" } }
-            @else if place.status != "in flight" { a.button href=(of("discard")) { "Discard…" } }
+            @else if !place.status.is(MessageStatus::InFlight) { a.button href=(of("discard")) { "Discard…" } }
         }
     }
 }

@@ -1,9 +1,10 @@
 //! The overview: what is wrong, the figures, recent errors, and the destinations in brief.
 
-use super::layout::badge;
+use super::layout::state_badge;
 use crate::queries::model::Check;
 use crate::serve::format::{capped, clock, count, encode, maybe_count, maybe_span, millis, rate, span, time};
 use crate::serve::snapshot::{DEAD_CAP, Destination, Lost, Snapshot};
+use crate::serve::tab::Tab;
 use maud::{Markup, html};
 
 /// More of a kind than this are only counted.
@@ -151,8 +152,8 @@ fn of_check(level: &'static str, check: &Check) -> Banner {
         other => other,
     };
     let link = match check.check.as_str() {
-        "dead letters" => Some(("/messages?tab=dead", "See them")),
-        "broker" | "blocked" | "destination" | "room" => Some(("/destinations", "See the destinations")),
+        "dead letters" => Some((Tab::Dead.path(), "See them")),
+        "broker" | "blocked" | "destination" | "room" => Some(("/destinations".to_owned(), "See the destinations")),
         _ => None,
     };
     let body = html! {
@@ -209,29 +210,29 @@ pub fn cards(snapshot: &Snapshot) -> Markup {
     let failing = per_minute(status.failed_per_s);
     html! {
         dl.cards {
-            (card("Pending", &maybe_count(status.pending), Some("/messages?tab=pending"), "plain", &html! {
+            (card("Pending", &maybe_count(status.pending), Some(Tab::Pending), "plain", &html! {
                 @match status.oldest_s {
                     Some(oldest) => { "oldest " (span(oldest)) }
                     None => { "nothing is ready to go" }
                 }
             }))
-            (card("In flight", &maybe_count(status.in_flight), Some("/messages?tab=in-flight"), "plain", &html! { "with a worker" }))
-            (card("Published a minute", &rate(per_minute(status.published_per_s)), Some("/messages?tab=published"), "plain", &html! {
+            (card("In flight", &maybe_count(status.in_flight), Some(Tab::InFlight), "plain", &html! { "with a worker" }))
+            (card("Published a minute", &rate(per_minute(status.published_per_s)), Some(Tab::Published), "plain", &html! {
                 (maybe_count(status.published_total)) " in all"
             }))
-            (card("Failing a minute", &rate(failing), Some("/messages?tab=retrying"),
+            (card("Failing a minute", &rate(failing), Some(Tab::Retrying),
                 if failing.is_some_and(|n| n > 0.0) { "warn" } else { "plain" }, &html! { (maybe_count(status.failed_total)) " attempts in all" }))
-            (card("Dead", &capped(status.dead, DEAD_CAP), Some("/messages?tab=dead"),
+            (card("Dead", &capped(status.dead, DEAD_CAP), Some(Tab::Dead),
                 if status.dead > 0 { "bad" } else { "plain" }, &html! { "kept until somebody decides" }))
             (card("p95 commit to confirm", &millis(snapshot.p95_ms()), None, "plain", &html! { "of the last minute with one" }))
         }
     }
 }
 
-fn card(title: &str, figure: &str, link: Option<&str>, class: &str, note: &Markup) -> Markup {
+fn card(title: &str, figure: &str, link: Option<Tab>, class: &str, note: &Markup) -> Markup {
     html! {
         div class={ "card " (class) } {
-            dt { @match link { Some(link) => { a href=(link) { (title) } } None => { (title) } } }
+            dt { @match link { Some(tab) => { a href=(tab.path()) { (title) } } None => { (title) } } }
             dd.figure { (figure) }
             dd.note { (note) }
         }
@@ -267,7 +268,7 @@ pub fn destinations(snapshot: &Snapshot) -> Markup {
         ul.brief {
             @for destination in &snapshot.destinations {
                 li {
-                    span { a href="/destinations" { (destination.name) } " " (badge(&destination.state)) }
+                    span { a href="/destinations" { (destination.name) } " " (state_badge(&destination.state)) }
                     span.note {
                         (maybe_count(destination.pending)) " waiting · " (rate(destination.published_per_s)) "/s · p95 "
                         (millis(destination.p95_ms)) " · oldest " (maybe_span(destination.oldest_s))

@@ -1,6 +1,7 @@
 //! A frame from the state. Pure: it reads no clock and asks nobody.
 
 use super::state::{Mode, Pane, State};
+use crate::queries::state::DestinationState;
 use crate::screen::layout::{self, Body, LOW, Stack, TWO_COLUMNS};
 use crate::screen::panel::Panel;
 use crate::screen::parts;
@@ -305,7 +306,10 @@ fn list(state: &State, pane: Pane, width: usize) -> Panel {
                 let figure = |n: u64| Cell::new(short(signed(n)));
                 vec![
                     Cell::new(&row.name),
-                    Cell::styled(row.state.name(), theme.state(row.state.name())),
+                    Cell::styled(
+                        row.state.name(),
+                        theme.state(Some(DestinationState::Reported(row.state))),
+                    ),
                     Cell::new(age(row.since_s)),
                     Cell::new(short(row.in_flight as i64)),
                     figure(row.ended.published),

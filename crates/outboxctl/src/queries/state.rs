@@ -1,0 +1,167 @@
+//! The words of the views for how destinations and messages are, each written once.
+
+use outbox_core::words::Word;
+use outbox_worker::State;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::cmp::Ordering;
+use std::fmt;
+
+/// `outbox_destination_status.state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DestinationState {
+    /// By the workers.
+    Reported(State),
+    /// No worker has reported it.
+    NotServed,
+    /// Messages wait for it, and there is none.
+    Missing,
+}
+
+impl DestinationState {
+    /// Or about to be.
+    pub fn is_paused(self) -> bool {
+        matches!(self, Self::Reported(State::Paused | State::Pausing))
+    }
+}
+
+impl Word for DestinationState {
+    const ALL: &'static [Self] = &[
+        Self::Reported(State::Connected),
+        Self::Reported(State::Connecting),
+        Self::Reported(State::Starting),
+        Self::Reported(State::Paused),
+        Self::Reported(State::Pausing),
+        Self::Reported(State::Blocked),
+        Self::Reported(State::Down),
+        Self::Reported(State::Unconfigured),
+        Self::Reported(State::NotAdopted),
+        Self::NotServed,
+        Self::Missing,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Reported(state) => state.name(),
+            Self::NotServed => "not served",
+            Self::Missing => "missing",
+        }
+    }
+}
+
+outbox_core::words! {
+    /// `outbox_messages.status`: where a message stands.
+    #[derive(clap::ValueEnum)]
+    pub enum MessageStatus {
+        Pending = "pending",
+        Scheduled = "scheduled",
+        #[value(alias = "in flight")]
+        InFlight = "in flight",
+        Retrying = "retrying",
+        Published = "published",
+        Dead = "dead",
+        Discarded = "discarded",
+    }
+}
+
+impl MessageStatus {
+    /// It left the outbox for good.
+    pub fn has_ended(self) -> bool {
+        matches!(self, Self::Published | Self::Discarded)
+    }
+}
+
+outbox_core::words! {
+    /// `outbox_waiting.state`: for what a message waits there.
+    pub enum Waits {
+        Scheduled = "s",
+        BacksOff = "b",
+        /// An earlier message of its key failed.
+        Behind = "g",
+    }
+}
+
+/// What a view says. A newer extension may have more words: such a one is shown as it is, and equals none of ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Said<T> {
+    Known(T),
+    Other(String),
+}
+
+impl<T: Word> Said<T> {
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Known(word) => word.name(),
+            Self::Other(word) => word,
+        }
+    }
+
+    pub fn known(&self) -> Option<T> {
+        match self {
+            Self::Known(word) => Some(*word),
+            Self::Other(_) => None,
+        }
+    }
+
+    pub fn is(&self, word: T) -> bool {
+        self.known() == Some(word)
+    }
+
+    /// By the letters, as they are shown.
+    pub fn compare(&self, other: &Self) -> Ordering {
+        self.as_str().cmp(other.as_str())
+    }
+}
+
+impl<T> Default for Said<T> {
+    fn default() -> Self {
+        Self::Other(String::new())
+    }
+}
+
+impl<T> From<T> for Said<T> {
+    fn from(word: T) -> Self {
+        Self::Known(word)
+    }
+}
+
+impl<T: Word> fmt::Display for Said<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl<'de, T: Word> Deserialize<'de> for Said<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let word = String::deserialize(deserializer)?;
+        Ok(T::of_name(&word).map_or(Self::Other(word), Self::Known))
+    }
+}
+
+impl<T: Word> Serialize for Said<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_worker_reports_is_among_the_states_of_a_destination() {
+        for state in State::ALL {
+            let reported = DestinationState::Reported(*state);
+            assert_eq!(DestinationState::of_name(state.name()), Some(reported));
+        }
+        assert_eq!(DestinationState::ALL.len(), State::ALL.len() + 2);
+    }
+
+    #[test]
+    fn a_word_that_is_not_known_stays_as_it_is() {
+        for word in ["in flight", "of next year", ""] {
+            let said: Said<MessageStatus> = serde_json::from_value(word.into()).expect("a word");
+            assert_eq!((said.as_str(), said.known()), (word, MessageStatus::of_name(word)));
+            assert_eq!(serde_json::to_value(&said).expect("a word"), word);
+        }
+    }
+}
