@@ -31,6 +31,15 @@ fn arrived(broker: &Broker, queue: &str) -> Vec<Arrived> {
     all_of(broker, queue).iter().map(Arrived::new).collect()
 }
 
+fn publish(key: &str, label: &str) -> String {
+    format!("select outbox_publish('T', jsonb_build_object('label', '{label}'), 'item', '{key}', 'x');")
+}
+
+fn labels(broker: &Broker, queue: &str) -> Vec<String> {
+    let label = |delivery: &support::Delivery| delivery.json()["payload"]["label"].as_str().unwrap_or("").to_owned();
+    all_of(broker, queue).iter().map(label).collect()
+}
+
 #[test]
 fn large_messages_are_brought_to_it_without_a_temporary_file() {
     let broker = Broker::shared();
@@ -320,14 +329,6 @@ fn an_open_or_prepared_transaction_holds_up_its_keys_and_no_other() {
     let (exchange, queue) = exchange_and_queue(broker);
     let cluster = without_workers(broker, &exchange, &["max_prepared_transactions = 4"]);
     let _outside = Outside::start(&cluster, "patient");
-    let publish = |key: &str, label: &str| {
-        format!("select outbox_publish('T', jsonb_build_object('label', '{label}'), 'item', '{key}', 'x');")
-    };
-    let labels = || -> Vec<String> {
-        let label =
-            |delivery: &support::Delivery| delivery.json()["payload"]["label"].as_str().unwrap_or("").to_owned();
-        all_of(broker, &queue).iter().map(label).collect()
-    };
     for (round, (begin, end)) in [
         ("", "commit"),
         ("prepare transaction 'late';", "commit prepared 'late'"),
@@ -343,11 +344,36 @@ fn an_open_or_prepared_transaction_holds_up_its_keys_and_no_other() {
             .batch_execute(&format!("{} {}", publish("a", "a2"), publish("b", "b1")))
             .expect("others");
         wait_published(&cluster, 3 * round + 1);
-        assert_eq!(labels(), ["b1"]);
+        assert_eq!(labels(broker, &queue), ["b1"]);
         late.batch_execute(end).expect(end);
         wait_published(&cluster, 3 * round + 3);
-        assert_eq!(labels(), ["a1", "a2"]);
+        assert_eq!(labels(broker, &queue), ["a1", "a2"]);
     }
+}
+
+#[test]
+fn what_is_committed_beside_a_pause_is_not_overtaken() {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let cluster = without_workers(broker, &exchange, &[]);
+    let _outside = Outside::start(&cluster, "told-later");
+    let mut late = cluster.connect(DB);
+    late.batch_execute(&format!("begin; {}", publish("a", "a1")))
+        .expect("a transaction");
+    cluster.exec(DB, &format!("{} {}", publish("a", "a2"), publish("b", "b1")));
+    wait_published(&cluster, 1);
+    assert_eq!(labels(broker, &queue), ["b1"]);
+    // The commit wakes the worker, which hears of the pause when it looks at the settings, within a second.
+    late.batch_execute("select outbox_pause(); commit").expect("a pause");
+    wait_true(
+        &cluster,
+        "the worker to hear of the pause",
+        "select exists (select from outbox_worker_status where alive and state = 'paused')",
+    );
+    assert_eq!(labels(broker, &queue), [""; 0]);
+    cluster.exec(DB, "select outbox_resume()");
+    wait_published(&cluster, 3);
+    assert_eq!(labels(broker, &queue), ["a1", "a2"]);
 }
 
 #[test]
