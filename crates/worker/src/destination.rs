@@ -597,8 +597,9 @@ impl<H: Host> Destination<H> {
         // One row may have been asked of a lane that has none, and others wait in another.
         self.proven |= claimed == 0 && !self.engine.wants_more() && self.engine.outstanding() == 0;
         let wait_ms = self.wait_ms(common, may_claim);
-        if by_hand.is_some() {
-            return Ok((claimed + in_hand, wait_ms)); // what is due later is left alone
+        // What is due later is left alone; and nothing is brought back before a suspect is answered, which wakes this worker.
+        if by_hand.is_some() || self.engine.has_suspects(1) {
+            return Ok((claimed + in_hand, wait_ms));
         }
         let due_ms = self.engine.due_at_ms().saturating_sub(now_ms).max(1) as u32;
         Ok((claimed + in_hand, wait_ms.min(due_ms)))
