@@ -298,7 +298,8 @@ impl Table {
             found.iter().map(|check| self.in_words(check.ccbin)).collect()
         };
         let mut checks = checks.to_vec();
-        (found.sort(), checks.sort());
+        found.sort();
+        checks.sort();
         found == checks
     }
 
