@@ -9,13 +9,13 @@ use std::time::Duration;
 use common::load::{Load, Plan};
 use common::oracle::{Arrived, judge, last_arrivals_out_of_order};
 use common::{
-    DB, LONG, NOTHING_RUNS, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, pause,
+    DB, NOTHING_RUNS, all_of, exchange_and_queue, outbox_cluster, outbox_cluster_with, pause, suspend_worker,
     unconnected_cluster, wait_connected, wait_drained, wait_for_problem, wait_healthy, wait_published, wait_shared,
     wait_true,
 };
 use postgres::Client;
 use serde_json::json;
-use support::{Broker, Cluster, Consumer, Delivery, StopMode, fresh_names, process, wait_until};
+use support::{Broker, Cluster, Consumer, Delivery, StopMode, fresh_names, process};
 
 /// What a worker has in flight at most.
 const WINDOW: usize = 2000;
@@ -530,16 +530,7 @@ fn a_worker_that_hangs_past_its_lease_changes_nothing_any_more() {
     load.wait_for_more(40);
     let worker = partitions_of(&cluster)[0].0.clone();
     let pid = pid_of(&cluster, &worker) as u32;
-    // Not in the middle of a transaction, whose locks would hold up the others for as long.
-    wait_until("a worker that hangs between two transactions", LONG, || {
-        process::signal(pid, libc::SIGSTOP);
-        let idle = format!("select state = 'idle' from pg_stat_activity where pid = {pid}");
-        let found = cluster.query_one::<bool>(DB, &idle);
-        if !found {
-            process::signal(pid, libc::SIGCONT);
-        }
-        found
-    });
+    suspend_worker(&cluster, pid);
     wait_true(
         &cluster,
         "the other two to own all",

@@ -223,6 +223,22 @@ pub fn wait_shared(cluster: &Cluster) {
     );
 }
 
+/// Stops the process of a worker in the server in its tracks while it waits for something to do: in a transaction, or while it
+/// writes WAL, it would hold locks, and hold up the others with them.
+pub fn suspend_worker(cluster: &Cluster, pid: u32) {
+    let waits = format!(
+        "select exists (select from pg_stat_activity where pid = {pid} and state = 'idle' and wait_event_type = 'Extension')"
+    );
+    wait_until("a worker that is suspended while it waits", LONG, || {
+        process::suspend(pid);
+        let is_found = cluster.query_one::<bool>(DB, &waits);
+        if !is_found {
+            process::signal(pid, libc::SIGCONT);
+        }
+        is_found
+    });
+}
+
 /// The account of producers whose commits a crash could undo: committed is what the tables hold.
 pub fn as_survived(cluster: &Cluster, sent: &[Sent]) -> Vec<Sent> {
     let rows = cluster

@@ -2,9 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use support::wait::pass_time_until;
 use support::{Receiver, Reply, wait_until};
 
 use crate::common::*;
@@ -201,24 +200,6 @@ fn attempts_at_a_destination_that_fails_claim_one_message_each_however_much_wait
             .lines()
             .filter(|line| line.contains(&format!("destination {name}: receiver")));
         assert!(lines.clone().count() <= 3, "{:?}", lines.collect::<Vec<_>>());
-    }
-}
-
-#[test]
-fn what_is_on_its_way_when_the_partitions_change_is_answered_and_goes_once() {
-    // Answers take longer than a worker has that ends at a fast stop. Nobody presses here.
-    let slow = Receiver::start(|_| {
-        pass_time_until(Instant::now() + Duration::from_millis(1_500));
-        Reply::status(200)
-    });
-    let cluster = http_cluster(&[]);
-    destination(&cluster, "slow", &slow.url("/"), "");
-    for (n, count) in [(1, 5), (2, 16)] {
-        publish(&cluster, "slow", "k", 1);
-        wait_for_requests(&slow, n);
-        cluster.exec(DB, &format!("select outbox_configure(partition_count => {count})"));
-        wait_drained(&cluster);
-        assert_eq!(slow.requests().len(), n, "each came once");
     }
 }
 

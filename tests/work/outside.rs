@@ -3,9 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
-use support::wait::pass_time_until;
-use support::{Broker, Consumer, Receiver, Reply, fresh_names, process, wait_until};
+use serde_json::json;
+use support::{Broker, Consumer, Receiver, Reply, fresh_names, process};
 
 use crate::common::load::{Load, Plan};
 use crate::common::oracle::{Arrived, judge};
@@ -29,15 +28,6 @@ fn plan() -> Plan {
 
 fn arrived(broker: &Broker, queue: &str) -> Vec<Arrived> {
     all_of(broker, queue).iter().map(Arrived::new).collect()
-}
-
-fn publish(key: &str, label: &str) -> String {
-    format!("select outbox_publish('T', jsonb_build_object('label', '{label}'), 'item', '{key}', 'x');")
-}
-
-fn labels(broker: &Broker, queue: &str) -> Vec<String> {
-    let label = |delivery: &support::Delivery| delivery.json()["payload"]["label"].as_str().unwrap_or("").to_owned();
-    all_of(broker, queue).iter().map(label).collect()
 }
 
 #[test]
@@ -324,140 +314,6 @@ fn crashes_of_the_server_lose_and_reorder_nothing_and_it_comes_back_by_itself() 
 }
 
 #[test]
-fn an_open_or_prepared_transaction_holds_up_its_keys_and_no_other() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = without_workers(broker, &exchange, &["max_prepared_transactions = 4"]);
-    let _outside = Outside::start(&cluster, "patient");
-    for (round, (begin, end)) in [
-        ("", "commit"),
-        ("prepare transaction 'late';", "commit prepared 'late'"),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let mut late = cluster.connect(DB);
-        late.batch_execute(&format!("begin; {} {begin}", publish("a", "a1")))
-            .expect("a transaction");
-        let mut client = cluster.connect(DB);
-        client
-            .batch_execute(&format!("{} {}", publish("a", "a2"), publish("b", "b1")))
-            .expect("others");
-        wait_published(&cluster, 3 * round + 1);
-        assert_eq!(labels(broker, &queue), ["b1"]);
-        late.batch_execute(end).expect(end);
-        wait_published(&cluster, 3 * round + 3);
-        assert_eq!(labels(broker, &queue), ["a1", "a2"]);
-    }
-}
-
-#[test]
-fn what_is_committed_beside_a_pause_is_not_overtaken() {
-    let broker = Broker::shared();
-    let (exchange, queue) = exchange_and_queue(broker);
-    let cluster = without_workers(broker, &exchange, &[]);
-    let _outside = Outside::start(&cluster, "told-later");
-    let mut late = cluster.connect(DB);
-    late.batch_execute(&format!("begin; {}", publish("a", "a1")))
-        .expect("a transaction");
-    cluster.exec(DB, &format!("{} {}", publish("a", "a2"), publish("b", "b1")));
-    wait_published(&cluster, 1);
-    assert_eq!(labels(broker, &queue), ["b1"]);
-    // The commit wakes the worker, which hears of the pause when it looks at the settings, within a second.
-    late.batch_execute("select outbox_pause(); commit").expect("a pause");
-    wait_true(
-        &cluster,
-        "the worker to hear of the pause",
-        "select exists (select from outbox_worker_status where alive and state = 'paused')",
-    );
-    assert_eq!(labels(broker, &queue), [""; 0]);
-    cluster.exec(DB, "select outbox_resume()");
-    wait_published(&cluster, 3);
-    assert_eq!(labels(broker, &queue), ["a1", "a2"]);
-}
-
-#[test]
-fn a_failed_message_is_retried_and_what_is_behind_it_waits() {
-    let broker = Broker::shared();
-    let (exchange, queue) = fresh_names();
-    broker.declare_exchange(&exchange, "topic", true);
-    broker.declare_queue(&queue, Value::Null);
-    broker.bind(&queue, &exchange, "item.good");
-    let cluster = without_workers(
-        broker,
-        &exchange,
-        &["outbox.retry_backoff = '50ms'", "outbox.max_attempts = 2"],
-    );
-    let _outside = Outside::start(&cluster, "careful");
-    let mut client = cluster.connect(DB);
-    for (key, route, label) in [("a", "bad", "a1"), ("a", "good", "a2"), ("b", "good", "b1")] {
-        client
-            .execute(
-                "select outbox_publish('T', $1::jsonb, 'item', $2::text, $3::text)",
-                &[&json!({ "label": label }), &key, &route],
-            )
-            .expect("publish");
-    }
-    wait_true(
-        &cluster,
-        "a dead letter",
-        "select exists (select from outbox_dead where attempts = 2)",
-    );
-    wait_true(
-        &cluster,
-        "one that waits behind it",
-        "select count(*) = 1 from outbox_waiting where state = 'g'",
-    );
-    wait_published(&cluster, 1);
-    broker.bind(&queue, &exchange, "item.bad");
-    assert!(cluster.query_one::<bool>(DB, "select outbox_retry(seq) from outbox_dead"));
-    wait_published(&cluster, 3);
-    let seq = |delivery: &support::Delivery| delivery.json()["seq"].as_i64().expect("a seq");
-    let seqs: Vec<i64> = all_of(broker, &queue).iter().map(seq).collect();
-    // The second one had gone with the first one, and comes again behind it.
-    assert!(seqs.ends_with(&[1, 2]), "{seqs:?}");
-    let told = "select count(*) = 2 and bool_and(worker_id like 'work-careful-%') from outbox_attempts where outcome in ('retried', 'dead')";
-    assert!(cluster.query_one::<bool>(DB, told), "its failures are told of");
-    let counted = "select failed_total = 2 and pending = 0 from outbox_status";
-    wait_true(&cluster, "two failures to be counted", counted);
-}
-
-#[test]
-fn it_keeps_the_order_of_a_whole_partition() {
-    let broker = Broker::shared();
-    let (exchange, queue) = fresh_names();
-    broker.declare_exchange(&exchange, "topic", true);
-    broker.declare_queue(&queue, Value::Null);
-    broker.bind(&queue, &exchange, "Good");
-    let conf = ["outbox.retry_backoff = '50ms'", "outbox.max_attempts = 2"];
-    let cluster = without_workers(broker, &exchange, &conf);
-    cluster.exec(
-        DB,
-        &format!(
-            "create server lanes foreign data wrapper outbox_amqp
-             options (exchange '{exchange}', routing_key '{{type}}', ordering 'partition');
-             insert into outbox_events (id, type, payload)
-               select gen_random_uuid(), case n when 1 then 'Bad' else 'Good' end, '{{}}' from generate_series(1, 4) n;
-             select outbox_enqueue(1, 'a', 'lanes', partition_key => 'p03'),
-                    outbox_enqueue(2, 'b', 'lanes', partition_key => 'p03'),
-                    outbox_enqueue(3, destination => 'lanes', partition_key => 'p03'),
-                    outbox_enqueue(4, 'b', 'lanes', partition_key => 'p04')"
-        ),
-    );
-    let _outside = Outside::start(&cluster, "lanes");
-    let dead = "select count(*) = 1 and bool_and(blocks and attempts = 2) from outbox_dead";
-    wait_true(&cluster, "a dead letter that blocks", dead);
-    wait_published(&cluster, 1);
-    assert!(cluster.query_one::<bool>(DB, "select array_agg(seq order by seq) = '{2,3}' from outbox"));
-    broker.bind(&queue, &exchange, "Bad");
-    assert!(cluster.query_one::<bool>(DB, "select outbox_retry(1, 'lanes')"));
-    wait_published(&cluster, 4);
-    let seq = |delivery: &support::Delivery| delivery.json()["seq"].as_i64().expect("a seq");
-    let seqs: Vec<i64> = all_of(broker, &queue).iter().map(seq).collect();
-    assert!(seqs.ends_with(&[1, 2, 3]), "{seqs:?}");
-}
-
-#[test]
 fn another_number_of_partitions_while_it_works_loses_doubles_and_reorders_nothing() {
     let broker = Broker::shared();
     let (exchange, queue) = exchange_and_queue(broker);
@@ -480,35 +336,6 @@ fn another_number_of_partitions_while_it_works_loses_doubles_and_reorders_nothin
     let sent = load.stop();
     wait_drained(&cluster);
     judge(&sent, &arrived(broker, &queue)).assert_perfect();
-}
-
-#[test]
-fn what_is_on_its_way_when_the_partitions_change_is_answered_and_goes_once() {
-    // Answers take longer than a worker has that somebody waits for.
-    let slow = Receiver::start(|_| {
-        pass_time_until(Instant::now() + Duration::from_millis(1_500));
-        Reply::status(200)
-    });
-    let broker = Broker::shared();
-    let (exchange, _) = exchange_and_queue(broker);
-    let cluster = without_workers(broker, &exchange, &["outbox.http_allow = '127.0.0.1'"]);
-    cluster.exec(
-        DB,
-        &format!(
-            "create server slow foreign data wrapper outbox_http options (url '{}');
-             grant usage on foreign server slow to courier",
-            slow.url("/")
-        ),
-    );
-    let _outside = Outside::start(&cluster, "patient");
-    cluster.exec(
-        DB,
-        "select outbox_publish('T', '{}', 'item', 'a', 'x', destination => 'slow')",
-    );
-    wait_until("the message", LONG, || !slow.requests().is_empty());
-    cluster.exec(DB, "select outbox_configure(partition_count => 5)");
-    wait_drained(&cluster);
-    assert_eq!(slow.requests().len(), 1, "it came once");
 }
 
 #[test]

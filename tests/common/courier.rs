@@ -1,0 +1,134 @@
+//! A worker outside the server: `outboxctl work` as a process of a test. Included by the tests that run it.
+#![allow(dead_code)] // no test file needs all of it
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use crate::common::{DB, LONG, unconnected_cluster, wait_true};
+use support::{Broker, Cluster, process, program};
+
+/// `outboxctl work` for a role that may be a worker and nothing else.
+pub fn work(cluster: &Cluster, args: &[&str]) -> Command {
+    work_as(cluster.port(), "courier", DB, args)
+}
+
+pub fn work_as(port: u16, user: &str, database: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(program::outboxctl());
+    command.env_remove("OUTBOX_URL").stdin(Stdio::null());
+    command.args([
+        "work",
+        "-h",
+        "127.0.0.1",
+        "-p",
+        &port.to_string(),
+        "-U",
+        user,
+        "-d",
+        database,
+    ]);
+    command.args(args);
+    command
+}
+
+/// Runs a command that ends by itself, and says little enough for a pipe to hold.
+pub fn run(mut command: Command) -> Output {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = process::spawn_bound(command, libc::SIGKILL).expect("start outboxctl");
+    if process::reap(&mut child, LONG).is_none() {
+        process::kill(&mut child);
+        panic!("{:?}", child.wait_with_output().expect("what it said"));
+    }
+    child.wait_with_output().expect("what it said")
+}
+
+/// The role that the workers of these tests log in as.
+pub fn make_courier(cluster: &Cluster) {
+    cluster.exec(DB, "create role courier login in role outbox_relay");
+}
+
+/// A server whose messages nobody delivers but workers outside.
+pub fn without_workers(broker: &Broker, exchange: &str, conf: &[&str]) -> Cluster {
+    let mut lines = vec!["outbox.workers = 0"];
+    lines.extend(conf);
+    let cluster = unconnected_cluster(&broker.url(), exchange, &lines);
+    make_courier(&cluster);
+    cluster
+}
+
+/// A running worker. It ends with the test, however that ends.
+pub struct Outside {
+    pub child: Option<Child>,
+}
+
+impl Outside {
+    /// Starts one, and waits until it is connected and has its share.
+    pub fn start(cluster: &Cluster, name: &str) -> Self {
+        Self::start_with(cluster, name, &[])
+    }
+
+    pub fn start_with(cluster: &Cluster, name: &str, args: &[&str]) -> Self {
+        let mut command = work(cluster, &["--name", name]);
+        command.args(args).stdout(Stdio::null());
+        Self::begin(cluster, name, command)
+    }
+
+    /// What it says beside its ticks goes into a file.
+    pub fn start_saying(cluster: &Cluster, name: &str, path: &Path) -> Self {
+        let outside = Self::spawn_saying(cluster, name, path);
+        outside.wait_connected(cluster, name);
+        outside
+    }
+
+    /// The same, but nothing is waited for: its destinations may be out of reach.
+    pub fn spawn_saying(cluster: &Cluster, name: &str, path: &Path) -> Self {
+        let mut command = work(cluster, &["--name", name, "--json"]);
+        command
+            .stdout(Stdio::null())
+            .stderr(File::create(path).expect("a file"));
+        Self::spawn(command)
+    }
+
+    fn begin(cluster: &Cluster, name: &str, command: Command) -> Self {
+        let outside = Self::spawn(command);
+        outside.wait_connected(cluster, name);
+        outside
+    }
+
+    fn spawn(command: Command) -> Self {
+        let child = process::spawn_bound(command, libc::SIGKILL).expect("start outboxctl");
+        Self { child: Some(child) }
+    }
+
+    fn wait_connected(&self, cluster: &Cluster, name: &str) {
+        wait_true(
+            cluster,
+            &format!("worker {name} to be connected"),
+            &format!(
+                "select exists (select from outbox_worker_status where alive and state = 'connected'
+                   and worker_id like 'work-{name}-%' and (partitions > 0 or not (select leasing from outbox_settings)))"
+            ),
+        );
+    }
+
+    /// Ends it in order, and returns its exit code.
+    pub fn stop(mut self) -> Option<i32> {
+        let mut child = self.child.take().expect("it runs");
+        process::signal(child.id(), libc::SIGTERM);
+        let status = process::reap(&mut child, LONG).expect("it ends when asked to");
+        status.code()
+    }
+
+    /// As a machine that is switched off.
+    pub fn kill(mut self) {
+        process::kill(&mut self.child.take().expect("it runs"));
+    }
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            process::kill(child);
+        }
+    }
+}

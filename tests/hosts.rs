@@ -1,0 +1,360 @@
+//! Do workers in the server and workers outside it behave the same? Both are thin hosts of one worker, crates/worker. Each test
+//! here runs against both, on a real Postgres, a real RabbitMQ and receivers of webhooks: `server::…` with workers in the
+//! server, `outside::…` with `outbox.workers = 0` and processes of `outboxctl work`.
+
+mod common;
+#[path = "common/courier.rs"]
+mod courier;
+#[path = "hosts/destinations.rs"]
+mod destinations;
+#[path = "hosts/keys.rs"]
+mod keys;
+#[path = "hosts/lanes.rs"]
+mod lanes;
+#[path = "hosts/leases.rs"]
+mod leases;
+#[path = "hosts/running.rs"]
+mod running;
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use common::{DB, LONG, unconnected_cluster, wait_true};
+use courier::{Outside, make_courier};
+use support::{Broker, Cluster, Delivery, Receiver, Reply, Request, wait_until};
+
+/// Makes two tests of each function: one for each host.
+macro_rules! on_both_hosts {
+    ($($module:ident :: $name:ident),* $(,)?) => {
+        mod server {
+            $(#[test] fn $name() { crate::$module::$name(crate::Host::Server) })*
+        }
+        mod outside {
+            $(#[test] fn $name() { crate::$module::$name(crate::Host::Outside) })*
+        }
+    };
+}
+
+on_both_hosts! {
+    keys::two_workers_deliver_all_once_and_in_order,
+    keys::a_failed_message_is_retried_and_what_is_behind_it_waits,
+    keys::an_open_or_prepared_transaction_holds_up_its_keys_and_no_other,
+    keys::it_keeps_the_order_of_a_whole_partition,
+    destinations::a_receiver_that_hangs_is_down_until_it_answers_a_message,
+    destinations::a_destination_that_cannot_be_understood_is_named_and_holds_up_no_other,
+    destinations::beside_a_message_that_is_tried_alone_nothing_is_claimed_and_no_pass_spins,
+    destinations::a_destination_that_is_down_tries_one_message_and_the_others_go_on,
+    destinations::a_destination_that_is_made_during_a_request_is_served_by_it,
+    lanes::rows_that_somebody_holds_locked_hold_up_their_lane_and_no_other,
+    lanes::an_error_in_one_lane_loses_nothing_that_was_claimed_of_the_others,
+    leases::what_a_worker_had_queued_is_not_sent_when_it_wakes_past_its_lease,
+    leases::what_a_worker_had_queued_under_an_old_lease_is_not_sent_under_a_new_one,
+    leases::a_changed_setting_takes_effect_at_once_and_the_leases_are_looked_at,
+    running::what_is_kept_back_is_released_while_the_database_is_not_adopted_and_goes_in_order_afterwards,
+    running::a_broker_that_stops_and_starts_loses_nothing_and_charges_nothing,
+    running::a_paused_destination_waits_and_goes_on_in_order,
+    running::what_is_committed_beside_a_pause_is_not_overtaken,
+    running::workers_that_are_stopped_in_order_double_nothing,
+    running::what_is_on_its_way_when_the_partitions_change_is_answered_and_goes_once,
+}
+
+/// Where the workers run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Host {
+    Server,
+    Outside,
+}
+
+/// A worker, and the process that runs it.
+pub struct Worker {
+    pub id: String,
+    pub pid: u32,
+}
+
+/// A server with workers of one host.
+pub struct Stage {
+    host: Host,
+    /// By their names: the first is w0.
+    outside: RefCell<Vec<Outside>>,
+    pub cluster: Cluster,
+}
+
+impl Stage {
+    /// A server without workers. Its default destination is `exchange` of the broker at `url`.
+    pub fn idle(host: Host, url: &str, exchange: &str, conf: &[&str]) -> Self {
+        let mut lines = vec!["outbox.workers = 0", "outbox.http_allow = '127.0.0.1'"];
+        lines.extend(conf);
+        let cluster = unconnected_cluster(url, exchange, &lines);
+        make_courier(&cluster);
+        Self {
+            host,
+            outside: RefCell::default(),
+            cluster,
+        }
+    }
+
+    /// The same with one worker at work.
+    pub fn new(host: Host, url: &str, exchange: &str, conf: &[&str]) -> Self {
+        let stage = Self::idle(host, url, exchange, conf);
+        stage.work(1);
+        stage
+    }
+
+    /// A server with one worker, which delivers to `exchange` of the broker of all tests.
+    pub fn of_broker(host: Host, exchange: &str, conf: &[&str]) -> Self {
+        Self::new(host, &Broker::shared().url(), exchange, conf)
+    }
+
+    /// A server with one worker, which delivers nowhere but to what the test makes.
+    pub fn of_nothing(host: Host, conf: &[&str]) -> Self {
+        Self::new(host, "", "nowhere", conf)
+    }
+
+    /// Starts so many workers where none runs, and waits until they share the partitions and know their destinations.
+    pub fn work(&self, count: usize) {
+        match self.host {
+            Host::Server => self.cluster.set_conf("outbox.workers", &count.to_string()),
+            Host::Outside => {
+                let start = |number| Outside::spawn_saying(&self.cluster, &format!("w{number}"), &self.said_by(number));
+                self.outside.replace((0..count).map(start).collect());
+            }
+        }
+        self.wait_shared(count);
+    }
+
+    /// Waits until `count` workers share the partitions, and know how each of their destinations is.
+    pub fn wait_shared(&self, count: usize) {
+        let is_known = "state not in ('starting', 'connecting')";
+        wait_true(
+            &self.cluster,
+            &format!("{count} workers to share the partitions"),
+            &format!(
+                "select count(*) = {count} and coalesce(sum(partitions) = (select partition_count from outbox_settings)
+                   and min(partitions) >= sum(partitions)::int / {count} and bool_and({is_known}), false)
+                 from outbox_worker_status where alive"
+            ),
+        );
+    }
+
+    /// Ends all workers in order. They give their leases back.
+    pub fn stop(&self) {
+        match self.host {
+            Host::Server => self.cluster.set_conf("outbox.workers", "0"),
+            Host::Outside => {
+                for outside in self.outside.take() {
+                    assert_eq!(outside.stop(), Some(0));
+                }
+            }
+        }
+        wait_true(
+            &self.cluster,
+            "the workers to be gone",
+            "select not exists (select from outbox_worker_status where alive)
+                and not exists (select from outbox_partitions where lease_owner is not null)",
+        );
+    }
+
+    /// The workers that run.
+    pub fn workers(&self) -> Vec<Worker> {
+        let worker = |filter: &str| -> (String, i32) {
+            let sql =
+                format!("select worker_id, pid from outbox_worker_status where alive and worker_id like '{filter}'");
+            let row = self.cluster.connect(DB).query_one(&sql, &[]);
+            let row = row.unwrap_or_else(|error| panic!("worker {filter}: {error:?}"));
+            (row.get(0), row.get(1))
+        };
+        match self.host {
+            Host::Server => {
+                let count: i64 = self
+                    .cluster
+                    .query_one(DB, "select count(*) from outbox_worker_status where alive");
+                let of = |number| {
+                    let (id, pid) = worker(&format!("server-{number}"));
+                    Worker { id, pid: pid as u32 }
+                };
+                (1..=count).map(of).collect()
+            }
+            Host::Outside => {
+                // The server knows the process of its session.
+                let of = |(number, outside): (usize, &Outside)| Worker {
+                    id: worker(&format!("work-w{number}-%")).0,
+                    pid: outside.child.as_ref().expect("it runs").id(),
+                };
+                self.outside.borrow().iter().enumerate().map(of).collect()
+            }
+        }
+    }
+
+    /// Makes a destination that the workers may use.
+    pub fn destination(&self, name: &str, kind: &str, options: &str) {
+        self.cluster.exec(
+            DB,
+            &format!(
+                "create server {name} foreign data wrapper outbox_{kind} options ({options});
+                 grant usage on foreign server {name} to courier"
+            ),
+        );
+    }
+
+    /// Publishes one message that carries a label.
+    pub fn publish(&self, destination: &str, key: &str, label: &str) {
+        self.cluster.exec(DB, &publishes(destination, key, label));
+    }
+
+    /// Publishes messages `key 1` to `key count` of one key, in one transaction.
+    pub fn publish_run(&self, destination: &str, key: &str, count: usize) {
+        self.cluster.exec(
+            DB,
+            &format!(
+                "select outbox_publish('T', jsonb_build_object('label', '{key} ' || n), 'item', '{key}', 'x',
+                                       destination => '{destination}') from generate_series(1, {count}) n"
+            ),
+        );
+    }
+
+    /// Waits until a destination is in this state, and returns why.
+    pub fn wait_for_state(&self, destination: &str, state: &str) -> String {
+        let of = format!("from outbox_destination_status where destination = '{destination}'");
+        wait_true(
+            &self.cluster,
+            &format!("destination {destination} to be {state}"),
+            &format!("select exists (select {of} and state = '{state}')"),
+        );
+        let why = format!("select concat_ws(' ', reason, detail) {of}");
+        self.cluster.query_one(DB, &why)
+    }
+
+    /// Waits until every worker has looked at its leases so many times more: it makes its passes.
+    pub fn wait_for_looks(&self, count: usize) {
+        for _ in 0..count {
+            let now: String = self.cluster.query_one(DB, "select clock_timestamp()::text");
+            wait_true(
+                &self.cluster,
+                "a look at the leases",
+                &format!(
+                    "select coalesce(min(heartbeat_at) > '{now}', false)
+                     from outbox_workers join outbox_worker_status using (worker_id) where alive"
+                ),
+            );
+        }
+    }
+
+    /// What the workers have logged so far.
+    pub fn said(&self) -> String {
+        match self.host {
+            Host::Server => self.cluster.log(),
+            Host::Outside => {
+                let started = self.outside.borrow().len();
+                let said = (0..started).map(|number| std::fs::read_to_string(self.said_by(number)));
+                said.map(|said| said.expect("what it said")).collect()
+            }
+        }
+    }
+
+    pub fn wait_said(&self, words: &str) {
+        wait_until(&format!("a worker to say {words:?}"), LONG, || {
+            self.said().contains(words)
+        });
+    }
+
+    fn said_by(&self, number: usize) -> PathBuf {
+        self.cluster.data_dir().join(format!("said-w{number}"))
+    }
+}
+
+/// The statement that publishes one message that carries a label.
+pub fn publishes(destination: &str, key: &str, label: &str) -> String {
+    let payload = format!("jsonb_build_object('label', '{label}')");
+    format!("select outbox_publish('T', {payload}, 'item', '{key}', 'x', destination => '{destination}')")
+}
+
+/// The label of a message that a queue held.
+pub fn label(delivery: &Delivery) -> String {
+    label_of(&delivery.json())
+}
+
+pub fn labels(deliveries: &[Delivery]) -> Vec<String> {
+    deliveries.iter().map(label).collect()
+}
+
+fn label_of(body: &serde_json::Value) -> String {
+    body["payload"]["label"].as_str().unwrap_or_default().to_owned()
+}
+
+/// Those of one key, in their order.
+pub fn of_key(labels: &[String], key: &str) -> Vec<String> {
+    let start = format!("{key} ");
+    labels
+        .iter()
+        .filter(|label| label.starts_with(&start))
+        .cloned()
+        .collect()
+}
+
+/// A receiver of webhooks that answers some messages when the test lets it: the first request for each of them waits.
+pub struct Patient {
+    receiver: Receiver,
+    held: Labels,
+    /// Those whose first request is answered.
+    answered: Labels,
+}
+
+type Labels = Arc<Mutex<BTreeSet<String>>>;
+
+impl Patient {
+    pub fn start(held: &[&str]) -> Self {
+        let held: BTreeSet<String> = held.iter().map(|label| (*label).to_owned()).collect();
+        let (held, answered) = (Arc::new(Mutex::new(held)), Labels::default());
+        let (still_held, has_answered, came) = (Arc::clone(&held), Arc::clone(&answered), Labels::default());
+        let receiver = Receiver::start(move |request| {
+            let label = label_of(&request.json());
+            let is_first = came.lock().expect("no panic").insert(label.clone());
+            wait_until("the test to let it be answered", LONG, || {
+                !is_first || !still_held.lock().expect("no panic").contains(&label)
+            });
+            has_answered.lock().expect("no panic").insert(label);
+            Reply::status(200)
+        });
+        Self {
+            receiver,
+            held,
+            answered,
+        }
+    }
+
+    pub fn url(&self) -> String {
+        self.receiver.url("/")
+    }
+
+    pub fn hold(&self, label: &str) {
+        self.held.lock().expect("no panic").insert(label.to_owned());
+    }
+
+    /// Answers the first request for a message, which has come.
+    pub fn answer(&self, label: &str) {
+        self.held.lock().expect("no panic").remove(label);
+        wait_until(&format!("the answer for {label:?}"), LONG, || {
+            self.answered.lock().expect("no panic").contains(label)
+        });
+    }
+
+    /// What has come, in its order.
+    pub fn labels(&self) -> Vec<String> {
+        let label = |request: &Request| label_of(&request.json());
+        self.receiver.requests().iter().map(label).collect()
+    }
+
+    pub fn wait_for(&self, label: &str) {
+        wait_until(&format!("the message {label:?}"), LONG, || {
+            self.labels().iter().any(|came| came == label)
+        });
+    }
+}
+
+impl Drop for Patient {
+    fn drop(&mut self) {
+        self.held.lock().expect("no panic").clear();
+    }
+}

@@ -1,0 +1,138 @@
+//! Leases: a worker that sleeps past its own, and settings that change them.
+
+use support::{Broker, process, wait_until};
+
+use crate::common::{DB, LONG, exchange_and_queue, suspend_worker, wait_published, wait_true};
+use crate::{Host, Patient, Stage, labels, of_key};
+
+/// Keys of lanes that a worker owns, each of another lane.
+fn keys_of(stage: &Stage, worker: &str, count: usize) -> Vec<String> {
+    let sql = format!(
+        "select array_agg(key) from (
+           select distinct on (p.partition_key) 'k' || n as key
+           from generate_series(1, 500) n
+           join outbox_partition_status p on p.partition_key = outbox_partition_of('item:k' || n)
+           where p.lease_owner = '{worker}' order by p.partition_key, n limit {count}) k"
+    );
+    stage.cluster.query_one(DB, &sql)
+}
+
+/// When the answer comes that lets the next message of its key go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Answered {
+    AtItsWaking,
+    UnderNewLeases,
+}
+
+pub fn what_a_worker_had_queued_is_not_sent_when_it_wakes_past_its_lease(host: Host) {
+    sleep_past_the_lease(host, Answered::AtItsWaking);
+}
+
+pub fn what_a_worker_had_queued_under_an_old_lease_is_not_sent_under_a_new_one(host: Host) {
+    sleep_past_the_lease(host, Answered::UnderNewLeases);
+}
+
+fn sleep_past_the_lease(host: Host, answered: Answered) {
+    let conf = [
+        "outbox.lease_ttl = '6s'",
+        "outbox.lease_renew = '1s'",
+        "outbox.heartbeat_ttl = '6s'",
+    ];
+    let stage = Stage::idle(host, "", "nowhere", &conf);
+    let receiver = Patient::start(&[]);
+    stage.destination("hook", "http", &format!("url '{}', timeout '300s'", receiver.url()));
+    stage.work(2);
+    let sleeper = stage.workers().swap_remove(0);
+    let keys = keys_of(&stage, &sleeper.id, 2);
+    assert_eq!(keys.len(), 2, "{keys:?}");
+    // Until its first request is answered a worker sends one at a time.
+    stage.publish("hook", &keys[0], "first");
+    wait_published(&stage.cluster, 1);
+    // The first of each key is with the receiver, and the others are queued behind it.
+    for key in &keys {
+        receiver.hold(&format!("{key} 1"));
+        stage.publish_run("hook", key, 3);
+        receiver.wait_for(&format!("{key} 1"));
+    }
+    wait_true(
+        &stage.cluster,
+        "all of them to be claimed",
+        "select count(*) = 6 from outbox where claim_token is not null",
+    );
+    assert_eq!(receiver.labels().len(), 3, "the others wait for an answer");
+    assert!(!stage.said().contains("the leases have run out"), "{}", stage.said());
+    match host {
+        Host::Server => suspend_worker(&stage.cluster, sleeper.pid),
+        Host::Outside => process::suspend(sleeper.pid),
+    }
+    wait_true(
+        &stage.cluster,
+        "the other worker to own all",
+        &format!(
+            "select coalesce(bool_or(alive and partitions = 16 and worker_id <> '{}'), false) from outbox_worker_status",
+            sleeper.id
+        ),
+    );
+    wait_published(&stage.cluster, 7);
+    let answer = || keys.iter().for_each(|key| receiver.answer(&format!("{key} 1")));
+    if answered == Answered::AtItsWaking {
+        answer();
+    }
+    process::signal(sleeper.pid, libc::SIGCONT);
+    stage.wait_said("the leases have run out");
+    stage.wait_shared(2);
+    answer();
+    stage.wait_for_looks(2);
+    for key in &keys {
+        stage.publish("hook", key, &format!("{key} 4"));
+    }
+    wait_published(&stage.cluster, 9);
+    for key in &keys {
+        let wanted = [1, 1, 2, 3, 4].map(|n| format!("{key} {n}"));
+        assert_eq!(
+            of_key(&receiver.labels(), key),
+            wanted,
+            "what was queued under the old lease"
+        );
+    }
+    let again: Vec<String> = stage.workers().into_iter().map(|worker| worker.id).collect();
+    assert!(again.contains(&sleeper.id), "it goes on with new leases: {again:?}");
+}
+
+pub fn a_changed_setting_takes_effect_at_once_and_the_leases_are_looked_at(host: Host) {
+    let broker = Broker::shared();
+    let (before, old_queue) = exchange_and_queue(broker);
+    let (after, new_queue) = exchange_and_queue(broker);
+    // Nobody looks at the leases by himself for half an hour.
+    let conf = [
+        "outbox.lease_ttl = '1h'",
+        "outbox.lease_renew = '30min'",
+        "outbox.heartbeat_ttl = '1h'",
+    ];
+    let stage = Stage::of_broker(host, &before, &conf);
+    let process = "select string_agg(format('%s %s %s', worker_id, pid, started_at), ',') from outbox_workers";
+    let process: String = stage.cluster.query_one(DB, process);
+    let still = format!(
+        "select string_agg(format('%s %s %s', worker_id, pid, started_at), ',') = '{process}' from outbox_workers"
+    );
+    stage.publish("default", "k", "before");
+    wait_published(&stage.cluster, 1);
+    let short = "select bool_and(lease_until < clock_timestamp() + interval '10 min') from outbox_partitions";
+    assert!(!stage.cluster.query_one::<bool>(DB, short));
+    stage.cluster.exec(DB, "alter system set outbox.lease_ttl = '5min'");
+    stage.cluster.reload();
+    wait_true(&stage.cluster, "leases that last as long as is set now", short);
+    stage
+        .cluster
+        .exec(DB, &format!("alter system set outbox.exchange = '{after}'"));
+    stage.cluster.reload();
+    wait_until("a message by the other exchange", LONG, || {
+        stage.publish("default", "k", "after");
+        broker.queue_len(&new_queue) > 0
+    });
+    assert_eq!(labels(&crate::common::all_of(broker, &old_queue))[0], "before");
+    assert!(
+        stage.cluster.query_one::<bool>(DB, &still),
+        "it is another worker by now"
+    );
+}

@@ -1,0 +1,178 @@
+//! What happens around a worker that runs: its database is not adopted, its broker restarts, its destination is paused, its
+//! partitions change, it is stopped.
+
+use std::time::{Duration, Instant};
+
+use support::wait::pass_time_until;
+use support::{Broker, Receiver, Reply, wait_until};
+
+use crate::common::load::{Load, Plan};
+use crate::common::oracle::{Arrived, judge};
+use crate::common::{
+    DB, LONG, all_of, exchange_and_queue, health, wait_drained, wait_for_problem, wait_healthy, wait_published,
+    wait_true,
+};
+use crate::{Host, Stage, labels, of_key, publishes};
+
+/// What a worker has in flight at most.
+const WINDOW: usize = 2000;
+
+fn arrived(broker: &Broker, queue: &str) -> Vec<Arrived> {
+    all_of(broker, queue).iter().map(Arrived::new).collect()
+}
+
+pub fn what_is_kept_back_is_released_while_the_database_is_not_adopted_and_goes_in_order_afterwards(host: Host) {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let stage = Stage::of_broker(host, &exchange, &["outbox.lease_renew = '1s'"]);
+    let cluster = &stage.cluster;
+    // The second message of the key is claimed, and kept back for the first, which may commit yet.
+    let mut late = cluster.connect(DB);
+    late.batch_execute(&format!("begin; {}", publishes("default", "a", "a 1")))
+        .expect("a transaction");
+    stage.publish("default", "a", "a 2");
+    stage.publish("default", "b", "b 1");
+    wait_published(cluster, 1);
+    let claimed = "select count(*) = 1 and bool_and(claim_token is not null) from outbox";
+    wait_true(cluster, "one to be kept back", claimed);
+
+    // As in a database that came from another server.
+    cluster.exec(
+        DB,
+        "update outbox_identity set system_identifier = system_identifier + 1",
+    );
+    wait_true(
+        cluster,
+        "the worker to hear of it",
+        "select bool_and(state = 'not adopted') from outbox_worker_status where alive",
+    );
+    let released = "select count(*) = 1 and bool_and(claim_token is null and attempts = 0 and crashes = 0) from outbox";
+    wait_true(cluster, "it to be released", released);
+    assert!(!health(cluster, "identity").0);
+    late.batch_execute("commit").expect("commit");
+    stage.publish("default", "a", "a 3");
+    stage.publish("default", "c", "c 1");
+    stage.wait_for_looks(3);
+    let untouched =
+        "select count(*) = 4 and bool_and(claim_token is null and attempts = 0 and crashes = 0) from outbox";
+    assert!(cluster.query_one::<bool>(DB, untouched));
+    assert_eq!(labels(&all_of(broker, &queue)), ["b 1"]);
+
+    assert!(cluster.query_one::<bool>(DB, "select outbox_adopt('moved here')"));
+    wait_published(cluster, 5);
+    let came = labels(&all_of(broker, &queue));
+    assert_eq!(
+        (of_key(&came, "a"), came.len()),
+        (["a 1", "a 2", "a 3"].map(str::to_owned).to_vec(), 4)
+    );
+    stage.wait_for_state("default", "connected");
+}
+
+pub fn a_broker_that_stops_and_starts_loses_nothing_and_charges_nothing(host: Host) {
+    let broker = Broker::start();
+    let (exchange, queue) = exchange_and_queue(&broker);
+    let stage = Stage::new(host, &broker.url(), &exchange, &[]);
+    let load = Load::start(&stage.cluster, &Plan::default());
+    load.wait_for_more(100);
+    broker.stop();
+    wait_for_problem(&stage.cluster, "broker");
+    load.wait_for_more(100);
+    broker.start_again();
+    load.wait_for_more(100);
+    let sent = load.stop();
+    wait_drained(&stage.cluster);
+    wait_healthy(&stage.cluster, "broker");
+    let verdict = judge(&sent, &arrived(&broker, &queue));
+    verdict.assert_nothing_lost(WINDOW);
+    assert_eq!(verdict.reordered, Vec::<String>::new());
+    let charged = "select exists (select from outbox_history where attempts <> 1) or exists (select from outbox_dead)";
+    assert!(!stage.cluster.query_one::<bool>(DB, charged), "a message was charged");
+    drop(stage);
+}
+
+pub fn a_paused_destination_waits_and_goes_on_in_order(host: Host) {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let (other, other_queue) = exchange_and_queue(broker);
+    let stage = Stage::of_broker(host, &exchange, &["outbox.lease_renew = '1s'"]);
+    stage.destination("other", "amqp", &format!("exchange '{other}'"));
+    stage.wait_for_state("other", "connected");
+    stage.publish("default", "k", "k 0");
+    wait_published(&stage.cluster, 1);
+    assert!(
+        stage
+            .cluster
+            .query_one::<bool>(DB, "select outbox_pause('default', 'moving house')")
+    );
+    let why = stage.wait_for_state("default", "paused");
+    assert!(why.contains("moving house"), "{why}");
+    stage.publish_run("default", "k", 3);
+    stage.publish_run("other", "k", 3);
+    wait_published(&stage.cluster, 4);
+    stage.wait_for_looks(2);
+    assert_eq!(labels(&all_of(broker, &queue)), ["k 0"]);
+    assert_eq!(labels(&all_of(broker, &other_queue)), ["k 1", "k 2", "k 3"]);
+    assert!(stage.cluster.query_one::<bool>(DB, "select outbox_resume('default')"));
+    wait_published(&stage.cluster, 7);
+    assert_eq!(labels(&all_of(broker, &queue)), ["k 1", "k 2", "k 3"]);
+    stage.wait_for_state("default", "connected");
+}
+
+/// The commit wakes the worker, which hears of the pause when it looks at the settings, within a second.
+pub fn what_is_committed_beside_a_pause_is_not_overtaken(host: Host) {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let stage = Stage::of_broker(host, &exchange, &[]);
+    let mut late = stage.cluster.connect(DB);
+    late.batch_execute(&format!("begin; {}", publishes("default", "a", "a 1")))
+        .expect("a transaction");
+    stage.publish("default", "a", "a 2");
+    stage.publish("default", "b", "b 1");
+    wait_published(&stage.cluster, 1);
+    assert_eq!(labels(&all_of(broker, &queue)), ["b 1"]);
+    late.batch_execute("select outbox_pause(); commit").expect("a pause");
+    wait_true(
+        &stage.cluster,
+        "the worker to hear of the pause",
+        "select exists (select from outbox_worker_status where alive and state = 'paused')",
+    );
+    assert_eq!(labels(&all_of(broker, &queue)), [""; 0]);
+    stage.cluster.exec(DB, "select outbox_resume()");
+    wait_published(&stage.cluster, 3);
+    assert_eq!(labels(&all_of(broker, &queue)), ["a 1", "a 2"]);
+}
+
+pub fn workers_that_are_stopped_in_order_double_nothing(host: Host) {
+    let broker = Broker::shared();
+    let (exchange, queue) = exchange_and_queue(broker);
+    let stage = Stage::idle(host, &broker.url(), &exchange, &[]);
+    let load = Load::start(&stage.cluster, &Plan::default());
+    for _ in 0..2 {
+        stage.work(2);
+        load.wait_for_more(100);
+        stage.stop();
+        load.wait_for_more(50);
+    }
+    stage.work(2);
+    let sent = load.stop();
+    wait_drained(&stage.cluster);
+    judge(&sent, &arrived(broker, &queue)).assert_perfect();
+}
+
+pub fn what_is_on_its_way_when_the_partitions_change_is_answered_and_goes_once(host: Host) {
+    // Answers take longer than a worker has that ends at a fast stop. Nobody presses here.
+    let slow = Receiver::start(|_| {
+        pass_time_until(Instant::now() + Duration::from_millis(1_500));
+        Reply::status(200)
+    });
+    let stage = Stage::of_nothing(host, &[]);
+    stage.destination("slow", "http", &format!("url '{}'", slow.url("/")));
+    for (came, partitions) in [(1, 5), (2, 16)] {
+        stage.publish("slow", "k", "one");
+        wait_until("the message", LONG, || slow.requests().len() == came);
+        let change = format!("select outbox_configure(partition_count => {partitions})");
+        stage.cluster.exec(DB, &change);
+        wait_drained(&stage.cluster);
+        assert_eq!(slow.requests().len(), came, "each came once");
+    }
+}
