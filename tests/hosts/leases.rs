@@ -25,14 +25,14 @@ enum Answered {
 }
 
 pub fn what_a_worker_had_queued_is_not_sent_when_it_wakes_past_its_lease(host: Host) {
-    sleep_past_the_lease(host, Answered::AtItsWaking);
+    outlast_the_lease(host, Answered::AtItsWaking);
 }
 
 pub fn what_a_worker_had_queued_under_an_old_lease_is_not_sent_under_a_new_one(host: Host) {
-    sleep_past_the_lease(host, Answered::UnderNewLeases);
+    outlast_the_lease(host, Answered::UnderNewLeases);
 }
 
-fn sleep_past_the_lease(host: Host, answered: Answered) {
+fn outlast_the_lease(host: Host, answered: Answered) {
     let conf = [
         "outbox.lease_ttl = '6s'",
         "outbox.lease_renew = '1s'",
@@ -42,8 +42,8 @@ fn sleep_past_the_lease(host: Host, answered: Answered) {
     let receiver = Patient::start(&[]);
     stage.destination("hook", "http", &format!("url '{}', timeout '300s'", receiver.url()));
     stage.work(2);
-    let sleeper = stage.workers().swap_remove(0);
-    let keys = keys_of(&stage, &sleeper.id, 2);
+    let drowsy = stage.workers().swap_remove(0);
+    let keys = keys_of(&stage, &drowsy.id, 2);
     assert_eq!(keys.len(), 2, "{keys:?}");
     // Until its first request is answered a worker sends one at a time.
     stage.publish("hook", &keys[0], "first");
@@ -62,15 +62,15 @@ fn sleep_past_the_lease(host: Host, answered: Answered) {
     assert_eq!(receiver.labels().len(), 3, "the others wait for an answer");
     assert!(!stage.said().contains("the leases have run out"), "{}", stage.said());
     match host {
-        Host::Server => suspend_worker(&stage.cluster, sleeper.pid),
-        Host::Outside => process::suspend(sleeper.pid),
+        Host::Server => suspend_worker(&stage.cluster, drowsy.pid),
+        Host::Outside => process::suspend(drowsy.pid),
     }
     wait_true(
         &stage.cluster,
         "the other worker to own all",
         &format!(
             "select coalesce(bool_or(alive and partitions = 16 and worker_id <> '{}'), false) from outbox_worker_status",
-            sleeper.id
+            drowsy.id
         ),
     );
     wait_published(&stage.cluster, 7);
@@ -78,7 +78,7 @@ fn sleep_past_the_lease(host: Host, answered: Answered) {
     if answered == Answered::AtItsWaking {
         answer();
     }
-    process::signal(sleeper.pid, libc::SIGCONT);
+    process::signal(drowsy.pid, libc::SIGCONT);
     stage.wait_said("the leases have run out");
     stage.wait_shared(2);
     answer();
@@ -96,7 +96,7 @@ fn sleep_past_the_lease(host: Host, answered: Answered) {
         );
     }
     let again: Vec<String> = stage.workers().into_iter().map(|worker| worker.id).collect();
-    assert!(again.contains(&sleeper.id), "it goes on with new leases: {again:?}");
+    assert!(again.contains(&drowsy.id), "it goes on with new leases: {again:?}");
 }
 
 pub fn a_changed_setting_takes_effect_at_once_and_the_leases_are_looked_at(host: Host) {
